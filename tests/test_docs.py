@@ -158,6 +158,7 @@ def test_the_lineage_names_tests_that_exist():
     assert wrong == []
 
 
+@pytest.mark.landing
 def test_the_architecture_page_shows_the_code_as_it_is():
     found = subprocess.run(
         [sys.executable, ROOT / "docs" / "draw_rooms.py", "--check"], capture_output=True, text=True, check=False

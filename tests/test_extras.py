@@ -65,6 +65,7 @@ def test_what_is_there_is_not_asked_for() -> None:
     extras.require("ui", "this", "json", "sys")
 
 
+@pytest.mark.landing
 def test_nobody_words_such_a_hint_on_his_own() -> None:
     """And every extra that exists is asked for somewhere."""
     asked = set(loggers.LIBRARIES)  # each logger asks for the extra of its name

@@ -62,6 +62,7 @@ for module in pkgutil.walk_packages(esper.__path__, "esper.", onerror=refuse):
 """
 
 
+@pytest.mark.landing
 def test_every_module_imports_without_the_extras():
     result = subprocess.run([sys.executable, "-c", IMPORT_EVERYTHING], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -82,6 +82,7 @@ def mean(model: nn.Module, measure: Callable[[Any, Batch], Tensor], batches: lis
         return sum(float(measure(model, batch)) for batch in batches) / len(batches)
 
 
+@pytest.mark.landing
 def test_it_learns_new_data_and_leaves_the_host_as_it_was() -> None:
     model, new, points = attached(), data(200, 2, shift=1), data(40, 3)[0][0]
     before = HOST(points)
@@ -155,6 +156,7 @@ def test_nothing_is_kept_where_nothing_does_better() -> None:
     assert "Nothing was kept" in repr(found)
 
 
+@pytest.mark.landing
 def test_other_data_are_not_forgotten_beyond_the_tolerance() -> None:
     source = data(100, 0)
     watched = source[1::2]
@@ -210,6 +212,7 @@ def test_more_parameters_than_allowed_are_not_even_tried() -> None:
         adapt(attached(), parameters=3)
 
 
+@pytest.mark.landing
 def test_a_budget_is_kept_and_what_was_left_out_is_told() -> None:
     whole = adapt(attached())
     assert whole.flops is not None
@@ -227,6 +230,7 @@ def test_a_budget_is_kept_and_what_was_left_out_is_told() -> None:
     assert most.untried == len(whole.trials) - len(most.trials) > 0
 
 
+@pytest.mark.landing
 def test_it_does_not_depend_on_global_random_numbers_nor_change_them() -> None:
     torch.manual_seed(1)
     first = attached()
@@ -243,6 +247,7 @@ def test_it_does_not_depend_on_global_random_numbers_nor_change_them() -> None:
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.landing
 def test_where_loss_and_score_are_random_all_is_measured_by_the_same_numbers() -> None:
     def noisy(model: nn.Module, batch: Batch) -> Tensor:
         return loss(model, (batch[0] + 0.3 * torch.randn_like(batch[0]), batch[1]))
@@ -269,6 +274,7 @@ def test_the_page_tells_at_which_share_what_was_found() -> None:
     assert "with 10% of what was learned\non all new data, which is kept" in page
 
 
+@pytest.mark.landing
 def test_who_stops_it_finds_the_bare_host() -> None:
     model, calls = attached(), iter(range(200))
 
@@ -401,6 +407,7 @@ def explode_at_last(trials: int, count: int) -> Callable[[list[dict[str, Any]]],
     return make
 
 
+@pytest.mark.landing
 def test_where_the_last_training_diverges_the_next_best_grows() -> None:
     usual = adapt(attached())
     model = attached()
@@ -412,6 +419,7 @@ def test_where_the_last_training_diverges_the_next_best_grows() -> None:
     assert "2 did better, but diverged" in repr(found)
 
 
+@pytest.mark.landing
 def test_where_every_last_training_diverges_nothing_is_kept_and_the_search_is_not_lost() -> None:
     usual = adapt(attached())
     model = attached()
@@ -423,6 +431,7 @@ def test_where_every_last_training_diverges_nothing_is_kept_and_the_search_is_no
     assert "give an optimizer with a lower learning rate" in repr(found)
 
 
+@pytest.mark.landing
 def test_what_counts_for_nothing_in_the_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     fit = Trainer.fit
 
@@ -439,6 +448,7 @@ def test_what_counts_for_nothing_in_the_end_is_not_kept(monkeypatch: pytest.Monk
     assert "Nothing was kept: grown on all of the new data, the best raises the loss on source too much" in repr(found)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_stays_in_its_mode(training: bool) -> None:
     model = attached().train(training)
@@ -485,6 +495,7 @@ def test_of_equals_the_smaller_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.kept.parameters == min(one.parameters for one in found.trials)
 
 
+@pytest.mark.landing
 def test_every_trial_prints_a_line_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
     found = adapt(attached(), verbose=True)
     assert len(capsys.readouterr().out.splitlines()) == len(found.trials)
@@ -492,6 +503,7 @@ def test_every_trial_prints_a_line_if_asked(capsys: pytest.CaptureFixture[str]) 
     assert not capsys.readouterr().out
 
 
+@pytest.mark.landing
 def test_the_page_tells_what_was_tried_kept_earned_and_forgotten() -> None:
     page = repr(adapt(attached(), source=data(100, 0), tolerance=10.0))
     for part in ("Kept: ", "earned", "structures tried", "GFLOP", "Source, on batches", "parameters"):

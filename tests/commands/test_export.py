@@ -55,6 +55,7 @@ def exported(folder: Path, *words: str, host: str = "own_network.py:network") ->
     return main(["export", str(folder / "model"), "--host", f"{folder}/{host}", *words])
 
 
+@pytest.mark.landing
 def test_what_was_saved_is_exported(folder: Path, capsys: Capture) -> None:
     file = folder / "net.pt2"
     assert exported(folder, "--to", "pt2", "--out", str(file)) == 0

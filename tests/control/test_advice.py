@@ -57,6 +57,7 @@ def test_before_it_learns_a_policy_does_what_it_is_advised() -> None:
     np.testing.assert_array_equal(own, rule)
 
 
+@pytest.mark.landing
 def test_advice_of_no_weight_is_not_heeded() -> None:
     own, rule = decide_beside_the_rule(controller(op=0.0, slot=0.0, blueprint=0.0))
     assert (own != rule).any()

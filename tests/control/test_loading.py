@@ -61,6 +61,7 @@ def test_a_configuration_that_does_not_is_refused(tmp_path: Path) -> None:
         load_settings(PolicyOrigin, tmp_path / "config.yaml")
 
 
+@pytest.mark.landing
 def test_a_policy_is_loaded_without_what_trained_it() -> None:
     program = "import sys, esper.control.learned; print(*(m for m in sys.modules if m.startswith('esper.')))"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()

@@ -74,6 +74,7 @@ def random_play() -> Observation:
     return Observation(*(torch.cat(parts) for parts in zip(*seen, strict=True)))
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(("part", "features"), PARTS)
 def test_features_lie_in_their_ranges(part: str, features: Sequence[Feature], random_play: Observation) -> None:
     values = getattr(random_play, part)

@@ -57,6 +57,7 @@ def controllers() -> list[Controller]:
     ]
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("rules", RULE_SETS.values(), ids=RULE_SETS.keys())
 @pytest.mark.parametrize("controller", controllers(), ids=lambda controller: controller.name)
 def test_every_action_is_legal(controller: Controller, rules: Rules) -> None:
@@ -65,6 +66,7 @@ def test_every_action_is_legal(controller: Controller, rules: Rules) -> None:
     assert running.finished.all()
 
 
+@pytest.mark.landing
 def test_the_controllers_do_what_they_are_for() -> None:
     done: dict[str, set[int]] = {}
     for controller in controllers():

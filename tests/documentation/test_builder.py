@@ -102,6 +102,7 @@ def test_faults_are_found(page: str, fault: str, tmp_path: Path) -> None:
     assert find_faults(built(tmp_path, page), ["esper.attach"]) == [fault]
 
 
+@pytest.mark.landing
 @needs_griffe
 def test_the_reference_has_every_public_name_and_all_have_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
     from docs.builder import reference  # noqa: PLC0415 - imports griffe

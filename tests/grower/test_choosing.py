@@ -123,6 +123,7 @@ def test_what_waits_for_a_plateau_plants_early_enough_for_all_its_slots(slots: i
     assert all(seed.alpha == 1 for seed in model.seeds.values())
 
 
+@pytest.mark.landing
 def test_what_waits_for_a_plateau_waits_without_end_where_nobody_said_how_long_growth_is():
     assert not grown(begun("all_at_plateau", None, evaluate=iter_down(0.95)), 2 * HORIZON)
 
@@ -156,6 +157,7 @@ def test_where_there_is_time_every_seed_is_judged_after_its_trial(controller: st
     assert not grower.finish().changes
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("controller", ["heuristic", "periodic"])
 def test_without_a_horizon_planting_goes_on(controller: str):
     """Each seed is pruned after its trial, so that there is always a place; with a horizon, that ends."""

@@ -82,6 +82,7 @@ def go(model: GrowingModel, optimizer: torch.optim.Optimizer, steps: int = 20) -
     return float(loss)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("controller", ["look", "heuristic", "all_at_start", "random", "esper"])
 def test_what_would_forget_is_pruned_and_the_source_is_kept(controller: str) -> None:
     model, optimizer, grower = adapting(controller, horizon=16)

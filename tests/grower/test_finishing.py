@@ -59,6 +59,7 @@ def test_an_early_stop_loses_nothing_that_earns(controller: str, stopped: int):
     assert same(loop.model)
 
 
+@pytest.mark.landing
 def test_ten_epochs_of_growth_keep_their_accuracy():
     """The horizon is far off, everything is unfinished, and the host leans on it."""
     bunch = load_digits()

@@ -70,6 +70,7 @@ def test_it_grows_and_keeps_its_books(host: Host, name: str) -> None:
     assert germinations
 
 
+@pytest.mark.landing
 @every_host
 def test_counterfactuals_are_what_taking_the_seed_out_by_hand_shows(host: Host) -> None:
     training = Training(host, "heuristic")

@@ -330,6 +330,7 @@ def judged(evidence: str, seed: int, trial: int, decisions: int, **options: Any)
     return told
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_seed_that_the_host_only_leans_on_is_kept_by_dependence_and_pruned_by_refit(seed: int) -> None:
     ends = {}
@@ -343,6 +344,7 @@ def test_a_seed_that_the_host_only_leans_on_is_kept_by_dependence_and_pruned_by_
     assert ends["refit"].after is Stage.PRUNED
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_nothing_judges_a_seed_before_its_fork_is_old_enough(every: int) -> None:
     """Neither rules nor gates, and not on what was known of it before its trial."""
@@ -474,6 +476,7 @@ def on_trial(how: str = "plain") -> tuple[Training, Grower]:
     return training, grower
 
 
+@pytest.mark.landing
 def test_no_fork_outlives_the_end() -> None:
     grower = on_trial()[1]
     forks = [weakref.ref(fork) for fork in grower.apart.forks.values()]

@@ -65,6 +65,7 @@ def _resumed(saved: dict[str, Any], controller: str | Controller) -> Loop:
     return loop
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(
     "name", ["heuristic", "random", "periodic", "all_at_start", "all_at_plateau", "greedy", "policy"]
 )

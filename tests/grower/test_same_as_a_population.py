@@ -161,6 +161,7 @@ def by_itself(
     return model, reports
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(
     ("make", "blends"),
     [*((heuristic, (blend,)) for blend in Blend), *((make, tuple(Blend)) for make in (Uniform, policy))],
@@ -181,6 +182,7 @@ def test_a_grower_is_a_population_of_one(
     assert chosen == set(blends) or (len(blends) > 1 and len(chosen) > 1), "the test means to see several blends"
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("make", [heuristic, policy])
 def test_so_it_is_where_counterfactuals_take_turns(make: Any) -> None:
     rules = Rules().model_copy(update={"min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS})

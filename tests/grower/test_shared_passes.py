@@ -304,6 +304,7 @@ def grown(kind: Callable[[], nn.Module]) -> GrowingModel:
     return model
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("name", CASES)
 def test_figures_are_those_of_separate_passes_whatever_the_measure_does(name: str) -> None:
     torch.compiler.reset()

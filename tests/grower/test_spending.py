@@ -271,6 +271,7 @@ def test_what_cannot_be_counted_is_no_budget() -> None:
         _ = grower.spending.flops
 
 
+@pytest.mark.landing
 def test_passes_of_a_compiled_model_are_not_passed_over_in_silence() -> None:
     model = attached()
     grower, _ = grower_of(model, Never(), training_flops=1e9)

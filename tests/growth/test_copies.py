@@ -203,6 +203,7 @@ QUIET: dict[str, Callable[[GrowingModel], object]] = {
 }
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("before", QUIET.values(), ids=QUIET)
 def test_otherwise_nobody_is_warned(before: Callable[[GrowingModel], object]) -> None:
     growing = model()
@@ -211,6 +212,7 @@ def test_otherwise_nobody_is_warned(before: Callable[[GrowingModel], object]) ->
     del kept
 
 
+@pytest.mark.landing
 def test_a_mirror_lives_no_longer_for_being_known() -> None:
     growing = model()
     copied = copy.deepcopy(growing)

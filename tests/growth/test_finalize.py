@@ -69,6 +69,7 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(("kind", "site", "blend"), BLENDED)
 def test_every_blueprint_becomes_plain_at_every_layout(kind: type[Blueprint], site: Site, blend: Blend) -> None:
     seeded()
@@ -351,6 +352,7 @@ def test_a_blueprint_that_is_no_graph_is_named() -> None:
         trace(Seed(Branching(site, generator()), site), site, "here")
 
 
+@pytest.mark.landing
 def test_it_works_where_esper_cannot_be_imported(tmp_path: Path) -> None:
     model = grown_classifier()
     plain, inputs = model.finalize(), random(3, 5)

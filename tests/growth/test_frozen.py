@@ -106,6 +106,7 @@ def test_a_host_that_takes_a_fast_path_without_hooks_takes_it_without_growth() -
         assert not takes_it(model)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("make", [attach_to_encoder, lambda: (grow(attached(), steps=1).eval(), trained(), images())])
 def test_growth_is_out_of_sight_within_a_function_that_is_compiled(
     make: Callable[[], tuple[GrowingModel, nn.Module, Tensor]],
@@ -125,6 +126,7 @@ def test_growth_is_out_of_sight_within_a_function_that_is_compiled(
         assert torch.allclose(torch.compile(model, backend="eager")(inputs), expected, atol=1e-5)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("part", ["model in place", "model in a wrapper", "host", "layer"])
 @pytest.mark.parametrize("make", [attach_to_encoder, lambda: (grow(attached(), steps=1).eval(), trained(), images())])
 def test_what_is_compiled_first_without_growth_has_it_afterwards(

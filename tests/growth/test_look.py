@@ -43,6 +43,7 @@ def planted_grams(host: Host, slot: str, blueprint: str, draw: int) -> Tensor:
     return stacked @ stacked.mT
 
 
+@pytest.mark.landing
 @every_host
 def test_it_promises_what_planted_seeds_ask_for(host: Host) -> None:
     looked = host.attached().look(example_losses, [host.arguments()], draws=2)
@@ -225,6 +226,7 @@ def noisy_line() -> tuple[nn.Sequential, Tensor, Tensor]:
     return net, fresh, fresh[:, :2] + drawn(512, 2, seed=4)
 
 
+@pytest.mark.landing
 def test_a_network_that_lacks_nothing_is_promised_nothing() -> None:
     net, inputs, targets = noisy_line()
     model = esper.attach(net, {"0": ["mlp", "lowrank", "norm"]}, inputs[:4])

@@ -159,6 +159,7 @@ TRACES: dict[str, Callable[[nn.Module, Path], Any]] = {
 }
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
 @pytest.mark.parametrize("part", ["model", "host"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -118,6 +118,7 @@ def generated(network: nn.Module, **options: bool) -> Tensor:
     return torch.stack(found.logits)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("name", FREE)
 def test_cached_generation_is_uncached_generation(name: str) -> None:
     for slot in GPT2.slots:
@@ -186,6 +187,7 @@ def some_padding(host: PaddedHost) -> dict[str, Tensor]:
     return {**arguments, host.mask: mask}
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("host", [TORCH, HAND_MADE], ids=lambda host: host.name)
 def test_seeds_that_mix_compile_with_a_mask(host: PaddedHost) -> None:
     model = host.attached(apart=False)

@@ -180,6 +180,7 @@ def test_what_is_planted_has_every_verdict() -> None:
         assert words == (["too few seeds to say"] * 3 if seeds == FEWEST_SEEDS - 1 else enough)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("case", CASES)
 def test_all_renderings_say_what_the_analysis_says(
     case: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,7 @@ def test_everything_happens_on_the_networks_device(suite: Suite, strategy: Strat
     assert far.mixtures == []
 
 
+@pytest.mark.landing
 def test_the_loop_over_separate_modules_runs_there_too() -> None:
     with FarAway() as far:
         running = episodes(minibatches(1, ShortSuite()), FAR)
@@ -67,6 +68,7 @@ def test_the_loop_over_separate_modules_runs_there_too() -> None:
     assert far.mixtures == []
 
 
+@pytest.mark.landing
 def test_a_decision_waits_no_oftener_for_more_minibatches() -> None:
     found: list[int] = []
     for count in (2, 6):

@@ -75,6 +75,7 @@ def total(results: Sequence[StepResult]) -> np.ndarray:
     return np.sum([result.reward for result in results], axis=0)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("isolation", list(Isolation))
 def test_outcome_telescopes_to_j_of_the_committed_network(isolation: Isolation) -> None:
     changes = {"isolation": isolation, "harm_tolerance": 1.0, "blends": tuple(Blend)}
@@ -157,6 +158,7 @@ def test_episodes_end_at_the_horizon() -> None:
     assert running.observe().globals[0, 0] == 1.0
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("blend", Blend)
 def test_the_final_score_is_on_test_data_and_of_fossils_only(blend: Blend) -> None:
     running = episodes(instances(7), open_rules(harm_tolerance=1.0, blends=(blend,)))

@@ -32,6 +32,7 @@ def policy() -> Controller:
     return LearnedController(Policy(SPEC, settings, torch.Generator().manual_seed(0)), greedy=False)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("controller", [heuristic, policy])
 def test_an_episode_is_played_to_its_end(controller: Callable[[], Controller]) -> None:
     running = episodes()

@@ -123,6 +123,7 @@ seeds = st.builds(
 courses = st.lists(st.builds(Tick, st.tuples(seeds, seeds), st.booleans(), st.integers(-1, 9)), min_size=1, max_size=12)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(("mode", "family"), WAYS)
 @given(course=courses)
 def test_what_is_advanced_is_taken_back(mode: str, family: str, course: list[Tick]) -> None:
@@ -132,6 +133,7 @@ def test_what_is_advanced_is_taken_back(mode: str, family: str, course: list[Tic
     assert total(free(mode, family), course) == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(("mode", "family"), WAYS)
 @given(course=courses)
 def test_costs_are_for_what_was_done_and_nothing_else(mode: str, family: str, course: list[Tick]) -> None:
@@ -163,6 +165,7 @@ def test_progress_counts_all_slots() -> None:
     np.testing.assert_allclose(paid, [0, PROGRESS[Stage.HOLDING], PROGRESS[Stage.HOLDING], BASE - 2])
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(("mode", "family"), WAYS)
 @given(
     contribution=st.floats(0.08, 0.5),

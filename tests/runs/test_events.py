@@ -27,6 +27,7 @@ def instances(event_type: type[Event]) -> st.SearchStrategy[Event]:
     return st.builds(event_type, **{name: values_for(hints[name]) for name in names})
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("event_type", TYPES, ids=lambda event_type: event_type.name)
 def test_every_event_survives_the_round_trip(event_type: type[Event]):
     @given(instances(event_type))

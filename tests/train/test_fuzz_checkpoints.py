@@ -209,6 +209,7 @@ def test_an_undamaged_target_loads(folder: Path):
     assert outcome(Target(folder, 0)) == "loaded"
 
 
+@pytest.mark.landing
 @settings(max_examples=400, phases=[Phase.generate])
 @given(seed=st.integers(0, 2**63))
 def test_any_damage_ends_in_a_checkpoint_or_a_checkpoint_error(folder: Path, seed: int):
@@ -217,6 +218,7 @@ def test_any_damage_ends_in_a_checkpoint_or_a_checkpoint_error(folder: Path, see
     outcome(target)
 
 
+@pytest.mark.landing
 def test_damage_reaches_every_check(folder: Path, count_figure: Callable[[str, int], None]):
     reached, target = Counter[str](), Target(folder, 1)
     for _ in range(1500):

@@ -36,6 +36,7 @@ def _wild_suite(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
+@pytest.mark.landing
 def test_training_survives_networks_that_blow_up_and_tells_of_each(tmp_path: Path) -> None:
     settings = tiny("suite=wild", "iterations=1", "environments=32", "ppo.group=4")
     with started(tmp_path / "run", settings) as trainer:

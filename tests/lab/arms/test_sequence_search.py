@@ -36,6 +36,7 @@ def test_less_than_an_episode_finds_nothing_to_do() -> None:
     assert (found.environment_steps, spent, found.sequence.plantings) == (0, [], ())
 
 
+@pytest.mark.landing
 def test_a_seed_has_a_search_of_its_own() -> None:
     budget = 30 * get_suite("short").steps
     first, again, other = (searched(budget, seed)[0] for seed in (1, 1, 2))

@@ -46,10 +46,12 @@ def assert_queries_give_the_numbers(folder: Path, store: Path, at_least: int) ->
             assert rows == [["" if value is None else str(value) for value in row] for row in answer.rows]
 
 
+@pytest.mark.landing
 def test_the_query_beside_a_file_gives_its_numbers_again(run: RunDirectory, exported: tuple[Path, Exported]) -> None:
     assert_queries_give_the_numbers(exported[0], run.store, 3)
 
 
+@pytest.mark.landing
 def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
     done = export(tmp_path / "out", grown_exhibits(run.store, {}))
