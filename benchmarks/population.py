@@ -35,7 +35,7 @@ from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.train.workers import prepare_process
 from open_rules import OPEN_RULES
-from population.reference import ReferencePopulation
+from reference_population import ReferencePopulation
 
 LEAD = 6
 """Decisions taken without training before anything is timed, so that seeds are there."""

@@ -10,7 +10,7 @@ from esper.population.evaluation import evaluate
 from esper.population.population import STRATEGIES
 from esper.rl.episodes import Episodes
 from open_rules import OPEN_RULES
-from population.reference import ReferencePopulation
+from reference_population import ReferencePopulation
 from rl.short import SUITE, instances
 
 DECISIONS = 7

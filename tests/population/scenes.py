@@ -24,7 +24,7 @@ from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
-from population.reference import ReferencePopulation
+from reference_population import ReferencePopulation
 
 SUITE = get_suite("tokens")
 BATCH = 6

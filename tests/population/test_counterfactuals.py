@@ -19,9 +19,9 @@ from esper.population.learning import Batch, network_accuracies, network_losses,
 from esper.population.population import Population, Strategy
 from esper.population.slot_ops import append_branches
 from esper.tasks.token_suite import TokenLayer
-from population.reference import ReferencePopulation
 from population.scenes import good_evidence, grown
 from population.small_hosts import Chain, InputSkip, Residual, small
+from reference_population import ReferencePopulation
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 

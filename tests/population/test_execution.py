@@ -31,8 +31,8 @@ from esper.population.parameters import ParameterLayout, SeedKind
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
-from population.reference import ReferencePopulation
 from population.scenes import VALIDATION, Draws, instances, networks, plan
+from reference_population import ReferencePopulation
 
 
 class Host(nn.Module):

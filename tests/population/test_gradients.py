@@ -31,8 +31,8 @@ from esper.population.learning import Batch, train
 from esper.population.population import Population
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
-from population.reference import ReferencePopulation
 from population.scenes import SUITE, VALIDATION, Draws, both, instances, networks, plan
+from reference_population import ReferencePopulation
 
 TOLERANCE = 1e-9
 INF, NAN = float("inf"), float("nan")

@@ -14,8 +14,8 @@ from esper.population.learning import train
 from esper.population.population import Population
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
-from population.reference import ReferencePopulation
 from population.scenes import SUITE, VALIDATION, Draws, both, instances, kind_of, parameters_of, plan, seed_values
+from reference_population import ReferencePopulation
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 DECISIONS, BATCHES = 10, 5

@@ -28,9 +28,9 @@ from esper.population.shapley import (
 )
 from esper.tasks.token_suite import TokenLayer
 from population.planted_seeds import planted_seeds
-from population.reference import ReferencePopulation
 from population.scenes import good_evidence, grown
 from population.small_hosts import Chain, InputSkip, Layer, Residual, small
+from reference_population import ReferencePopulation
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 

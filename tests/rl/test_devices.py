@@ -16,7 +16,7 @@ from esper.population.population import Strategy
 from esper.rl.episodes import CPU, Episodes
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from population.reference import ReferencePopulation
+from reference_population import ReferencePopulation
 from rl.far_away import FAR, FarAway
 from rl.short import QUICK, ShortSuite, play
 
