@@ -197,7 +197,7 @@ def conditional_masks(masks: ActionMasks) -> Arrays:
     """The exact masks by head, each bool ``[E, ...]``: a choice's legality given the choices before it.
 
     The flat mask of an observation cannot say that a blueprint fits one slot and not the other; these can. Shapes as
-    in `esper.lifecycle.masks.ActionMasks`.
+    in `esper.lifecycle.legality.ActionMasks`.
     """
     # Copies: an agent may write into what it was given, and the environment still decides by the originals.
     return {name: getattr(masks, name).copy() for name in MaskTensors._fields}
