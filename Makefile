@@ -6,12 +6,17 @@ DEV_INSTALLED := $(VENV)/.dev-installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: help demo test test-all reliability check docs clean
+# Three rings of tests: `test`, `landing` (with the former what .ci/run asks for), `test-all`. See CONTRIBUTING.md.
+RING_FAST := not slow and not landing and not matrix
+RING_LANDING := not slow and (landing or matrix)
+
+.PHONY: help demo test landing test-all reliability check docs clean
 
 help:
 	@echo "make demo      train a growth controller, compare it with baselines, write a report (about 10 minutes)"
-	@echo "make test      lint, types, import contracts and the fast tests"
-	@echo "make test-all  the same with the slow tests"
+	@echo "make test      lint, types, import contracts and every behaviour once (about four minutes on 2 cores)"
+	@echo "make landing   the other tests that a change must pass before it lands (.ci/run runs both)"
+	@echo "make test-all  all tests, the slow ones too"
 	@echo "make reliability  the tests that kill, starve and feed garbage, and the figures of docs/reliability.md"
 	@echo "make docs      the documentation site, built without a network into site/; links and names are checked"
 	@echo "make clean     remove the virtual environment and caches (runs are kept)"
@@ -27,8 +32,13 @@ check: $(DEV_INSTALLED)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-test: check
-	$(BIN)/pytest -m "not slow"
+test: $(DEV_INSTALLED)
+	@start=$$(date +%s); $(MAKE) --no-print-directory check && $(BIN)/pytest -m "$(RING_FAST)"; code=$$?; \
+		echo "make test took $$(($$(date +%s) - start)) s"; exit $$code
+
+landing: $(DEV_INSTALLED)
+	@start=$$(date +%s); $(BIN)/pytest -m "$(RING_LANDING)"; code=$$?; \
+		echo "make landing took $$(($$(date +%s) - start)) s"; exit $$code
 
 test-all: check
 	$(BIN)/pytest
