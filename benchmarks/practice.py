@@ -37,7 +37,7 @@ from zoo.training import (
 )
 
 import esper
-from esper.control.rules.simple import Never
+from esper.control.rules import Never
 from esper.control.shipped import ESPER
 from esper.dash.output import say
 from esper.errors import ConfigError, EsperError, TaskError

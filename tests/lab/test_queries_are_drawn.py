@@ -29,7 +29,7 @@ from esper.lab.figures.exhibit import Figure, Query, Rows, run_queries
 from esper.lab.figures.grown import grown_figures
 from esper.lab.figures.lanes import MOMENTS, STAGE_STYLES
 from esper.lab.figures.training import LEARNING, health_figure
-from esper.lab.report.subject import report_on
+from esper.lab.report.training import report_on
 from esper.lifecycle.stages import Stage
 from esper.rl.diagnostics import Anomaly
 from esper.runs.reader import RunReader

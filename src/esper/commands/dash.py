@@ -10,12 +10,12 @@ from typing import Annotated
 import tyro
 
 from esper.commands.options import RUNS
-from esper.dash.runs import RunFinder
+from esper.dash.run_view import RunFinder
 from esper.errors import ConfigError
 from esper.extras import find_missing
 
 try:
-    from esper.dash.server import create_access, serve
+    from esper.dash.app import create_access, serve
 except ModuleNotFoundError as error:
     raise ConfigError(find_missing("ui", "`esper dash`", error.name)) from error
 

@@ -16,7 +16,7 @@ from torch.utils.collect_env import get_pretty_env_info
 
 from esper import __version__
 from esper.commands.options import RUNS
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.dash.output import console_beside, print_json, say
 from esper.extras import DISTRIBUTION, command_for
 from esper.lifecycle.legality import legal_actions
@@ -27,7 +27,7 @@ from esper.population.learning import stack_data, train
 from esper.population.population import STRATEGIES, Population
 from esper.rl.episodes import Episodes
 from esper.runs.database import file_system_of, wal_safe
-from esper.tasks.data import Data
+from esper.tasks.instance import Data
 from esper.tasks.registry import get_suite, suite_names
 from esper.train.workers import prepare_process
 

@@ -12,7 +12,7 @@ from esper.control.promises import PromiseSettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
 from esper.numerics.arrays import Floats, Ints
-from esper.serialization.state import from_plain
+from esper.serialization.state_files import from_plain
 
 Actions = Ints
 
@@ -22,7 +22,7 @@ class Controller(Protocol):
     """Decides for E networks at once, from what it observes and what is legal, with a state of its own.
 
     The state is whatever the controller likes. To be saved in the middle of an episode it must consist of arrays,
-    tensors, numbers, text, tuples, lists, dictionaries and `esper.serialization.state.Stateful` objects.
+    tensors, numbers, text, tuples, lists, dictionaries and `esper.serialization.state_files.Stateful` objects.
     """
 
     name: str

@@ -12,7 +12,7 @@ from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 from esper.population.evaluation import Evaluation
 from esper.population.gradients import HealthTable
 from esper.population.learning import TrainingReport
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 LOOKBACK = 3
 """Steps over which recent changes are measured."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from esper.config.settings import Settings
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 
 class PromiseSettings(Settings):

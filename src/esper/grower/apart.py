@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from esper.control.controller import Controller
-from esper.control.rules.simple import Never
+from esper.control.rules import Never
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
@@ -28,7 +28,7 @@ from esper.growth.slot import Slot
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 T = TypeVar("T")
 

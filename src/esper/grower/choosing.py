@@ -16,11 +16,19 @@ from esper.config.loading import load_settings
 from esper.control.controller import Controller, wanted_promise
 from esper.control.learned import PolicyOrigin, restore_controller
 from esper.control.promises import PromiseSettings
-from esper.control.rules.decisions import ROUNDING
-from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.look import LookRule, LookSettings
-from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
-from esper.control.rules.simple import Never, Uniform
+from esper.control.rules import (
+    ROUNDING,
+    Heuristic,
+    HeuristicSettings,
+    LookRule,
+    LookSettings,
+    Never,
+    Periodic,
+    PeriodicSettings,
+    Planting,
+    Schedule,
+    Uniform,
+)
 from esper.control.shipped import open_policy
 from esper.errors import ConfigError
 from esper.grower.network import Catalogue

@@ -34,7 +34,7 @@ from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.population.budget import RentBasis
 from esper.population.governor.detectors import GovernorSettings
-from esper.rl.episode_config import EpisodeConfig
+from esper.rl.settings import EpisodeConfig
 
 
 def _read_controller(value: Any) -> Any:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.control.rules.decisions import marginal_rent
+from esper.control.rules import marginal_rent
 from esper.grower.network import GrowingNetwork
 from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.gates import Reason
+from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions, concatenate
 from esper.numerics.arrays import Bools, Floats, Ints

@@ -15,7 +15,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.sharding import add_up_norms, count_copies, local_part
 from esper.numerics.arrays import Floats, replace_where
 from esper.population.gradients import GradientNorms, HealthTable, assess_health
-from esper.serialization.state import to_plain
+from esper.serialization.state_files import to_plain
 
 
 class Gradients:

@@ -27,7 +27,7 @@ from esper.growth.side_pass import Asked
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools, Floats
 from esper.population.budget import TRAINING_PASSES
-from esper.serialization.state import to_plain
+from esper.serialization.state_files import to_plain
 
 _SEED, _DRAW = 0, 0
 """Of the initial values of newborns, as in populations."""

@@ -21,7 +21,7 @@ from esper.lifecycle.actions import Op
 from esper.lifecycle.transitions import Transitions
 from esper.population.governor.detectors import GovernorSettings
 from esper.population.governor.model import Governor, GovernorVerdict, Rollback
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 CHECKS_AT_CHANCE = 8
 """A network that does no better than chance in so many checks in a row hardly will: its owner is told."""

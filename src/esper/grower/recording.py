@@ -10,7 +10,7 @@ from typing import Any, cast
 from esper import __version__
 from esper.grower.decision import Change, Decision, Ending
 from esper.growth.model import GrowingModel
-from esper.lifecycle.gates import GATES, Reason, Verdicts
+from esper.lifecycle.rules import GATES, Reason, Verdicts
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Cause

@@ -22,7 +22,7 @@ from esper.control.history import improves
 from esper.errors import ConfigError
 from esper.population.governor.detectors import skill
 from esper.runs.metric import ACCURACY, LOSS, Metric
-from esper.serialization.state import from_plain
+from esper.serialization.state_files import from_plain
 
 UNKNOWN = math.nan
 

@@ -14,7 +14,7 @@ from esper.config.arguments import Flops, NonNegativeFloat, Seconds, check_argum
 from esper.errors import ConfigError
 from esper.growth.model import GROWING, GrowingModel
 from esper.population.budget import TRAINING_PASSES
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 
 class Spending:

@@ -18,8 +18,7 @@ from esper.extras import find_missing
 from esper.integrations.joint import ACTION_MASK, JointActions
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.numerics.arrays import Bools, Float32s
-from esper.rl.gym.envs import RESET_MASK, GrowthVectorEnv, Info
-from esper.rl.gym.growth import Array, Arrays, conditional_masks, observation_arrays
+from esper.rl.gym import RESET_MASK, Array, Arrays, GrowthVectorEnv, Info, conditional_masks, observation_arrays
 
 try:
     from sb3_contrib import MaskablePPO, RecurrentPPO

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Floats

@@ -11,7 +11,7 @@ from esper.config.loading import load_settings
 from esper.config.settings import compare_settings
 from esper.control.controller import Controller
 from esper.control.learned import POLICY, LearnedController, restore_policy
-from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
+from esper.control.rules import SHUFFLED, Replay, shuffle_actions
 from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError, RunError
 from esper.lab.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
@@ -23,7 +23,6 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
-from esper.train.baselines import baseline_settings, baselines
 from esper.train.collect import greedy_controller
 from esper.train.episode_log import stack_actions
 from esper.train.evaluation import (
@@ -31,6 +30,8 @@ from esper.train.evaluation import (
     EvaluationConfig,
     EvaluationProgress,
     EvaluationResult,
+    baseline_settings,
+    baselines,
     describe_circumstances,
     evaluate_controllers,
     evaluation_config,

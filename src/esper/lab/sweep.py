@@ -30,9 +30,8 @@ from esper.errors import ConfigError, RunError
 from esper.lab.contest import train_and_play
 from esper.lab.report.training import write_report
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.runs.lock import hold
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import STUDY, RunDirectory
+from esper.runs.run_directory import STUDY, RunDirectory, hold
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.train.collect import require_start

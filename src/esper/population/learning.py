@@ -20,7 +20,7 @@ from esper.population.gradients import HealthTable, measure_seed_health, row_nor
 from esper.population.optimizers import clip_by_network, optimizer_step
 from esper.population.parameters import FlatParameters, concatenate_flat
 from esper.population.population import Population
-from esper.tasks.data import Data
+from esper.tasks.instance import Data
 
 
 def shuffled_order(examples: int, count: int, rng: np.random.Generator) -> Ints:

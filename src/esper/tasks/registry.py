@@ -32,9 +32,9 @@ def lookup(kind: str, name: str, table: Mapping[str, Value]) -> Value:
 # By address, so that only those who ask for a suite wait for the libraries behind it to be imported.
 _suites: dict[str, str | type[Suite]] = {
     "tokens": "esper.tasks.token_suite:TokenSuite",
-    "digits": "esper.tasks.dataset_suites:DigitsSuite",
-    "mnist1d": "esper.tasks.dataset_suites:Mnist1dSuite",
-    "mnist1d_conv": "esper.tasks.dataset_suites:Mnist1dConvSuite",
+    "digits": "esper.tasks.datasets:DigitsSuite",
+    "mnist1d": "esper.tasks.datasets:Mnist1dSuite",
+    "mnist1d_conv": "esper.tasks.datasets:Mnist1dConvSuite",
 }
 
 
@@ -59,7 +59,7 @@ def register(kind: type[_Kind]) -> type[_Kind]:
         TaskError: another suite has that name.
     """
     if kind.name in _suites or kind.name == GENERATED:
-        holder = _suites.get(kind.name, "esper.tasks.generated")
+        holder = _suites.get(kind.name, "esper.tasks.generated_suite")
         taken = holder if isinstance(holder, str) else f"{holder.__module__}:{holder.__qualname__}"
         raise TaskError(f"suite name {kind.name!r} of {kind.__qualname__} is taken by {taken}: choose another")
     _suites[kind.name] = kind
@@ -124,7 +124,7 @@ def _make(kind: str | type[Suite]) -> Suite:
 def _generate(number: str) -> Suite:
     if not number.isascii() or not number.isdigit() or len(number) > _LONGEST_NUMBER:
         raise TaskError(f"suite {GENERATED!r} is many: a whole number from 0 says which, as in {GENERATED}:7")
-    return resolve_name("esper.tasks.generated.suite:GeneratedSuite")(int(number))
+    return resolve_name("esper.tasks.generated_suite:GeneratedSuite")(int(number))
 
 
 def _run_files() -> None:

@@ -16,7 +16,7 @@ from esper.control.learned import LearnedController, PolicyOrigin, policy_spec, 
 from esper.control.observation import mask_tensors
 from esper.control.policy import Policy
 from esper.control.promises import PromiseSettings
-from esper.control.rules.look import LookRule
+from esper.control.rules import LookRule
 from esper.control.shipped import open_policy
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, wait

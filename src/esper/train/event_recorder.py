@@ -15,7 +15,7 @@ from esper.control.learned import name_features
 from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
 from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
-from esper.lifecycle.gates import GATES, Reason
+from esper.lifecycle.rules import GATES, Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause

@@ -22,9 +22,8 @@ from esper.runs.store import RunStore
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
-from esper.train.baselines import baselines
 from esper.train.collect import ShardResult, ShardTask, collect, greedy_controller, load_start, new_policy
-from esper.train.evaluation import evaluate_controllers, evaluation_config, mean_score
+from esper.train.evaluation import baselines, evaluate_controllers, evaluation_config, mean_score
 from esper.train.event_recorder import describe_run
 from esper.train.iteration import (
     LEVELS,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esper.config.parsing import MOST_BYTES
+from esper.config.loading import MOST_BYTES
 from esper.dash.formats import measure, percent
 from esper.errors import RunError
 from esper.files import read_bounded

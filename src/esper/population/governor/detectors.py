@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from esper.config.settings import Settings
 from esper.numerics.arrays import Bools, Floats, Int8s, Ints
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 
 class GovernorSettings(Settings):

@@ -17,7 +17,7 @@ from esper.growth.seed import Seed
 from esper.growth.sharding import all_agree, is_sharded, local_part, reshard
 from esper.growth.side_pass import global_generators
 from esper.population.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 SKILLS = 2
 """Measures of how well a network does; each is watched like a network of its own."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.numerics.arrays import Float32s, Floats, Ints
-from esper.tasks.data import PARTS, LabelledArrays
 from esper.tasks.datasets import digits, mnist1d
+from esper.tasks.instance import PARTS, LabelledArrays
 
 
 @dataclass(frozen=True)
