@@ -114,11 +114,11 @@ def measure_search(
         print_json(asdict(found))
 
 
-def _search_table(found: SearchReport) -> Table:
+def _search_table(report: SearchReport) -> Table:
     table = Table("", *(f"{multiple}x" for multiple in BUDGETS), "B", "95% interval", box=None)
-    for name, scores in found.scores.items():
-        low, high = map(_multiple, found.B_interval[name])
-        table.add_row(name, *(f"{one:.3f}" for one in scores.values()), _multiple(found.B[name]), f"{low} to {high}")
+    for name, scores in report.scores.items():
+        low, high = map(_multiple, report.B_interval[name])
+        table.add_row(name, *(f"{one:.3f}" for one in scores.values()), _multiple(report.B[name]), f"{low} to {high}")
     return table
 
 
@@ -126,11 +126,13 @@ def _multiple(value: float | None) -> str:
     return f"> {BUDGETS[-1]}" if value is None else f"{value:.1f}"
 
 
-def _describe_break_even(found: SearchReport) -> str:
-    said = f"{found.controller} scores {found.score:.3f} with one training; it has cost {found.trainings:.0f} of them"
-    if found.break_even is None:
+def _describe_break_even(report: SearchReport) -> str:
+    said = (
+        f"{report.controller} scores {report.score:.3f} with one training; it has cost {report.trainings:.0f} of them"
+    )
+    if report.break_even is None:
         return f"{said}: a search does as well with one, so it never pays"
-    return f"{said}: it has paid after {found.break_even:.0f} networks"
+    return f"{said}: it has paid after {report.break_even:.0f} networks"
 
 
 def measure_training(

@@ -57,8 +57,8 @@ def command(
         require_logger(tool)
     if resume is None:
         short = {"seed": seed, "start_from": start}
-        given = (*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None))
-        settings = load_settings(TrainSettings, config, given)
+        assignments = (*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None))
+        settings = load_settings(TrainSettings, config, assignments)
         say_differences(console, "settings", compare_settings(settings, TrainSettings()))
         require_start(settings)
         usable_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
@@ -90,10 +90,10 @@ def _train(
                 open_loggers(tools, run.loggers, run.path.absolute().name, configuration) as log_iteration,
                 view_training(console, progress) as view,
             ):
-                view.baselines(trainer.baseline_levels())
+                view.show_baselines(trainer.baseline_levels())
 
                 def report(iteration: Iteration) -> None:
-                    view.iteration(iteration)
+                    view.add_iteration(iteration)
                     log_iteration(store, iteration.number)
 
                 trainer.train(report)

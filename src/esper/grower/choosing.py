@@ -94,32 +94,32 @@ class Timing:
                 f"decision on{apart}, and must learn until another; plan at least {needed}, or choose controller 'none'"
             )
 
-    def trial(self, usual: int) -> int:
-        """Decisions for which a rule holds a seed before it judges it, where it is free to do so for ``usual`` ones."""
-        return min(usual, max(self.horizon // LONGEST_TRIAL, 1))
+    def trial(self, default: int) -> int:
+        """Decisions for which a rule holds a seed before it judges it, if it may choose so for ``default`` ones."""
+        return min(default, max(self.horizon // LONGEST_TRIAL, 1))
 
-    def stop_after(self, usual: float, trial: int, at_a_time: int) -> float:
-        """The share of the growth after which a rule plants nothing any more, ``usual`` where it is long enough.
+    def stop_after(self, default: float, trial: int, at_a_time: int) -> float:
+        """The share of the growth after which a rule plants nothing any more, ``default`` where it is long enough.
 
         Where there is time, every seed is judged after a full trial before the end. In a short growth the last ones
         are unfinished then, which `esper.Grower.finish` judges.
         """
         needed = 1 + self.isolated + _BEFORE_BLENDING + min(self.rules.tempos) + trial + at_a_time
         latest = max(self.horizon - needed, (self.horizon - self.isolated) // LATEST_PLANTING)
-        return min(usual, latest / self.horizon)
+        return min(default, latest / self.horizon)
 
-    def latest_start(self, usual: float, seeds: int) -> float:
+    def latest_start(self, default: float, seeds: int) -> float:
         """The share of the growth at which so many seeds, one per decision, must begin to count wholly by its end;
-        ``usual`` where there is time for that later."""
+        ``default`` where there is time for that later."""
         needed = self.isolated + _BEFORE_BLENDING + min(self.rules.tempos) + seeds + _BEFORE_END
-        return min(usual, max(self.horizon - needed, 0) / self.horizon)
+        return min(default, max(self.horizon - needed, 0) / self.horizon)
 
-    def promise(self, usual: PromiseSettings, stop_after: float) -> PromiseSettings:
+    def promise(self, default: PromiseSettings, stop_after: float) -> PromiseSettings:
         """When a rule looks: a few times while it may plant, however short the growth."""
         latest = max(int(stop_after * self.horizon + ROUNDING), 1)
-        first = min(usual.first, latest)
-        every = min(usual.every, max((latest - first) // (FEWEST_LOOKS - 1), 1))
-        return usual.model_copy(update={"first": first, "every": every})
+        first = min(default.first, latest)
+        every = min(default.every, max((latest - first) // (FEWEST_LOOKS - 1), 1))
+        return default.model_copy(update={"first": first, "every": every})
 
 
 ALL_AT_START = "all_at_start"
@@ -183,11 +183,11 @@ def _make_rule(name: str, catalogue: Catalogue, timing: Timing) -> Controller:
     return Heuristic(HeuristicSettings(preferences=offered, trial=trial, stop_after=stop_after), timing.horizon)
 
 
-def _make_look(timing: Timing, usual: LookSettings) -> LookRule:
-    trial = timing.trial(usual.trial)
-    stop_after = timing.stop_after(usual.stop_after, trial, 1)
-    changed = {"promise": timing.promise(usual.promise, stop_after), "trial": trial, "stop_after": stop_after}
-    return LookRule(usual.model_copy(update=changed), timing.horizon)
+def _make_look(timing: Timing, default: LookSettings) -> LookRule:
+    trial = timing.trial(default.trial)
+    stop_after = timing.stop_after(default.stop_after, trial, 1)
+    changed = {"promise": timing.promise(default.promise, stop_after), "trial": trial, "stop_after": stop_after}
+    return LookRule(default.model_copy(update=changed), timing.horizon)
 
 
 def require_time_to_plant(controller: Controller, plateau: int | None) -> None:

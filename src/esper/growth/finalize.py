@@ -202,16 +202,16 @@ def _list_outputs(returned: Any) -> list[Tensor]:
     return [one for one in find_tensors(returned) if one.is_floating_point() and not one.is_nested]
 
 
-def _is_close(network: nn.Module, wanted: Tensor, found: Tensor) -> bool:
+def _is_close(network: nn.Module, expected: Tensor, output: Tensor) -> bool:
     """Whether two outputs of a network are equal but for rounding, by the largest value and the coarsest numbers."""
-    if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
+    if (expected.shape, expected.dtype) != (output.shape, output.dtype):
         return False
-    finite, types = wanted[wanted.isfinite()], {wanted.dtype, *(one.dtype for one in network.parameters())}
+    finite, types = expected[expected.isfinite()], {expected.dtype, *(one.dtype for one in network.parameters())}
     rounding = max(torch.finfo(one).eps for one in types if one.is_floating_point)
-    if wanted.device.type != "cpu":
+    if expected.device.type != "cpu":
         rounding = max(rounding, TF32)
     tolerance = max(TOLERANCE, 8 * rounding) * float(finite.abs().max()) if len(finite) else 0.0
-    return torch.allclose(wanted, found, rtol=0, atol=tolerance, equal_nan=True)
+    return torch.allclose(expected, output, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def _move(path: str, inserted: str) -> str:

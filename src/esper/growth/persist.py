@@ -144,12 +144,12 @@ def _check_site(slot: SavedSlot, found: SavedSite) -> None:
         )
 
 
-def _check_tensors(source: Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    strange = sorted(saved.keys() ^ wanted.keys())
+def _check_tensors(source: Path, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    strange = sorted(saved.keys() ^ expected.keys())
     if strange:
         whose = "the saved model" if strange[0] in saved else "the model built here"
         raise CheckpointError(f"only {whose} has {strange[0]!r}: build the host as it was when {source} was saved")
-    for name, tensor in wanted.items():
+    for name, tensor in expected.items():
         found = saved[name]
         if found.shape != tensor.shape or found.dtype != tensor.dtype:
             raise CheckpointError(

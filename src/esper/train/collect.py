@@ -34,7 +34,7 @@ from esper.train.episode_log import EpisodeLog
 from esper.train.evaluation import evaluation_config
 from esper.train.event_recorder import EventRecorder, Scope
 from esper.train.settings import TrainSettings
-from esper.train.workers import DeviceTask, Shared, enough_memory
+from esper.train.workers import DeviceTask, Shared, explain_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> lis
     return [instance for instance in drawn for _ in range(group)]
 
 
-@enough_memory()
+@explain_out_of_memory()
 def collect(task: ShardTask) -> ShardResult:
     """Run the shard's episodes to their end, and those of their twins, where there are any.
 

@@ -51,7 +51,7 @@ from esper.tasks.suite import Suite
 from esper.train.episode_log import EpisodeLog, log_from_json, log_to_json
 from esper.train.results import KeptPair, Result, SeedShapley, SeedValue, cache_key, read_cached, write_cached
 from esper.train.settings import TrainSettings
-from esper.train.workers import DeviceTask, Workers, enough_memory
+from esper.train.workers import DeviceTask, Workers, explain_out_of_memory
 
 _TUNED = Path(__file__).parent / "tuned"
 
@@ -235,7 +235,7 @@ class CohortTask(DeviceTask):
         return self.terms.device
 
 
-@enough_memory()
+@explain_out_of_memory()
 def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
     """Play all parts, each by its controller. What is random in a controller follows from the instance's seed.
 
