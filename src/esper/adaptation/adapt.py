@@ -332,8 +332,8 @@ class Search:
     @property
     def better(self) -> list[Trial]:
         """What did better than the host, the best first; of equals the smaller one."""
-        found = [one for one in self.trials if one.found.rank > self.before.rank]
-        return sorted(found, key=lambda one: (one.found.rank, -one.parameters), reverse=True)
+        better = [one for one in self.trials if one.found.rank > self.before.rank]
+        return sorted(better, key=lambda one: (one.found.rank, -one.parameters), reverse=True)
 
     @property
     def best(self) -> Trial | None:
@@ -428,16 +428,16 @@ class Search:
 
     def _cross_validate(self, structure: Structure) -> Trial:
         trainer = self._trainer
-        found: list[Figures] = []
+        parts: list[Figures] = []
         retained: list[Retention] = []
         without: dict[str, list[Figures]] = {slot: [] for slot in structure}
         for fold, held_out in enumerate(self._folds):
             others = [batch for at, part in enumerate(self._folds) if at != fold for batch in part]
             retained.append(trainer.fit(structure, others, fold))
-            found.append(trainer.measure(held_out))
+            parts.append(trainer.measure(held_out))
             for slot, figures in without.items():
                 figures.append(trainer.measure_without(slot, held_out))
-        whole = Figures.merge(found)
+        whole = Figures.merge(parts)
         earned = {slot: whole.score - Figures.merge(figures).score for slot, figures in without.items()}
         retention = Retention(*map(fmean, zip(*retained, strict=True)))
         return Trial(structure, whole, retention, earned, self._count_parameters(structure))

@@ -107,11 +107,11 @@ def measure_search(
         f"{controller} plays {instances} instances of suite {own.name}; beside {POOL} static networks on each",
     )
     with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
-        found = search_beside(controller, own, split, instances, seed, workers)
-    console.print(_search_table(found))
-    say(console, _describe_break_even(found))
+        report = search_beside(controller, own, split, instances, seed, workers)
+    console.print(_search_table(report))
+    say(console, _describe_break_even(report))
     if json:
-        print_json(asdict(found))
+        print_json(asdict(report))
 
 
 def _search_table(report: SearchReport) -> Table:
@@ -157,11 +157,13 @@ def measure_training(
     def show(number: int, speed: float) -> None:
         say(console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps a second")
 
-    found = bench_train(settings, show)
+    benchmark = bench_train(settings, show)
     table = Table("part", "share of the time", box=None)
-    for name, share in sorted(found.share.items(), key=lambda part: -part[1]):
+    for name, share in sorted(benchmark.share.items(), key=lambda part: -part[1]):
         table.add_row(name, f"{share:.1%}")
     console.print(table)
-    say(console, f"{found.env_steps_per_second:.0f} environment steps a second, the median; one process, one thread")
+    say(
+        console, f"{benchmark.env_steps_per_second:.0f} environment steps a second, the median; one process, one thread"
+    )
     if json:
-        print_json(asdict(found))
+        print_json(asdict(benchmark))

@@ -96,19 +96,19 @@ def _play(
         computing.open(math.ceil(instances / COHORT)) as workers,
         RegularLines(console, workers.describe_progress),
     ):
-        found = evaluate_by_name(controller, own, split, instances, seed, workers)
-    console.print(standings_table(found, f"{found.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
-    say(console, did_it_help(found, split).sentence)
-    say(console, describe_basis(found))
+        comparison = evaluate_by_name(controller, own, split, instances, seed, workers)
+    console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
+    say(console, did_it_help(comparison, split).sentence)
+    say(console, describe_basis(comparison))
     if json:
-        print_json(record_scores(found))
+        print_json(record_scores(comparison))
 
 
 def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, console: Console, json: bool) -> None:
     directory = RunDirectory.open_own(run)
     with directory.locked("esper evaluate"):
-        found = _evaluate(directory, instances, transfer, computing, console)
-    comparisons = compare_splits(found.results)
+        evaluation = _evaluate(directory, instances, transfer, computing, console)
+    comparisons = compare_splits(evaluation.results)
     report = write_report(directory)
     for split, comparison in comparisons.items():
         console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]}"))
@@ -118,7 +118,7 @@ def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, 
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):
         say(console, line)
     if json:
-        iteration = found.behaviour.iteration
+        iteration = evaluation.behaviour.iteration
         print_json({"run": str(directory.path), "iteration": iteration, **record_evaluation(comparisons)})
 
 
@@ -131,8 +131,8 @@ def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backe
         def show(done: int, total: int, current: str) -> None:
             bar.update(shown, completed=done, total=total, description=current or "all controllers played")
 
-        def tell(known: int, total: int) -> None:
+        def show_progress(known: int, total: int) -> None:
             if known:
                 say(bar.console, f"taken over from an earlier evaluation: {known} of {total} cohorts")
 
-        return evaluate_run(run, workers, instances, transfer, show, tell)
+        return evaluate_run(run, workers, instances, transfer, show, show_progress)

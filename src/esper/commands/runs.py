@@ -81,5 +81,5 @@ def _moment(seconds: float | None) -> str:
 
 
 def _json(run: ListedRun) -> dict[str, Any]:
-    told = {**asdict(run.progress), **run.progress.metric.metadata()}
-    return {"run": str(run.path), **told, "size": run.size, "trouble": run.trouble}
+    record = {**asdict(run.progress), **run.progress.metric.metadata()}
+    return {"run": str(run.path), **record, "size": run.size, "trouble": run.trouble}

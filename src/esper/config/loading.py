@@ -194,8 +194,8 @@ def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, sou
         raise ConfigError(f"{source}: write it as dotted.key=value")
     models: Sequence[type[BaseModel]] = [model]
     for depth, part in enumerate(parts[:-1], start=1):
-        known, inner = any(part in one.model_fields for one in models), _models_below(models, part)
-        if not isinstance(_at(values, part), dict) or (known and not inner):
+        is_field, inner = any(part in one.model_fields for one in models), _models_below(models, part)
+        if not isinstance(_at(values, part), dict) or (is_field and not inner):
             above = ".".join(parts[:depth])
             raise ConfigError(f"{source}: `{above}` is a value, it has no keys below it; give it whole")
         models, values = inner, _enter(values, part)

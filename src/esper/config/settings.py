@@ -26,11 +26,11 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _keys_not_named_keep_the_default(cls, given: Any) -> Any:
+    def _keys_not_named_keep_the_default(cls, values: Any) -> Any:
         """Complete mappings by the defaults of the fields that they are for."""
-        if not isinstance(given, Mapping):
-            return given
-        return _complete(cls, cast("Mapping[str, Any]", given), {})
+        if not isinstance(values, Mapping):
+            return values
+        return _complete(cls, cast("Mapping[str, Any]", values), {})
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:

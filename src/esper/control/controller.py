@@ -69,6 +69,6 @@ class UniformStreams:
         Raises:
             CheckpointError: it is of another number of networks.
         """
-        known = from_plain(self.state_dict(), state, "random streams")
-        for generator, reached in zip(self._generators, known["streams"], strict=True):
+        values = from_plain(self.state_dict(), state, "random streams")
+        for generator, reached in zip(self._generators, values["streams"], strict=True):
             generator.bit_generator.state = reached

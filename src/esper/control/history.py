@@ -107,9 +107,9 @@ class History:
 
     def complete(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
         """Fill in contributions that were not measured, as last known of these seeds."""
-        known = np.isfinite(evidence.contribution)
+        measured = np.isfinite(evidence.contribution)
         return evaluation.fill_missing(
-            np.where(known, self.accuracy_contribution, np.nan), np.where(known, self.loss_contribution, np.nan)
+            np.where(measured, self.accuracy_contribution, np.nan), np.where(measured, self.loss_contribution, np.nan)
         )
 
     def record(

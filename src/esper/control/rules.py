@@ -29,9 +29,9 @@ class ActionBuilder:
         self.actions: Actions = wait(masks.environments)
         self.open: Bools = np.ones(masks.environments, np.bool_)
 
-    def act_on(self, op: Op, wanted: Bools) -> None:
-        """Do ``op`` (FOSSILIZE, PRUNE at once, or ADVANCE) in the first slot that is ``wanted``, bool ``[E, S]``."""
-        possible = wanted & self._masks.slot[:, op] & self.open[:, None]
+    def act_on(self, op: Op, due: Bools) -> None:
+        """Do ``op`` (FOSSILIZE, PRUNE at once, or ADVANCE) in the first slot that is ``due``, bool ``[E, S]``."""
+        possible = due & self._masks.slot[:, op] & self.open[:, None]
         rows = np.flatnonzero(possible.any(axis=1))
         self.actions[rows, Head.OP] = op
         self.actions[rows, Head.SLOT] = possible[rows].argmax(1)
@@ -40,14 +40,14 @@ class ActionBuilder:
             self.actions[rows, Head.ALPHA_CURVE] = self._masks.alpha_curve[rows].argmax(1)
         self.open[rows] = False
 
-    def germinate(self, slot: Ints, blueprint: Ints, wanted: Bools) -> None:
-        """Germinate ``blueprint[e]`` in ``slot[e]`` where ``wanted``: the fastest tempo, the largest alpha allowed.
+    def germinate(self, slot: Ints, blueprint: Ints, due: Bools) -> None:
+        """Germinate ``blueprint[e]`` in ``slot[e]`` where ``due``: the fastest tempo, the largest alpha allowed.
 
         Tempos and targets are on offer in rising order.
         """
         everyone = np.arange(len(slot))
         possible = self._masks.slot[everyone, Op.GERMINATE, slot] & self._masks.blueprint[everyone, slot, blueprint]
-        rows = np.flatnonzero(wanted & possible & self.open)
+        rows = np.flatnonzero(due & possible & self.open)
         self.actions[rows, Head.OP] = Op.GERMINATE
         self.actions[rows, Head.SLOT] = slot[rows]
         self.actions[rows, Head.BLUEPRINT] = blueprint[rows]

@@ -210,20 +210,20 @@ class Views:
         return self._finder.store(request.query_params.get("run", ""))
 
     def _stream(self, request: Request) -> Response:
-        known = _read_number(request.headers.get(LAST_EVENT_ID, ""), LAST_EVENT_ID)
-        if known is None:
-            known = _optional_number(request, "after")
+        last_id = _read_number(request.headers.get(LAST_EVENT_ID, ""), LAST_EVENT_ID)
+        if last_id is None:
+            last_id = _optional_number(request, "after")
         types = request.query_params.getlist("type")
-        news = stream_news(StoreFollower(self._store(request), known or 0), types, self._stopping)
+        news = stream_news(StoreFollower(self._store(request), last_id or 0), types, self._stopping)
         return StreamingResponse(news, media_type="text/event-stream")
 
 
 def _number(request: Request, name: str) -> int:
     """A whole number that must be given; ConfigError if it is not one."""
-    found = _optional_number(request, name)
-    if found is None:
+    number = _optional_number(request, name)
+    if number is None:
         raise ConfigError(f"`{name}` is missing: give a whole number from 0")
-    return found
+    return number
 
 
 def _optional_number(request: Request, name: str) -> int | None:

@@ -72,10 +72,10 @@ class RegularLines:
                 self.postpone()
 
 
-def say_differences(console: Console, whose: str, found: Sequence[SettingDifference]) -> None:
+def say_differences(console: Console, whose: str, differences: Sequence[SettingDifference]) -> None:
     """A line for each key, or one that says that there is none."""
-    say(console, f"{whose}: {'different from the defaults in' if found else 'the defaults'}")
-    for one in found:
+    say(console, f"{whose}: {'different from the defaults in' if differences else 'the defaults'}")
+    for one in differences:
         say(console, f"  {one}")
 
 

@@ -37,13 +37,13 @@ class RunFinder:
 
     def find(self) -> dict[str, Path]:
         """Run stores by the names of their runs; nothing outside of the given places ever has a name."""
-        found: dict[str, Path] = {}
+        stores: dict[str, Path] = {}
         for place in self.places:
             for store in _stores(place, DEPTH):
                 name = _readable(store.parent.relative_to(place)) if store.parent != place else _own_name(place)
                 # The same name under two places: the second goes by its whole path.
-                found.setdefault(_readable(store.parent) if name in found else name, store)
-        return found
+                stores.setdefault(_readable(store.parent) if name in stores else name, store)
+        return stores
 
     def store(self, name: str) -> Path:
         """The store of the run of that name; RunError if there is none."""
@@ -109,10 +109,10 @@ def plain(value: Any, depth: int = DEEPEST) -> Any:
 def read_payload(text: str) -> Fields:
     """An event's fields; under `DAMAGED` what is there instead of them."""
     try:
-        found = json.loads(text)
+        payload = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    return cast("Fields", plain(found)) if isinstance(found, dict) else {DAMAGED: str(text)[:200]}
+        payload = None
+    return cast("Fields", plain(payload)) if isinstance(payload, dict) else {DAMAGED: str(text)[:200]}
 
 
 @dataclass(frozen=True)
@@ -132,16 +132,16 @@ class Episode:
         Raises:
             RunError: there is no episode of that number.
         """
-        found = reader.rows(
+        rows = reader.rows(
             # Without a group there would be a row of NULLs where there are no events.
             "SELECT min(iteration) AS iteration, max(iteration) AS iteration FROM events "
             "WHERE type IN (?, ?) GROUP BY NULL",
             *(StepTaken.name, EpisodeStarted.name),
         )
-        if not found:
+        if not rows:
             return None
         alone = metadata.get("command") == "grow"
-        first, last = (1, 1) if alone else found[0]
+        first, last = (1, 1) if alone else rows[0]
         if number is not None and not first <= number <= last:
             raise RunError(f"there is no episode {number} in this run: choose one from {first} to {last}")
         return cls(last if number is None else number, first, last, alone)

@@ -175,9 +175,9 @@ def _make_rule(name: str, catalogue: Catalogue, timing: Timing) -> Controller:
         return Schedule(plantings, timing.horizon, ALL_AT_PLATEAU, patience=PLATEAU_PATIENCE, latest=latest)
     if name == LookRule.name:
         return _make_look(timing, LookSettings())
-    usual, offered = HeuristicSettings(), tuple(_list_offers(catalogue))
-    trial = timing.trial(usual.trial)
-    stop_after = timing.stop_after(usual.stop_after, trial, usual.at_a_time)
+    defaults, offered = HeuristicSettings(), tuple(_list_offers(catalogue))
+    trial = timing.trial(defaults.trial)
+    stop_after = timing.stop_after(defaults.stop_after, trial, defaults.at_a_time)
     if name == Periodic.name:
         return Periodic(PeriodicSettings(plantings=offered, trial=trial, stop_after=stop_after), timing.horizon)
     return Heuristic(HeuristicSettings(preferences=offered, trial=trial, stop_after=stop_after), timing.horizon)
@@ -205,17 +205,17 @@ def require_promise(controller: Controller, given: PromiseSettings | None) -> Pr
     Raises:
         ConfigError: it was given to a controller that does not go by it, or shows what it does not know.
     """
-    wanted = wanted_promise(controller)
+    settings = wanted_promise(controller)
     if given is None:
-        return wanted
-    if wanted is None:
+        return settings
+    if settings is None:
         raise ConfigError(
             f"controller {controller.name!r} does not go by what blueprints promise: leave conduct.promise out, take "
             f"controller {LookRule.name!r}, or give one of your own an attribute `promise`"
         )
-    if given.shown != wanted.shown:
+    if given.shown != settings.shown:
         raise ConfigError(
-            f"conduct.promise.shown is {given.shown!r}, but controller {controller.name!r} goes by {wanted.shown!r}"
+            f"conduct.promise.shown is {given.shown!r}, but controller {controller.name!r} goes by {settings.shown!r}"
         )
     return given
 
@@ -254,13 +254,13 @@ def warn_of_unknown(
     if origin is None:
         return
     kinds, slots = tuple(dict.fromkeys((origin.suite, *origin.mix))), model.slots.values()
-    known = _learn_known(kinds)
+    experience = _learn_known(kinds)
     foreign = [
-        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, known.blueprints),
-        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, known.layouts),
-        *_describe_outside("a horizon of {:g}", timing.horizon, known.horizons),
-        *_describe_outside("rent {:g}", rent, known.rents),
-        *_describe_outside("{:g} classes", classes, known.classes),
+        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, experience.blueprints),
+        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, experience.layouts),
+        *_describe_outside("a horizon of {:g}", timing.horizon, experience.horizons),
+        *_describe_outside("rent {:g}", rent, experience.rents),
+        *_describe_outside("{:g} classes", classes, experience.classes),
     ]
     if foreign:
         warnings.warn(

@@ -114,14 +114,14 @@ def describe_decision(
     The ``metric`` that growth is about had that ``value``.
     """
     op = Op(int(actions[0, Head.OP]))
-    found = zip(slots, evaluation.accuracy_contribution[0].tolist(), strict=True)
+    pairs = zip(slots, evaluation.accuracy_contribution[0].tolist(), strict=True)
     return Decision(
         number,
         op,
         None if op is Op.WAIT else slots[int(actions[0, Head.SLOT])],
         blueprints[int(actions[0, Head.BLUEPRINT])] if op is Op.GERMINATE else None,
         describe_changes(slots, blueprints, changes),
-        {name: value for name, value in found if math.isfinite(value)},
+        {name: value for name, value in pairs if math.isfinite(value)},
         float(evaluation.loss[0]),
         metric,
         value,
@@ -166,8 +166,8 @@ class Ending:
 
     def _describe(self, change: Change) -> str:
         verb = "kept" if change.after is Stage.FOSSILIZED else "pruned"
-        known = self.contributions.get(change.slot)
-        worth = "did not count yet" if known is None else f"contribution {known:+.4f}"
+        contribution = self.contributions.get(change.slot)
+        worth = "did not count yet" if contribution is None else f"contribution {contribution:+.4f}"
         return f"{verb} {change.blueprint} in {change.slot} ({worth})"
 
 

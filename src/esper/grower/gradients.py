@@ -118,8 +118,8 @@ class Gradients:
         learning = np.array([[seed is not None and any(p.requires_grad for p in seed.parameters()) for seed in owners]])
         incumbents = np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None]
         counted = np.array([[_size(self._model.host.parameters()) + int((sizes * fossils).sum())]])
-        found = assess_health(GradientNorms(seeds, sizes), GradientNorms(incumbents, counted))
-        return replace_where(learning, HealthTable.none(*sizes.shape), found)
+        health = assess_health(GradientNorms(seeds, sizes), GradientNorms(incumbents, counted))
+        return replace_where(learning, HealthTable.none(*sizes.shape), health)
 
 
 def _size(parameters: Iterable[nn.Parameter]) -> int:

@@ -131,8 +131,8 @@ class GrowingNetwork:
         Raises:
             CheckpointError: it is of other slots.
         """
-        known = from_plain(self._state, state, "the subject")
-        self.table, self.evidence, self.germinations = known["table"], known["evidence"], known["germinations"]
+        values = from_plain(self._state, state, "the subject")
+        self.table, self.evidence, self.germinations = values["table"], values["evidence"], values["germinations"]
 
     @property
     def _state(self) -> dict[str, Any]:

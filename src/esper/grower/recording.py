@@ -130,8 +130,8 @@ class Recording:
 
         It is kept once, whoever was killed after that and goes on from before.
         """
-        known = self._store.events(LifecycleTransition)
-        if any(event.cause == Cause.FINISH.name.lower() and event.iteration == done for event in known):
+        transitions = self._store.events(LifecycleTransition)
+        if any(event.cause == Cause.FINISH.name.lower() and event.iteration == done for event in transitions):
             return
         for change in ending.changes:
             self._store.emit(self._describe_change(done, change, ending.contributions))
@@ -191,12 +191,12 @@ class Recording:
 
     def _read_last_verdicts(self, done: int) -> list[_Verdict | None]:
         """What the gates said when the last decision was made: their newest words, where they still stood there."""
-        found: list[_Verdict | None] = [None] * len(self._slots)
+        verdicts: list[_Verdict | None] = [None] * len(self._slots)
         before = [step.stages for step in self._store.events(StepTaken) if step.iteration == done - 1]
         for event in self._store.events(GateJudged) if before else ():
             stage = Stage[before[0][event.slot].upper()]
-            found[event.slot] = (event.gate, event.reason) if GATES.get(stage) == event.gate else None
-        return found
+            verdicts[event.slot] = (event.gate, event.reason) if GATES.get(stage) == event.gate else None
+        return verdicts
 
     def _describe_step(self, account: Account) -> Event:
         decision, table = account.decision, account.after

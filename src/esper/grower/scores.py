@@ -238,20 +238,20 @@ def _compute_share_gone(value: float, reference: float) -> float:
 
 
 def _require_direction(metric: str | None, higher_is_better: bool | None) -> None:
-    known = {LOSS: False, ACCURACY: True}
+    directions = {LOSS: False, ACCURACY: True}
     if metric is None and higher_is_better is not None:
         raise ConfigError(f"higher_is_better={higher_is_better} of what? Say metric=... too, or leave it out")
     if metric is None:
         return
-    if metric not in known and higher_is_better is None:
+    if metric not in directions and higher_is_better is None:
         raise ConfigError(
             f"metric={metric!r}: say whether it is better the higher it is, higher_is_better=True or False"
         )
-    if metric in known and higher_is_better is (not known[metric]):
+    if metric in directions and higher_is_better is (not directions[metric]):
         raise ConfigError(
             f"metric={metric!r} with higher_is_better={higher_is_better}: it is better the "
-            f"{'higher' if known[metric] else 'lower'} it is; leave higher_is_better out, or give a figure of another "
-            "meaning another name"
+            f"{'higher' if directions[metric] else 'lower'} it is; leave higher_is_better out, or give a figure "
+            "of another meaning another name"
         )
 
 

@@ -260,8 +260,8 @@ def _list_attributes(configuration: Any) -> dict[str, Any]:
     return {name: value for part in parts if part is not None for name, value in part.items()}
 
 
-def _set_changes(given: Any, other: Any, made: Mapping[str, Any]) -> None:
+def _set_changes(original: Any, other: Any, made: Mapping[str, Any]) -> None:
     """Set on a configuration what was set on another since it was ``made``, but how many blocks there are."""
     for name, value in _list_attributes(other).items():
         if name not in (*DEPTHS, *KINDS) and (name not in made or value is not made[name]):
-            object.__setattr__(given, name, value)
+            object.__setattr__(original, name, value)

@@ -135,11 +135,11 @@ def _tensors(model: GrowingModel) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _check_site(slot: SavedSlot, found: SavedSite) -> None:
-    if found != slot.site:
+def _check_site(slot: SavedSlot, site: SavedSite) -> None:
+    if site != slot.site:
         raise CheckpointError(
             f"slot {slot.name!r} saw {slot.site.layout} {slot.site.extent} of width {slot.site.width} when it was "
-            f"saved, and sees {found.layout} {found.extent} of width {found.width} now: build the host and give the "
+            f"saved, and sees {site.layout} {site.extent} of width {site.width} now: build the host and give the "
             "example input as then"
         )
 

@@ -61,8 +61,8 @@ class JointActions:
         legal: Bools = masks["slot"][:, op, slot]
         for head in tuple(Head)[Head.BLUEPRINT :]:
             mask, choice = masks[head.name.lower()], self.table[:, head]
-            given: Bools = mask[:, slot, choice] if mask.ndim == 3 else mask[:, choice]
-            legal = legal & (given | ~RELEVANT[op, head])
+            allowed: Bools = mask[:, slot, choice] if mask.ndim == 3 else mask[:, choice]
+            legal = legal & (allowed | ~RELEVANT[op, head])
         return legal
 
     def decode(self, chosen: Array) -> Ints:

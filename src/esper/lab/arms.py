@@ -271,8 +271,8 @@ class _PolicyFollowers:
 
     def _search(self, spent: Spent) -> ArmResults:
         """The best fixed sequence found with the policy's own budget."""
-        found = search_sequence(self._terms, self._steps, self._settings.seed, self._workers, spent)
-        return ArmResults(found.environment_steps, measure_arm(self._play(found.sequence), self._suite).outcomes)
+        search = search_sequence(self._terms, self._steps, self._settings.seed, self._workers, spent)
+        return ArmResults(search.environment_steps, measure_arm(self._play(search.sequence), self._suite).outcomes)
 
     def _train_final(self, _: Spent) -> ArmResults:
         """The policy's final networks from scratch, for the same minibatches."""

@@ -97,5 +97,5 @@ def shares(profile: cProfile.Profile) -> dict[str, float]:
 def _cumulative(stats: Mapping[tuple[str, int, str], tuple[int, int, float, float, Any]], function: Any) -> float:
     """Seconds in a function and in all that it called."""
     code = cast("FunctionType", inspect.unwrap(function)).__code__  # what decorators such as no_grad hide
-    found = stats.get((code.co_filename, code.co_firstlineno, code.co_name))
-    return 0.0 if found is None else found[3]
+    row = stats.get((code.co_filename, code.co_firstlineno, code.co_name))
+    return 0.0 if row is None else row[3]

@@ -172,8 +172,8 @@ def _entries(runs: Sequence[Sequence[Result]], reference: str) -> list[Entry]:
     return entries
 
 
-def _by_score(found: Comparison) -> Comparison:
-    return replace(found, standings=sorted(found.standings, key=lambda one: one.score.estimate, reverse=True))
+def _by_score(comparison: Comparison) -> Comparison:
+    return replace(comparison, standings=sorted(comparison.standings, key=lambda one: one.score.estimate, reverse=True))
 
 
 def _summarise_arm(entry: Entry, families: Sequence[str] | None, against: ReferenceDifference | None) -> ArmSummary:
@@ -181,7 +181,7 @@ def _summarise_arm(entry: Entry, families: Sequence[str] | None, against: Refere
         return mean_interval(_table(entry, measure), families)
 
     scores = _table(entry, _score)
-    known = all(one.flops is not None for own in entry.seeds for one in own)
+    has_flops = all(one.flops is not None for own in entry.seeds for one in own)
     return ArmSummary(
         entry.name,
         mean_interval(scores, families),
@@ -189,7 +189,7 @@ def _summarise_arm(entry: Entry, families: Sequence[str] | None, against: Refere
         tuple(scores.mean(1).tolist()),
         mean(lambda one: one.test_accuracy),
         mean(lambda one: one.growth),
-        mean(lambda one: one.flops or 0) if known else None,
+        mean(lambda one: one.flops or 0) if has_flops else None,
         entry.environment_steps,
         against,
     )

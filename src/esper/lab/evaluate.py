@@ -148,12 +148,12 @@ def evaluate_run(
         if game.controller is policy.controller:
             own.append((game.split, played))
     progress(len(games), len(games), "")
-    found = RunEvaluation(results, describe_behaviour(suite, policy.iteration, own))
+    evaluation = RunEvaluation(results, describe_behaviour(suite, policy.iteration, own))
     run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report
-    write_results(run.evaluation, found.results)
-    write_behaviour(run.behaviour, found.behaviour)
+    write_results(run.evaluation, evaluation.results)
+    write_behaviour(run.behaviour, evaluation.behaviour)
     finished.remove()
-    return found
+    return evaluation
 
 
 def _games(settings: TrainSettings, split: Split, count: int, controllers: Sequence[Controller]) -> list[_Game]:
@@ -248,15 +248,15 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
     _require_one_way(paths, [load_settings(TrainSettings, run.config) for run in runs])
     results = [read_evaluation(run.evaluation) for run in runs]
     _require_one_length(runs)
-    found: dict[Split, Comparison] = {}
+    comparisons: dict[Split, Comparison] = {}
     for split in SPLITS:
         played = [select_split(own, split) for own in results]
         if all(played):
             try:
-                found[split] = compare_over_seeds(played)
+                comparisons[split] = compare_over_seeds(played)
             except ValueError as error:
                 raise RunError(f"{error}: evaluate them all with the same --instances and --transfer") from error
-    return found
+    return comparisons
 
 
 def _require_one_way(paths: Sequence[Path], trained: Sequence[TrainSettings]) -> None:

@@ -376,9 +376,9 @@ def make_vector(
 
     Other arguments as `GrowthVectorEnv`.
     """
-    known = [mode.value for mode in AutoresetMode]
-    if not isinstance(autoreset_mode, AutoresetMode) and autoreset_mode not in known:
-        raise ConfigError(f"unknown autoreset mode '{autoreset_mode}' (known: {', '.join(known)})")
+    names = [mode.value for mode in AutoresetMode]
+    if not isinstance(autoreset_mode, AutoresetMode) and autoreset_mode not in names:
+        raise ConfigError(f"unknown autoreset mode '{autoreset_mode}' (known: {', '.join(names)})")
     return _MODES[AutoresetMode(autoreset_mode)](num_envs, **arguments)
 
 

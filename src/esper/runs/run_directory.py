@@ -164,9 +164,9 @@ class RunDirectory:
 
     def require_new(self) -> None:
         """RunError if there is anything that a start which was killed at once does not leave."""
-        for found in self.path.iterdir():
-            empty = found == self.checkpoints and not any(found.iterdir())
-            if not (empty or found == self.lock or found.name.endswith(TEMPORARY_SUFFIX)):
+        for child in self.path.iterdir():
+            empty = child == self.checkpoints and not any(child.iterdir())
+            if not (empty or child == self.lock or child.name.endswith(TEMPORARY_SUFFIX)):
                 raise RunError(f"{self.path} is not empty: choose a new directory{self._instead()}")
 
     def _instead(self) -> str:
@@ -338,8 +338,8 @@ def read_state(run: RunDirectory, reader: RunReader) -> State:
 
 
 def _newest_of_life(reader: RunReader) -> EventRecord | None:
-    found = [record for kind in LIFE for record in reader.newest(kind.name)]
-    return max(found, key=lambda record: record.id, default=None)
+    records = [record for kind in LIFE for record in reader.newest(kind.name)]
+    return max(records, key=lambda record: record.id, default=None)
 
 
 def _last(reader: RunReader, name: str, after: int) -> float | None:

@@ -78,8 +78,8 @@ def from_plain(like: Any, plain: Any, name: str) -> Any:
     if isinstance(like, Tensor):
         return _check_tensor(like, plain, name).to(like.device, copy=True)
     if isinstance(like, np.ndarray):
-        usual = torch.from_numpy(cast("np.ndarray[Any, Any]", like))
-        return _check_tensor(usual, plain, name).numpy(force=True).copy()
+        tensor = torch.from_numpy(cast("np.ndarray[Any, Any]", like))
+        return _check_tensor(tensor, plain, name).numpy(force=True).copy()
     if isinstance(like, Stateful):
         like.load_state_dict(_check_type(dict, plain, name))
         return like

@@ -50,8 +50,8 @@ def _labelled(inputs: Floats | Float32s, labels: Ints) -> LabelledArrays:
 
 def _label_by(score: Callable[[Floats], Floats], inputs: Floats, draw: Draw) -> Ints:
     """The class ``[N]`` with the highest score ``[N, C]``, each standardised over other inputs: no class is rare."""
-    usual = score(draw.fixed.standard_normal((512, inputs.shape[1])))
-    return ((score(inputs) - usual.mean(0)) / usual.std(0)).argmax(1)
+    typical_scores = score(draw.fixed.standard_normal((512, inputs.shape[1])))
+    return ((score(inputs) - typical_scores.mean(0)) / typical_scores.std(0)).argmax(1)
 
 
 # Plain features [N, D].

@@ -85,9 +85,9 @@ def get_suite(name: str) -> Suite:
     if file is None and series == GENERATED:
         return _generate(number)
     _run_files()
-    known = tuple(_suites) if file is None else tuple(_registered_by[file])
-    if own not in known:
-        choices = did_you_mean(own, known) or (f"; choose from {', '.join(known)}" if known else "")
+    names = tuple(_suites) if file is None else tuple(_registered_by[file])
+    if own not in names:
+        choices = did_you_mean(own, names) or (f"; choose from {', '.join(names)}" if names else "")
         where = f"; or name the file that registers it: {FILES}=FILE.py" if file is None else f", in {file}"
         raise TaskError(f"no suite is called {own!r}{choices}{where}")
     return _make(_suites[own])
@@ -105,17 +105,19 @@ def _require_allowed(name: str, file: str) -> None:
 
 @cache
 def _make(kind: str | type[Suite]) -> Suite:
-    found: type[Suite] = resolve_name(kind) if isinstance(kind, str) else kind
+    suite_class: type[Suite] = resolve_name(kind) if isinstance(kind, str) else kind
     try:
-        suite = found()
+        suite = suite_class()
     except Exception as error:  # of an abstract class it says what is missing
-        raise TaskError(f"suite {found.name!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise TaskError(f"suite {suite_class.name!r} cannot be made: {type(error).__name__}: {error}") from error
     lacking = [one for one in Suite.__annotations__ if one not in dir(suite)]
     if lacking:
-        raise TaskError(f"suite {found.name!r} does not say its {', '.join(lacking)}: esper.tasks.suite.Suite explains")
+        raise TaskError(
+            f"suite {suite_class.name!r} does not say its {', '.join(lacking)}: esper.tasks.suite.Suite explains"
+        )
     if suite.objective not in get_args(Objective):
         raise TaskError(
-            f"suite {found.name!r} has the objective {suite.objective!r}: {' or '.join(get_args(Objective))}"
+            f"suite {suite_class.name!r} has the objective {suite.objective!r}: {' or '.join(get_args(Objective))}"
         )
     return suite
 

@@ -371,8 +371,11 @@ def mean_score(played: EvaluationResult) -> float:
 
 def describe_circumstances(settings: TrainSettings, policy: str) -> list[Any]:
     """All that results follow from besides versions, controllers' names and instances; ``policy`` is its hash."""
-    known, shipped = baseline_settings(get_suite(settings.suite)), Checkpoints(open_policy(ESPER).checkpoints).latest()
-    return [settings.model_dump(mode="json"), known.model_dump(mode="json"), policy, shipped.sha256]
+    settings_of_rules, shipped = (
+        baseline_settings(get_suite(settings.suite)),
+        Checkpoints(open_policy(ESPER).checkpoints).latest(),
+    )
+    return [settings.model_dump(mode="json"), settings_of_rules.model_dump(mode="json"), policy, shipped.sha256]
 
 
 class EvaluationProgress:
@@ -385,8 +388,8 @@ class EvaluationProgress:
             RunError: the folder cannot be used.
         """
         self._folder, self._circumstances = folder, circumstances
-        found = {self._key(task): self._read(task) for task in tasks}
-        self._known = {key: played for key, played in found.items() if played is not None}
+        cached = {self._key(task): self._read(task) for task in tasks}
+        self._known = {key: played for key, played in cached.items() if played is not None}
         try:
             folder.mkdir(exist_ok=True)
             for path in set(folder.iterdir()) - set(map(self._path, self._known)):

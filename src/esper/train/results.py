@@ -256,11 +256,11 @@ def load_or_compute(path: Path, key: str, compute: Callable[[], ArmResults]) -> 
     Raises:
         RunError: the file cannot be written. Whatever ``compute`` raises passes through.
     """
-    found = read_arm(path, key)
-    if found is None:
-        found = compute()
-        write_cached(path, key, _ARM.dump_python(found, mode="json", exclude_none=True))
-    return found
+    results = read_arm(path, key)
+    if results is None:
+        results = compute()
+        write_cached(path, key, _ARM.dump_python(results, mode="json", exclude_none=True))
+    return results
 
 
 def _digest(value: Any) -> str:

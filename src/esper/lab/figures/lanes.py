@@ -76,19 +76,19 @@ def find_spans(rows: Rows) -> list[Span]:
 
     Dormant times are left out; the stages of a cooldown are one.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     before = Stage.DORMANT
     for row in rows.mappings():
         stage, decision, blueprint = Stage[str(row["stage"]).upper()], int(str(row["decision"])), row["blueprint"]
         if stage in COOLDOWN:
             stage, blueprint = Stage.PRUNED, None
         resident = None if blueprint is None else str(blueprint)
-        if before is not Stage.DORMANT and (found[-1].stage, found[-1].blueprint) == (stage, resident):
-            found[-1] = Span(stage, found[-1].start, decision, resident)
+        if before is not Stage.DORMANT and (spans[-1].stage, spans[-1].blueprint) == (stage, resident):
+            spans[-1] = Span(stage, spans[-1].start, decision, resident)
         elif stage is not Stage.DORMANT:
-            found.append(Span(stage, decision, decision, resident))
+            spans.append(Span(stage, decision, decision, resident))
         before = stage
-    return found
+    return spans
 
 
 def draw_lanes(axes: Axes, rows: Rows) -> set[Stage]:

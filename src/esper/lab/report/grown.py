@@ -87,12 +87,12 @@ def _list_residents(exhibits: Mapping[str, Exhibit]) -> str:
     """Seeds that are in the model now: after the last decision, and after what the end of growth made of them."""
     stages = {slot: part.texts("stage")[-1] for slot, part in exhibits["stages"].rows.by("slot_name").items()}
     fossilized, pruned = Stage.FOSSILIZED.name.lower(), Stage.PRUNED.name.lower()
-    found: list[str] = []
+    sentences: list[str] = []
     for slot, lives in exhibits["seeds"].rows.by("slot_name").items():
         outcome, blueprint = lives.texts("outcome")[-1], lives.texts("blueprint")[-1]
         if outcome != pruned:
-            found.append(f"{blueprint} in {slot}{'' if outcome == fossilized else f', {stages[slot]}'}")
-    return "; ".join(found) or "nothing"
+            sentences.append(f"{blueprint} in {slot}{'' if outcome == fossilized else f', {stages[slot]}'}")
+    return "; ".join(sentences) or "nothing"
 
 
 def _show_figures(exhibits: Mapping[str, Exhibit]) -> list[Section]:
