@@ -70,19 +70,19 @@ class Adaptation:
     untried: int
     """Structures that the budget left out."""
     before: Figures
-    """Of the host on the new data."""
+    """Figures of the host on the new data."""
     kept: Trial | None
     """What grew again on all of the new data; None where nothing did better than the host, or nothing of it stayed."""
     diverged: tuple[Trial, ...]
     """What did better still, but not when it grew on all of the new data: that training diverged."""
     retention: Retention
-    """Of what grew again; where the share is 0, it was taken off."""
+    """Retention of what grew again; where the share is 0, it was taken off."""
     source_loss: float
-    """Of the host on that half of the other data which nothing learns from; not a number where there are none."""
+    """Loss of the host on the half of the other data which nothing learns from; not a number where there are none."""
     flops: float | None
-    """Spent in all; None where torch cannot count the host's."""
+    """FLOPs spent in all; None where torch cannot count the host's."""
     seconds: float
-    """Likewise."""
+    """Seconds spent in all."""
 
     def __repr__(self) -> str:
         kept, before, share, rise = self.kept, self.before, self.retention.share, self.retention.rise
@@ -323,7 +323,7 @@ class Search:
         self.before = Figures.merge([trainer.measure_host(fold) for fold in self._folds])
         """The host on the new data."""
         self.trials: list[Trial] = []
-        """In the order in which they were made."""
+        """Trials in the order in which they were made."""
         self.untried = 0
         """Structures that the budget left out."""
         self._price = 0.0

@@ -45,7 +45,7 @@ class Figures(NamedTuple):
 
     @classmethod
     def merge(cls, parts: Sequence[Figures]) -> Figures:
-        """Of the data of all parts."""
+        """Figures of the data of all parts together."""
         count = sum(part.examples for part in parts)
         score = sum(part.score * part.examples for part in parts) / count
         return cls(score, sum(part.loss * part.examples for part in parts) / count, count)

@@ -83,7 +83,7 @@ def _alone(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """In one line of YAML."""
+    """A value in one line of YAML."""
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
 
 

@@ -41,7 +41,7 @@ class PromiseReader(Protocol):
     """A controller that goes by what blueprints promise, and says how that is to be measured."""
 
     promise: PromiseSettings | None
-    """None: it does without."""
+    """How promises are measured for it; None: it does not use them."""
 
 
 def wanted_promise(controller: Controller) -> PromiseSettings | None:

@@ -50,7 +50,7 @@ class History:
         self.accuracy_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution_before: Floats = np.zeros((environments, slots))
-        """As it was measured the time before."""
+        """The loss contribution as it was measured the time before."""
         self.tries: Floats = np.zeros(self._shape)
         """How often each blueprint was germinated in each slot, ``[E, S, K]``."""
         self.outcomes: Floats = np.zeros(self._shape)
@@ -95,7 +95,7 @@ class History:
         vars(self).update(from_plain(vars(self), state, "history"))
 
     def _report_guessing(self) -> TrainingReport:
-        """As of networks that guess."""
+        """A report as of networks that guess."""
         environments, slots, _ = self._shape
         return TrainingReport(
             np.full(environments, self._chance_loss),

@@ -61,7 +61,7 @@ class GrowingNetworks(Protocol):
 
     @property
     def specs(self) -> Offers:
-        """Who they are."""
+        """Blueprints, costs and compatibility of each slot."""
         ...
 
     @property

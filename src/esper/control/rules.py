@@ -63,7 +63,7 @@ def _find_last(legal: Bools) -> Ints:
 
 
 Numbers: TypeAlias = NDArray[Any]
-"""Of any precision."""
+"""Numbers of any precision."""
 
 ROUNDING = 1e-6
 """Ages are shares of the episode in float32."""

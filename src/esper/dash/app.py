@@ -51,7 +51,7 @@ HEADERS = {
     "x-frame-options": "DENY",
     "cache-control": "no-store",
 }
-"""Of every response."""
+"""Headers of every response."""
 METHODS = ("GET", "HEAD")
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -266,7 +266,7 @@ def _answer_defect(_: Request, _error: Exception) -> Response:
 
 SHORTEST_TOKEN = 16
 GOODBYE_SECONDS = 2
-"""That open connections get to end in."""
+"""Seconds in which open connections may end when the server stops."""
 
 
 def create_access(host: str, token: str | None) -> Access:

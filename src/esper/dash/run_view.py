@@ -91,7 +91,7 @@ _STAGE_COLUMNS = {
 }
 """Column of the step at which a seed first came to a stage."""
 Fields = dict[str, Any]
-"""Of an event, as JSON."""
+"""An event's fields, as JSON."""
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:
@@ -162,7 +162,7 @@ class NetworkView:
 
     number: int
     events: defaultdict[str, list[Fields]] = field(default_factory=lambda: defaultdict[str, list[Fields]](list))
-    """By type, in order."""
+    """The network's events by type, in order."""
 
     @property
     def started(self) -> Fields | None:
@@ -171,7 +171,7 @@ class NetworkView:
 
     @property
     def ended(self) -> Fields | None:
-        """What its episode came to, once it has."""
+        """How its episode ended; None while it goes on."""
         return next(iter(self.events[EpisodeEnded.name]), None)
 
     @property

@@ -36,7 +36,7 @@ class StoreUpdate:
     """What came since the last look."""
 
     last_id: int
-    """Of the newest event that there is."""
+    """Id of the newest event."""
     records: list[EventRecord] = field(default_factory=list[EventRecord])
     """The new events, in order."""
     reload: bool = False

@@ -67,7 +67,7 @@ class SeedlessFork:
     ) -> None:
         assert slot.seed is not None
         self.seed = slot.seed
-        """That is left out."""
+        """The seed that is left out."""
         self._whole = _Whole(model)
         self._slot = slot
         self._theirs = optimizer
@@ -302,7 +302,7 @@ class ApartLearner:
 
     @property
     def forks(self) -> dict[str, SeedlessFork]:
-        """By the slots whose seeds are on trial."""
+        """Forks by the slots whose seeds are on trial."""
         trials = {name: seed for name, seed in self._model.seeds.items() if not seed.fossilized}
         return {name: fork for name, fork in self._forks.items() if fork.seed is trials.get(name)}
 

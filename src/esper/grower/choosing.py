@@ -131,7 +131,7 @@ _RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, ALL_AT_PLA
 
 
 class ControllerChoice(NamedTuple):
-    """Who decides, and within which bounds."""
+    """The controller that decides, and its bounds."""
 
     controller: Controller
     timing: Timing

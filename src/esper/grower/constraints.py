@@ -125,7 +125,7 @@ def name_loss(name: str) -> str:
 
 
 def _read_score(name: str, value: Any) -> Figures:
-    """Of one set."""
+    """Figures of one set of data."""
     if not isinstance(value, Score):
         raise ConfigError(f"evaluate returned {describe(value)} for {name!r}: give an esper.Score")
     parts = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}

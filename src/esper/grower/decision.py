@@ -43,7 +43,7 @@ class Decision:
     """From 1."""
     op: Op
     slot: str | None
-    """None for WAIT."""
+    """The slot that was acted on; None for WAIT."""
     blueprint: str | None
     """What germinated; None for other operations."""
     changes: tuple[Change, ...]

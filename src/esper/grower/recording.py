@@ -47,7 +47,7 @@ class Account:
     decision: Decision
     train_loss: float
     train_accuracy: float | None
-    """None: not known."""
+    """Accuracy in training; None where it is not known."""
     value_before: float
     """What growth is about, as it was measured, before the rollback, if there was one; NaN: not measured."""
     verdicts: Verdicts

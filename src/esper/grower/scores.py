@@ -70,7 +70,7 @@ class Scores:
         self.chance_loss = math.log(self.likely_classes)
         """The loss of guessing, where the number of classes is known; otherwise the first that was measured."""
         self.chance_score = 1 / self.likely_classes
-        """Likewise."""
+        """The score of guessing, where the number of classes is known; otherwise the first that was measured."""
 
     def begin(self, figures: Figures, train_loss: float) -> None:
         """Take the first figures that are finite for what they are; later ones change nothing.
@@ -256,7 +256,7 @@ def _require_direction(metric: str | None, higher_is_better: bool | None) -> Non
 
 
 ROUNDING = 1e-6
-"""By which the mean of float32 hits may exceed 1."""
+"""Largest excess of the mean of float32 hits over 1."""
 EXPECTED = (
     "a number (a loss), a pair (loss, accuracy), or a mapping of names to numbers that has 'loss', such as "
     "{'loss': 0.3, 'f1': 0.8}"

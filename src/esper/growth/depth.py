@@ -146,7 +146,7 @@ class Counts(NamedTuple):
 
     configuration: Any
     name: str
-    """Of the attribute that says so."""
+    """Name of the configuration's attribute."""
     depth: int
 
     def deepen(self, blocks: Sequence[int]) -> Any:
@@ -254,7 +254,7 @@ def _replace(modules: Iterable[nn.Module], configuration: Any, other: Any) -> No
 
 
 def _list_attributes(configuration: Any) -> dict[str, Any]:
-    """Those of its own, by name, in slots or not."""
+    """A configuration's own attributes by name, whether in ``__slots__`` or not."""
     state = object.__getstate__(configuration)
     parts = cast("tuple[Any, ...]", state if isinstance(state, tuple) else (state,))
     return {name: value for part in parts if part is not None for name, value in part.items()}

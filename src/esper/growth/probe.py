@@ -119,7 +119,7 @@ class ProbeResult(NamedTuple):
     """What a probe forward found."""
 
     sites: dict[str, Site]
-    """By submodule, in the order of calls."""
+    """Sites by submodule, in the order of calls."""
     outputs: int | None
     """Channels of what the host returns: its classes, if it is a classifier; None if it returns no tensor.
 
@@ -236,7 +236,7 @@ def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Argument
 
 
 def _arguments_by_place(arguments: Arguments) -> dict[int | str, Any]:
-    """By index or keyword."""
+    """Arguments by index or keyword."""
     if isinstance(arguments, Tensor):
         return {0: arguments}
     return dict(arguments.items() if isinstance(arguments, Mapping) else enumerate(arguments))

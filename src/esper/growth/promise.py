@@ -72,7 +72,7 @@ def held_out_promise(gram: Tensor) -> Tensor:
 
 
 def _scale(gram: Tensor) -> Tensor:
-    """With a mean diagonal of one, or zeros."""
+    """Scale a Gram matrix to a mean diagonal of one; zeros stay zeros."""
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     return torch.where(mean != 0, gram / mean, 0)
 

@@ -79,7 +79,7 @@ class Asked:
     arguments: list[tuple[Tensor, ...]] = field(default_factory=list[tuple[Tensor, ...]])
     """What the module was called with, a batch each."""
     features: list[Tensor] = field(default_factory=list[Tensor])
-    """What it returned, ``[B, ...]``."""
+    """Outputs of the calls, ``[B, ...]`` each."""
     wishes: list[Tensor] = field(default_factory=list[Tensor])
     """Gradient of each example's loss with respect to that, ``[B, ...]``."""
     firsts: list[Tensor] = field(default_factory=list[Tensor])

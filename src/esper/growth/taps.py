@@ -43,7 +43,7 @@ def _tables(handles: Sequence[RemovableHandle]) -> Tables:
 
 
 def _do_nothing(*_: Any) -> None:
-    """As a hook."""
+    """A hook that does nothing."""
 
 
 def require_untraced() -> None:

@@ -110,7 +110,7 @@ class JointVectorEnv(GrowthVectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Arrays, Info]:
-        """As `GrowthVectorEnv.reset`."""
+        """Begin new episodes, as `GrowthVectorEnv.reset` does."""
         observation, info = super().reset(seed=seed, options=options)
         return self._add_mask(observation), info
 

@@ -230,7 +230,7 @@ class _PolicyFollowers:
         self._policy = load_policy(run, settings)
 
     def jobs(self) -> list[_Job]:
-        """To be done in this order."""
+        """The jobs, in the order in which they are to be done."""
         ways = {
             SHUFFLED: self._shuffle,
             SEQUENCE: self._search,

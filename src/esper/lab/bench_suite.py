@@ -46,7 +46,7 @@ class Choice:
     context: str
     schedule: str
     score: float
-    """On fresh instances of the context."""
+    """Mean score on fresh instances of the context."""
     score_of_overall: float
     """Of the best schedule overall, on the same instances."""
     score_of_nothing: float
@@ -57,10 +57,10 @@ class SuiteReport:
     """What control is worth on a suite. All scores are on instances that no choice was made on."""
 
     context_oracle_gap: float
-    """By family."""
+    """Score of choosing by family, above the best schedule overall."""
     standard_error: float
     variant_gap: float
-    """By hidden variant."""
+    """Score of choosing by hidden variant, above the best schedule overall."""
     variant_standard_error: float
     overall: str
     """The best schedule overall."""

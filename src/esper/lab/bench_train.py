@@ -52,7 +52,7 @@ class TrainBenchmark:
     env_steps_per_second: float
     """Decisions of all networks over wall time, updates included: the median over iterations, without the profiler."""
     iterations: list[float]
-    """Of each."""
+    """Environment steps per second of each iteration."""
     share: dict[str, float]
     """Of the time of one more iteration under the profiler, whose own cost falls on parts with many small calls."""
 

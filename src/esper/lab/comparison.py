@@ -59,13 +59,13 @@ class ArmSummary:
     by_seed: tuple[float, ...]
     """Mean scores."""
     accuracy: Interval
-    """On test data."""
+    """Accuracy on test data."""
     growth: Interval
     """Added parameters over the host's."""
     flops: Interval | None
     environment_steps: int | None
     against: ReferenceDifference | None
-    """None for the reference itself."""
+    """Difference from the reference; None for the reference itself."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Comparison:
     seeds: int
     """Training seeds of the reference."""
     instances: int
-    """That each of its policies played."""
+    """Instances that each policy played."""
     standings: list[ArmSummary]
     family_scores: dict[str, dict[str, float]]
     """Mean score by family and name."""
 
     @property
     def reference(self) -> ArmSummary:
-        """With whom the others are compared."""
+        """The arm with which the others are compared."""
         return next(one for one in self.standings if one.against is None)
 
     @property
@@ -161,7 +161,7 @@ def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
 
 
 def _entries(runs: Sequence[Sequence[Result]], reference: str) -> list[Entry]:
-    """By controller, the reference first."""
+    """Results by controller, the reference first."""
     names = dict.fromkeys(one.controller for results in runs for one in results)
     if reference not in names:
         raise ValueError(f"there are no results of {reference!r}")

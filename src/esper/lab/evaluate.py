@@ -46,7 +46,7 @@ _STREAMS: dict[Split, Stream] = {"heldout": Stream.HELDOUT_INSTANCES, "transfer"
 HELDOUT_INSTANCES = 256
 TRANSFER_INSTANCES = 64
 FEWEST_INSTANCES = 2
-"""Of one instance there is no interval."""
+"""Fewest instances of an evaluation: one alone has no interval."""
 
 Progress = Callable[[int, int, str], None]
 """Told how many controllers have played, of how many, and which one plays next (empty at the end)."""

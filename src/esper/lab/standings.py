@@ -57,7 +57,7 @@ RULE = (
 """How verdicts come about, in the words of every table."""
 
 _STYLES = {"policy": "bold", "above": "green", "below": "red"}
-"""On the terminal, by the mark of a cell."""
+"""Styles on the terminal, by the mark of a cell."""
 _NARROW = ("name", "score", "accuracy", "added", "flops", "difference", "probability_of_improvement", "p")
 """Columns for which 80 characters are enough."""
 _FEW = 2
@@ -181,7 +181,7 @@ def _with_difference(one: ArmSummary, against: ReferenceDifference) -> str:
 
 
 def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]:
-    """By split, all figures and the answer, for JSON."""
+    """All figures and the answer for each split, for JSON."""
     return {
         split: asdict(
             EvaluationRecord(

@@ -27,7 +27,7 @@ class ActiveSeeds:
     slots: Bools
     alpha: Float32s
     learning: Bools | None = None
-    """None: all that take part."""
+    """Seeds that learn; None: all that take part."""
 
 
 def select_blended(population: Population) -> ActiveSeeds:

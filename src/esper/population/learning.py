@@ -135,7 +135,7 @@ def network_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def train(population: Population, batches: Iterable[Batch], resting: Bools | None = None) -> TrainingReport:
-    """As `start_training`, whose report it waits for."""
+    """Train a population: the report of `start_training`, waited for."""
     return start_training(population, batches, resting).fetch()
 
 

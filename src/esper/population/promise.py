@@ -50,7 +50,7 @@ class _Newborns:
 
     template: Blueprint
     names: tuple[str, ...]
-    """Of the parameters that a gradient reaches."""
+    """Names of the parameters that a gradient reaches."""
     widths: tuple[int, ...]
     parameters: Parameters
     """``[W, *shape]``, as wide as the widest."""

@@ -392,7 +392,7 @@ MODES: dict[str, RewardMode] = {
     ),
     "escrow": RewardMode(pay_escrow, ("accuracy", "loss")),
 }
-"""By name."""
+"""Reward modes by name."""
 
 
 def register_reward(

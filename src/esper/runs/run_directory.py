@@ -303,7 +303,7 @@ class RunProgress:
 
 
 def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
-    """As the run's store and its lock say."""
+    """A run's progress by its store and its lock."""
     metadata = reader.metadata()
     command, done = str(metadata.get("command", "?")), reader.last_iteration()
     started = reader.newest(RunStarted.name)
@@ -358,7 +358,7 @@ class ListedRun:
     path: Path
     progress: RunProgress
     size: int
-    """Of all its files, in bytes."""
+    """Size of all the run's files, in bytes."""
     trouble: str | None
     """Why its store cannot be read."""
 

@@ -152,7 +152,7 @@ class Manifest(Settings):
     tensors_sha256: Hash
 
     def encode(self) -> str:
-        """As JSON."""
+        """The manifest as JSON."""
         return self.model_dump_json(indent=2)
 
 

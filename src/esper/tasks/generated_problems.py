@@ -265,4 +265,4 @@ PROBLEMS: Mapping[str, Mapping[str, Sampler]] = {
     "images": {"texture": texture, "patch": patch, "handwriting": handwriting},
     "language": {"chain": chain, "echo": echo, "recall": recall},
 }
-"""By kind of host and the problem's name."""
+"""Samplers by kind of host and the problem's name."""

@@ -42,7 +42,7 @@ class Build:
     """Channels of each block."""
     activation: str
     kernel: int
-    """Of convolutions of signals."""
+    """Kernel size of convolutions of signals."""
 
 
 class Chain(nn.Module):

@@ -60,7 +60,7 @@ class ShardResult:
     rollout: Rollout
     log: EpisodeLog
     events: Sequence[EventRow]
-    """In order, with the times at which they happened."""
+    """The shard's events in order, with the times at which they happened."""
     twin_steps: int = 0
     """Decisions, all of them to wait, in the episodes of the twins, which the log does not know."""
 
@@ -96,7 +96,7 @@ def require_start(settings: TrainSettings) -> None:
 
 
 def new_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
-    """Who advises the policy of a run, on that suite."""
+    """The rule that advises a run's policy on a suite; None without advice."""
     advice = settings.policy.advice
     return None if advice is None else LookRule(advice.rule, suite.steps)
 

@@ -222,7 +222,7 @@ def _round(values: NDArray[np.floating]) -> list[Any]:
 
 
 def _drop_unmeasured(values: Sequence[float]) -> tuple[float | None, ...]:
-    """None for what was not measured."""
+    """The values, with None for those that were not measured."""
     return tuple(None if math.isnan(value) else value for value in values)
 
 

@@ -336,7 +336,7 @@ class DeviceTask(ABC):
     @property
     @abstractmethod
     def device(self) -> str:
-        """As torch names it, where the task is computed."""
+        """The device on which the task is computed, as torch names it."""
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from esper.lifecycle.stages import COOLDOWN, OWNING, Stage
 from esper.runs.metric import METRIC_NAME
 
 SLOT_NAME = "COALESCE((SELECT json_extract(value, '$[' || slot || ']') FROM metadata WHERE key = 'slots'), slot)"
-"""In SQL: the name of the slot that has a number."""
+"""SQL for the name of the slot with a number."""
 LANE_HEIGHT = 0.3
 """Inches per slot."""
 
@@ -154,7 +154,7 @@ FROM shown ORDER BY step, slot
 _HOST, _SEED = (0.0, 0.16), (0.3, 1.0)
 """Left and right of what is drawn in a panel: the host's layer, and the seed behind it."""
 _HEIGHT = 0.62
-"""Of a box; slots are 1 apart."""
+"""Height of a box; slots are 1 apart."""
 _LEAST = 0.05
 """Share of a box that is filled at least, to show the stage of a seed that does not count yet."""
 _MARGIN, _ROW = 0.75, 0.42
