@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 
 from dash.planted_run import BASELINES, FAMILIES, Plan, plant
 from esper.config.loading import dump_settings
-from esper.dash.answers import PAGE, late_level
 from esper.dash.app import Access, dashboard
+from esper.dash.pages import PAGE, late_level
 from esper.dash.run_view import RunFinder
 from esper.lab.report.training import write_report
 from esper.runs.reader import RunReader

@@ -21,8 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Canvas
 
-from esper.dash.answers import describe_learning
 from esper.dash.formats import difference, measure, signed_percent
+from esper.dash.pages import describe_learning
 from esper.dash.progress import moving_average
 from esper.lab.figures.drawing import draw_svg
 from esper.lab.figures.exhibit import Figure, Query, Rows, run_queries

@@ -14,7 +14,7 @@ from rich.table import Table
 from esper.commands.options import require_seed
 from esper.config.loading import Overrides, load_settings
 from esper.control.shipped import ESPER
-from esper.dash.output import RegularLines, console_beside, print_json, say
+from esper.dash.output import RegularLines, console_beside, print_json, print_line
 from esper.errors import ConfigError
 from esper.lab.bench_suite import Choice, SuiteReport, bench_suite
 from esper.lab.bench_train import bench_train
@@ -50,7 +50,7 @@ def measure_suite(
     began = time.perf_counter()
     rules = TrainSettings(suite=suite).rules
     with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
-        report = bench_suite(suite, rules, search, score, seed, workers, lambda line: say(console, line))
+        report = bench_suite(suite, rules, search, score, seed, workers, lambda line: print_line(console, line))
     _print_gap(console, report, time.perf_counter() - began)
     if json:
         print_json(asdict(report))
@@ -102,14 +102,14 @@ def measure_search(
         raise ConfigError(f"{instances} instances give no interval: ask for at least {FEWEST_INSTANCES}")
     console = console_beside(json)
     own = get_suite(suite)
-    say(
+    print_line(
         console,
         f"{controller} plays {instances} instances of suite {own.name}; beside {POOL} static networks on each",
     )
     with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
         report = search_beside(controller, own, split, instances, seed, workers)
     console.print(_search_table(report))
-    say(console, _describe_break_even(report))
+    print_line(console, _describe_break_even(report))
     if json:
         print_json(asdict(report))
 
@@ -155,14 +155,14 @@ def measure_training(
         raise ConfigError(f"one core of the CPU is measured, not {', '.join(settings.devices)}: leave devices out")
 
     def show(number: int, speed: float) -> None:
-        say(console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps a second")
+        print_line(console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps a second")
 
     benchmark = bench_train(settings, show)
     table = Table("part", "share of the time", box=None)
     for name, share in sorted(benchmark.share.items(), key=lambda part: -part[1]):
         table.add_row(name, f"{share:.1%}")
     console.print(table)
-    say(
+    print_line(
         console, f"{benchmark.env_steps_per_second:.0f} environment steps a second, the median; one process, one thread"
     )
     if json:

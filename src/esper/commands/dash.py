@@ -40,10 +40,10 @@ def command(
     """
     for place in runs:
         if not os.path.exists(place):  # unlike Path.exists, it takes names that no file can have
-            _say(f"there is no folder {place} yet: its runs show up once there are some")
-    serve(RunFinder(runs), create_access(host, token), port, browser, _say)
+            _print_line(f"there is no folder {place} yet: its runs show up once there are some")
+    serve(RunFinder(runs), create_access(host, token), port, browser, _print_line)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

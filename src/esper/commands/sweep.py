@@ -15,7 +15,7 @@ from esper.commands.options import hint_if_stopped, require_seed
 from esper.config.loading import Overrides
 from esper.config.settings import compare_settings
 from esper.dash.formats import percent, score
-from esper.dash.output import console_beside, plain_table, print_json, say, say_differences
+from esper.dash.output import console_beside, plain_table, print_differences, print_json, print_line
 from esper.errors import ConfigError
 from esper.extras import require
 from esper.train.settings import TrainSettings
@@ -73,16 +73,18 @@ def command(
     sweep = Sweep(run_dir or SWEEPS / space.stem, search_space, trials, seed, instances, pruner)
     shared = compare_settings(search_space.settings[0], TrainSettings())
     shared = [one for one in shared if not any(is_within(one.key, key) for key in search_space.distributions)]
-    say_differences(console, "what all trials have in common", shared)
-    say(console, f"study: {sweep.url}, which `optuna-dashboard {sweep.url}` shows (pip install optuna-dashboard)")
+    print_differences(console, "what all trials have in common", shared)
+    print_line(
+        console, f"study: {sweep.url}, which `optuna-dashboard {sweep.url}` shows (pip install optuna-dashboard)"
+    )
     with (
         hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
         computing.open(max(one.shards for one in search_space.settings)) as workers,
     ):
-        ranking = run_sweep(sweep, workers, lambda line: say(console, line))
+        ranking = run_sweep(sweep, workers, lambda line: print_line(console, line))
     console.print(draw_ranking(ranking))
-    say(console, CAUTION)
-    say(console, f"runs: {sweep.folder}")
+    print_line(console, CAUTION)
+    print_line(console, f"runs: {sweep.folder}")
     if json:
         print_json({"run": str(sweep.folder), "study": sweep.url, "ranking": [asdict(one) for one in ranking]})
 

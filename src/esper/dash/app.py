@@ -26,7 +26,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from esper.dash.answers import (
+from esper.dash.pages import (
     describe_comparison,
     describe_learning,
     describe_look,
@@ -282,7 +282,7 @@ def create_access(host: str, token: str | None) -> Access:
     return Access(host, secrets.token_urlsafe() if token is None and not is_loopback(host) else token)
 
 
-def serve(finder: RunFinder, access: Access, port: int, browser: bool, say: Callable[[str], None]) -> None:
+def serve(finder: RunFinder, access: Access, port: int, browser: bool, print_line: Callable[[str], None]) -> None:
     """Serve until Ctrl-C; port 0 is any free one.
 
     Raises:
@@ -300,8 +300,8 @@ def serve(finder: RunFinder, access: Access, port: int, browser: bool, say: Call
         # Whoever does not read what was sent is cut off at the end, on purpose: no error, and no traceback.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
         address = _format_address(access, listener.getsockname()[1])
-        say(f"dashboard: {address}")
-        say("Ctrl-C stops it.")
+        print_line(f"dashboard: {address}")
+        print_line("Ctrl-C stops it.")
         if browser:
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):  # the usual end

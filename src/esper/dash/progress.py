@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.dash.formats import duration, percent, score
-from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, RegularLines, say, score_table, sparkline
+from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, RegularLines, print_line, score_table, sparkline
 from esper.rl.diagnostics import Anomaly
 from esper.train.iteration import Iteration
 
@@ -111,7 +111,7 @@ class LineView:
         self._lines = RegularLines(console, self._describe_progress)
 
     def __enter__(self) -> Self:
-        say(self._console, "finding the baselines' level")
+        print_line(self._console, "finding the baselines' level")
         self._lines.__enter__()
         return self
 
@@ -123,7 +123,7 @@ class LineView:
     def show_baselines(self, levels: Mapping[str, float]) -> None:
         """Print the baselines' levels."""
         self._progress.levels = levels
-        say(self._console, "baselines: " + ", ".join(f"{name} {score(level)}" for name, level in levels.items()))
+        print_line(self._console, "baselines: " + ", ".join(f"{name} {score(level)}" for name, level in levels.items()))
 
     def add_iteration(self, iteration: Iteration) -> None:
         """Print a line every few iterations, at measurements and at the end, and one for each new kind of anomaly."""
@@ -131,11 +131,11 @@ class LineView:
         self._progress.add(iteration)
         due = iteration.number % self._every == 0 or iteration.probe_score is not None
         if due or iteration.number in (1, iteration.total):
-            say(self._console, _describe_iteration(self._progress, iteration))
+            print_line(self._console, _describe_iteration(self._progress, iteration))
             self._lines.postpone()
         for anomaly in iteration.anomalies:
             if anomaly not in known:
-                say(self._console, f"iteration {iteration.number}: anomaly {anomaly}: {anomaly.meaning}")
+                print_line(self._console, f"iteration {iteration.number}: anomaly {anomaly}: {anomaly.meaning}")
 
     def _describe_progress(self) -> str:
         progress = self._progress

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from esper.dash.answers import describe_event
+from esper.dash.pages import describe_event
 from esper.errors import EsperError, RunError
 from esper.runs.events import RunResumed
 from esper.runs.reader import EventRecord, RunReader

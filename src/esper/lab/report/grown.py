@@ -36,7 +36,7 @@ def report_grown(run: RunDirectory) -> Report:
         f"How {metadata.get('host', 'a model')} grew",
         f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}"
         f"{'' if planned is None else f', {planned} decisions planned'}.",
-        [_say_how_it_stands(metadata, progress, by_name)],
+        [_describe_standing(metadata, progress, by_name)],
         [
             *_show_figures(by_name),
             *(Section(one.what.name.capitalize(), [one]) for one in exhibits if isinstance(one.what, Table)),
@@ -53,7 +53,7 @@ def _read_config(path: Path) -> str:
         raise RunError(f"cannot read the configuration {path}: {error.strerror}") from error
 
 
-def _say_how_it_stands(metadata: Mapping[str, Any], progress: RunProgress, exhibits: Mapping[str, Exhibit]) -> Headline:
+def _describe_standing(metadata: Mapping[str, Any], progress: RunProgress, exhibits: Mapping[str, Exhibit]) -> Headline:
     """For a model whose training is its owner's."""
     curves = exhibits["curves"].rows.by("measure")
     if LOSS not in curves:

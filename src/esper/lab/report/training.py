@@ -99,9 +99,9 @@ def report_training(run: RunDirectory) -> Report:
     )
     heldout = comparisons.get("heldout")
     headline = (
-        _say_unmeasured(run, summary)
+        _describe_unmeasured(run, summary)
         if heldout is None
-        else _say_answer(heldout, comparisons.get("transfer"), behaviour, summary)
+        else _describe_verdict(heldout, comparisons.get("transfer"), behaviour, summary)
     )
     title = "Did learning to grow networks help?"
     page = Page(f"Esper: {run.path.name}", title, facts, [headline], sections, reproduction)
@@ -114,7 +114,7 @@ def report_training(run: RunDirectory) -> Report:
     )
 
 
-def _say_answer(
+def _describe_verdict(
     heldout: Comparison, transfer: Comparison | None, behaviour: Behaviour | None, summary: TrainingSummary
 ) -> Headline:
     answer = did_it_help(heldout)
@@ -127,7 +127,7 @@ def _say_answer(
     return Headline(answer.short, sentences, notes=notes)
 
 
-def _say_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headline:
+def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headline:
     """What training alone tells, and how to learn the rest."""
     sentences = list[str]()
     if summary.probe_score is not None and summary.baselines:
