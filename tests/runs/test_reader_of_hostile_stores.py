@@ -104,7 +104,7 @@ def test_a_run_that_goes_on_is_checked_too(good: Path, tmp_path: Path, attack: s
 
 
 @pytest.mark.parametrize("attack", SURELY_BROKEN)
-@pytest.mark.parametrize("words", [["report"], ["evaluate"], ["train", "--resume"], ["grow", "--resume"]])
+@pytest.mark.parametrize("words", [["report"], ["evaluate"], ["train", "--resume"]])
 def test_every_command_that_opens_a_store_refuses_it_in_one_sentence(
     good: Path, tmp_path: Path, words: list[str], attack: str, capsys: Capture
 ):
