@@ -57,7 +57,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import esper
-from esper.dash.output import say
+from esper.dash.output import print_line
 from esper.errors import DivergedError
 from esper.growth.model import GrowingModel
 from esper.train.workers import prepare_process
@@ -329,7 +329,7 @@ def measure(
             with path.open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
         if missing:
-            say(CONSOLE, f"{case.host}, seed {seed}, {problem.shift}: {len(missing)} ways measured")
+            print_line(CONSOLE, f"{case.host}, seed {seed}, {problem.shift}: {len(missing)} ways measured")
 
 
 def read(path: Path) -> list[Result]:

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from zoo.hosts import HOSTS
 
 import esper
-from esper.dash.output import say
+from esper.dash.output import print_line
 from esper.tasks.datasets import digits, mnist1d
 from esper.train.workers import prepare_process
 
@@ -296,7 +296,7 @@ def measure(folder: Path, case: Case, seed: int) -> None:
         with path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         best = max(found, key=found.__getitem__)
-        say(CONSOLE, f"{case.host} {seed} {problem.shift}: {before:.3f}, best {found[best]:.3f} by {best}")
+        print_line(CONSOLE, f"{case.host} {seed} {problem.shift}: {before:.3f}, best {found[best]:.3f} by {best}")
 
 
 def read(folder: Path, case: Case, seeds: Sequence[int]) -> dict[int, dict[str, dict[str, float]]]:
@@ -340,11 +340,13 @@ def show(folder: Path, cases: Sequence[Case], seeds: Sequence[int]) -> None:
     for case in cases:
         table = read(folder, case, seeds)
         if len(table) < 2:
-            say(CONSOLE, f"{case.host}: {len(table)} seeds, which is too few to choose a place by others")
+            print_line(CONSOLE, f"{case.host}: {len(table)} seeds, which is too few to choose a place by others")
             continue
         everything += show_host(case, table)
     if everything:
-        say(CONSOLE, f"all: {len(everything)} shifts, gap {_points(np.array(everything))}, as if hosts shared none")
+        print_line(
+            CONSOLE, f"all: {len(everything)} shifts, gap {_points(np.array(everything))}, as if hosts shared none"
+        )
 
 
 def show_host(case: Case, table: dict[int, dict[str, dict[str, float]]]) -> list[float]:
@@ -361,7 +363,7 @@ def show_host(case: Case, table: dict[int, dict[str, dict[str, float]]]) -> list
             oracle[row, column] = table[seed][shift][_best(others[shift])]
             overall[row, column] = table[seed][shift][fixed]
     gaps = (oracle - overall).mean(0)
-    say(
+    print_line(
         CONSOLE,
         f"{case.host}: {len(seeds)} seeds, {len(shifts)} shifts; best place per shift {oracle.mean():.3f}, "
         f"best overall {overall.mean():.3f} ({_best(everywhere)}), gap {_points(gaps)}; chosen by the same seeds "
@@ -370,7 +372,7 @@ def show_host(case: Case, table: dict[int, dict[str, dict[str, float]]]) -> list
     for shift, gap in zip(shifts, gaps, strict=True):
         ranked = sorted(means[shift], key=means[shift].__getitem__, reverse=True)
         told = ", ".join(f"{name} {means[shift][name]:.3f}" for name in ranked[:3])
-        say(CONSOLE, f"  {shift:15} gap {100 * gap:+5.1f}   {told}")
+        print_line(CONSOLE, f"  {shift:15} gap {100 * gap:+5.1f}   {told}")
     return gaps.tolist()
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from esper.config.loading import load_settings
 from esper.control.controller import Controller
 from esper.control.learned import PolicyOrigin, restore_controller
-from esper.control.rules.look import LookRule
+from esper.control.rules import LookRule
 from esper.lab.evaluate import sample_for_evaluation
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Floats
@@ -32,8 +32,7 @@ from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import GENERATED, get_suite
 from esper.tasks.suite import Objective, Split, Suite
 from esper.tasks.suite_files import allow_files
-from esper.train.baselines import baselines
-from esper.train.evaluation import EvaluationConfig, evaluate_controllers
+from esper.train.evaluation import EvaluationConfig, baselines, evaluate_controllers
 from esper.train.workers import LocalWorkers
 
 HERE = Path(__file__).parent

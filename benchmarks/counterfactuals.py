@@ -19,8 +19,8 @@ from esper.growth.blueprints.registry import get
 from esper.lifecycle.rules import Rules
 from esper.population.evaluation import evaluate
 from esper.population.parameters import SeedKind
-from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
+from esper.rl.settings import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.train.workers import prepare_process
 

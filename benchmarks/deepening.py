@@ -49,7 +49,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from zoo.hosts import TransformerBlock
 
 import esper
-from esper.dash.output import say
+from esper.dash.output import print_line
 
 BUDGET = 1e12
 """Training FLOPs of every run."""
@@ -201,7 +201,7 @@ def main(folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step], w
         with ProcessPoolExecutor(workers) as pool:
             for done in as_completed([pool.submit(train, plan) for plan in store.missing(PLANS[step](store))]):
                 store.add(done.result())
-                say(console, describe(done.result()))
+                print_line(console, describe(done.result()))
     show(store, console)
 
 
@@ -316,7 +316,7 @@ def show(store: Store, console: Console) -> None:
         spread = f"test {np.mean(losses):.4f} ± {np.std(losses, ddof=1) if len(losses) > 1 else 0:.4f}"
         compared = [beside(found, store.find(rival), name) for name, rival in rivals.items()]
         said = describe(found[min(found)]).partition(", seed")[0]
-        say(console, f"{said}: {len(found)} seeds, {spread}{''.join(compared)}")
+        print_line(console, f"{said}: {len(found)} seeds, {spread}{''.join(compared)}")
 
 
 def beside(found: dict[int, Result], other: dict[int, Result], name: str) -> str:

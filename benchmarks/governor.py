@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.lifecycle.rules import Rules
-from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
+from esper.rl.settings import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.train.workers import prepare_process
 

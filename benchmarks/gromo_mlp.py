@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from zoo.data import Splits, load
 
 import esper
-from esper.control.rules.look import LookSettings
+from esper.control.rules import LookSettings
 from esper.errors import TaskError
 from esper.train.workers import prepare_process
 

@@ -52,7 +52,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 import esper
-from esper.dash.output import say
+from esper.dash.output import print_line
 
 DEPTHS = (1, 2, 4, 8)
 STEPS, DECAY = 4800, 0.2
@@ -291,7 +291,7 @@ def run(
         for depth in depths:
             if not store.knows(way, depth, store.best(way, depth), seed):
                 train(depth, store.best(way, depth), seed)
-        say(Console(), f"{way}, seed {seed}: done")
+        print_line(Console(), f"{way}, seed {seed}: done")
 
 
 def main(folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step]) -> None:
@@ -326,13 +326,13 @@ def run_distil(store: Store) -> None:
     for seed in FINAL_SEEDS:
         if not all(store.knows("distil", depth, setting, seed) for depth, setting in chosen.items()):
             distil(store, chosen, seed)
-        say(Console(), f"distil, seed {seed}: done")
+        print_line(Console(), f"distil, seed {seed}: done")
 
 
 def show(store: Store, console: Console) -> None:
     """Test losses beside those of the twins that trained alone, and what all sizes cost together."""
     if not knows(store, "alone"):
-        say(console, f"{store.text}: not all depths have been trained alone by all seeds yet")
+        print_line(console, f"{store.text}: not all depths have been trained alone by all seeds yet")
         return
     table = Table("depth", "alone", "ladder", "beside alone", "distilled", "beside alone", box=None)
     for depth in DEPTHS:
@@ -343,19 +343,19 @@ def show(store: Store, console: Console) -> None:
         table.add_row(str(depth), spread(alone), *(cell for pair in compared for cell in pair))
     console.print(table)
     alone = sum(store.of("alone", depth)[0].flops for depth in DEPTHS)
-    say(console, f"{store.text}: FLOPs of all four sizes: alone {alone:.3g}")
+    print_line(console, f"{store.text}: FLOPs of all four sizes: alone {alone:.3g}")
     if knows(store, "climb"):
         ladder = store.of("climb", DEPTHS[-1])[0].flops
-        say(console, f"the ladder {ladder:.3g}, {1 - ladder / alone:.0%} less")
+        print_line(console, f"the ladder {ladder:.3g}, {1 - ladder / alone:.0%} less")
     if knows(store, "distil"):
         deepest = store.of("alone", DEPTHS[-1])[0].flops
         distilled = deepest + sum(store.of("distil", depth)[0].flops for depth in DEPTHS[:-1])
-        say(console, f"the deepest and what was distilled of it {distilled:.3g}")
+        print_line(console, f"the deepest and what was distilled of it {distilled:.3g}")
     for way in ("alone", "climb", "distil"):
         for one in sorted(store.results, key=lambda one: (one.depth, one.validation)):
             if one.way == way and one.seed == CHOOSING:
                 chosen = ", ".join(f"{value:g}" for value in one.setting)
-                say(console, f"{way}, depth {one.depth}, {chosen}: validation {one.validation:.4f}")
+                print_line(console, f"{way}, depth {one.depth}, {chosen}: validation {one.validation:.4f}")
 
 
 def knows(store: Store, way: str) -> bool:

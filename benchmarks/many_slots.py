@@ -29,7 +29,7 @@ from zoo.training import Score
 from esper.control.controller import Actions
 from esper.control.observation import MaskTensors, Observation, list_features, mask_tensors
 from esper.control.policy import Policy, PolicySettings
-from esper.control.rules.decisions import ActionBuilder
+from esper.control.rules import ActionBuilder
 from esper.grower.grower import Grower
 from esper.grower.measuring import measure_seeds
 from esper.grower.scores import check_figures
@@ -42,7 +42,7 @@ from esper.population.forward import forward, select_blended
 from esper.population.learning import Batch, train
 from esper.population.population import Population
 from esper.rl.episodes import Episodes
-from esper.tasks.dataset_suites import DigitsSuite
+from esper.tasks.datasets import DigitsSuite
 from esper.tasks.layers import Linear
 from esper.train.workers import prepare_process
 from open_rules import OPEN_RULES

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config.loading import load_settings
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.train.collect import sample_instances
 from esper.train.evaluation import evaluation_config
 from esper.train.settings import TrainSettings

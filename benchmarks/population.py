@@ -24,7 +24,7 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from esper.control.controller import Actions
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import step

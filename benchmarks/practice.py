@@ -37,9 +37,9 @@ from zoo.training import (
 )
 
 import esper
-from esper.control.rules.simple import Never
+from esper.control.rules import Never
 from esper.control.shipped import ESPER
-from esper.dash.output import say
+from esper.dash.output import print_line
 from esper.errors import ConfigError, EsperError, TaskError
 from esper.files import write_atomically
 from esper.growth.blueprints import get
@@ -127,13 +127,13 @@ def main(
         for seed in seeds:
             for controller in ARMS.values():
                 results.append(train(controller, seed, planned))
-                say(console, _line(results[-1]))
+                print_line(console, _line(results[-1]))
             bare, looked = (
                 _find(results, pair, seed, ARMS[how]) for how in ("bare host", "grown by the rule that looks")
             )
             more = round(bare.epochs * looked.training_flops / bare.training_flops)
             results.append(replace(train(bare.controller, seed, more), controller=LONGER))
-            say(console, _line(results[-1]))
+            print_line(console, _line(results[-1]))
     write_atomically(folder / "practice.json", _RESULTS.dump_json(results, indent=2))
     Console(width=TABLE_WIDTH).print(_table(results))
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 
-from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules import Planting, Schedule
 from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU
@@ -34,8 +34,7 @@ from esper.population.parameters import SeedKind
 from esper.population.population import Fossils
 from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
-from esper.tasks.data import Data
-from esper.tasks.instance import Instance
+from esper.tasks.instance import Data, Instance
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
 from esper.train.workers import prepare_process

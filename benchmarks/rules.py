@@ -22,14 +22,13 @@ from rich.table import Table
 from esper.config.loading import load_settings
 from esper.control.controller import Actions, Controller
 from esper.control.observation import Observation, list_features
-from esper.control.rules.look import LookRule, LookSettings
+from esper.control.rules import LookRule, LookSettings
 from esper.lab.evaluate import load_policy
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.train.baselines import baselines
-from esper.train.evaluation import EvaluationConfig, evaluate_controllers
+from esper.train.evaluation import EvaluationConfig, baselines, evaluate_controllers
 from esper.train.results import SPLITS, Result
 from esper.train.settings import TrainSettings
 from esper.train.workers import LocalWorkers

@@ -21,10 +21,8 @@ from rich.console import Console
 from esper.config.loading import settings_text
 from esper.config.settings import Settings
 from esper.control.controller import Controller
-from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.look import LookRule, LookSettings
-from esper.control.rules.schedule import Periodic, PeriodicSettings
-from esper.lab.sequence_search import FIRST_ROUND, SURVIVORS, plan_rounds, score_controllers
+from esper.control.rules import Heuristic, HeuristicSettings, LookRule, LookSettings, Periodic, PeriodicSettings
+from esper.lab.arms import FIRST_ROUND, SURVIVORS, plan_rounds, score_controllers
 from esper.lifecycle.rules import Rules
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.tasks.registry import get_suite

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.tasks.data import PARTS, Data, Part
-from esper.tasks.instance import Instance
+from esper.tasks.instance import PARTS, Data, Instance, Part
 from esper.tasks.registry import register
 from esper.tasks.suite import OptimizerSettings, Suite, log_uniform
 

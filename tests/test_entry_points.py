@@ -17,7 +17,7 @@ from esper.errors import ConfigError
 from esper.grower.grower import Grower
 from esper.lab.contest import Contest
 from esper.lifecycle.rules import Rules
-from esper.rl.gym.growth import Growth, GrowthSettings
+from esper.rl.gym import Growth, GrowthSettings
 from esper.train.evaluation import evaluation_config
 from esper.train.settings import TrainSettings
 

@@ -35,8 +35,6 @@ NEEDS_AN_EXTRA = (
     "esper.integrations.sb3",
     "esper.integrations.transformers",
     "esper.dash.app",
-    "esper.dash.security",
-    "esper.dash.server",
     "esper.dash.stream",
 )
 

@@ -33,7 +33,7 @@ class Mutation:
 
 
 MUTATIONS = (
-    Mutation("lifecycle/gates.py", "contribution >= -rules.harm_tolerance", "contribution >= -1.0", "lifecycle"),
+    Mutation("lifecycle/rules.py", "contribution >= -rules.harm_tolerance", "contribution >= -1.0", "lifecycle"),
     Mutation("lifecycle/transitions.py", "(table.stage_age >= steps)", "(table.stage_age > steps)", "lifecycle"),
     Mutation("lifecycle/legality.py", "op[:, Op.WAIT] = True", "pass", "lifecycle rl"),
     Mutation(

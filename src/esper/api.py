@@ -10,7 +10,7 @@ from esper.growth.attach import attach
 from esper.growth.export import export
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
-from esper.rl.episode_config import EpisodeConfig
+from esper.rl.settings import EpisodeConfig
 
 __all__ = [
     "Decision",

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.adaptation.adapt import Search
-from esper.adaptation.report import Adaptation, Trial
+from esper.adaptation.adapt import Adaptation, Search, Trial
 from esper.adaptation.trainer import Figures, Recipe, Retention, Structure, Trainer
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks.tune_rules import TuningResult, tune
-from esper.control.rules.heuristic import HeuristicSettings
-from esper.control.rules.schedule import Periodic, PeriodicSettings
-from esper.lab import sequence_search
-from esper.lab.sequence_search import FIRST_ROUND
+from esper.control.rules import HeuristicSettings, Periodic, PeriodicSettings
+from esper.lab import arms
+from esper.lab.arms import FIRST_ROUND
 from esper.lifecycle.rules import Rules
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -77,7 +76,7 @@ def test_the_best_of_all_candidates_wins_where_luck_plays_no_part(monkeypatch: p
         seen.extend(quality(each._settings) for each in controllers)
         return play(workers, controllers, *more)
 
-    monkeypatch.setattr(sequence_search, "evaluate_controllers", watched)
+    monkeypatch.setattr(arms, "evaluate_controllers", watched)
     tuned = search("periodic", 100)
     assert isinstance(tuned.settings, PeriodicSettings)
     assert len(set(seen)) > 10
@@ -87,7 +86,7 @@ def test_the_best_of_all_candidates_wins_where_luck_plays_no_part(monkeypatch: p
 
 def test_more_search_finds_better_settings_through_luck(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what settings are worth, not by the score that they were chosen for, which rises with any search."""
-    monkeypatch.setattr(sequence_search, "evaluate_controllers", planted(1.0))
+    monkeypatch.setattr(arms, "evaluate_controllers", planted(1.0))
     worth = [
         np.mean([quality(search("periodic", candidates, seed).settings) for seed in range(20)])
         for candidates in (1, 10, 100)

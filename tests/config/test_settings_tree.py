@@ -13,15 +13,13 @@ from pydantic import ValidationError
 
 from esper.config.loading import load_settings, merge, put
 from esper.config.settings import Settings, compare_settings, models_in
-from esper.control.rules.heuristic import HeuristicSettings
-from esper.control.rules.look import LookSettings
-from esper.control.rules.schedule import PeriodicSettings
+from esper.control.rules import HeuristicSettings, LookSettings, PeriodicSettings
 from esper.errors import ConfigError
 from esper.lab.sweep import load_space
 from esper.lifecycle.rules import Rules
-from esper.rl.episode_config import EpisodeConfig
-from esper.rl.gym.growth import GrowthSettings
+from esper.rl.gym import GrowthSettings
 from esper.rl.rewards import MODES
+from esper.rl.settings import EpisodeConfig
 from esper.train.settings import TrainSettings
 from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
 

@@ -13,11 +13,11 @@ from esper.control.learned import LearnedController, name_features, policy_spec
 from esper.control.observation import FeatureReader
 from esper.control.policy import Policy, PolicySettings
 from esper.control.promises import PromiseSettings
-from esper.control.rules.look import LookRule, LookSettings
+from esper.control.rules import LookRule, LookSettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import RELEVANT, Head, Op
-from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
+from esper.rl.settings import EpisodeConfig
 from esper.train.settings import TrainSettings
 from rl.short import SUITE, episodes, instances
 

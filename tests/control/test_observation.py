@@ -18,7 +18,7 @@ from esper.control.observation import (
 )
 from esper.control.policy.heads import legal_choices
 from esper.control.promises import PromiseSettings
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.growth.blueprints.registry import Family, get
 from esper.growth.site import Layout
 from esper.lifecycle.actions import RELEVANT, Head, Op
@@ -29,7 +29,7 @@ from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import step
 from esper.population.gradients import HealthTable
 from esper.population.learning import TrainingReport
-from esper.rl.episode_config import EpisodeConfig
+from esper.rl.settings import EpisodeConfig
 from lifecycle.support import RULE_SETS, random_compatibility, random_evidence, sample
 from open_rules import open_rules
 from rl.short import episodes, instances

@@ -12,17 +12,27 @@ from control.situations import HORIZON, SLOTS, Situation, fossil, holding, index
 from esper.control.controller import Controller
 from esper.control.observation import Observation
 from esper.control.promises import PromiseSettings
-from esper.control.rules.decisions import seed_rent
-from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.look import LookRule, LookSettings
-from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
-from esper.control.rules.simple import Never, Replay, Uniform, shuffle_actions
+from esper.control.rules import (
+    Heuristic,
+    HeuristicSettings,
+    LookRule,
+    LookSettings,
+    Never,
+    Periodic,
+    PeriodicSettings,
+    Planting,
+    Replay,
+    Schedule,
+    Uniform,
+    seed_rent,
+    shuffle_actions,
+)
 from esper.errors import ConfigError
 from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op, action, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.rl.episode_config import EpisodeConfig
+from esper.rl.settings import EpisodeConfig
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, episodes, instances, play
 

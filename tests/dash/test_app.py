@@ -16,10 +16,9 @@ from starlette.testclient import TestClient
 
 from dash.planted_run import BASELINES, FAMILIES, Plan, plant
 from esper.config.loading import dump_settings
-from esper.dash.answers import PAGE, late_level
-from esper.dash.app import dashboard
-from esper.dash.runs import RunFinder
-from esper.dash.security import Access
+from esper.dash.app import Access, dashboard
+from esper.dash.pages import PAGE, late_level
+from esper.dash.run_view import RunFinder
 from esper.lab.report.training import write_report
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory

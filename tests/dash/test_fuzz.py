@@ -13,9 +13,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from dash.planted_run import Plan, plant
-from esper.dash.app import Views, dashboard
-from esper.dash.runs import RunFinder
-from esper.dash.security import Access
+from esper.dash.app import Access, Views, dashboard
+from esper.dash.run_view import RunFinder
 
 pytestmark = pytest.mark.landing
 
@@ -73,11 +72,11 @@ def test_the_last_event_is_a_whole_number(planted: Path):
 
 def test_whoever_does_not_read_is_cut_off_at_the_end_without_complaint(planted: Path):
     script = (
-        "import sys; from pathlib import Path; from esper.dash import app, server; "
-        "from esper.dash.runs import RunFinder; from starlette.responses import StreamingResponse; "
+        "import sys; from pathlib import Path; from esper.dash import app; "
+        "from esper.dash.run_view import RunFinder; from starlette.responses import StreamingResponse; "
         "app.Views.answer = lambda self, request: StreamingResponse(iter(lambda: b'x' * 2**20, None)); "
         "say = lambda line: print(line, flush=True); "
-        "server.serve(RunFinder((Path(sys.argv[1]),)), server.create_access('127.0.0.1', None), 0, False, say)"
+        "app.serve(RunFinder((Path(sys.argv[1]),)), app.create_access('127.0.0.1', None), 0, False, say)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, str(planted)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

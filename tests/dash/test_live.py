@@ -143,10 +143,10 @@ def lines_of(total: int, probes: dict[int, float], anomalies: dict[int, Anomaly]
     view = view_training(console, TrainingProgress(total, clock=Clock()))
     assert isinstance(view, LineView)
     with view:
-        view.baselines(LEVELS)
+        view.show_baselines(LEVELS)
         for number in range(1, total + 1):
             found = (anomalies[number],) if number in anomalies else ()
-            view.iteration(iteration(number, total, probe=probes.get(number), anomalies=found))
+            view.add_iteration(iteration(number, total, probe=probes.get(number), anomalies=found))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -169,8 +169,8 @@ def test_lines_tell_measurements_and_new_anomalies():
 def test_a_line_tells_of_rollbacks():
     console = Console(file=io.StringIO(), width=80)
     view = LineView(console, TrainingProgress(3, clock=Clock()))
-    view.iteration(iteration(1, 3, rollbacks=2))
-    view.iteration(iteration(3, 3))
+    view.add_iteration(iteration(1, 3, rollbacks=2))
+    view.add_iteration(iteration(3, 3))
     assert isinstance(console.file, io.StringIO)
     first, last = console.file.getvalue().splitlines()
     assert first.endswith(", 2 rolled back")
@@ -188,9 +188,9 @@ def test_on_a_terminal_the_panel_redraws_and_leaves_its_last_state():
     view = view_training(console, TrainingProgress(2, clock=Clock()))
     assert isinstance(view, PanelView)
     with view:
-        view.baselines(LEVELS)
-        view.iteration(iteration(1, 2))
-        view.iteration(iteration(2, 2))
+        view.show_baselines(LEVELS)
+        view.add_iteration(iteration(1, 2))
+        view.add_iteration(iteration(2, 2))
     assert isinstance(console.file, io.StringIO)
     assert "2/2" in console.file.getvalue()
 
@@ -199,7 +199,7 @@ def test_lines_tell_the_newest_objective_like_all_other_figures():
     output = io.StringIO()
     with LineView(Console(file=output, width=200), TrainingProgress(2, levels=LEVELS, clock=Clock())) as view:
         for number, objective in ((1, 0.1), (2, 0.5)):
-            view.iteration(iteration(number, 2, objective=objective))
+            view.add_iteration(iteration(number, 2, objective=objective))
     assert "iteration 2/2, J 0.500," in output.getvalue()
 
 
@@ -231,8 +231,8 @@ def test_a_training_whose_iterations_take_long_prints_what_is_under_way():
     with LineView(Console(file=output, width=80), TrainingProgress(3, clock=clock)) as view:
         clock.now += 90
         output.wait_for("finding the baselines' level, 1:30 elapsed\n")
-        view.baselines(LEVELS)
-        view.iteration(iteration(1, 3))
+        view.show_baselines(LEVELS)
+        view.add_iteration(iteration(1, 3))
         output.wait_for("iteration 2/3 under way, 1:30 elapsed\n")
     lines = output.getvalue()
     time.sleep(0.2)

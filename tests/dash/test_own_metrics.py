@@ -15,8 +15,8 @@ from dash.own_metrics import DECISIONS, KINDS, Kind
 from esper import Decision
 from esper.cli import main
 from esper.dash import formats
-from esper.dash.answers import describe_comparison, describe_model
-from esper.lab.report.subject import report_on
+from esper.dash.pages import describe_comparison, describe_model
+from esper.lab.report.training import report_on
 from esper.runs.events import StepTaken
 from esper.runs.loggers import read_metrics
 from esper.runs.reader import RunReader

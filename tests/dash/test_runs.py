@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dash.planted_run import Plan, plant
-from esper.dash.runs import DEPTH, RunFinder
+from esper.dash.run_view import DEPTH, RunFinder
 from esper.errors import RunError
 
 SMALL = Plan(networks=1, slots=1, steps=2, iterations=1)

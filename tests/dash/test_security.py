@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from esper.dash.app import dashboard
-from esper.dash.runs import RunFinder
-from esper.dash.security import HEADERS, Access
-from esper.dash.server import create_access
+from esper.dash.app import HEADERS, Access, create_access, dashboard
+from esper.dash.run_view import RunFinder
 from esper.errors import ConfigError
 
 TOKEN = "a-secret-of-many-letters"

@@ -19,7 +19,7 @@ from zoo.training import measure
 
 import esper
 from esper.cli import main
-from esper.dash.answers import describe_model
+from esper.dash.pages import describe_model
 from esper.errors import EsperError
 from esper.lab.figures.grown import grown_exhibits
 from esper.runs.reader import RunReader

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from esper import Grower, Score, warmup_stable_decay
 from esper.control.promises import PromiseSettings
-from esper.control.rules.look import LookRule, LookSettings
+from esper.control.rules import LookRule, LookSettings
 from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.control.rules.heuristic import Heuristic
+from esper.control.rules import Heuristic
 from esper.errors import ConfigError
 from esper.grower import Grower
 from grower.training_loop import Loop, growing, validate

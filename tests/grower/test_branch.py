@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 import esper
-from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError, SlotError
 from esper.grower.spending import Spending
 from grower.training_loop import HELD, data, growing, validate

@@ -23,7 +23,7 @@ from esper.population.governor import GovernorSettings, PopulationGovernor
 from esper.population.gradients import HealthTable
 from esper.population.learning import TrainingReport
 from esper.population.population import NetworkSpec, Population, PopulationConfig
-from esper.rl.episode_config import EpisodeConfig
+from esper.rl.settings import EpisodeConfig
 from esper.tasks.registry import get_suite
 from grower.training_loop import Loop, growing, validate
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.control.rules.simple import Never
+from esper.control.rules import Never
 from esper.errors import ConfigError
 from esper.grower.constraints import PENALTY, ConstraintSet
 from esper.growth.model import GrowingModel

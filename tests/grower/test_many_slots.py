@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import esper
 from esper import Grower, GrowingModel
-from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules import Planting, Schedule
 from esper.lifecycle.stages import Stage
 from open_rules import open_rules
 

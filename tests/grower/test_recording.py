@@ -24,7 +24,7 @@ from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.grower.decision import Change, Ending
 from esper.grower.state_dict import regrow
 from esper.lifecycle.actions import Op
-from esper.lifecycle.gates import Reason
+from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
 from esper.runs.events import (

@@ -19,15 +19,13 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import esper
 from esper import Grower, GrowingModel
-from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules import Heuristic, HeuristicSettings, Planting, Schedule
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.apart import REFIT, SeedlessFork
 from esper.grower.state_dict import regrow
-from esper.lifecycle.gates import Reason, gate_ahead
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import Reason, Rules, gate_ahead
 from esper.lifecycle.stages import Stage
-from esper.rl.episode_config import EpisodeConfig
+from esper.rl.settings import EpisodeConfig
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate
 
 HORIZON = 20

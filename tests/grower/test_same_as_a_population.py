@@ -16,8 +16,7 @@ from esper.control.controller import Actions, Controller
 from esper.control.learned import LearnedController
 from esper.control.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
 from esper.control.policy import OpPrior, Policy, PolicySettings
-from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.simple import Never, Uniform
+from esper.control.rules import Heuristic, HeuristicSettings, Never, Uniform
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
@@ -25,8 +24,8 @@ from esper.lifecycle.actions import Blend, Head, Op, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.population.learning import TrainingReport
-from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
+from esper.rl.settings import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
 

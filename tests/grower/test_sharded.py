@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from esper import Grower, GrowingModel, Score, attach
 from esper.control.promises import PromiseSettings
-from esper.control.rules.look import LookRule, LookSettings
+from esper.control.rules import LookRule, LookSettings
 from esper.errors import CheckpointError, ConfigError, DistributedError, SlotError
 from esper.grower.distributed import Processes
 from esper.grower.state_dict import GrowthInStateDict

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import esper
-from esper.control.rules.simple import Never
+from esper.control.rules import Never
 from esper.errors import ConfigError
 from esper.grower.spending import Spending
 from esper.growth.model import GrowingModel

@@ -13,7 +13,7 @@ from esper.integrations.joint import JointActions, JointVectorEnv
 from esper.lifecycle.actions import Op, clear_irrelevant_heads, head_sizes
 from esper.lifecycle.legality import ActionMasks, is_legal
 from esper.lifecycle.rules import Rules
-from esper.rl.gym.envs import GrowthVectorEnv
+from esper.rl.gym import GrowthVectorEnv
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
 from rl.gym_support import STEPS, assert_same, short_episodes

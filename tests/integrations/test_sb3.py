@@ -18,7 +18,7 @@ from esper.errors import ConfigError
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController, flatten_observations
 from esper.lifecycle.rules import Rules
-from esper.rl.gym.envs import GrowthVectorEnv, make_vector
+from esper.rl.gym import GrowthVectorEnv, make_vector
 from esper.train.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
 from train.short_suite import ShortSuite, short_suite
 

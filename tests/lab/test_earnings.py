@@ -30,11 +30,11 @@ from esper.population.learning import stack_data
 from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.train.baselines import baselines
 from esper.train.evaluation import (
     EvaluationConfig,
     EvaluationProgress,
     attribute_kept_seeds,
+    baselines,
     evaluate_cohort,
     split_into_cohorts,
 )

@@ -11,8 +11,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from esper.control.learned import POLICY
-from esper.control.rules.look import LookRule, LookSettings
-from esper.control.rules.simple import SHUFFLED, Replay
+from esper.control.rules import SHUFFLED, LookRule, LookSettings, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.lab.behaviour import read_behaviour
 from esper.lab.evaluate import RunEvaluation, evaluate_by_name, evaluate_run, instances_for, load_policy
@@ -20,8 +19,7 @@ from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
-from esper.train.baselines import baselines
-from esper.train.evaluation import EvaluationConfig, evaluate_controllers, evaluation_config
+from esper.train.evaluation import EvaluationConfig, baselines, evaluate_controllers, evaluation_config
 from esper.train.results import read_evaluation, select_split
 from esper.train.workers import LocalWorkers
 from train.runs import ignore, started, tiny

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 from esper.cli import main
-from esper.dash.app import dashboard
+from esper.dash.app import Access, dashboard
 from esper.dash.formats import p_value, signed_score
-from esper.dash.runs import RunFinder
-from esper.dash.security import Access
+from esper.dash.run_view import RunFinder
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Contrast, Difference, Verdict, judge
 from esper.lab.contest import arm_file
 from esper.lab.evaluate import RunEvaluation

@@ -21,15 +21,15 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Canvas
 
-from esper.dash.answers import describe_learning
 from esper.dash.formats import difference, measure, signed_percent
+from esper.dash.pages import describe_learning
 from esper.dash.progress import moving_average
 from esper.lab.figures.drawing import draw_svg
 from esper.lab.figures.exhibit import Figure, Query, Rows, run_queries
 from esper.lab.figures.grown import grown_figures
 from esper.lab.figures.lanes import MOMENTS, STAGE_STYLES
 from esper.lab.figures.training import LEARNING, health_figure
-from esper.lab.report.subject import report_on
+from esper.lab.report.training import report_on
 from esper.lifecycle.stages import Stage
 from esper.rl.diagnostics import Anomaly
 from esper.runs.reader import RunReader

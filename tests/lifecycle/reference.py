@@ -9,8 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Head, Op
-from esper.lifecycle.gates import Reason
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation, Reason, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from esper.lifecycle.actions import Op
-from esper.lifecycle.gates import GATES, Reason, gate_ahead
 from esper.lifecycle.legality import legal_actions
+from esper.lifecycle.rules import GATES, Reason, gate_ahead
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from lifecycle.support import good_evidence

@@ -9,9 +9,8 @@ import pytest
 
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Curve, Op, action, wait
-from esper.lifecycle.gates import Reason
 from esper.lifecycle.legality import legal_actions
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import Reason, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Cause, Step, Transitions, concatenate, revoke, step

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.legality import ActionMasks

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.lifecycle.actions import Blend
 from esper.numerics.stacking import Stackable
 from esper.population.evaluation import evaluate, remember

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from esper.control.rules.simple import Never
+from esper.control.rules import Never
 from esper.population import shapley
 from esper.population.evaluation import evaluate
 from esper.population.population import Population

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.population.learning import TrainingStream, shuffled_order, stack_data
-from esper.tasks.data import Data
+from esper.tasks.instance import Data
 
 CPU = torch.device("cpu")
 BATCH = 4

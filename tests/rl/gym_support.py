@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from esper.lifecycle.actions import Head
-from esper.rl.gym.envs import GrowthVectorEnv
-from esper.rl.gym.growth import Arrays
+from esper.rl.gym import Arrays, GrowthVectorEnv
 from rl.short import SUITE
 
 STEPS = SUITE.steps
@@ -20,7 +19,7 @@ RULES = {"cooldown": (1, 1, 1)}
 @pytest.fixture
 def short_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """`tokens` means the short suite."""
-    monkeypatch.setattr("esper.rl.gym.growth.get_suite", lambda name: SUITE)
+    monkeypatch.setattr("esper.rl.gym.get_suite", lambda name: SUITE)
 
 
 def legal_action(masks: Mapping[str, Any], row: int | None, rng: np.random.Generator) -> np.ndarray:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from esper.numerics.stacking import Stackable
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes
-from esper.tasks.dataset_suites import DigitsSuite
+from esper.tasks.datasets import DigitsSuite
 from esper.tasks.layers import Linear
 from rl.short import QUICK
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.population import Work
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.population import deferred
 from esper.population.governor.population import Snapshots, roll_back
 from esper.population.population import Strategy

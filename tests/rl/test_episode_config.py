@@ -11,18 +11,16 @@ import torch
 
 from esper.control.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.lifecycle.actions import Op, action, wait
-from esper.lifecycle.gates import Reason
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import Reason, Rules
 from esper.lifecycle.stages import Stage
 from esper.population.budget import Budget
 from esper.population.evaluation import evaluate
 from esper.population.governor import GovernorSettings
 from esper.population.parameters import SeedKind
-from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
-from esper.tasks.data import Data, Part
-from esper.tasks.instance import Instance
+from esper.rl.settings import EpisodeConfig
+from esper.tasks.instance import Data, Instance, Part
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, instances, play
 

@@ -12,8 +12,8 @@ from esper.lifecycle.actions import Op, action, wait
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.learning import Batch, shuffled_order
 from esper.population.promise import PromiseMeter
-from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes
+from esper.rl.settings import EpisodeConfig
 from esper.tasks.instance import Instance
 from rl.short import SUITE, episodes, instances, play
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from esper.control.observation import Observation
-from esper.control.rules.schedule import Planting, Schedule
-from esper.control.rules.simple import Never, Uniform
+from esper.control.rules import Never, Planting, Schedule, Uniform
 from esper.errors import TaskError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Op, action, wait
@@ -20,8 +19,7 @@ from esper.lifecycle.stages import Stage
 from esper.population.evaluation import CommittedEvaluation, Evaluation
 from esper.population.parameters import ParameterLayout
 from esper.rl.episodes import Episodes, StepResult
-from esper.tasks.data import Data, Part
-from esper.tasks.instance import Instance
+from esper.tasks.instance import Data, Instance, Part
 from open_rules import open_rules
 from population.scenes import parameters_of
 from rl.short import QUICK, SUITE, ShortSuite, episodes, instances, play

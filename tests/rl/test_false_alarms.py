@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite

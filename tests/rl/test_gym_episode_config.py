@@ -10,7 +10,7 @@ import torch
 
 from esper.control.observation import SLOT_FEATURES
 from esper.lifecycle.actions import Op, action, wait
-from esper.rl.gym.envs import GrowthVectorEnv, make_vector
+from esper.rl.gym import GrowthVectorEnv, make_vector
 from rl.gym_support import RULES, STEPS, short_episodes
 
 __all__ = ["short_episodes"]

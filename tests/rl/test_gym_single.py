@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env
 import esper.rl
 from esper.errors import ConfigError, IllegalActionError
 from esper.lifecycle.actions import Op, action, wait
-from esper.rl.gym.envs import GrowthEnv, GrowthVectorEnv
+from esper.rl.gym import GrowthEnv, GrowthVectorEnv
 from rl.gym_support import RULES, STEPS, assert_same, legal_action, short_episodes
 
 pytestmark = pytest.mark.usefixtures("short_episodes")

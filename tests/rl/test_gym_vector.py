@@ -19,8 +19,7 @@ import esper.rl
 from esper.control.observation import list_features
 from esper.errors import ConfigError, IllegalActionError, TaskError
 from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, action, clear_irrelevant_heads, head_sizes, wait
-from esper.rl.gym.envs import GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
-from esper.rl.gym.growth import Arrays
+from esper.rl.gym import Arrays, GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
 from open_rules import open_rules
 from rl.gym_support import RULES, STEPS, assert_same, legal_actions, short_episodes
 from rl.short import SUITE

@@ -14,7 +14,7 @@ from esper.control.controller import Controller
 from esper.control.learned import LearnedController
 from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
-from esper.control.rules.heuristic import Heuristic, HeuristicSettings
+from esper.control.rules import Heuristic, HeuristicSettings
 from rl.many_slots import SEEDS, SLOTS, SUITE, episodes
 from rl.short import play
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper.errors import RunError
-from esper.runs.lock import is_held
-from esper.runs.run_directory import RunDirectory
+from esper.runs.run_directory import RunDirectory, is_held
 from esper.train.workers import LocalWorkers
 from train.launching import launch, train_words
 from train.worker_tasks import holds

@@ -13,9 +13,8 @@ from starlette.testclient import TestClient
 
 from dash.planted_run import Plan, plant
 from esper.cli import EXIT_ERROR, EXIT_OK, main
-from esper.dash.app import dashboard
-from esper.dash.runs import RunFinder
-from esper.dash.security import Access
+from esper.dash.app import Access, dashboard
+from esper.dash.run_view import RunFinder
 from esper.errors import RunError
 from esper.runs import database
 from esper.runs.events import event_types

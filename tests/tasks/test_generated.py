@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from esper.control.observation import list_features
-from esper.control.rules.look import LookSettings
-from esper.control.rules.simple import Uniform
+from esper.control.rules import LookSettings, Uniform
 from esper.errors import TaskError
 from esper.lifecycle.rules import Rules
-from esper.tasks.generated.problems import PROBLEMS
-from esper.tasks.generated.suite import GeneratedSuite
+from esper.tasks.generated_problems import PROBLEMS
+from esper.tasks.generated_suite import GeneratedSuite
 from esper.tasks.registry import FIRST_UNSEEN, get_suite, suite_names
 from esper.train.evaluation import EvaluationConfig
 from esper.train.settings import TrainSettings

@@ -10,9 +10,8 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from esper.errors import TaskError
-from esper.tasks.data import PARTS, Part
-from esper.tasks.generated.suite import GeneratedSuite
-from esper.tasks.instance import Instance
+from esper.tasks.generated_suite import GeneratedSuite
+from esper.tasks.instance import PARTS, Instance, Part
 from esper.tasks.registry import GENERATED, get_suite
 from esper.tasks.suite import Suite
 

@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from esper.tasks.data import LabelledArrays
-from esper.tasks.token_families import (
+from esper.tasks.instance import LabelledArrays
+from esper.tasks.token_suite import (
     CLASS_NORM,
+    CLASSES,
+    FEATURES,
+    TOKENS,
+    TRAINING,
+    TRANSFER,
     Sampler,
     context,
     halves,
@@ -25,7 +30,6 @@ from esper.tasks.token_families import (
     random_directions,
     vote,
 )
-from esper.tasks.token_suite import CLASSES, FEATURES, TOKENS, TRAINING, TRANSFER
 
 EXAMPLES = 4000
 AT_CHANCE = 0.32

@@ -21,7 +21,7 @@ import torch
 from esper.cli import main
 from esper.commands import evaluate, train
 from esper.control.learned import LearnedController
-from esper.control.rules.heuristic import Heuristic
+from esper.control.rules import Heuristic
 from esper.rl.ppo import PolicyOptimizer
 from esper.runs import database
 from esper.runs.store import RunStore

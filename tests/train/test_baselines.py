@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from esper.tasks.registry import get_suite, suite_names
-from esper.train.baselines import baseline_settings, baselines
+from esper.train.evaluation import baseline_settings, baselines
 
 
 @pytest.mark.parametrize("name", suite_names())

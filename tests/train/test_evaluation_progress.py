@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.errors import RunError
 from esper.lab.evaluate import evaluate_run
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.train.baselines import baselines
 from esper.train.episode_log import EpisodeLog, RecordedRollback, log_from_json, log_to_json
 from esper.train.evaluation import (
     CohortTask,
     EvaluationConfig,
     EvaluationProgress,
     EvaluationResult,
+    baselines,
     evaluate_cohort,
     split_into_cohorts,
 )

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from esper.control.rules.simple import Uniform
+from esper.control.rules import Uniform
 from esper.lifecycle.actions import Blend, Head, Op
-from esper.lifecycle.gates import GATES
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import GATES, Rules
 from esper.lifecycle.stages import Stage
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes

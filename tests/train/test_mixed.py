@@ -22,8 +22,8 @@ from esper.runs.events import EpisodeStarted
 from esper.runs.reader import RunReader
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
-from esper.train.baselines import load_shipped
 from esper.train.collect import ShardTask, collect, new_policy
+from esper.train.evaluation import load_shipped
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import Shared

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esper.control.policy import PolicyState
-from esper.control.rules.simple import Never
+from esper.control.rules import Never
 from esper.errors import ConfigError, RunError
 from esper.lab.evaluate import load_policy
 from esper.lifecycle.rules import Rules

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esper.config.arguments import describe, number
+from esper.config.arguments import describe, read_number
 from esper.errors import ConfigError, DivergedError
 from esper.growth.model import GrowingModel
 from esper.numerics.random_streams import Stream, seed_generator, torch_generator
@@ -45,7 +45,7 @@ class Figures(NamedTuple):
 
     @classmethod
     def merge(cls, parts: Sequence[Figures]) -> Figures:
-        """Of the data of all parts."""
+        """Figures of the data of all parts together."""
         count = sum(part.examples for part in parts)
         score = sum(part.score * part.examples for part in parts) / count
         return cls(score, sum(part.loss * part.examples for part in parts) / count, count)
@@ -233,7 +233,7 @@ def repeatable(seed: int) -> Generator[None]:
 
 def _read_score(value: Any) -> float:
     try:
-        read = number(value)
+        read = read_number(value)
     except ValueError:
         read = math.nan
     if not math.isfinite(read):

@@ -14,7 +14,7 @@ from rich.table import Table
 from esper.commands.options import require_seed
 from esper.config.loading import Overrides, load_settings
 from esper.control.shipped import ESPER
-from esper.dash.output import RegularLines, console_beside, print_json, say
+from esper.dash.output import RegularLines, console_beside, print_json, print_line
 from esper.errors import ConfigError
 from esper.lab.bench_suite import Choice, SuiteReport, bench_suite
 from esper.lab.bench_train import bench_train
@@ -50,7 +50,7 @@ def measure_suite(
     began = time.perf_counter()
     rules = TrainSettings(suite=suite).rules
     with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
-        report = bench_suite(suite, rules, search, score, seed, workers, lambda line: say(console, line))
+        report = bench_suite(suite, rules, search, score, seed, workers, lambda line: print_line(console, line))
     _print_gap(console, report, time.perf_counter() - began)
     if json:
         print_json(asdict(report))
@@ -102,23 +102,23 @@ def measure_search(
         raise ConfigError(f"{instances} instances give no interval: ask for at least {FEWEST_INSTANCES}")
     console = console_beside(json)
     own = get_suite(suite)
-    say(
+    print_line(
         console,
         f"{controller} plays {instances} instances of suite {own.name}; beside {POOL} static networks on each",
     )
     with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
-        found = search_beside(controller, own, split, instances, seed, workers)
-    console.print(_search_table(found))
-    say(console, _describe_break_even(found))
+        report = search_beside(controller, own, split, instances, seed, workers)
+    console.print(_search_table(report))
+    print_line(console, _describe_break_even(report))
     if json:
-        print_json(asdict(found))
+        print_json(asdict(report))
 
 
-def _search_table(found: SearchReport) -> Table:
+def _search_table(report: SearchReport) -> Table:
     table = Table("", *(f"{multiple}x" for multiple in BUDGETS), "B", "95% interval", box=None)
-    for name, scores in found.scores.items():
-        low, high = map(_multiple, found.B_interval[name])
-        table.add_row(name, *(f"{one:.3f}" for one in scores.values()), _multiple(found.B[name]), f"{low} to {high}")
+    for name, scores in report.scores.items():
+        low, high = map(_multiple, report.B_interval[name])
+        table.add_row(name, *(f"{one:.3f}" for one in scores.values()), _multiple(report.B[name]), f"{low} to {high}")
     return table
 
 
@@ -126,11 +126,13 @@ def _multiple(value: float | None) -> str:
     return f"> {BUDGETS[-1]}" if value is None else f"{value:.1f}"
 
 
-def _describe_break_even(found: SearchReport) -> str:
-    said = f"{found.controller} scores {found.score:.3f} with one training; it has cost {found.trainings:.0f} of them"
-    if found.break_even is None:
+def _describe_break_even(report: SearchReport) -> str:
+    said = (
+        f"{report.controller} scores {report.score:.3f} with one training; it has cost {report.trainings:.0f} of them"
+    )
+    if report.break_even is None:
         return f"{said}: a search does as well with one, so it never pays"
-    return f"{said}: it has paid after {found.break_even:.0f} networks"
+    return f"{said}: it has paid after {report.break_even:.0f} networks"
 
 
 def measure_training(
@@ -153,13 +155,15 @@ def measure_training(
         raise ConfigError(f"one core of the CPU is measured, not {', '.join(settings.devices)}: leave devices out")
 
     def show(number: int, speed: float) -> None:
-        say(console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps a second")
+        print_line(console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps a second")
 
-    found = bench_train(settings, show)
+    benchmark = bench_train(settings, show)
     table = Table("part", "share of the time", box=None)
-    for name, share in sorted(found.share.items(), key=lambda part: -part[1]):
+    for name, share in sorted(benchmark.share.items(), key=lambda part: -part[1]):
         table.add_row(name, f"{share:.1%}")
     console.print(table)
-    say(console, f"{found.env_steps_per_second:.0f} environment steps a second, the median; one process, one thread")
+    print_line(
+        console, f"{benchmark.env_steps_per_second:.0f} environment steps a second, the median; one process, one thread"
+    )
     if json:
-        print_json(asdict(found))
+        print_json(asdict(benchmark))

@@ -15,7 +15,7 @@ from esper.commands.options import hint_if_stopped, progress_bar
 from esper.config.loading import Overrides, load_settings
 from esper.config.settings import compare_settings
 from esper.dash.formats import score
-from esper.dash.output import console_beside, print_json, say, say_differences
+from esper.dash.output import console_beside, print_differences, print_json, print_line
 from esper.errors import ConfigError
 from esper.lab.analysis import FEWEST_SEEDS
 from esper.lab.arms import run_arms
@@ -65,7 +65,7 @@ def command(
         raise ConfigError("one configuration cannot be compared: give two or more, or --arms")
     compared = _settings(configs, overrides)
     for name, settings in compared.items():
-        say_differences(console, name, compare_settings(settings, TrainSettings()))
+        print_differences(console, name, compare_settings(settings, TrainSettings()))
     folder = run_dir or COMPARISONS / "-".join(compared)
     contest = Contest(folder, compared, seeds, instances)
     with hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"):
@@ -74,12 +74,12 @@ def command(
     configurations = compare_configurations(trained)
     show_comparison(console, configurations)
     for one in configurations.standings:
-        say(console, f"{one.name}: score by seed {' '.join(map(score, one.by_seed))}")
+        print_line(console, f"{one.name}: score by seed {' '.join(map(score, one.by_seed))}")
     if played is not None:
         show_comparison(console, played)
     report = report_configurations(folder, FinishedContest(configurations, played)).write(folder)
-    say(console, f"report: {report}")
-    say(console, f"runs: {folder}")
+    print_line(console, f"report: {report}")
+    print_line(console, f"runs: {folder}")
     if json:
         print_json(_json(folder, configurations, played))
 

@@ -10,12 +10,12 @@ from typing import Annotated
 import tyro
 
 from esper.commands.options import RUNS
-from esper.dash.runs import RunFinder
+from esper.dash.run_view import RunFinder
 from esper.errors import ConfigError
 from esper.extras import find_missing
 
 try:
-    from esper.dash.server import create_access, serve
+    from esper.dash.app import create_access, serve
 except ModuleNotFoundError as error:
     raise ConfigError(find_missing("ui", "`esper dash`", error.name)) from error
 
@@ -40,10 +40,10 @@ def command(
     """
     for place in runs:
         if not os.path.exists(place):  # unlike Path.exists, it takes names that no file can have
-            _say(f"there is no folder {place} yet: its runs show up once there are some")
-    serve(RunFinder(runs), create_access(host, token), port, browser, _say)
+            _print_line(f"there is no folder {place} yet: its runs show up once there are some")
+    serve(RunFinder(runs), create_access(host, token), port, browser, _print_line)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

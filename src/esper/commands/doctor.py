@@ -16,8 +16,8 @@ from torch.utils.collect_env import get_pretty_env_info
 
 from esper import __version__
 from esper.commands.options import RUNS
-from esper.control.rules.simple import Uniform
-from esper.dash.output import console_beside, print_json, say
+from esper.control.rules import Uniform
+from esper.dash.output import console_beside, print_json, print_line
 from esper.extras import DISTRIBUTION, command_for
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Rules
@@ -27,7 +27,7 @@ from esper.population.learning import stack_data, train
 from esper.population.population import STRATEGIES, Population
 from esper.rl.episodes import Episodes
 from esper.runs.database import file_system_of, wal_safe
-from esper.tasks.data import Data
+from esper.tasks.instance import Data
 from esper.tasks.registry import get_suite, suite_names
 from esper.train.workers import prepare_process
 
@@ -44,7 +44,7 @@ def command(json: bool = False) -> int:
     console = console_beside(json)
     record: dict[str, Any] = {"torch": get_pretty_env_info().partition("\nCPU:")[0], "versions": {}, "extras": {}}
     problems: list[str] = []
-    say(console, record["torch"])
+    print_line(console, record["torch"])
 
     # Packages beside the ranges that Esper declares for them.
     try:
@@ -53,7 +53,7 @@ def command(json: bool = False) -> int:
         problems.append("Esper is not installed, so its requirements are unknown: `pip install -e .` in its folder")
     else:
         record["versions"] = {"esper": __version__, **{one.name: find_version(one) for one in list_requirements(esper)}}
-        say(console, "versions: " + ", ".join(f"{name} {found}" for name, found in record["versions"].items()))
+        print_line(console, "versions: " + ", ".join(f"{name} {found}" for name, found in record["versions"].items()))
         for one in filter(is_unmet, list_requirements(esper)):
             state = f"{found} does not suit Esper" if (found := find_version(one)) else "is not installed"
             problems.append(f"{one.name} {state}: `pip install '{one.name}{one.specifier}'`")
@@ -61,12 +61,14 @@ def command(json: bool = False) -> int:
             lacking = sorted(f"{one.name}{one.specifier}" for one in list_requirements(esper, extra) if is_unmet(one))
             install = command_for(esper, extra)
             record["extras"][extra] = {"lacking": lacking, "install": install}
-            say(console, f"extra {extra}: " + (f"lacks {', '.join(lacking)}: {install}" if lacking else "complete"))
+            print_line(
+                console, f"extra {extra}: " + (f"lacks {', '.join(lacking)}: {install}" if lacking else "complete")
+            )
 
     # Devices, and whether a population computes the same on each as its networks one by one.
     record["devices"] = {}
     for device in devices_here():
-        say(console, f"{device}: training the same networks stacked and looped ...")
+        print_line(console, f"{device}: training the same networks stacked and looped ...")
         try:
             difference = compare_strategies(torch.device(device))
         except RuntimeError as error:
@@ -74,7 +76,7 @@ def command(json: bool = False) -> int:
             problems.append(f"torch cannot compute on {device} ({reason}): use another device, or mend its driver")
             continue
         record["devices"][device] = difference if np.isfinite(difference) else None
-        say(console, f"{device}: the largest difference of a parameter is {difference:.0e}")
+        print_line(console, f"{device}: the largest difference of a parameter is {difference:.0e}")
         if not difference <= TOLERANCE:
             problems.append(
                 f"on {device} stacked and looped networks differ by {difference:.1e}, more than {TOLERANCE:.0e}: "
@@ -86,7 +88,7 @@ def command(json: bool = False) -> int:
     for suite in suite_names():
         source = get_suite(suite).source
         record["data"][suite] = source.words
-        say(console, f"suite {suite}: {source.words}")
+        print_line(console, f"suite {suite}: {source.words}")
         if not source.found:
             problems.append(f"suite {suite} finds no {source.path}: reinstall what it is {source.words}")
 
@@ -95,7 +97,7 @@ def command(json: bool = False) -> int:
     nearest = next(place for place in (runs, *runs.parents) if place.exists())
     kind = file_system_of(nearest)
     record["runs"] = {"path": str(runs), "file_system": kind, "wal_safe": wal_safe(kind)}
-    say(console, f"runs go to {runs}, on a file system of type {kind or 'unknown'}")
+    print_line(console, f"runs go to {runs}, on a file system of type {kind or 'unknown'}")
     try:
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
@@ -106,7 +108,7 @@ def command(json: bool = False) -> int:
         problems.append(f"{runs} lies on {kind}, where SQLite may lose what a run records: {advice}")
 
     for line in [f"problem: {problem}" for problem in problems] or ["all is well"]:
-        say(console, line)
+        print_line(console, line)
     if json:
         print_json({**record, "problems": problems})
     return 1 if problems else 0

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from esper.commands.options import hint_if_stopped, progress_bar, require_seed
-from esper.dash.output import RegularLines, console_beside, print_json, say
+from esper.dash.output import RegularLines, console_beside, print_json, print_line
 from esper.errors import ConfigError
 from esper.lab.comparison import compare_splits
 from esper.lab.evaluate import (
@@ -89,36 +89,36 @@ def _play(
     if controller is None or suite is None:
         raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
     own = get_suite(suite)
-    say(console, f"{controller} and the baselines of suite {own.name} play {instances} instances each")
+    print_line(console, f"{controller} and the baselines of suite {own.name} play {instances} instances each")
     if own.objective == "loss":
-        say(console, "that suite is about the loss: read accuracy as the share of a guess's loss that is gone")
+        print_line(console, "that suite is about the loss: read accuracy as the share of a guess's loss that is gone")
     with (
         computing.open(math.ceil(instances / COHORT)) as workers,
         RegularLines(console, workers.describe_progress),
     ):
-        found = evaluate_by_name(controller, own, split, instances, seed, workers)
-    console.print(standings_table(found, f"{found.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
-    say(console, did_it_help(found, split).sentence)
-    say(console, describe_basis(found))
+        comparison = evaluate_by_name(controller, own, split, instances, seed, workers)
+    console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
+    print_line(console, did_it_help(comparison, split).sentence)
+    print_line(console, describe_basis(comparison))
     if json:
-        print_json(record_scores(found))
+        print_json(record_scores(comparison))
 
 
 def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, console: Console, json: bool) -> None:
     directory = RunDirectory.open_own(run)
     with directory.locked("esper evaluate"):
-        found = _evaluate(directory, instances, transfer, computing, console)
-    comparisons = compare_splits(found.results)
+        evaluation = _evaluate(directory, instances, transfer, computing, console)
+    comparisons = compare_splits(evaluation.results)
     report = write_report(directory)
     for split, comparison in comparisons.items():
         console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]}"))
         answer = did_it_help(comparison, split)
-        say(console, f"Did learning help? {answer.short}. {answer.sentence}")
-        say(console, f"{describe_basis(comparison)}\n")
+        print_line(console, f"Did learning help? {answer.short}. {answer.sentence}")
+        print_line(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):
-        say(console, line)
+        print_line(console, line)
     if json:
-        iteration = found.behaviour.iteration
+        iteration = evaluation.behaviour.iteration
         print_json({"run": str(directory.path), "iteration": iteration, **record_evaluation(comparisons)})
 
 
@@ -131,8 +131,8 @@ def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backe
         def show(done: int, total: int, current: str) -> None:
             bar.update(shown, completed=done, total=total, description=current or "all controllers played")
 
-        def tell(known: int, total: int) -> None:
+        def show_progress(known: int, total: int) -> None:
             if known:
-                say(bar.console, f"taken over from an earlier evaluation: {known} of {total} cohorts")
+                print_line(bar.console, f"taken over from an earlier evaluation: {known} of {total} cohorts")
 
-        return evaluate_run(run, workers, instances, transfer, show, tell)
+        return evaluate_run(run, workers, instances, transfer, show, show_progress)

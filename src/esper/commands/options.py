@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from esper.config.loading import dump_settings
 from esper.config.settings import Settings
 from esper.dash.formats import duration
-from esper.dash.output import RegularLines, say
+from esper.dash.output import RegularLines, print_line
 from esper.errors import ConfigError
 from esper.runs.run_directory import RunDirectory
 from esper.signals import Terminated
@@ -55,7 +55,7 @@ def hint_if_stopped(console: Console, hint: str) -> Generator[None]:
     try:
         yield
     except (KeyboardInterrupt, Terminated):
-        say(console, hint)
+        print_line(console, hint)
         raise
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from esper.errors import ConfigError, RunError
 from esper.lab.figures.drawing import export
 from esper.lab.figures.exhibit import Figure, Table
-from esper.lab.report.subject import report_on
+from esper.lab.report.training import report_on
 from esper.lab.standings import show_comparison
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from esper.commands.options import RUNS
 from esper.dash.formats import measure
-from esper.dash.output import plain_table, print_json, printable, say
+from esper.dash.output import plain_table, print_json, print_line, printable
 from esper.runs.run_directory import ListedRun, RunDirectory, RunProgress, State, list_runs
 
 MEGABYTE = 1e6
@@ -35,12 +35,12 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
     console = Console()
     runs = list_runs(folder)
     if json:
-        print_json([_json(run) for run in runs])
+        print_json([_to_json(run) for run in runs])
     elif not runs and RunDirectory(folder).store.is_file():
         quoted = shlex.quote(str(folder))
-        say(console, f"{folder} is a run itself: `esper report {quoted}` shows it")
+        print_line(console, f"{folder} is a run itself: `esper report {quoted}` shows it")
     elif not runs:
-        say(console, f"no runs in {folder}: `esper train` makes one")
+        print_line(console, f"no runs in {folder}: `esper train` makes one")
     else:
         _show(console, runs)
 
@@ -57,29 +57,29 @@ def _show(console: Console, runs: list[ListedRun]) -> None:
             Text(printable(progress.command)),
             Text(progress.state, _STYLES.get(progress.state, "")),
             f"{progress.done}{total}",
-            _told(progress),
-            _figure(progress.probe_score),
-            _moment(progress.started),
+            _describe_result(progress),
+            _format_number(progress.probe_score),
+            _format_time(progress.started),
             f"{run.size / MEGABYTE:.1f}",
         )
     console.print(table)
     for run in runs:
         if run.trouble:
-            say(console, printable(run.trouble))
+            print_line(console, printable(run.trouble))
 
 
-def _told(progress: RunProgress) -> Text:
+def _describe_result(progress: RunProgress) -> Text:
     return Text() if progress.value is None else Text(printable(f"{progress.metric.metric} {measure(progress.value)}"))
 
 
-def _figure(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else measure(value)
 
 
-def _moment(seconds: float | None) -> str:
+def _format_time(seconds: float | None) -> str:
     return "" if seconds is None else f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M}"
 
 
-def _json(run: ListedRun) -> dict[str, Any]:
-    told = {**asdict(run.progress), **run.progress.metric.metadata()}
-    return {"run": str(run.path), **told, "size": run.size, "trouble": run.trouble}
+def _to_json(run: ListedRun) -> dict[str, Any]:
+    record = {**asdict(run.progress), **run.progress.metric.metadata()}
+    return {"run": str(run.path), **record, "size": run.size, "trouble": run.trouble}

@@ -15,7 +15,7 @@ from esper.commands.options import hint_if_stopped, require_seed
 from esper.config.loading import Overrides
 from esper.config.settings import compare_settings
 from esper.dash.formats import percent, score
-from esper.dash.output import console_beside, plain_table, print_json, say, say_differences
+from esper.dash.output import console_beside, plain_table, print_differences, print_json, print_line
 from esper.errors import ConfigError
 from esper.extras import require
 from esper.train.settings import TrainSettings
@@ -69,20 +69,22 @@ def command(
     from esper.lab.sweep import Sweep, is_within, load_space, run_sweep  # noqa: PLC0415 (an extra)
 
     console = console_beside(json)
-    searched = load_space(space, overrides)
-    sweep = Sweep(run_dir or SWEEPS / space.stem, searched, trials, seed, instances, pruner)
-    shared = compare_settings(searched.settings[0], TrainSettings())
-    shared = [one for one in shared if not any(is_within(one.key, key) for key in searched.distributions)]
-    say_differences(console, "what all trials have in common", shared)
-    say(console, f"study: {sweep.url}, which `optuna-dashboard {sweep.url}` shows (pip install optuna-dashboard)")
+    search_space = load_space(space, overrides)
+    sweep = Sweep(run_dir or SWEEPS / space.stem, search_space, trials, seed, instances, pruner)
+    shared = compare_settings(search_space.settings[0], TrainSettings())
+    shared = [one for one in shared if not any(is_within(one.key, key) for key in search_space.distributions)]
+    print_differences(console, "what all trials have in common", shared)
+    print_line(
+        console, f"study: {sweep.url}, which `optuna-dashboard {sweep.url}` shows (pip install optuna-dashboard)"
+    )
     with (
         hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
-        computing.open(max(one.shards for one in searched.settings)) as workers,
+        computing.open(max(one.shards for one in search_space.settings)) as workers,
     ):
-        ranking = run_sweep(sweep, workers, lambda line: say(console, line))
+        ranking = run_sweep(sweep, workers, lambda line: print_line(console, line))
     console.print(draw_ranking(ranking))
-    say(console, CAUTION)
-    say(console, f"runs: {sweep.folder}")
+    print_line(console, CAUTION)
+    print_line(console, f"runs: {sweep.folder}")
     if json:
         print_json({"run": str(sweep.folder), "study": sweep.url, "ranking": [asdict(one) for one in ranking]})
 
@@ -95,8 +97,11 @@ def draw_ranking(ranking: list[RankedTrial]) -> Table:
     for column in table.columns[1:-1]:
         column.justify = "right"
     for one in ranking:
-        figures = (one.state, "", "")
-        if one.score is not None and one.accuracy is not None and one.added is not None:
-            figures = (score(one.score), percent(one.accuracy), percent(one.added))
-        table.add_row(one.trial, *figures, Text(one.words))
+        table.add_row(
+            one.trial,
+            one.state if one.score is None else score(one.score),
+            "" if one.accuracy is None else percent(one.accuracy),
+            "" if one.added is None else percent(one.added),
+            Text(one.settings_text),
+        )
     return table

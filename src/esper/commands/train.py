@@ -15,7 +15,7 @@ from esper.commands.options import hold_run
 from esper.config.loading import Overrides, load_settings
 from esper.config.settings import compare_settings
 from esper.dash.formats import duration, score
-from esper.dash.output import console_beside, print_json, say, say_differences
+from esper.dash.output import console_beside, print_differences, print_json, print_line
 from esper.dash.progress import TrainingProgress, view_training
 from esper.errors import ConfigError
 from esper.lab.report.training import write_report
@@ -57,9 +57,9 @@ def command(
         require_logger(tool)
     if resume is None:
         short = {"seed": seed, "start_from": start}
-        given = (*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None))
-        settings = load_settings(TrainSettings, config, given)
-        say_differences(console, "settings", compare_settings(settings, TrainSettings()))
+        assignments = (*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None))
+        settings = load_settings(TrainSettings, config, assignments)
+        print_differences(console, "settings", compare_settings(settings, TrainSettings()))
         require_start(settings)
         usable_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
     elif config or run_dir or seed is not None or start is not None or overrides:
@@ -84,26 +84,26 @@ def _train(
         progress = TrainingProgress(settings.iterations, past)
         if trainer.done < settings.iterations:
             if trainer.done:
-                say(console, f"going on after iteration {trainer.done} of {settings.iterations}")
+                print_line(console, f"going on after iteration {trainer.done} of {settings.iterations}")
             configuration = settings.model_dump(mode="json")
             with (
                 open_loggers(tools, run.loggers, run.path.absolute().name, configuration) as log_iteration,
                 view_training(console, progress) as view,
             ):
-                view.baselines(trainer.baseline_levels())
+                view.show_baselines(trainer.baseline_levels())
 
                 def report(iteration: Iteration) -> None:
-                    view.iteration(iteration)
+                    view.add_iteration(iteration)
                     log_iteration(store, iteration.number)
 
                 trainer.train(report)
         else:
-            say(console, "the run is complete already")
+            print_line(console, "the run is complete already")
         return summarise(store)
 
 
 def _conclude(console: Console, run: RunDirectory, summary: TrainingSummary, report: Path) -> None:
-    say(
+    print_line(
         console,
         f"{summary.iterations} iterations in {duration(summary.seconds)}, "
         f"{summary.environment_steps_per_second:.0f} environment steps a second",
@@ -111,10 +111,10 @@ def _conclude(console: Console, run: RunDirectory, summary: TrainingSummary, rep
     if summary.probe_score is not None and summary.baselines:
         best = max(summary.baselines, key=lambda name: summary.baselines[name])
         level = score(summary.baselines[best])
-        say(console, f"greedy policy {score(summary.probe_score)}, best baseline there {best} {level}")
-    say(console, f"report: {report}")
-    say(console, f"compare it on new instances with: esper evaluate {shlex.quote(str(run.path))}")
-    say(console, f"run: {run.path}")
+        print_line(console, f"greedy policy {score(summary.probe_score)}, best baseline there {best} {level}")
+    print_line(console, f"report: {report}")
+    print_line(console, f"compare it on new instances with: esper evaluate {shlex.quote(str(run.path))}")
+    print_line(console, f"run: {run.path}")
 
 
 def _json(run: RunDirectory, summary: TrainingSummary) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Advice:
     text: str
 
 
-def number(value: object) -> float:
+def read_number(value: object) -> float:
     """A number, or a tensor or array that holds a single one; what is too large for a float is infinite.
 
     Raises:
@@ -79,7 +79,7 @@ def _require_batches(value: Any) -> Any:
 
 
 _INTEGER = BeforeValidator(_read_integer)
-_NUMBER = BeforeValidator(number)
+_NUMBER = BeforeValidator(read_number)
 NonNegativeInt = Annotated[int, _INTEGER, Field(ge=0, le=LARGEST), Advice(f"give a whole number from 0 to {LARGEST}")]
 PositiveInt = Annotated[int, _INTEGER, Field(ge=1, le=LARGEST), Advice("give a whole number from 1 on")]
 AtLeastTwo = Annotated[int, _INTEGER, Field(ge=2, le=LARGEST), Advice("give a whole number from 2 on")]
@@ -119,13 +119,13 @@ def check_arguments(
         def build_model() -> type[BaseModel]:
             # At the first call, when all that the hints name is there.
             hints = get_type_hints(function, include_extras=True)
-            own = {
+            fields = {
                 one.name: (hints[one.name], Field(None, validate_default=False))
                 for one in signature.parameters.values()
                 if one.name in hints and one.name not in base.model_fields
                 if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
             }
-            return create_model(function.__qualname__, __base__=base, **cast("Any", own))
+            return create_model(function.__qualname__, __base__=base, **cast("Any", fields))
 
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> T:
@@ -143,8 +143,8 @@ def check_arguments(
     return decorate
 
 
-_IN_KIND = ("greater_than", "greater_than_equal", "less_than_equal", "finite_number", "literal_error", "enum")
-"""Errors of values of the right type."""
+_RANGE_ERRORS = ("greater_than", "greater_than_equal", "less_than_equal", "finite_number", "literal_error", "enum")
+"""Pydantic's types of errors about values of the right type."""
 
 
 def describe_argument_error(
@@ -158,7 +158,7 @@ def describe_argument_error(
     field, value = model.model_fields[name], values[name]
     if len(first["loc"]) > 1 and models_in(field.annotation):
         return describe_first_error(failure, model).sentence
-    shown = show(value) if first["type"] in _IN_KIND else describe(value)
+    shown = show(value) if first["type"] in _RANGE_ERRORS else describe(value)
     expected = advice.get(name) or _find_advice((*field.metadata, field.annotation))
     expected = expected or first["msg"].replace("Input should be", "give").replace("a valid boolean", "True or False")
     optional = NoneType in get_args(field.annotation)

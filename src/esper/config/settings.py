@@ -26,11 +26,11 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _keys_not_named_keep_the_default(cls, given: Any) -> Any:
+    def _keys_not_named_keep_the_default(cls, values: Any) -> Any:
         """Complete mappings by the defaults of the fields that they are for."""
-        if not isinstance(given, Mapping):
-            return given
-        return _complete(cls, cast("Mapping[str, Any]", given), {})
+        if not isinstance(values, Mapping):
+            return values
+        return _complete(cls, cast("Mapping[str, Any]", values), {})
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -40,11 +40,11 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
-def _complete(model: type[BaseModel], given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """``usual`` values of a model, or its fields' defaults, changed at any depth where ``given`` says so."""
-    values = {**usual, **given}
+def _complete(model: type[BaseModel], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """``defaults`` values of a model, or its fields' defaults, changed at any depth where ``given`` says so."""
+    values = {**defaults, **given}
     for name, field in model.model_fields.items():
-        default, own = usual.get(name, field.default), given.get(name)
+        default, own = defaults.get(name, field.default), given.get(name)
         sole = models_in(field.annotation) == [type(default)]  # of several, a mapping may mean another one
         if sole and isinstance(default, Settings) and isinstance(own, Mapping):
             values[name] = _complete(type(default), cast("Mapping[str, Any]", own), dict(default))
@@ -56,25 +56,25 @@ class SettingDifference(NamedTuple):
 
     key: str
     value: Any
-    usual: Any
+    default: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_text(self.value)} (default {_text(self.usual)})"
+        return f"{self.key}: {_text(self.value)} (default {_text(self.default)})"
 
 
-def compare_settings(settings: Settings, usual: Settings) -> list[SettingDifference]:
-    """Where ``settings`` are not as ``usual``, in the order of their keys."""
-    return list(_between("", settings.model_dump(mode="json"), usual.model_dump(mode="json")))
+def compare_settings(settings: Settings, default: Settings) -> list[SettingDifference]:
+    """Where ``settings`` are not as ``default``, in the order of their keys."""
+    return list(_between("", settings.model_dump(mode="json"), default.model_dump(mode="json")))
 
 
-def _between(key: str, value: Any, usual: Any) -> Iterator[SettingDifference]:
-    if isinstance(value, dict) and isinstance(usual, dict) and value.keys() == usual.keys():
+def _between(key: str, value: Any, default: Any) -> Iterator[SettingDifference]:
+    if isinstance(value, dict) and isinstance(default, dict) and value.keys() == default.keys():
         for name, inner in cast("Mapping[str, Any]", value).items():
-            yield from _between(f"{key}.{name}".removeprefix("."), inner, usual[name])
-    elif _alone(value) and _alone(usual):
-        yield from _between(key, value[0], usual[0])
-    elif value != usual:
-        yield SettingDifference(key, value, usual)
+            yield from _between(f"{key}.{name}".removeprefix("."), inner, default[name])
+    elif _alone(value) and _alone(default):
+        yield from _between(key, value[0], default[0])
+    elif value != default:
+        yield SettingDifference(key, value, default)
 
 
 def _alone(value: Any) -> bool:
@@ -83,7 +83,7 @@ def _alone(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """In one line of YAML."""
+    """A value in one line of YAML."""
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
 
 

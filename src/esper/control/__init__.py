@@ -1,1 +1,1 @@
-"""Who decides: observations and controllers."""
+"""Observations and the controllers that decide by them."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esper.config.settings import Settings
 from esper.control.observation import Observation
-from esper.control.rules.look import LookRule, LookSettings
+from esper.control.rules import LookRule, LookSettings
 from esper.lifecycle.actions import RELEVANT, Head, Op
 from esper.lifecycle.legality import ActionMasks
 

@@ -12,7 +12,7 @@ from esper.control.promises import PromiseSettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
 from esper.numerics.arrays import Floats, Ints
-from esper.serialization.state import from_plain
+from esper.serialization.state_files import from_plain
 
 Actions = Ints
 
@@ -22,7 +22,7 @@ class Controller(Protocol):
     """Decides for E networks at once, from what it observes and what is legal, with a state of its own.
 
     The state is whatever the controller likes. To be saved in the middle of an episode it must consist of arrays,
-    tensors, numbers, text, tuples, lists, dictionaries and `esper.serialization.state.Stateful` objects.
+    tensors, numbers, text, tuples, lists, dictionaries and `esper.serialization.state_files.Stateful` objects.
     """
 
     name: str
@@ -41,7 +41,7 @@ class PromiseReader(Protocol):
     """A controller that goes by what blueprints promise, and says how that is to be measured."""
 
     promise: PromiseSettings | None
-    """None: it does without."""
+    """How promises are measured for it; None: it does not use them."""
 
 
 def wanted_promise(controller: Controller) -> PromiseSettings | None:
@@ -69,6 +69,6 @@ class UniformStreams:
         Raises:
             CheckpointError: it is of another number of networks.
         """
-        known = from_plain(self.state_dict(), state, "random streams")
-        for generator, reached in zip(self._generators, known["streams"], strict=True):
+        values = from_plain(self.state_dict(), state, "random streams")
+        for generator, reached in zip(self._generators, values["streams"], strict=True):
             generator.bit_generator.state = reached

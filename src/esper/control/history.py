@@ -12,7 +12,7 @@ from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 from esper.population.evaluation import Evaluation
 from esper.population.gradients import HealthTable
 from esper.population.learning import TrainingReport
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 LOOKBACK = 3
 """Steps over which recent changes are measured."""
@@ -50,7 +50,7 @@ class History:
         self.accuracy_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution_before: Floats = np.zeros((environments, slots))
-        """As it was measured the time before."""
+        """The loss contribution as it was measured the time before."""
         self.tries: Floats = np.zeros(self._shape)
         """How often each blueprint was germinated in each slot, ``[E, S, K]``."""
         self.outcomes: Floats = np.zeros(self._shape)
@@ -95,7 +95,7 @@ class History:
         vars(self).update(from_plain(vars(self), state, "history"))
 
     def _report_guessing(self) -> TrainingReport:
-        """As of networks that guess."""
+        """A report as of networks that guess."""
         environments, slots, _ = self._shape
         return TrainingReport(
             np.full(environments, self._chance_loss),
@@ -107,9 +107,9 @@ class History:
 
     def complete(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
         """Fill in contributions that were not measured, as last known of these seeds."""
-        known = np.isfinite(evidence.contribution)
+        measured = np.isfinite(evidence.contribution)
         return evaluation.fill_missing(
-            np.where(known, self.accuracy_contribution, np.nan), np.where(known, self.loss_contribution, np.nan)
+            np.where(measured, self.accuracy_contribution, np.nan), np.where(measured, self.loss_contribution, np.nan)
         )
 
     def record(

@@ -16,14 +16,13 @@ from esper.control.observation import Observation, ObservationSpec, list_feature
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.network import PolicyState
 from esper.control.promises import PromiseSettings
-from esper.control.rules.look import LookRule, LookSettings
+from esper.control.rules import LookRule, LookSettings
 from esper.errors import ConfigError
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
-from esper.serialization.state import from_plain
-from esper.serialization.state_files import take_prefix
+from esper.serialization.state_files import from_plain, take_prefix
 
 POLICY = "policy"
 """What results call the policy of a run."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from esper.config.settings import Settings
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 
 class PromiseSettings(Settings):
@@ -57,13 +57,13 @@ class PromiseRecord:
 
     def record(self, rows: Bools, fitted: Floats, held_out: Floats) -> None:
         """What was measured now, ``[E, S, K]`` each, counts for ``rows``, bool ``[E]``."""
-        known = np.isfinite(self.age) & rows
+        measured = np.isfinite(self.age) & rows
         before = self.best
         shown = self.settings.shown
         self.fitted[rows] = fitted[rows] if shown != "held_out" else _hide(fitted[rows])
         self.held_out[rows] = held_out[rows] if shown != "fitted" else _hide(held_out[rows])
         self.age = np.where(rows, 0.0, self.age)
-        self.change = np.where(known, self.best - before, np.where(rows, 0.0, self.change))
+        self.change = np.where(measured, self.best - before, np.where(rows, 0.0, self.change))
 
     @property
     def best(self) -> Floats:

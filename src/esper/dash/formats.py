@@ -40,7 +40,7 @@ def percent(share: float) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """As `percent`, with a sign: ``+12%``."""
+    """A share as `percent` writes it, with a sign: ``+12%``."""
     return percent(share) if share < 0 else f"+{percent(share)}"
 
 

@@ -35,7 +35,7 @@ def console_beside(machine_readable: bool) -> Console:
     return Console(stderr=machine_readable)
 
 
-def say(console: Console, line: str) -> None:
+def print_line(console: Console, line: str) -> None:
     """A line as it is: neither wrapped nor coloured, and no markup in it."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -68,15 +68,15 @@ class RegularLines:
     def _print_regularly(self) -> None:
         while not self._ended.wait(max(self._due - time.monotonic(), 0.0)):
             if time.monotonic() >= self._due:
-                say(self._console, self._describe_progress())
+                print_line(self._console, self._describe_progress())
                 self.postpone()
 
 
-def say_differences(console: Console, whose: str, found: Sequence[SettingDifference]) -> None:
+def print_differences(console: Console, whose: str, differences: Sequence[SettingDifference]) -> None:
     """A line for each key, or one that says that there is none."""
-    say(console, f"{whose}: {'different from the defaults in' if found else 'the defaults'}")
-    for one in found:
-        say(console, f"  {one}")
+    print_line(console, f"{whose}: {'different from the defaults in' if differences else 'the defaults'}")
+    for one in differences:
+        print_line(console, f"  {one}")
 
 
 def print_json(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.dash.formats import duration, percent, score
-from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, RegularLines, say, score_table, sparkline
+from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, RegularLines, print_line, score_table, sparkline
 from esper.rl.diagnostics import Anomaly
 from esper.train.iteration import Iteration
 
@@ -83,12 +83,12 @@ class TrainingProgress:
 
     @property
     def elapsed(self) -> float:
-        """Since this process took the run up."""
+        """Seconds since this process took the run up."""
         return self.clock() - self._began
 
     @property
     def left(self) -> float | None:
-        """Until the end at the recent pace; None before the first iteration."""
+        """Seconds until the end at the recent pace; None before the first iteration."""
         if not self._paces:
             return None
         pace = sum(seconds for _, seconds in self._paces) / len(self._paces)
@@ -111,7 +111,7 @@ class LineView:
         self._lines = RegularLines(console, self._describe_progress)
 
     def __enter__(self) -> Self:
-        say(self._console, "finding the baselines' level")
+        print_line(self._console, "finding the baselines' level")
         self._lines.__enter__()
         return self
 
@@ -120,22 +120,22 @@ class LineView:
     ) -> None:
         self._lines.__exit__(kind, error, trace)
 
-    def baselines(self, levels: Mapping[str, float]) -> None:
-        """The baselines' levels are known."""
+    def show_baselines(self, levels: Mapping[str, float]) -> None:
+        """Print the baselines' levels."""
         self._progress.levels = levels
-        say(self._console, "baselines: " + ", ".join(f"{name} {score(level)}" for name, level in levels.items()))
+        print_line(self._console, "baselines: " + ", ".join(f"{name} {score(level)}" for name, level in levels.items()))
 
-    def iteration(self, iteration: Iteration) -> None:
-        """A line every few iterations, at measurements and at the end; one for each new kind of anomaly."""
+    def add_iteration(self, iteration: Iteration) -> None:
+        """Print a line every few iterations, at measurements and at the end, and one for each new kind of anomaly."""
         known = set(self._progress.last_seen)
         self._progress.add(iteration)
         due = iteration.number % self._every == 0 or iteration.probe_score is not None
         if due or iteration.number in (1, iteration.total):
-            say(self._console, _line(self._progress, iteration))
+            print_line(self._console, _describe_iteration(self._progress, iteration))
             self._lines.postpone()
         for anomaly in iteration.anomalies:
             if anomaly not in known:
-                say(self._console, f"iteration {iteration.number}: anomaly {anomaly}: {anomaly.meaning}")
+                print_line(self._console, f"iteration {iteration.number}: anomaly {anomaly}: {anomaly.meaning}")
 
     def _describe_progress(self) -> str:
         progress = self._progress
@@ -161,11 +161,11 @@ class PanelView:
     ) -> None:
         self._live.stop()
 
-    def baselines(self, levels: Mapping[str, float]) -> None:
-        """Place them on the score's scale."""
+    def show_baselines(self, levels: Mapping[str, float]) -> None:
+        """Place the baselines on the score's scale."""
         self._progress.levels = levels
 
-    def iteration(self, iteration: Iteration) -> None:
+    def add_iteration(self, iteration: Iteration) -> None:
         """Show the newest figures at the next refresh."""
         self._progress.add(iteration)
 
@@ -181,7 +181,7 @@ def rank_scores(baselines: Mapping[str, float], policy: float | None) -> list[tu
     return sorted(((name, score) for name, score in scores if math.isfinite(score)), key=lambda one: -one[1])
 
 
-def _line(progress: TrainingProgress, iteration: Iteration) -> str:
+def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str:
     update = iteration.update
     parts = [
         f"iteration {iteration.number}/{iteration.total}",
@@ -210,7 +210,7 @@ class TrainingPanel:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, progress = options.max_width, self.progress
-        yield _progress_bar(progress)
+        yield _draw_progress_bar(progress)
         yield Text()
         if not progress.levels:
             yield Text("finding the baselines' level ...", LABEL_STYLE)
@@ -219,12 +219,12 @@ class TrainingPanel:
         yield score_table(rank_scores(progress.levels, probe), width, {POLICY: f"at iteration {number}"})
         if progress.latest is not None:
             yield Text()
-            yield _details(progress, progress.latest, width)
-            yield from _anomalies(progress)
+            yield _draw_details(progress, progress.latest, width)
+            yield from _draw_anomalies(progress)
         yield Text("Ctrl-C stops after this iteration; the run can be resumed.", LABEL_STYLE)
 
 
-def _progress_bar(progress: TrainingProgress) -> Table:
+def _draw_progress_bar(progress: TrainingProgress) -> Table:
     line = Table.grid(padding=(0, 2), expand=True)
     for ratio in (None, 1, None):
         line.add_column(ratio=ratio, no_wrap=True)
@@ -237,19 +237,19 @@ def _progress_bar(progress: TrainingProgress) -> Table:
     return line
 
 
-def _details(progress: TrainingProgress, latest: Iteration, width: int) -> RenderableType:
+def _draw_details(progress: TrainingProgress, latest: Iteration, width: int) -> RenderableType:
     """What the networks did and how the policy learns: side by side, or one below the other in as few lines as go."""
-    growth, health = _growth_rows(progress, latest), _health_pairs(progress, latest)
+    growth, health = _list_growth_rows(progress, latest), _list_health_pairs(progress, latest)
     if width < WIDE:
-        return _rows_table([*growth, ("learning", _pairs(health))])
+        return _draw_rows([*growth, ("learning", _draw_pairs(health))])
     columns = Table.grid(padding=(0, 4))
     columns.add_column(width=width * 3 // 5)
     columns.add_column()
-    columns.add_row(_rows_table(growth), _rows_table(health))
+    columns.add_row(_draw_rows(growth), _draw_rows(health))
     return columns
 
 
-def _growth_rows(progress: TrainingProgress, latest: Iteration) -> list[Row]:
+def _list_growth_rows(progress: TrainingProgress, latest: Iteration) -> list[Row]:
     curve = moving_average(progress.objectives)
     used = [(name, percent(share)) for name, share in latest.operations.items() if share]
     return [
@@ -259,13 +259,13 @@ def _growth_rows(progress: TrainingProgress, latest: Iteration) -> list[Row]:
         ),
         ("accuracy", score(latest.accuracy)),
         ("growth", f"{percent(latest.added)} of the host's parameters"),
-        ("seeds kept", _pairs((site, percent(share)) for site, share in latest.kept.items())),
-        ("operations", _pairs(used)),
-        ("J by family", _pairs((name, f"{value:.2f}") for name, value in latest.objective_by_family.items())),
+        ("seeds kept", _draw_pairs((site, percent(share)) for site, share in latest.kept.items())),
+        ("operations", _draw_pairs(used)),
+        ("J by family", _draw_pairs((name, f"{value:.2f}") for name, value in latest.objective_by_family.items())),
     ]
 
 
-def _health_pairs(progress: TrainingProgress, latest: Iteration) -> list[tuple[str, str]]:
+def _list_health_pairs(progress: TrainingProgress, latest: Iteration) -> list[tuple[str, str]]:
     update = latest.update
     early = ", ended early" if update.stopped_early else ""
     return [
@@ -278,7 +278,7 @@ def _health_pairs(progress: TrainingProgress, latest: Iteration) -> list[tuple[s
     ]
 
 
-def _rows_table(rows: Iterable[Row]) -> Table:
+def _draw_rows(rows: Iterable[Row]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style=LABEL_STYLE, no_wrap=True)
     table.add_column()
@@ -287,12 +287,12 @@ def _rows_table(rows: Iterable[Row]) -> Table:
     return table
 
 
-def _pairs(pairs: Iterable[tuple[str, str]]) -> Columns:
+def _draw_pairs(pairs: Iterable[tuple[str, str]]) -> Columns:
     """Names and values, which never part at a line's end."""
     return Columns([Text(f"{name} {value}") for name, value in pairs], padding=(0, 2))
 
 
-def _anomalies(progress: TrainingProgress) -> Iterable[Text]:
+def _draw_anomalies(progress: TrainingProgress) -> Iterable[Text]:
     for anomaly, number in progress.last_seen.items():
         if progress.done - number < RECENT:
             yield Text(f"! {anomaly}, iteration {number}: {anomaly.meaning}", WARNING_STYLE)

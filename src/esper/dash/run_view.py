@@ -1,12 +1,14 @@
-"""The networks of a run's episode and the lives of their seeds, read from its store as plain JSON values."""
+"""The runs below a folder, and the networks of an episode with their seeds' lives, as plain JSON values."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self, cast
 
 from esper.errors import RunError
@@ -20,6 +22,59 @@ from esper.runs.events import (
     StepTaken,
 )
 from esper.runs.reader import EventRecord, RunReader
+
+STORE = "run.db"
+DEPTH = 3
+"""Levels of folders below a given one in which runs are looked for."""
+
+
+@dataclass(frozen=True)
+class RunFinder:
+    """Looks for runs anew whenever it is asked, so that new ones show and vanished ones do not."""
+
+    places: tuple[Path, ...]
+    """Run directories, and folders that contain some."""
+
+    def find(self) -> dict[str, Path]:
+        """Run stores by the names of their runs; nothing outside of the given places ever has a name."""
+        stores: dict[str, Path] = {}
+        for place in self.places:
+            for store in _stores(place, DEPTH):
+                name = _readable(store.parent.relative_to(place)) if store.parent != place else _own_name(place)
+                # The same name under two places: the second goes by its whole path.
+                stores.setdefault(_readable(store.parent) if name in stores else name, store)
+        return stores
+
+    def store(self, name: str) -> Path:
+        """The store of the run of that name; RunError if there is none."""
+        store = self.find().get(name)
+        if store is None:
+            raise RunError(f"there is no run {name!r} here: it was moved or deleted, or never was; choose another")
+        return store
+
+
+def _stores(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        store = folder / STORE
+        if store.is_file():
+            yield store
+        elif depth:
+            with os.scandir(folder) as entries:
+                inner = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            for name in inner:
+                yield from _stores(folder / name, depth - 1)
+    except OSError:
+        return  # not a folder, not ours to read, or gone meanwhile
+
+
+def _own_name(place: Path) -> str:
+    return _readable(Path(place.absolute().name))
+
+
+def _readable(path: Path) -> str:
+    """As text that can be sent, whatever bytes a name is made of."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "replace")
+
 
 DAMAGED = "damaged"
 """The only key of a payload that cannot be read."""
@@ -36,7 +91,7 @@ _STAGE_COLUMNS = {
 }
 """Column of the step at which a seed first came to a stage."""
 Fields = dict[str, Any]
-"""Of an event, as JSON."""
+"""An event's fields, as JSON."""
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:
@@ -54,10 +109,10 @@ def plain(value: Any, depth: int = DEEPEST) -> Any:
 def read_payload(text: str) -> Fields:
     """An event's fields; under `DAMAGED` what is there instead of them."""
     try:
-        found = json.loads(text)
+        payload = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    return cast("Fields", plain(found)) if isinstance(found, dict) else {DAMAGED: str(text)[:200]}
+        payload = None
+    return cast("Fields", plain(payload)) if isinstance(payload, dict) else {DAMAGED: str(text)[:200]}
 
 
 @dataclass(frozen=True)
@@ -77,16 +132,16 @@ class Episode:
         Raises:
             RunError: there is no episode of that number.
         """
-        found = reader.rows(
+        rows = reader.rows(
             # Without a group there would be a row of NULLs where there are no events.
             "SELECT min(iteration) AS iteration, max(iteration) AS iteration FROM events "
             "WHERE type IN (?, ?) GROUP BY NULL",
             *(StepTaken.name, EpisodeStarted.name),
         )
-        if not found:
+        if not rows:
             return None
         alone = metadata.get("command") == "grow"
-        first, last = (1, 1) if alone else found[0]
+        first, last = (1, 1) if alone else rows[0]
         if number is not None and not first <= number <= last:
             raise RunError(f"there is no episode {number} in this run: choose one from {first} to {last}")
         return cls(last if number is None else number, first, last, alone)
@@ -107,7 +162,7 @@ class NetworkView:
 
     number: int
     events: defaultdict[str, list[Fields]] = field(default_factory=lambda: defaultdict[str, list[Fields]](list))
-    """By type, in order."""
+    """The network's events by type, in order."""
 
     @property
     def started(self) -> Fields | None:
@@ -116,7 +171,7 @@ class NetworkView:
 
     @property
     def ended(self) -> Fields | None:
-        """What its episode came to, once it has."""
+        """How its episode ended; None while it goes on."""
         return next(iter(self.events[EpisodeEnded.name]), None)
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from esper.dash.answers import describe_event
+from esper.dash.pages import describe_event
 from esper.errors import EsperError, RunError
 from esper.runs.events import RunResumed
 from esper.runs.reader import EventRecord, RunReader
@@ -36,7 +36,7 @@ class StoreUpdate:
     """What came since the last look."""
 
     last_id: int
-    """Of the newest event that there is."""
+    """Id of the newest event."""
     records: list[EventRecord] = field(default_factory=list[EventRecord])
     """The new events, in order."""
     reload: bool = False

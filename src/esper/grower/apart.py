@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from esper.control.controller import Controller
-from esper.control.rules.simple import Never
+from esper.control.rules import Never
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
@@ -28,7 +28,7 @@ from esper.growth.slot import Slot
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class SeedlessFork:
     ) -> None:
         assert slot.seed is not None
         self.seed = slot.seed
-        """That is left out."""
+        """The seed that is left out."""
         self._whole = _Whole(model)
         self._slot = slot
         self._theirs = optimizer
@@ -302,7 +302,7 @@ class ApartLearner:
 
     @property
     def forks(self) -> dict[str, SeedlessFork]:
-        """By the slots whose seeds are on trial."""
+        """Forks by the slots whose seeds are on trial."""
         trials = {name: seed for name, seed in self._model.seeds.items() if not seed.fossilized}
         return {name: fork for name, fork in self._forks.items() if fork.seed is trials.get(name)}
 

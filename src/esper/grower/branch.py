@@ -19,7 +19,7 @@ class Branch:
     """What `branch` returns. It lives as long as you keep it, and is not in anybody's state dict."""
 
     model: GrowingModel
-    """With parameters, buffers and seeds of its own."""
+    """A model with parameters, buffers and seeds of its own."""
     optimizer: torch.optim.Optimizer
     """Of the branch, with all that the other one remembers, such as moments."""
     spending: Spending

@@ -16,11 +16,19 @@ from esper.config.loading import load_settings
 from esper.control.controller import Controller, wanted_promise
 from esper.control.learned import PolicyOrigin, restore_controller
 from esper.control.promises import PromiseSettings
-from esper.control.rules.decisions import ROUNDING
-from esper.control.rules.heuristic import Heuristic, HeuristicSettings
-from esper.control.rules.look import LookRule, LookSettings
-from esper.control.rules.schedule import Periodic, PeriodicSettings, Planting, Schedule
-from esper.control.rules.simple import Never, Uniform
+from esper.control.rules import (
+    ROUNDING,
+    Heuristic,
+    HeuristicSettings,
+    LookRule,
+    LookSettings,
+    Never,
+    Periodic,
+    PeriodicSettings,
+    Planting,
+    Schedule,
+    Uniform,
+)
 from esper.control.shipped import open_policy
 from esper.errors import ConfigError
 from esper.grower.network import Catalogue
@@ -86,32 +94,32 @@ class Timing:
                 f"decision on{apart}, and must learn until another; plan at least {needed}, or choose controller 'none'"
             )
 
-    def trial(self, usual: int) -> int:
-        """Decisions for which a rule holds a seed before it judges it, where it is free to do so for ``usual`` ones."""
-        return min(usual, max(self.horizon // LONGEST_TRIAL, 1))
+    def trial(self, default: int) -> int:
+        """Decisions for which a rule holds a seed before it judges it, if it may choose so for ``default`` ones."""
+        return min(default, max(self.horizon // LONGEST_TRIAL, 1))
 
-    def stop_after(self, usual: float, trial: int, at_a_time: int) -> float:
-        """The share of the growth after which a rule plants nothing any more, ``usual`` where it is long enough.
+    def stop_after(self, default: float, trial: int, at_a_time: int) -> float:
+        """The share of the growth after which a rule plants nothing any more, ``default`` where it is long enough.
 
         Where there is time, every seed is judged after a full trial before the end. In a short growth the last ones
         are unfinished then, which `esper.Grower.finish` judges.
         """
         needed = 1 + self.isolated + _BEFORE_BLENDING + min(self.rules.tempos) + trial + at_a_time
         latest = max(self.horizon - needed, (self.horizon - self.isolated) // LATEST_PLANTING)
-        return min(usual, latest / self.horizon)
+        return min(default, latest / self.horizon)
 
-    def latest_start(self, usual: float, seeds: int) -> float:
+    def latest_start(self, default: float, seeds: int) -> float:
         """The share of the growth at which so many seeds, one per decision, must begin to count wholly by its end;
-        ``usual`` where there is time for that later."""
+        ``default`` where there is time for that later."""
         needed = self.isolated + _BEFORE_BLENDING + min(self.rules.tempos) + seeds + _BEFORE_END
-        return min(usual, max(self.horizon - needed, 0) / self.horizon)
+        return min(default, max(self.horizon - needed, 0) / self.horizon)
 
-    def promise(self, usual: PromiseSettings, stop_after: float) -> PromiseSettings:
+    def promise(self, default: PromiseSettings, stop_after: float) -> PromiseSettings:
         """When a rule looks: a few times while it may plant, however short the growth."""
         latest = max(int(stop_after * self.horizon + ROUNDING), 1)
-        first = min(usual.first, latest)
-        every = min(usual.every, max((latest - first) // (FEWEST_LOOKS - 1), 1))
-        return usual.model_copy(update={"first": first, "every": every})
+        first = min(default.first, latest)
+        every = min(default.every, max((latest - first) // (FEWEST_LOOKS - 1), 1))
+        return default.model_copy(update={"first": first, "every": every})
 
 
 ALL_AT_START = "all_at_start"
@@ -123,7 +131,7 @@ _RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, ALL_AT_PLA
 
 
 class ControllerChoice(NamedTuple):
-    """Who decides, and within which bounds."""
+    """The controller that decides, and its bounds."""
 
     controller: Controller
     timing: Timing
@@ -167,19 +175,19 @@ def _make_rule(name: str, catalogue: Catalogue, timing: Timing) -> Controller:
         return Schedule(plantings, timing.horizon, ALL_AT_PLATEAU, patience=PLATEAU_PATIENCE, latest=latest)
     if name == LookRule.name:
         return _make_look(timing, LookSettings())
-    usual, offered = HeuristicSettings(), tuple(_list_offers(catalogue))
-    trial = timing.trial(usual.trial)
-    stop_after = timing.stop_after(usual.stop_after, trial, usual.at_a_time)
+    defaults, offered = HeuristicSettings(), tuple(_list_offers(catalogue))
+    trial = timing.trial(defaults.trial)
+    stop_after = timing.stop_after(defaults.stop_after, trial, defaults.at_a_time)
     if name == Periodic.name:
         return Periodic(PeriodicSettings(plantings=offered, trial=trial, stop_after=stop_after), timing.horizon)
     return Heuristic(HeuristicSettings(preferences=offered, trial=trial, stop_after=stop_after), timing.horizon)
 
 
-def _make_look(timing: Timing, usual: LookSettings) -> LookRule:
-    trial = timing.trial(usual.trial)
-    stop_after = timing.stop_after(usual.stop_after, trial, 1)
-    changed = {"promise": timing.promise(usual.promise, stop_after), "trial": trial, "stop_after": stop_after}
-    return LookRule(usual.model_copy(update=changed), timing.horizon)
+def _make_look(timing: Timing, default: LookSettings) -> LookRule:
+    trial = timing.trial(default.trial)
+    stop_after = timing.stop_after(default.stop_after, trial, 1)
+    changed = {"promise": timing.promise(default.promise, stop_after), "trial": trial, "stop_after": stop_after}
+    return LookRule(default.model_copy(update=changed), timing.horizon)
 
 
 def require_time_to_plant(controller: Controller, plateau: int | None) -> None:
@@ -197,17 +205,17 @@ def require_promise(controller: Controller, given: PromiseSettings | None) -> Pr
     Raises:
         ConfigError: it was given to a controller that does not go by it, or shows what it does not know.
     """
-    wanted = wanted_promise(controller)
+    settings = wanted_promise(controller)
     if given is None:
-        return wanted
-    if wanted is None:
+        return settings
+    if settings is None:
         raise ConfigError(
             f"controller {controller.name!r} does not go by what blueprints promise: leave conduct.promise out, take "
             f"controller {LookRule.name!r}, or give one of your own an attribute `promise`"
         )
-    if given.shown != wanted.shown:
+    if given.shown != settings.shown:
         raise ConfigError(
-            f"conduct.promise.shown is {given.shown!r}, but controller {controller.name!r} goes by {wanted.shown!r}"
+            f"conduct.promise.shown is {given.shown!r}, but controller {controller.name!r} goes by {settings.shown!r}"
         )
     return given
 
@@ -246,13 +254,13 @@ def warn_of_unknown(
     if origin is None:
         return
     kinds, slots = tuple(dict.fromkeys((origin.suite, *origin.mix))), model.slots.values()
-    known = _learn_known(kinds)
+    experience = _learn_known(kinds)
     foreign = [
-        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, known.blueprints),
-        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, known.layouts),
-        *_describe_outside("a horizon of {:g}", timing.horizon, known.horizons),
-        *_describe_outside("rent {:g}", rent, known.rents),
-        *_describe_outside("{:g} classes", classes, known.classes),
+        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, experience.blueprints),
+        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, experience.layouts),
+        *_describe_outside("a horizon of {:g}", timing.horizon, experience.horizons),
+        *_describe_outside("rent {:g}", rent, experience.rents),
+        *_describe_outside("{:g} classes", classes, experience.classes),
     ]
     if foreign:
         warnings.warn(

@@ -34,7 +34,7 @@ from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.population.budget import RentBasis
 from esper.population.governor.detectors import GovernorSettings
-from esper.rl.episode_config import EpisodeConfig
+from esper.rl.settings import EpisodeConfig
 
 
 def _read_controller(value: Any) -> Any:
@@ -87,9 +87,9 @@ class GrowerConfig(Settings):
     constraints: Limits | None = None
     """By which share the losses of other sets may rise."""
     training_flops: Flops | None = None
-    """What growth and training may take."""
+    """FLOPs that growth and training may take."""
     seconds: Seconds | None = None
-    """Likewise."""
+    """Seconds that growth and training may take."""
     evidence: Annotated[Counterfactual, Field(strict=False)] = Counterfactual.DEPENDENCE
     """What seeds on trial are judged by."""
     seed: NonNegativeInt = 0
@@ -118,12 +118,12 @@ class GrowerConfig(Settings):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """What a run records, by name; evidence as text."""
+        """The fields that a run records, by name; evidence as text."""
         values = {name: getattr(self, name) for name in type(self).model_fields if name not in _UNRECORDED}
         return {**values, "evidence": self.evidence.value}
 
     def signature(self) -> dict[str, Any]:
-        """What must be the same where a state is saved and where it is loaded; plain values."""
+        """The values that must be the same where a state is saved and where it is loaded."""
         values = self.to_dict()
         return {"version": STATE_VERSION, **{name: values[name] for name in _SIGNATURE}}
 
@@ -143,7 +143,7 @@ def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a grower hears at each step, checked."""
+    """The arguments of `Grower.step`, checked."""
 
     train_loss: float
     train_accuracy: float | None
@@ -159,28 +159,28 @@ def check_step(
     metrics: Mapping[str, Any] | None,
     constraints: ConstraintSet,
 ) -> StepInputs:
-    """What the arguments of a step mean.
+    """Check the arguments of `Grower.step`.
 
     Raises:
         ConfigError: one is no number, an accuracy no fraction, or figures are given without the validation loss.
     """
     loss = check_number(train_loss, "train_loss")
-    known = None if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
-    if known is not None and not 0 <= known <= 1 + ROUNDING:
-        raise ConfigError(f"train_accuracy is {known:g}: give a fraction in [0, 1], or leave it out")
+    fraction = None if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
+    if fraction is not None and not 0 <= fraction <= 1 + ROUNDING:
+        raise ConfigError(f"train_accuracy is {fraction:g}: give a fraction in [0, 1], or leave it out")
     if val_loss is None and accuracy is None and metrics is None:
-        return StepInputs(loss, known, None)
+        return StepInputs(loss, fraction, None)
     if val_loss is None:
         raise ConfigError("accuracy and metrics belong to a val_loss: give that too, or none of them")
-    given = {LOSS: val_loss} if accuracy is None else {LOSS: val_loss, ACCURACY: accuracy}
-    others = cast(object, {} if metrics is None else metrics)
-    if not isinstance(others, Mapping) or given.keys() & set(cast("Mapping[Any, Any]", others)):
+    figures = {LOSS: val_loss} if accuracy is None else {LOSS: val_loss, ACCURACY: accuracy}
+    other_figures = cast(object, {} if metrics is None else metrics)
+    if not isinstance(other_figures, Mapping) or figures.keys() & set(cast("Mapping[Any, Any]", other_figures)):
         raise ConfigError("metrics: give a mapping of the names of figures other than loss and accuracy to numbers")
-    named = {**given, **cast("Mapping[Any, Any]", others)}
-    lacking = next((name for name in map(name_loss, constraints.limits) if name not in named), None)
-    if lacking is not None:
-        raise ConfigError(f"metrics: give {lacking!r}, too, which is constrained, or no val_loss at all")
-    return StepInputs(loss, known, check_figures(named))
+    all_figures = {**figures, **cast("Mapping[Any, Any]", other_figures)}
+    missing = next((name for name in map(name_loss, constraints.limits) if name not in all_figures), None)
+    if missing is not None:
+        raise ConfigError(f"metrics: give {missing!r}, too, which is constrained, or no val_loss at all")
+    return StepInputs(loss, fraction, check_figures(all_figures))
 
 
 def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: Sequence[str]) -> None:

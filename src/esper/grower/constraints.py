@@ -72,11 +72,11 @@ class ConstraintSet:
         """
         if self.objective is None:
             return check_figures(returned)
-        wanted = [self.objective, *self.limits]
-        if not isinstance(returned, Mapping) or not all(name in returned for name in wanted):
+        names = [self.objective, *self.limits]
+        if not isinstance(returned, Mapping) or not all(name in returned for name in names):
             raise ConfigError(
                 f"evaluate returned {describe(cast(object, returned))}: it must return a mapping of "
-                f"{', '.join(wanted)} to esper.Score(loss=..., accuracy=...) each"
+                f"{', '.join(names)} to esper.Score(loss=..., accuracy=...) each"
             )
         sets = cast("Mapping[Any, Any]", returned)
         figures = _read_score(self.objective, sets[self.objective])
@@ -84,14 +84,14 @@ class ConstraintSet:
             figures[name_loss(name)] = _read_score(name, sets[name])[LOSS]
         return figures
 
-    def refer_to(self, found: Figures) -> None:
+    def refer_to(self, figures: Figures) -> None:
         """Take these figures for those of the model before growth.
 
         Raises:
             ConfigError: a loss is not above zero, so that no share of it can be told, or not finite.
         """
         for name in self.limits:
-            loss = found[name_loss(name)]
+            loss = figures[name_loss(name)]
             if not (math.isfinite(loss) and loss > 0):
                 raise ConfigError(
                     f"constraints: the loss of {name!r} is {loss:g} before growth: a share of it can be told of finite "
@@ -99,20 +99,20 @@ class ConstraintSet:
                 )
             self.references[name] = loss
 
-    def find_broken(self, found: Figures) -> dict[str, float]:
+    def find_broken(self, figures: Figures) -> dict[str, float]:
         """By set, the share by which its loss has risen, where that is more than may be."""
-        rises = {name: found[name_loss(name)] / reference - 1 for name, reference in self.references.items()}
+        rises = {name: figures[name_loss(name)] / reference - 1 for name, reference in self.references.items()}
         return {name: rise for name, rise in rises.items() if not rise <= self.limits[name] + ROUNDING}
 
-    def excess(self, found: Figures) -> float:
+    def excess(self, figures: Figures) -> float:
         """By how much more losses have risen than they may, as a share, in all: 0 where all constraints hold."""
-        broken = self.find_broken(found)
+        broken = self.find_broken(figures)
         return sum(math.inf if math.isnan(rise) else rise - self.limits[name] for name, rise in broken.items())
 
-    def penalty(self, found: Figures) -> float:
+    def penalty(self, figures: Figures) -> float:
         """What is taken off the score: 0 where all constraints hold."""
-        broken = self.find_broken(found)
-        return PENALTY * len(broken) + min(self.excess(found), PENALTY * len(broken))
+        broken = self.find_broken(figures)
+        return PENALTY * len(broken) + min(self.excess(figures), PENALTY * len(broken))
 
     def describe(self, broken: Mapping[str, float]) -> str:
         """In words, to come after a sentence; nothing where nothing is broken."""
@@ -125,8 +125,8 @@ def name_loss(name: str) -> str:
 
 
 def _read_score(name: str, value: Any) -> Figures:
-    """Of one set."""
+    """Figures of one set of data."""
     if not isinstance(value, Score):
         raise ConfigError(f"evaluate returned {describe(value)} for {name!r}: give an esper.Score")
-    given = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}
-    return check_figures({part: check_number(figure, f"the {part} of {name!r}") for part, figure in given.items()})
+    parts = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}
+    return check_figures({part: check_number(figure, f"the {part} of {name!r}") for part, figure in parts.items()})

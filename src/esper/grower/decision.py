@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.control.rules.decisions import marginal_rent
+from esper.control.rules import marginal_rent
 from esper.grower.network import GrowingNetwork
 from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.gates import Reason
+from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions, concatenate
 from esper.numerics.arrays import Bools, Floats, Ints
@@ -43,7 +43,7 @@ class Decision:
     """From 1."""
     op: Op
     slot: str | None
-    """None for WAIT."""
+    """The slot that was acted on; None for WAIT."""
     blueprint: str | None
     """What germinated; None for other operations."""
     changes: tuple[Change, ...]
@@ -114,14 +114,14 @@ def describe_decision(
     The ``metric`` that growth is about had that ``value``.
     """
     op = Op(int(actions[0, Head.OP]))
-    found = zip(slots, evaluation.accuracy_contribution[0].tolist(), strict=True)
+    pairs = zip(slots, evaluation.accuracy_contribution[0].tolist(), strict=True)
     return Decision(
         number,
         op,
         None if op is Op.WAIT else slots[int(actions[0, Head.SLOT])],
         blueprints[int(actions[0, Head.BLUEPRINT])] if op is Op.GERMINATE else None,
         describe_changes(slots, blueprints, changes),
-        {name: value for name, value in found if math.isfinite(value)},
+        {name: value for name, value in pairs if math.isfinite(value)},
         float(evaluation.loss[0]),
         metric,
         value,
@@ -166,8 +166,8 @@ class Ending:
 
     def _describe(self, change: Change) -> str:
         verb = "kept" if change.after is Stage.FOSSILIZED else "pruned"
-        known = self.contributions.get(change.slot)
-        worth = "did not count yet" if known is None else f"contribution {known:+.4f}"
+        contribution = self.contributions.get(change.slot)
+        worth = "did not count yet" if contribution is None else f"contribution {contribution:+.4f}"
         return f"{verb} {change.blueprint} in {change.slot} ({worth})"
 
 

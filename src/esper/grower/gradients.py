@@ -15,7 +15,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.sharding import add_up_norms, count_copies, local_part
 from esper.numerics.arrays import Floats, replace_where
 from esper.population.gradients import GradientNorms, HealthTable, assess_health
-from esper.serialization.state import to_plain
+from esper.serialization.state_files import to_plain
 
 
 class Gradients:
@@ -118,8 +118,8 @@ class Gradients:
         learning = np.array([[seed is not None and any(p.requires_grad for p in seed.parameters()) for seed in owners]])
         incumbents = np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None]
         counted = np.array([[_size(self._model.host.parameters()) + int((sizes * fossils).sum())]])
-        found = assess_health(GradientNorms(seeds, sizes), GradientNorms(incumbents, counted))
-        return replace_where(learning, HealthTable.none(*sizes.shape), found)
+        health = assess_health(GradientNorms(seeds, sizes), GradientNorms(incumbents, counted))
+        return replace_where(learning, HealthTable.none(*sizes.shape), health)
 
 
 def _size(parameters: Iterable[nn.Parameter]) -> int:

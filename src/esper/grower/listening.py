@@ -27,7 +27,7 @@ from esper.growth.side_pass import Asked
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools, Floats
 from esper.population.budget import TRAINING_PASSES
-from esper.serialization.state import to_plain
+from esper.serialization.state_files import to_plain
 
 _SEED, _DRAW = 0, 0
 """Of the initial values of newborns, as in populations."""
@@ -55,7 +55,7 @@ class _Heard(NamedTuple):
     """Whether the layer had no other argument."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> _Heard:
-        """With its tensors changed."""
+        """The recorded batch with its tensors changed."""
         first, inputs = (None if part is None else change(part) for part in (self.first, self.inputs))
         return _Heard(change(self.features), inputs, change(self.wishes), first, self.alone)
 
@@ -251,7 +251,7 @@ class Listener:
         return found
 
     def _warn(self, about: str, why: str) -> None:
-        """Once."""
+        """Warn once."""
         if about not in self._warned:
             self._warned.add(about)
             warnings.warn(f"{why}: controllers that go by promises plant nothing there", stacklevel=_CALLER)

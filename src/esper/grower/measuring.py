@@ -234,13 +234,13 @@ class Examiner:
         Where a constraint is broken any seed that may be pruned for it is due.
         """
         forks = self._apart.ripe_forks()
-        found = self._processes.agree_on_model(partial(self._measure, whole, due, forks))
+        measurement = self._processes.agree_on_model(partial(self._measure, whole, due, forks))
         rest = self._suspects & ~due
-        if self._constraints.find_broken(found.usual) and rest.any():
-            more = self._processes.agree_on_model(partial(self._measure, found.usual, rest, forks))
-            found = found._replace(others={**found.others, **more.others}, due=due | rest)
-        self._scores.begin(found.usual, train_loss)
-        return found
+        if self._constraints.find_broken(measurement.usual) and rest.any():
+            more = self._processes.agree_on_model(partial(self._measure, measurement.usual, rest, forks))
+            measurement = measurement._replace(others={**measurement.others, **more.others}, due=due | rest)
+        self._scores.begin(measurement.usual, train_loss)
+        return measurement
 
     def _measure(
         self, whole: Figures | None, due: Bools, forks: Mapping[str, SeedlessFork | None] = MappingProxyType({})
@@ -252,19 +252,19 @@ class Examiner:
         """Measure the model before growth, if a constraint is about that."""
         if self._constraints.limits:
             nothing = np.zeros(self._network.table.stage.shape, np.bool_)
-            found = self._processes.agree_on_model(partial(self._measure, None, nothing))
-            self._constraints.refer_to(found.usual)
+            measurement = self._processes.agree_on_model(partial(self._measure, None, nothing))
+            self._constraints.refer_to(measurement.usual)
 
-    def find_culprit(self, found: Measurement) -> Bools:
+    def find_culprit(self, measurement: Measurement) -> Bools:
         """The live seed without which constraints are broken by least, bool ``[1, S]``; none, if none is broken or none
         of those that were measured helps.
         """
         suspects, excess = self._suspects, self._constraints.excess
-        left = np.full(suspects.shape, excess(found.usual))
+        left = np.full(suspects.shape, excess(measurement.usual))
         before = left.max()
         for place, slot in enumerate(self._passes.model.slots.values()):
-            if slot.name in found.others and suspects[0, place]:
-                left[0, place] = excess(found.others[slot.name])
+            if slot.name in measurement.others and suspects[0, place]:
+                left[0, place] = excess(measurement.others[slot.name])
         return (left == left.min()) & (left < before)
 
     @property
@@ -272,20 +272,20 @@ class Examiner:
         """Slots whose seeds count, and are not there for good: bool ``[1, S]``."""
         return self._network.table.live & self._network.table.blended
 
-    def record(self, now: StepInputs, found: Measurement, actions: Ints) -> Evaluation:
+    def record(self, now: StepInputs, measurement: Measurement, actions: Ints) -> Evaluation:
         """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``; returns all of it."""
         network, scores = self._network, self._scores
-        scores.begin(found.usual, now.train_loss)
+        scores.begin(measurement.usual, now.train_loss)
         self.history.expect(scores.chance_loss, scores.chance_score)
-        newest = compute_contributions(found, self._passes.model, network.table, scores.score)
-        known = scores.train_score(now.train_accuracy)
+        newest = compute_contributions(measurement, self._passes.model, network.table, scores.score)
+        train_score = scores.train_score(now.train_accuracy)
         host, seeds, health = self._gradients.report()
-        accuracy = newest.accuracy if known is None else np.array([known])
+        accuracy = newest.accuracy if train_score is None else np.array([train_score])
         training = TrainingReport(np.array([now.train_loss]), accuracy, host, seeds, health)
         evaluation = self.history.complete(newest, network.evidence)
         store_contributions(self._passes.model, evaluation.accuracy_contribution)
         network.evidence = update_evidence(network.table, network.evidence, training, evaluation)
-        progress = scores.progress(found.usual)
+        progress = scores.progress(measurement.usual)
         improved = None if progress is None else np.array([progress])
         self.history.record(actions, network.table, training, evaluation, improved)
         return evaluation
@@ -347,6 +347,8 @@ class Examiner:
         And whether none of them is to be kept: its answer is the same to everything, or it breaks a constraint.
         """
         table, score = self._network.table, self._scores.score
-        found = self._processes.agree_on_model(lambda: self._measure(None, slots))
-        contributions = compute_contributions(found, self._passes.model, table, score)
-        return contributions.accuracy_contribution, found.blind or bool(self._constraints.find_broken(found.usual))
+        measurement = self._processes.agree_on_model(lambda: self._measure(None, slots))
+        contributions = compute_contributions(measurement, self._passes.model, table, score)
+        return contributions.accuracy_contribution, measurement.blind or bool(
+            self._constraints.find_broken(measurement.usual)
+        )

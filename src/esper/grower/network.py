@@ -21,7 +21,7 @@ from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fo
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import seed_generator
 from esper.population.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 BYTES_PER_VALUE = 4
 COPIES = 4
@@ -29,7 +29,7 @@ COPIES = 4
 
 
 class Catalogue:
-    """What the slots of a model offer: an `esper.control.growing_networks.Offers`."""
+    """What the slots of a model offer: an `esper.control.observation.Offers`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
         self._slots = model.slots.values()
@@ -68,7 +68,7 @@ class Catalogue:
 
 
 class GrowingNetwork:
-    """A growing model with its lifecycle table: an `esper.control.growing_networks.GrowingNetworks` of one."""
+    """A growing model with its lifecycle table: an `esper.control.observation.GrowingNetworks` of one."""
 
     def __init__(
         self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget, rent_on: RentBasis
@@ -131,8 +131,8 @@ class GrowingNetwork:
         Raises:
             CheckpointError: it is of other slots.
         """
-        known = from_plain(self._state, state, "the subject")
-        self.table, self.evidence, self.germinations = known["table"], known["evidence"], known["germinations"]
+        values = from_plain(self._state, state, "the subject")
+        self.table, self.evidence, self.germinations = values["table"], values["evidence"], values["germinations"]
 
     @property
     def _state(self) -> dict[str, Any]:

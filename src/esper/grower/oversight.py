@@ -21,7 +21,7 @@ from esper.lifecycle.actions import Op
 from esper.lifecycle.transitions import Transitions
 from esper.population.governor.detectors import GovernorSettings
 from esper.population.governor.model import Governor, GovernorVerdict, Rollback
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 CHECKS_AT_CHANCE = 8
 """A network that does no better than chance in so many checks in a row hardly will: its owner is told."""
@@ -130,19 +130,19 @@ class Oversight:
 
         return self._processes.agree_on_model(is_finite)
 
-    def judge(self, train_loss: float, found: Measurement | None) -> GovernorVerdict | None:
-        """The verdict on a model of which that was ``found``; None: it could not be measured."""
+    def judge(self, train_loss: float, measurement: Measurement | None) -> GovernorVerdict | None:
+        """The verdict on a model of which that was ``measurement``; None: it could not be measured."""
         governor = self.governor
         if governor is None:
             return None
 
         def judge() -> GovernorVerdict:
-            finite = found is not None and math.isfinite(found.usual[LOSS])
-            if found is None or not (finite and math.isfinite(self._scores.score(found.usual))):
+            finite = measurement is not None and math.isfinite(measurement.usual[LOSS])
+            if measurement is None or not (finite and math.isfinite(self._scores.score(measurement.usual))):
                 return governor.judge(train_loss, (math.nan, math.nan), finite=False)
-            skills = self._scores.skills(found.usual, train_loss)
-            diverged = self._is_diverged(governor.settings, found.usual[LOSS], *skills)
-            skills = (0.0, 0.0) if found.blind else skills
+            skills = self._scores.skills(measurement.usual, train_loss)
+            diverged = self._is_diverged(governor.settings, measurement.usual[LOSS], *skills)
+            skills = (0.0, 0.0) if measurement.blind else skills
             return governor.judge(train_loss, skills, finite=True, hopeless=diverged)
 
         return self._processes.agree(judge)
@@ -158,7 +158,7 @@ class Oversight:
         return worse and by_losses < 1 - settings.multiple and not by_accuracy >= settings.lead
 
     def find_barred(
-        self, verdict: GovernorVerdict | None, train_loss: float, found: Measurement, *, idle: bool
+        self, verdict: GovernorVerdict | None, train_loss: float, measurement: Measurement, *, idle: bool
     ) -> tuple[Op, ...]:
         """Operations for which there are no grounds now; ``idle`` if all gradients are zero.
 
@@ -166,8 +166,8 @@ class Oversight:
         """
         if self.governor is None or verdict is None:
             return ()
-        loss, lead = found.usual[LOSS], self.governor.settings.lead
-        better = self._beats_chance(found.usual, train_loss, lead, usual=verdict.usual) and not found.blind
+        loss, lead = measurement.usual[LOSS], self.governor.settings.lead
+        better = self._beats_chance(measurement.usual, train_loss, lead, usual=verdict.usual) and not measurement.blind
         self._learned |= better and not idle
         self._changed |= not math.isnan(self._last_loss) and loss != self._last_loss
         self._last_loss = loss
@@ -177,7 +177,7 @@ class Oversight:
             chance = "that of guessing, as a mean in nats, is" if self._scores.guessing_is_known else "it began with"
             lost = self._learned and self._changed
             what = "has lost most of what it had learned, or overfits," if lost else "has learned nothing"
-            seen = ", its answer is the same to everything" if found.blind else ""
+            seen = ", its answer is the same to everything" if measurement.blind else ""
             seen += ", its gradients are zero" if idle else ""
             warnings.warn(
                 f"the network {what} for {CHECKS_AT_CHANCE} decisions: its validation loss is {loss:.4g}, {chance} "
@@ -189,7 +189,7 @@ class Oversight:
             return Op.FOSSILIZE, Op.PRUNE
         return (Op.FOSSILIZE,) if idle or not better else ()
 
-    def _beats_chance(self, found: Figures, train_loss: float, lead: float, *, usual: bool) -> bool:
+    def _beats_chance(self, figures: Figures, train_loss: float, lead: float, *, usual: bool) -> bool:
         """Whether the network does better than chance, as far as figures tell, and has not lost most of what it had.
 
         Its validation loss shows it; or its training loss together with the score, where it overfits; or, where losses
@@ -197,13 +197,13 @@ class Oversight:
         """
         scores = self._scores
         trifle = PLATEAU_IMPROVEMENT if scores.guessing_is_known else 0.0
-        gone = np.array([*scores.gone(found, train_loss), *scores.gone_since(found, train_loss)])
+        gone = np.array([*scores.gone(figures, train_loss), *scores.gone_since(figures, train_loss)])
         enough = gone > np.fmax([trifle, trifle, lead, lead], self._best_gone * LEAST_KEPT)
         if usual:
             self._best_gone = np.fmax(self._best_gone, gone)
         by_training, by_validation = enough[:2].tolist()
-        overfits = by_training and scores.shows_skill(found, lead)
-        return by_validation or overfits or (bool(enough[2:].all()) and scores.accuracy_gained(found) > lead)
+        overfits = by_training and scores.shows_skill(figures, lead)
+        return by_validation or overfits or (bool(enough[2:].all()) and scores.accuracy_gained(figures) > lead)
 
     def undo(self, verdict: GovernorVerdict | None) -> tuple[Rollback | None, Transitions]:
         """Undo the training since the last good state, if it blew up.

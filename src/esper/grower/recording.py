@@ -10,7 +10,7 @@ from typing import Any, cast
 from esper import __version__
 from esper.grower.decision import Change, Decision, Ending
 from esper.growth.model import GrowingModel
-from esper.lifecycle.gates import GATES, Reason, Verdicts
+from esper.lifecycle.rules import GATES, Reason, Verdicts
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Cause
@@ -47,7 +47,7 @@ class Account:
     decision: Decision
     train_loss: float
     train_accuracy: float | None
-    """None: not known."""
+    """Accuracy in training; None where it is not known."""
     value_before: float
     """What growth is about, as it was measured, before the rollback, if there was one; NaN: not measured."""
     verdicts: Verdicts
@@ -130,8 +130,8 @@ class Recording:
 
         It is kept once, whoever was killed after that and goes on from before.
         """
-        known = self._store.events(LifecycleTransition)
-        if any(event.cause == Cause.FINISH.name.lower() and event.iteration == done for event in known):
+        transitions = self._store.events(LifecycleTransition)
+        if any(event.cause == Cause.FINISH.name.lower() and event.iteration == done for event in transitions):
             return
         for change in ending.changes:
             self._store.emit(self._describe_change(done, change, ending.contributions))
@@ -191,12 +191,12 @@ class Recording:
 
     def _read_last_verdicts(self, done: int) -> list[_Verdict | None]:
         """What the gates said when the last decision was made: their newest words, where they still stood there."""
-        found: list[_Verdict | None] = [None] * len(self._slots)
+        verdicts: list[_Verdict | None] = [None] * len(self._slots)
         before = [step.stages for step in self._store.events(StepTaken) if step.iteration == done - 1]
         for event in self._store.events(GateJudged) if before else ():
             stage = Stage[before[0][event.slot].upper()]
-            found[event.slot] = (event.gate, event.reason) if GATES.get(stage) == event.gate else None
-        return found
+            verdicts[event.slot] = (event.gate, event.reason) if GATES.get(stage) == event.gate else None
+        return verdicts
 
     def _describe_step(self, account: Account) -> Event:
         decision, table = account.decision, account.after

@@ -61,7 +61,7 @@ class Reporter:
         self._in_own_run(lambda own: own.close(decisions))
 
     def tell(self, account: Account) -> None:
-        """Of a decision."""
+        """Report a decision."""
         self._print(str(account))
         self._record(lambda recording: recording.keep(account))
 
@@ -125,7 +125,7 @@ class OwnRun:
         self._recording: Recording | None = None
         self._began, self._ended, self._released = 0.0, False, False
         self.id: str | None = None
-        """None before it is opened."""
+        """The run's id; None before it is opened."""
 
     def open(self) -> None:
         """Begin the run, unless it has decisions already: then it waits for `resume`."""

@@ -17,12 +17,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from esper.config.arguments import describe, number
+from esper.config.arguments import describe, read_number
 from esper.control.history import improves
 from esper.errors import ConfigError
 from esper.population.governor.detectors import skill
 from esper.runs.metric import ACCURACY, LOSS, Metric
-from esper.serialization.state import from_plain
+from esper.serialization.state_files import from_plain
 
 UNKNOWN = math.nan
 
@@ -70,19 +70,19 @@ class Scores:
         self.chance_loss = math.log(self.likely_classes)
         """The loss of guessing, where the number of classes is known; otherwise the first that was measured."""
         self.chance_score = 1 / self.likely_classes
-        """Likewise."""
+        """The score of guessing, where the number of classes is known; otherwise the first that was measured."""
 
-    def begin(self, found: Figures, train_loss: float) -> None:
+    def begin(self, figures: Figures, train_loss: float) -> None:
         """Take the first figures that are finite for what they are; later ones change nothing.
 
         Raises:
             ConfigError: the metric is not among them, or there is an accuracy but nobody knows of how many classes.
         """
-        metric = self.metric or (ACCURACY if ACCURACY in found else LOSS)
-        value = self._value(found, metric)
-        if self._begun or not (math.isfinite(found[LOSS]) and math.isfinite(value)):
+        metric = self.metric or (ACCURACY if ACCURACY in figures else LOSS)
+        value = self._value(figures, metric)
+        if self._begun or not (math.isfinite(figures[LOSS]) and math.isfinite(value)):
             return
-        if ACCURACY in found and not self._classes:
+        if ACCURACY in figures and not self._classes:
             if self._outputs < 2:
                 raise ConfigError(
                     "evaluate gives an accuracy, but the model's output does not show how many classes there are: say "
@@ -90,11 +90,11 @@ class Scores:
                 )
             self._classes = self._outputs
         self._begun, self.metric = True, metric
-        self._first_train_loss = train_loss if math.isfinite(train_loss) else found[LOSS]
-        self._first_loss, self._first_accuracy = found[LOSS], found.get(ACCURACY, UNKNOWN)
-        self.chance_loss = math.log(self._classes) if self._classes else found[LOSS]
+        self._first_train_loss = train_loss if math.isfinite(train_loss) else figures[LOSS]
+        self._first_loss, self._first_accuracy = figures[LOSS], figures.get(ACCURACY, UNKNOWN)
+        self.chance_loss = math.log(self._classes) if self._classes else figures[LOSS]
         if self._trained:
-            self.chance_loss = max(self.chance_loss, found[LOSS])
+            self.chance_loss = max(self.chance_loss, figures[LOSS])
         if metric == ACCURACY:
             self.chance_score = 1 / self._classes
         elif self._rises(metric):
@@ -102,7 +102,7 @@ class Scores:
         else:
             self.chance_score, self._reference = 0.0, self.chance_loss if metric == LOSS else value
 
-    def score(self, found: Figures) -> float:
+    def score(self, figures: Figures) -> float:
         """NaN before the first figures that are finite, and where these are not.
 
         Raises:
@@ -111,23 +111,23 @@ class Scores:
         """
         if not self._begun:
             return UNKNOWN
-        if ACCURACY in found and not self._named and self.metric == LOSS:
+        if ACCURACY in figures and not self._named and self.metric == LOSS:
             raise ConfigError(
                 "growth is about the loss, since what was measured first had no accuracy, but now there is one: hand "
                 "it to step together with val_loss, or say metric='loss' or metric='accuracy'"
             )
-        value = self._value(found, self.metric)
+        value = self._value(figures, self.metric)
         score = value if self._rises(self.metric) else _compute_share_gone(value, self._reference)
-        return score - self._penalty(found)
+        return score - self._penalty(figures)
 
-    def progress(self, found: Figures) -> bool | None:
+    def progress(self, figures: Figures) -> bool | None:
         """Whether a metric that was named, and is not the loss, is better than it was by more than a trifle.
 
         A trifle is `PLATEAU_IMPROVEMENT` of it. None: progress is what the loss makes.
         """
         if not self._named or self.metric == LOSS:
             return None
-        value = found[self.metric] * (-1 if self._rises(self.metric) else 1)
+        value = figures[self.metric] * (-1 if self._rises(self.metric) else 1)
         improved = math.isnan(self._best) or bool(improves(np.array(value), np.array(self._best)))
         self._best = value if improved else self._best
         return improved
@@ -139,9 +139,9 @@ class Scores:
         rises = self._rises(self.metric)
         return Metric(self.metric, rises, None if rises else self._reference)
 
-    def value(self, found: Figures) -> float:
+    def value(self, figures: Figures) -> float:
         """What growth is about, as it was measured; NaN before the first figures that are finite."""
-        return self._value(found, self.metric) if self._begun else UNKNOWN
+        return self._value(figures, self.metric) if self._begun else UNKNOWN
 
     def train_score(self, accuracy: float | None) -> float | None:
         """The score of training, if its accuracy is known.
@@ -163,7 +163,7 @@ class Scores:
         """Whether the loss and the score of guessing are, so that a network can be said to do no better."""
         return self._begun and self._classes > 0
 
-    def skills(self, found: Figures, train_loss: float) -> tuple[float, float]:
+    def skills(self, figures: Figures, train_loss: float) -> tuple[float, float]:
         """By accuracy, and by the losses: 0 for a network that has learned nothing, 1 for a perfect one, NaN: unknown.
 
         By the losses it is the greater of the shares that are gone of those of training and of validation: a network
@@ -171,35 +171,35 @@ class Scores:
         """
         if not self._begun:
             return UNKNOWN, UNKNOWN
-        return self._by_accuracy(found), max(self.gone(found, train_loss))
+        return self._by_accuracy(figures), max(self.gone(figures, train_loss))
 
-    def gone(self, found: Figures, train_loss: float) -> tuple[float, float]:
+    def gone(self, figures: Figures, train_loss: float) -> tuple[float, float]:
         """The shares of chance's losses that are gone, of training and of validation."""
         first = self.chance_loss if self._classes else self._first_train_loss
-        return _compute_share_gone(train_loss, first), _compute_share_gone(found[LOSS], self.chance_loss)
+        return _compute_share_gone(train_loss, first), _compute_share_gone(figures[LOSS], self.chance_loss)
 
-    def gone_since(self, found: Figures, train_loss: float) -> tuple[float, float]:
+    def gone_since(self, figures: Figures, train_loss: float) -> tuple[float, float]:
         """The shares of the losses that were measured first which are gone, of training and of validation."""
         return _compute_share_gone(train_loss, self._first_train_loss), _compute_share_gone(
-            found[LOSS], self._first_loss
+            figures[LOSS], self._first_loss
         )
 
-    def accuracy_gained(self, found: Figures) -> float:
+    def accuracy_gained(self, figures: Figures) -> float:
         """The share of errors that is gone since the first measurement; NaN where there is no accuracy."""
         first = self._first_accuracy
-        return (found.get(ACCURACY, UNKNOWN) - first) / ((1 - first) or 1.0)
+        return (figures.get(ACCURACY, UNKNOWN) - first) / ((1 - first) or 1.0)
 
-    def shows_skill(self, found: Figures, least: float) -> bool:
+    def shows_skill(self, figures: Figures, least: float) -> bool:
         """Whether skill by accuracy is more than ``least``; without one, whether a metric is better than at first."""
-        by_accuracy = self._by_accuracy(found)
+        by_accuracy = self._by_accuracy(figures)
         if not math.isnan(by_accuracy):
             return by_accuracy > least
-        return self.metric not in (LOSS, ACCURACY) and self.score(found) > self.chance_score
+        return self.metric not in (LOSS, ACCURACY) and self.score(figures) > self.chance_score
 
-    def _by_accuracy(self, found: Figures) -> float:
-        if not self._classes or ACCURACY not in found:
+    def _by_accuracy(self, figures: Figures) -> float:
+        if not self._classes or ACCURACY not in figures:
             return UNKNOWN
-        return float(skill(np.array(found[ACCURACY]), self._classes))
+        return float(skill(np.array(figures[ACCURACY]), self._classes))
 
     def state_dict(self) -> dict[str, Any]:
         """What is known by now."""
@@ -216,19 +216,19 @@ class Scores:
     def _rises(self, metric: str) -> bool:
         return metric == ACCURACY if self._higher is None else self._higher
 
-    def _value(self, found: Figures, metric: str) -> float:
+    def _value(self, figures: Figures, metric: str) -> float:
         """The value of ``metric``, which may be infinitely bad, as where training blew up."""
-        if metric not in found:
+        if metric not in figures:
             raise ConfigError(
-                f"growth is about {metric!r}, but evaluate gave {', '.join(found)}: return a mapping that has it each "
-                "time, or name another metric=..."
+                f"growth is about {metric!r}, but evaluate gave {', '.join(figures)}: return a mapping that has it "
+                "each time, or name another metric=..."
             )
-        value, best = found[metric], math.inf if self._rises(metric) else -math.inf
-        if (math.isnan(value) or value == best) and math.isfinite(found[LOSS]):
+        value, best = figures[metric], math.inf if self._rises(metric) else -math.inf
+        if (math.isnan(value) or value == best) and math.isfinite(figures[LOSS]):
             what = "is not a number" if math.isnan(value) else f"is {value}, better than any can be,"
             raise ConfigError(
-                f"evaluate gave a {metric} that {what} with the loss {found[LOSS]:g}: return what it is worth where it "
-                "is not defined, such as 0, or the most that you count"
+                f"evaluate gave a {metric} that {what} with the loss {figures[LOSS]:g}: return what it is worth where "
+                "it is not defined, such as 0, or the most that you count"
             )
         return value
 
@@ -238,25 +238,25 @@ def _compute_share_gone(value: float, reference: float) -> float:
 
 
 def _require_direction(metric: str | None, higher_is_better: bool | None) -> None:
-    known = {LOSS: False, ACCURACY: True}
+    directions = {LOSS: False, ACCURACY: True}
     if metric is None and higher_is_better is not None:
         raise ConfigError(f"higher_is_better={higher_is_better} of what? Say metric=... too, or leave it out")
     if metric is None:
         return
-    if metric not in known and higher_is_better is None:
+    if metric not in directions and higher_is_better is None:
         raise ConfigError(
             f"metric={metric!r}: say whether it is better the higher it is, higher_is_better=True or False"
         )
-    if metric in known and higher_is_better is (not known[metric]):
+    if metric in directions and higher_is_better is (not directions[metric]):
         raise ConfigError(
             f"metric={metric!r} with higher_is_better={higher_is_better}: it is better the "
-            f"{'higher' if known[metric] else 'lower'} it is; leave higher_is_better out, or give a figure of another "
-            "meaning another name"
+            f"{'higher' if directions[metric] else 'lower'} it is; leave higher_is_better out, or give a figure "
+            "of another meaning another name"
         )
 
 
 ROUNDING = 1e-6
-"""By which the mean of float32 hits may exceed 1."""
+"""Largest excess of the mean of float32 hits over 1."""
 EXPECTED = (
     "a number (a loss), a pair (loss, accuracy), or a mapping of names to numbers that has 'loss', such as "
     "{'loss': 0.3, 'f1': 0.8}"
@@ -273,7 +273,7 @@ def check_number(value: object, what: str) -> float:
         ConfigError: it is something else; ``what`` says where it came from.
     """
     try:
-        return number(value)
+        return read_number(value)
     except ValueError as error:
         raise ConfigError(f"{what} is {describe(value)}: give a number, or a tensor that holds a single one") from error
 
@@ -286,12 +286,12 @@ def check_figures(returned: object) -> Figures:
     Raises:
         ConfigError: it is none of what is `EXPECTED`, or the accuracy is no fraction.
     """
-    found = _name_figures(returned)
-    loss, accuracy = found[LOSS], found.get(ACCURACY)
+    figures = _name_figures(returned)
+    loss, accuracy = figures[LOSS], figures.get(ACCURACY)
     if accuracy is None or not math.isfinite(loss):
-        return found
+        return figures
     if 0 <= accuracy <= 1 + ROUNDING:
-        return {**found, ACCURACY: min(accuracy, 1.0)}
+        return {**figures, ACCURACY: min(accuracy, 1.0)}
     advice = "return the fraction that is right, which is 0 where nothing is"
     if accuracy > 1:
         advice = "divide percentages by 100"
@@ -303,9 +303,9 @@ def check_figures(returned: object) -> Figures:
 
 def _name_figures(returned: object) -> Figures:
     if isinstance(returned, Mapping):
-        given = cast("Mapping[Any, Any]", returned)
-        if LOSS in given and all(isinstance(name, str) for name in given):
-            return {name: check_number(value, f"{name!r} of what evaluate returned") for name, value in given.items()}
+        named = cast("Mapping[Any, Any]", returned)
+        if LOSS in named and all(isinstance(name, str) for name in named):
+            return {name: check_number(value, f"{name!r} of what evaluate returned") for name, value in named.items()}
     elif isinstance(returned, tuple | list):
         pair = cast("Sequence[Any]", returned)
         if len(pair) == 2:

@@ -145,7 +145,7 @@ class SharedForwardEvaluator:
                 self._handler = None
 
         try:
-            given = copy_tensors(flatten(inputs))
+            recorded_inputs = copy_tensors(flatten(inputs))
         except IncomparableError as error:
             self._fall_back(f"the network is called with {error}")
             return compute()
@@ -161,10 +161,10 @@ class SharedForwardEvaluator:
                     self._fall_back("the network calls other submodules when it is called again")
             # Nothing may happen to what is kept before the measure's later calls.
             kept = flatten(list(outputs.values()))
-            self._kept_bytes += sum(leaf.nbytes for leaf in (*given, *kept) if isinstance(leaf, Tensor))
+            self._kept_bytes += sum(leaf.nbytes for leaf in (*recorded_inputs, *kept) if isinstance(leaf, Tensor))
             if not find_storages(kept).isdisjoint(find_storages(flatten((inputs, output)))):
                 self._fall_back("the network returns what it was given, or returned before")
-            if not equals(given, inputs):
+            if not equals(recorded_inputs, inputs):
                 self._fall_back("the network changes its inputs")
             if self._kept_bytes > MOST_KEPT:
                 self._fall_back(f"more than {MOST_KEPT >> 20} MiB would have to be kept")
@@ -184,7 +184,7 @@ class SharedForwardEvaluator:
         except Exception as error:  # noqa: BLE001 - what fails only when it is shared must not reach the owner of the measure
             self._fall_back(f"{type(error).__name__}: {error}")
         if self.separate is None:
-            self._minibatches.append((given, outputs))
+            self._minibatches.append((recorded_inputs, outputs))
         return output
 
     def _fall_back(self, reason: str) -> None:
@@ -251,7 +251,7 @@ class _RecordedPass:
         self._awaited: set[nn.Module] = set(slots)
 
     def record(self, module: nn.Module, compute: Compute, _: Any) -> Any:
-        """A `Handler` that computes, and remembers."""
+        """A `Handler` that computes, and records the call."""
         if not self._awaited:
             return compute()
         number, call = len(self._calls), _Call(module)

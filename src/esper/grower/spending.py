@@ -14,7 +14,7 @@ from esper.config.arguments import Flops, NonNegativeFloat, Seconds, check_argum
 from esper.errors import ConfigError
 from esper.growth.model import GROWING, GrowingModel
 from esper.population.budget import TRAINING_PASSES
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 
 class Spending:
@@ -150,8 +150,8 @@ class Spending:
         Raises:
             CheckpointError: it is of another make.
         """
-        known = from_plain({"flops": 0.0, "seconds": 0.0}, state, "what was spent")
-        self._flops, self._earlier, self._began = known["flops"], known["seconds"], time.monotonic()
+        spent = from_plain({"flops": 0.0, "seconds": 0.0}, state, "what was spent")
+        self._flops, self._earlier, self._began = spent["flops"], spent["seconds"], time.monotonic()
 
 
 def limit_progress(progress: float, spending: Spending, planned: int | None) -> float:

@@ -16,8 +16,7 @@ from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
-from esper.serialization.state import Stateful
-from esper.serialization.state_files import pack, unpack
+from esper.serialization.state_files import Stateful, pack, unpack
 
 Structure = dict[str, dict[str, Any]]
 """By slot, of every seed: ``blueprint`` (its name), ``blend`` (a `Blend`) and ``fossilized``; plain values."""

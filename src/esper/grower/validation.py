@@ -157,12 +157,12 @@ class Validation:
         inputs, labels = (_move(part, device) for part in cast("tuple[Any, Any]", batch))
         match inputs:
             case Mapping():
-                found = model(**inputs)
+                output = model(**inputs)
             case tuple() | list():
-                found = model(*inputs)
+                output = model(*inputs)
             case _:
-                found = model(inputs)
-        outputs = _logits_of(found)
+                output = model(inputs)
+        outputs = _logits_of(output)
         if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor):
             raise ConfigError(
                 f"{self.task} compares {describe(outputs)} of the model with {describe(labels)}: both have to be "
@@ -183,11 +183,11 @@ class Validation:
             ) from None
 
 
-def _logits_of(found: Any) -> Any:
+def _logits_of(output: Any) -> Any:
     """Those of a dictionary or an object that has any; otherwise what was found."""
-    if isinstance(found, Mapping):
-        return cast("Mapping[str, Any]", found).get("logits", found)
-    return getattr(found, "logits", found)
+    if isinstance(output, Mapping):
+        return cast("Mapping[str, Any]", output).get("logits", output)
+    return getattr(output, "logits", output)
 
 
 def _move(value: Any, device: torch.device) -> Any:

@@ -118,35 +118,37 @@ def _resolve_frozen(model: nn.Module, freeze_host: bool | Sequence[str]) -> list
     if isinstance(freeze_host, bool):
         return [WHOLE] if freeze_host else []
     names = [name for place in freeze_host for name in _match_names(model, place)]
-    known = {name for name, _ in cast("Iterator[tuple[str, nn.Module]]", model.named_modules(remove_duplicate=False))}
+    module_names = {
+        name for name, _ in cast("Iterator[tuple[str, nn.Module]]", model.named_modules(remove_duplicate=False))
+    }
     for name in names:
-        if name not in known or not name:
+        if name not in module_names or not name:
             raise SlotError(
-                f"freeze_host: the host has no submodule {name!r}{did_you_mean(name, known) or ''}; print(model) shows "
-                "the names, and freeze_host=True freezes all"
+                f"freeze_host: the host has no submodule {name!r}{did_you_mean(name, module_names) or ''}; "
+                "print(model) shows the names, and freeze_host=True freezes all"
             )
     return list(dict.fromkeys(names))
 
 
-def _list_blueprints(place: str, given: Sequence[str] | str) -> list[str] | None:
-    if given == AUTO:
+def _list_blueprints(place: str, names: Sequence[str] | str) -> list[str] | None:
+    if names == AUTO:
         return None
-    if isinstance(given, str):
-        raise SlotError(f"the blueprints of slot {place!r} are {given!r}: give a list of names, or 'auto'")
-    return [get(name).name for name in given]
+    if isinstance(names, str):
+        raise SlotError(f"the blueprints of slot {place!r} are {names!r}: give a list of names, or 'auto'")
+    return [get(name).name for name in names]
 
 
 def _resolve_names(model: nn.Module, offers: Mapping[str, Sequence[str] | None]) -> dict[str, Sequence[str] | None]:
     """By name: patterns replaced by the names that they match."""
     if not offers:
         raise SlotError("no slots: name the submodules behind which the model may grow")
-    found: dict[str, Sequence[str] | None] = {}
+    blueprints_of: dict[str, Sequence[str] | None] = {}
     for place, blueprints in offers.items():
         for name in _match_names(model, place):
-            if name in found:
+            if name in blueprints_of:
                 raise SlotError(f"{place!r} matches submodule {name!r}, which an earlier slot has already")
-            found[name] = blueprints
-    return found
+            blueprints_of[name] = blueprints
+    return blueprints_of
 
 
 def _match_names(model: nn.Module, place: str) -> list[str]:

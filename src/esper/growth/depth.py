@@ -146,7 +146,7 @@ class Counts(NamedTuple):
 
     configuration: Any
     name: str
-    """Of the attribute that says so."""
+    """Name of the configuration's attribute."""
     depth: int
 
     def deepen(self, blocks: Sequence[int]) -> Any:
@@ -254,14 +254,14 @@ def _replace(modules: Iterable[nn.Module], configuration: Any, other: Any) -> No
 
 
 def _list_attributes(configuration: Any) -> dict[str, Any]:
-    """Those of its own, by name, in slots or not."""
+    """A configuration's own attributes by name, whether in ``__slots__`` or not."""
     state = object.__getstate__(configuration)
     parts = cast("tuple[Any, ...]", state if isinstance(state, tuple) else (state,))
     return {name: value for part in parts if part is not None for name, value in part.items()}
 
 
-def _set_changes(given: Any, other: Any, made: Mapping[str, Any]) -> None:
+def _set_changes(original: Any, other: Any, made: Mapping[str, Any]) -> None:
     """Set on a configuration what was set on another since it was ``made``, but how many blocks there are."""
     for name, value in _list_attributes(other).items():
         if name not in (*DEPTHS, *KINDS) and (name not in made or value is not made[name]):
-            object.__setattr__(given, name, value)
+            object.__setattr__(original, name, value)

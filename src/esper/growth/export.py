@@ -58,7 +58,7 @@ class Format(StrEnum):
 
     @property
     def suffix(self) -> str:
-        """That the file's name must have."""
+        """The suffix that the file's name must have."""
         return f".{self}"
 
 

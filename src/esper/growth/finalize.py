@@ -156,12 +156,12 @@ def _require_equal(
     Raises:
         ExportError: it does not; or something was inserted, and that cannot be found out.
     """
-    wanted, found = _compute_both(model, plain, kept)
-    if not wanted and inserted:
+    expected, output = _compute_both(model, plain, kept)
+    if not expected and inserted:
         raise ExportError(f"whether the model runs a block behind {inserted[0]!r} {_UNKNOWN}")
-    if not wanted and merged:
+    if not expected and merged:
         warnings.warn(f"whether the layer behind {merged[0]!r} alone reads its weight {_UNKNOWN}", stacklevel=5)
-    if len(wanted) == len(found) and all(_is_close(plain, *pair) for pair in zip(wanted, found, strict=True)):
+    if len(expected) == len(output) and all(_is_close(plain, *pair) for pair in zip(expected, output, strict=True)):
         return
     why = [
         f"a block inserted behind {name!r} is not run as the next one: the model does not go through its nn.ModuleList "
@@ -202,16 +202,16 @@ def _list_outputs(returned: Any) -> list[Tensor]:
     return [one for one in find_tensors(returned) if one.is_floating_point() and not one.is_nested]
 
 
-def _is_close(network: nn.Module, wanted: Tensor, found: Tensor) -> bool:
+def _is_close(network: nn.Module, expected: Tensor, output: Tensor) -> bool:
     """Whether two outputs of a network are equal but for rounding, by the largest value and the coarsest numbers."""
-    if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
+    if (expected.shape, expected.dtype) != (output.shape, output.dtype):
         return False
-    finite, types = wanted[wanted.isfinite()], {wanted.dtype, *(one.dtype for one in network.parameters())}
+    finite, types = expected[expected.isfinite()], {expected.dtype, *(one.dtype for one in network.parameters())}
     rounding = max(torch.finfo(one).eps for one in types if one.is_floating_point)
-    if wanted.device.type != "cpu":
+    if expected.device.type != "cpu":
         rounding = max(rounding, TF32)
     tolerance = max(TOLERANCE, 8 * rounding) * float(finite.abs().max()) if len(finite) else 0.0
-    return torch.allclose(wanted, found, rtol=0, atol=tolerance, equal_nan=True)
+    return torch.allclose(expected, output, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def _move(path: str, inserted: str) -> str:
@@ -320,18 +320,18 @@ def choose_kept(model: GrowingModel, unfinished: Unfinished) -> list[str]:
     keeps = unfinished is Unfinished.KEEP
     kept = [name for name, seed in live.items() if keeps and _takes_part(seed) and not _does_harm(seed)]
     if live and unfinished is Unfinished.RAISE:
-        told = "; ".join(_describe(name, seed) for name, seed in live.items())
+        seeds_text = "; ".join(_describe(name, seed) for name, seed in live.items())
         raise SlotError(
-            f"unfinished seeds: {told}; call finish() of their grower, fossilize or prune them, or say what becomes of "
-            "them: finalize(unfinished='keep') or 'drop'"
+            f"unfinished seeds: {seeds_text}; call finish() of their grower, fossilize or prune them, or say what "
+            "becomes of them: finalize(unfinished='keep') or 'drop'"
         )
     if live and keeps:
-        told = "; ".join(
+        seeds_text = "; ".join(
             f"{'kept' if name in kept else 'dropped'} {_describe(name, seed)}" for name, seed in live.items()
         )
         warnings.warn(
-            f"unfinished seeds: {told}; call finish() of their grower first to have them measured and judged, or say "
-            "finalize(unfinished='drop') to drop them all",
+            f"unfinished seeds: {seeds_text}; call finish() of their grower first to have them measured and judged, or "
+            "say finalize(unfinished='drop') to drop them all",
             stacklevel=5,
         )
     return [name for name, seed in model.seeds.items() if seed.fossilized or name in kept]
@@ -348,6 +348,6 @@ def _does_harm(seed: Seed) -> bool:
 
 
 def _describe(name: str, seed: Seed) -> str:
-    known = seed.contribution is not None and not math.isnan(seed.contribution)
-    contribution = f"contribution {seed.contribution:+.4f}" if known else "contribution not measured"
+    measured = seed.contribution is not None and not math.isnan(seed.contribution)
+    contribution = f"contribution {seed.contribution:+.4f}" if measured else "contribution not measured"
     return f"{seed.blueprint.name} in {name!r} (alpha {float(seed.alpha):.2f}, {contribution})"

@@ -45,7 +45,7 @@ class TracedFossil:
         read = [features]
         if inputs is not None:
             read.append(graph.call_function(operator.getitem, (_attribute(graph, module, inputs), INPUT)))
-        given = iter(read)
+        tensors = iter(read)
         copies: dict[fx.Node, fx.Node] = {}
         targets = {spec.arg.name: spec.target for spec in self.program.graph_signature.input_specs}
         like = _Like(graph, features, self.tensors["alpha"])
@@ -53,7 +53,7 @@ class TracedFossil:
             if node.op == "placeholder":
                 target = targets[node.name]
                 copies[node] = (
-                    next(given) if target is None else _attribute(graph, module, names[_strip_prefix(target)])
+                    next(tensors) if target is None else _attribute(graph, module, names[_strip_prefix(target)])
                 )
             elif node.op == "output":
                 graph.output(copies[node.args[0][0]])
@@ -218,9 +218,9 @@ def relay_input(host: nn.Module, submodule: str, attribute: str, place: int | st
 def _keep_input(submodule: str, attribute: str, place: int | str) -> fx.GraphModule:
     graph = fx.Graph()
     module, arguments, keywords = (graph.placeholder(name) for name in ("module", "arguments", "keywords"))
-    given = arguments if isinstance(place, int) else keywords
+    values = arguments if isinstance(place, int) else keywords
     kept = _get_kept(graph, module, submodule, attribute)
-    graph.call_method("update", (kept, {INPUT: graph.call_function(operator.getitem, (given, place))}))
+    graph.call_method("update", (kept, {INPUT: graph.call_function(operator.getitem, (values, place))}))
     graph.output(None)
     return fx.GraphModule(nn.Module(), graph, class_name="KeepInput")
 

@@ -116,18 +116,18 @@ class Growth:
     """What grew in a model, apart from it; see `esper.GrowingModel.swap`."""
 
     seeds: Mapping[str, Seed]
-    """By slot."""
+    """Seeds by slot."""
     sites: Mapping[str, Site]
-    """Of these slots."""
+    """Sites of these slots."""
 
     @property
     def parameters(self) -> int:
-        """Of all its seeds."""
+        """Number of parameters of all its seeds."""
         return sum(seed.parameter_count for seed in self.seeds.values())
 
 
 def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
-    """As `esper.GrowingModel.swap`."""
+    """Replace a model's growth and return what it had, as `esper.GrowingModel.swap` does."""
     if not model.frozen.holds_all(model.host):
         raise SlotError(
             "the host has learned together with what grew, so neither is of use without the other: attach with "

@@ -140,7 +140,7 @@ def _run_eagerly(_: ModuleType) -> AbstractContextManager[None]:
 
 @contextmanager
 def _unhook(model: GrowingModel) -> Generator[None]:
-    """Within the block the host calls no slot."""
+    """Keep the host from calling its slots within the block."""
     tables = [table for name in model.slots for table in find_hook_tables(model.host.get_submodule(name))]
     before = [dict(table) for table in tables]
     for table in tables:

@@ -61,7 +61,7 @@ class LayerNeed:
     promise: float
     promise_held_out: float
     error: float
-    """As a `Candidate`'s."""
+    """Standard error, as a `Candidate`'s."""
     parameters: int
     """Scalars that require a gradient or not."""
 
@@ -73,11 +73,11 @@ class Look:
     rows: tuple[Candidate, ...]
     """The most promising first."""
     slots: tuple[str, ...]
-    """In the order of the forward pass."""
+    """Slots in the order of the forward pass."""
     layers: tuple[LayerNeed, ...]
     """The host's own layers in the order of their calls, if they were asked for."""
     examples: int
-    """That were looked at."""
+    """Number of examples that were looked at."""
     loss: float
     """Their mean loss."""
 

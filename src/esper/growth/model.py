@@ -324,13 +324,13 @@ class GrowingModel(nn.Module):
             SlotError: there is no such copy in ``average``, or a slot is not called any more.
         """
         require_attached(self)
-        found = [part for part in average.modules() if isinstance(part, GrowingModel)]
-        if not found or any(one is self or list(one.slots) != list(self.slots) for one in found):
+        growing = [part for part in average.modules() if isinstance(part, GrowingModel)]
+        if not growing or any(one is self or list(one.slots) != list(self.slots) for one in growing):
             raise SlotError(
                 f"the {type(average).__name__} holds no copy of this model: give copy.deepcopy(model), or what holds "
                 "one, such as torch.optim.swa_utils.AveragedModel(model)"
             )
-        for one in found:
+        for one in growing:
             self.copies.add_mirror(one, self.slots.values())
 
     def shard_growth(self, **options: Any) -> None:

@@ -135,21 +135,21 @@ def _tensors(model: GrowingModel) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _check_site(slot: SavedSlot, found: SavedSite) -> None:
-    if found != slot.site:
+def _check_site(slot: SavedSlot, site: SavedSite) -> None:
+    if site != slot.site:
         raise CheckpointError(
             f"slot {slot.name!r} saw {slot.site.layout} {slot.site.extent} of width {slot.site.width} when it was "
-            f"saved, and sees {found.layout} {found.extent} of width {found.width} now: build the host and give the "
+            f"saved, and sees {site.layout} {site.extent} of width {site.width} now: build the host and give the "
             "example input as then"
         )
 
 
-def _check_tensors(source: Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    strange = sorted(saved.keys() ^ wanted.keys())
+def _check_tensors(source: Path, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    strange = sorted(saved.keys() ^ expected.keys())
     if strange:
         whose = "the saved model" if strange[0] in saved else "the model built here"
         raise CheckpointError(f"only {whose} has {strange[0]!r}: build the host as it was when {source} was saved")
-    for name, tensor in wanted.items():
+    for name, tensor in expected.items():
         found = saved[name]
         if found.shape != tensor.shape or found.dtype != tensor.dtype:
             raise CheckpointError(

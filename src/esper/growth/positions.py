@@ -54,14 +54,14 @@ def list_argument_names(module: nn.Module) -> tuple[str, ...]:
 def find_hints(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> PositionHints:
     """What a call with these arguments gives; ``names`` are those of positional ones."""
     called = (*names, *[""] * (len(arguments) - len(names)))
-    found = [*zip(called, arguments, strict=False), *keywords.items()]
+    bound = [*zip(called, arguments, strict=False), *keywords.items()]
     masks = {
         name: value
-        for name, value in found
+        for name, value in bound
         if isinstance(value, Tensor) and (_is_mask(name) or value.dtype is torch.bool)
     }
     caches = tuple(
-        name for name, value in found if value is not None and not isinstance(value, bool) and _is_cache(name)
+        name for name, value in bound if value is not None and not isinstance(value, bool) and _is_cache(name)
     )
     return PositionHints(masks, caches) if masks or caches else NO_HINTS
 
@@ -92,9 +92,9 @@ class CallWitness:
         if torch.compiler.is_compiling():
             return
         self._packed |= any(isinstance(value, PackedSequence) for value in (*arguments, *keywords.values()))
-        found = find_hints(list_argument_names(module), arguments, keywords)
-        if found is not NO_HINTS:
-            self._seen.append(found)
+        hints = find_hints(list_argument_names(module), arguments, keywords)
+        if hints is not NO_HINTS:
+            self._seen.append(hints)
 
     def release(self) -> None:
         """See no more calls."""

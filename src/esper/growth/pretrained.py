@@ -41,8 +41,10 @@ def is_built_alike(model: nn.Module) -> bool:
             built = type(model)(copy.deepcopy(vars(model)[CONFIGURATION]))
     except (*TRACING_ERRORS, NotImplementedError):
         return False
-    wanted, found = ({name: value.shape for name, value in one.state_dict().items()} for one in (model, built))
-    return wanted == found and _list_varying(model) == _list_varying(built)
+    expected_shapes, shapes = (
+        {name: value.shape for name, value in one.state_dict().items()} for one in (model, built)
+    )
+    return expected_shapes == shapes and _list_varying(model) == _list_varying(built)
 
 
 def _list_varying(model: nn.Module) -> dict[str, list[Any]]:
@@ -158,8 +160,8 @@ def _refusal(method: str, why: str) -> fx.GraphModule:
     are then only noted.
     """
     graph = fx.Graph()
-    given = ("expect", "warn", "later", "kind", "part", "*arguments", "**keywords")
-    expect, warn, later, kind, part, arguments, keywords = map(graph.placeholder, given)
+    names = ("expect", "warn", "later", "kind", "part", "*arguments", "**keywords")
+    expect, warn, later, kind, part, arguments, keywords = map(graph.placeholder, names)
 
     def call(function: fx.Node, *values: Any, **named: Any) -> fx.Node:
         return graph.call_method("__call__", (function, *values), named)

@@ -119,7 +119,7 @@ class ProbeResult(NamedTuple):
     """What a probe forward found."""
 
     sites: dict[str, Site]
-    """By submodule, in the order of calls."""
+    """Sites by submodule, in the order of calls."""
     outputs: int | None
     """Channels of what the host returns: its classes, if it is a classifier; None if it returns no tensor.
 
@@ -236,7 +236,7 @@ def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Argument
 
 
 def _arguments_by_place(arguments: Arguments) -> dict[int | str, Any]:
-    """By index or keyword."""
+    """Arguments by index or keyword."""
     if isinstance(arguments, Tensor):
         return {0: arguments}
     return dict(arguments.items() if isinstance(arguments, Mapping) else enumerate(arguments))
@@ -303,25 +303,25 @@ def _replace_input(arguments: Arguments, tensor: Tensor) -> Arguments:
 
 
 def _resolve(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
-    known = dict(cast(Iterator[tuple[str, nn.Module]], host.named_modules(remove_duplicate=False)))
+    modules_of_host = dict(cast(Iterator[tuple[str, nn.Module]], host.named_modules(remove_duplicate=False)))
     resolved: dict[str, nn.Module] = {}
     for name in names:
         if name in resolved:
             raise SlotError(f"slot {name!r} is listed twice; name each submodule once")
         if not name:
             raise SlotError("a slot needs the name of a submodule, not ''; to grow the whole, wrap it in a module")
-        if name not in known:
-            hint = did_you_mean(name, known) or "; print(model) shows the names"
+        if name not in modules_of_host:
+            hint = did_you_mean(name, modules_of_host) or "; print(model) shows the names"
             raise SlotError(f"the host has no submodule {name!r}{hint}")
-        if isinstance(known[name], torch.jit.ScriptModule):
+        if isinstance(modules_of_host[name], torch.jit.ScriptModule):
             raise SlotError(
                 f"submodule {name!r} is scripted or traced (torch.jit), so that no slot can sit behind it: put the "
                 "module there that it was made of, or name one around it"
             )
-        twin = next((other for other, module in resolved.items() if module is known[name]), None)
+        twin = next((other for other, module in resolved.items() if module is modules_of_host[name]), None)
         if twin is not None:
             raise SlotError(f"{name!r} and {twin!r} are the same module; name it once")
-        resolved[name] = known[name]
+        resolved[name] = modules_of_host[name]
     return resolved
 
 

@@ -72,7 +72,7 @@ def held_out_promise(gram: Tensor) -> Tensor:
 
 
 def _scale(gram: Tensor) -> Tensor:
-    """With a mean diagonal of one, or zeros."""
+    """Scale a Gram matrix to a mean diagonal of one; zeros stay zeros."""
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     return torch.where(mean != 0, gram / mean, 0)
 
@@ -119,13 +119,13 @@ def _fit_step(rows: Tensor) -> Tensor:
     examples, parameters = rows.shape[-2:]
     by_example = parameters >= examples
     product = rows @ rows.mT if by_example else rows.mT @ rows
-    wanted = rows.new_ones(rows.shape[:-1]) if by_example else rows.sum(-2)
+    target = rows.new_ones(rows.shape[:-1]) if by_example else rows.sum(-2)
     diagonal = product.diagonal(dim1=-2, dim2=-1)
     mean = diagonal.sum(-1, keepdim=True) / examples  # both products have one trace
     diagonal.add_(torch.where(mean != 0, RIDGE * mean, 1))
     # `_ex` does not raise: one network of many may have diverged.
     factor = cast(tuple[Tensor, Tensor], torch.linalg.cholesky_ex(product))[0]
-    solved = torch.cholesky_solve(wanted.unsqueeze(-1), factor)
+    solved = torch.cholesky_solve(target.unsqueeze(-1), factor)
     return (rows * solved).sum(-2) if by_example else solved.squeeze(-1)
 
 

@@ -91,7 +91,7 @@ class BlendedBlueprint(nn.Module):
 
 
 class StackableBlendedBlueprint(BlendedBlueprint, Stackable):
-    """With a blueprint that is `Stackable`."""
+    """A blended blueprint that is `Stackable`."""
 
 
 def blend_blueprint(blueprint: Blueprint, site: Site, blend: Blend) -> Blueprint | BlendedBlueprint:

@@ -149,14 +149,14 @@ def copy_whole(layer: Layer) -> nn.Module:
     for name, parameter in layer.module.named_parameters(remove_duplicate=False):
         if parameter not in gathered:
             values: Any = parameter
-            whole: Tensor = values.full_tensor() if is_sharded(parameter) else values
-            gathered[parameter] = nn.Parameter(whole.clone(), requires_grad=parameter.requires_grad)
+            full: Tensor = values.full_tensor() if is_sharded(parameter) else values
+            gathered[parameter] = nn.Parameter(full.clone(), requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
         copied.get_submodule(owner).register_parameter(last, gathered[parameter])
-    known = {name for name, _ in copied.named_buffers()}
+    buffer_names = {name for name, _ in copied.named_buffers()}
     for name, buffer in layer.module.named_buffers():
         owner, _, last = name.rpartition(".")
-        if name in known:
+        if name in buffer_names:
             setattr(copied.get_submodule(owner), last, buffer.clone())
         else:
             copied.get_submodule(owner).register_buffer(last, buffer.clone())

@@ -79,7 +79,7 @@ class Asked:
     arguments: list[tuple[Tensor, ...]] = field(default_factory=list[tuple[Tensor, ...]])
     """What the module was called with, a batch each."""
     features: list[Tensor] = field(default_factory=list[Tensor])
-    """What it returned, ``[B, ...]``."""
+    """Outputs of the calls, ``[B, ...]`` each."""
     wishes: list[Tensor] = field(default_factory=list[Tensor])
     """Gradient of each example's loss with respect to that, ``[B, ...]``."""
     firsts: list[Tensor] = field(default_factory=list[Tensor])
@@ -144,14 +144,14 @@ class FeatureRecorder:
         Modules that did not run once, for one batch whose examples come first, are given up.
         """
         for name, calls in self._calls.items():
-            found = [(call, next(gradients)) for call in calls]
+            gradients_of_calls = [(call, next(gradients)) for call in calls]
             calls.clear()
             if name not in self.asked:
                 continue
-            if len(found) != 1 or len(found[0][0].features) != count:
+            if len(gradients_of_calls) != 1 or len(gradients_of_calls[0][0].features) != count:
                 del self.asked[name]
                 continue
-            call, gradient = found[0]
+            call, gradient = gradients_of_calls[0]
             asked = self.asked[name]
             asked.arguments.append(call.arguments)
             asked.features.append(call.features)

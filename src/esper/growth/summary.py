@@ -11,7 +11,7 @@ from esper.growth.site import Layout
 from esper.growth.slot import Slot
 
 NOTHING = "-"
-"""In a table: there is no such figure."""
+"""Stands in a table where there is no figure."""
 
 
 class SlotState(StrEnum):

@@ -43,7 +43,7 @@ def _tables(handles: Sequence[RemovableHandle]) -> Tables:
 
 
 def _do_nothing(*_: Any) -> None:
-    """As a hook."""
+    """A hook that does nothing."""
 
 
 def require_untraced() -> None:
@@ -139,10 +139,10 @@ class OutputTap:
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         if torch.compiler.is_compiling() or not (self.tap.clocks and torch.is_grad_enabled()):
             return
-        found = list(find_tensors(output))
+        tensors = list(find_tensors(output))
         # A leaf, such as a parameter that is returned as well, outlives the pass.
-        made = [tensor for tensor in found if tensor.grad_fn is not None]
-        for clock in self.tap.clocks if made or not found else ():
+        made = [tensor for tensor in tensors if tensor.grad_fn is not None]
+        for clock in self.tap.clocks if made or not tensors else ():
             clock.follow(made)
 
 

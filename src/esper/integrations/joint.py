@@ -15,8 +15,7 @@ from esper.errors import IllegalActionError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, RELEVANT, TEMPOS, Head
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Bools, Ints
-from esper.rl.gym.envs import GrowthVectorEnv, Info, Transition
-from esper.rl.gym.growth import Array, Arrays, GrowthSettings, conditional_masks
+from esper.rl.gym import Array, Arrays, GrowthSettings, GrowthVectorEnv, Info, Transition, conditional_masks
 from esper.tasks.suite import Suite
 
 ACTION_MASK = "action_mask"
@@ -57,13 +56,13 @@ class JointActions:
         return len(self.table)
 
     def legal(self, masks: Arrays) -> Bools:
-        """Which of them are legal, bool ``[E, n]``, from `esper.rl.gym.growth.conditional_masks`."""
+        """Which of them are legal, bool ``[E, n]``, from `esper.rl.gym.conditional_masks`."""
         op, slot = self.table[:, Head.OP], self.table[:, Head.SLOT]
         legal: Bools = masks["slot"][:, op, slot]
         for head in tuple(Head)[Head.BLUEPRINT :]:
             mask, choice = masks[head.name.lower()], self.table[:, head]
-            given: Bools = mask[:, slot, choice] if mask.ndim == 3 else mask[:, choice]
-            legal = legal & (given | ~RELEVANT[op, head])
+            allowed: Bools = mask[:, slot, choice] if mask.ndim == 3 else mask[:, choice]
+            legal = legal & (allowed | ~RELEVANT[op, head])
         return legal
 
     def decode(self, chosen: Array) -> Ints:
@@ -111,7 +110,7 @@ class JointVectorEnv(GrowthVectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Arrays, Info]:
-        """As `GrowthVectorEnv.reset`."""
+        """Begin new episodes, as `GrowthVectorEnv.reset` does."""
         observation, info = super().reset(seed=seed, options=options)
         return self._add_mask(observation), info
 

@@ -154,13 +154,13 @@ class GrowerCallback(Callback):
 
 
 def _find_model(module: LightningModule) -> GrowingModel:
-    found = [part for part in module.modules() if isinstance(part, GrowingModel)]
-    if len(found) != 1:
+    growing = [part for part in module.modules() if isinstance(part, GrowingModel)]
+    if len(growing) != 1:
         raise ConfigError(
-            f"{type(module).__name__} holds {len(found)} growing models, but GrowerCallback needs exactly one: "
+            f"{type(module).__name__} holds {len(growing)} growing models, but GrowerCallback needs exactly one: "
             "make it in __init__ with esper.attach"
         )
-    return found[0]
+    return growing[0]
 
 
 def _mirror_averages(trainer: Trainer, model: GrowingModel) -> None:

@@ -18,8 +18,7 @@ from esper.extras import find_missing
 from esper.integrations.joint import ACTION_MASK, JointActions
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.numerics.arrays import Bools, Float32s
-from esper.rl.gym.envs import RESET_MASK, GrowthVectorEnv, Info
-from esper.rl.gym.growth import Array, Arrays, conditional_masks, observation_arrays
+from esper.rl.gym import RESET_MASK, Array, Arrays, GrowthVectorEnv, Info, conditional_masks, observation_arrays
 
 try:
     from sb3_contrib import MaskablePPO, RecurrentPPO
@@ -95,10 +94,10 @@ class GrowthVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """``render_mode`` and ``action_masks`` per network; raises AttributeError for any other, as others do."""
-        known = {"render_mode": None, _MASKS: self.envs.action_masks}
-        if attr_name not in known:
-            raise AttributeError(f"growing networks have no attribute '{attr_name}' (known: {', '.join(known)})")
-        return [known[attr_name] for _ in self._get_indices(indices)]
+        attributes = {"render_mode": None, _MASKS: self.envs.action_masks}
+        if attr_name not in attributes:
+            raise AttributeError(f"growing networks have no attribute '{attr_name}' (known: {', '.join(attributes)})")
+        return [attributes[attr_name] for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Raises AttributeError: networks have nothing to set."""

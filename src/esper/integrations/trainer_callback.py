@@ -43,7 +43,7 @@ def figures(decision: Decision, grower: Grower) -> dict[str, float]:
 
 
 class MeanLoss:
-    """The mean of the losses since it was last taken: an `esper.serialization.state.Stateful`."""
+    """The mean of the losses since it was last taken: an `esper.serialization.state_files.Stateful`."""
 
     def __init__(self) -> None:
         self._sum: float | Tensor = 0.0

@@ -137,11 +137,11 @@ class GrowerCallback(TrainerCallback):
 
 def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:
     """A grower whose isolated seeds and forks learn whenever the Trainer computes a loss to learn from."""
-    usual = trainer.compute_loss
+    compute_plain = trainer.compute_loss
 
     def loss(inputs: Mapping[str, Any], items: Tensor | int | None) -> Tensor:
         # Of the model itself: what may be around it, for several processes, is to see every minibatch once.
-        found = usual(growing, dict(inputs), num_items_in_batch=items)
+        found = compute_plain(growing, dict(inputs), num_items_in_batch=items)
         assert isinstance(found, Tensor)
         return found
 
@@ -150,16 +150,16 @@ def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **opt
     if not grower.learns_apart:
         return grower
 
-    @wraps(usual)
+    @wraps(compute_plain)
     def compute_loss(
         model: nn.Module,
         inputs: dict[str, Any],
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, Any]:
-        given = dict(inputs)  # a Trainer may take out the labels
-        found = usual(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-        grower.learn_apart(found[0] if isinstance(found, tuple) else found, given, num_items_in_batch)
+        model_inputs = dict(inputs)  # a Trainer may take out the labels
+        found = compute_plain(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        grower.learn_apart(found[0] if isinstance(found, tuple) else found, model_inputs, num_items_in_batch)
         return found
 
     trainer.compute_loss = compute_loss

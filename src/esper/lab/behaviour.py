@@ -44,7 +44,7 @@ class Usage:
     operations: dict[str, float]
     """Share of decisions per operation."""
     plants: tuple[Plant, ...]
-    """Those that occurred."""
+    """Plants that occurred."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class BlueprintShapley:
     kept: int
     """Seeds."""
     episodes: int
-    """In which at least one was kept."""
+    """Episodes in which at least one was kept."""
     value: float
     """Mean Shapley value of a seed, in accuracy, over those episodes."""
     interval: Interval | None
@@ -222,7 +222,7 @@ class PairInteraction:
 
 
 def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[BlueprintShapley]:
-    """By blueprint, those kept most often first."""
+    """Summarise the kept seeds by blueprint, those kept most often first."""
     episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
     for one in shapley:
         for blueprint in {seed.blueprint for seed in one.seeds}:
@@ -239,7 +239,7 @@ def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[BlueprintShaple
 
 
 def summarise_pairs(shapley: Sequence[SeedShapley]) -> list[PairInteraction]:
-    """By pair of slots, in order."""
+    """Summarise the interactions by pair of slots, in order."""
     interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
     for one in shapley:
         for pair in one.pairs:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Floats
@@ -46,7 +46,7 @@ class Choice:
     context: str
     schedule: str
     score: float
-    """On fresh instances of the context."""
+    """Mean score on fresh instances of the context."""
     score_of_overall: float
     """Of the best schedule overall, on the same instances."""
     score_of_nothing: float
@@ -57,10 +57,10 @@ class SuiteReport:
     """What control is worth on a suite. All scores are on instances that no choice was made on."""
 
     context_oracle_gap: float
-    """By family."""
+    """Score of choosing by family, above the best schedule overall."""
     standard_error: float
     variant_gap: float
-    """By hidden variant."""
+    """Score of choosing by hidden variant, above the best schedule overall."""
     variant_standard_error: float
     overall: str
     """The best schedule overall."""
@@ -95,29 +95,29 @@ def bench_suite(
 
     singles = {schedule.name: schedule for schedule in single_schedules(suite)}
     show(f"1 of 3: {len(singles)} schedules of one planting at most, on {len(chosen_on)} instances")
-    found = _scores(workers, list(singles.values()), suite, rules, chosen_on)
-    combined = combinations_of(suite, [singles[name] for name in _contenders(found, chosen_on)])
+    scores = _scores(workers, list(singles.values()), suite, rules, chosen_on)
+    combined = combinations_of(suite, [singles[name] for name in _contenders(scores, chosen_on)])
     show(f"2 of 3: {len(combined)} combinations of the best, on {len(chosen_on)} instances")
-    found |= _scores(workers, combined, suite, rules, chosen_on)
+    scores |= _scores(workers, combined, suite, rules, chosen_on)
     everything = singles | {schedule.name: schedule for schedule in combined}
 
     def score_afresh(names: Sequence[str]) -> Scores:
         show(f"3 of 3: {len(names)} chosen ones, on {len(scored_on)} other instances")
         return _scores(workers, [everything[name] for name in names], suite, rules, scored_on)
 
-    return measure_gap(found, chosen_on, score_afresh, scored_on)
+    return measure_gap(scores, chosen_on, score_afresh, scored_on)
 
 
 def measure_gap(
-    found: Scores,
+    scores: Scores,
     chosen_on: Sequence[Instance],
     score_afresh: Callable[[Sequence[str]], Scores],
     scored_on: Sequence[Instance],
 ) -> SuiteReport:
-    """Choose schedules by the scores ``found`` on ``chosen_on``, and compare those chosen on other instances."""
-    overall = _best(found, family_weights(chosen_on))
-    by_family = _best_per(found, _families(chosen_on))
-    by_variant = _best_per(found, _variants(chosen_on))
+    """Choose schedules by the scores ``scores`` on ``chosen_on``, and compare those chosen on other instances."""
+    overall = _best(scores, family_weights(chosen_on))
+    by_family = _best_per(scores, _families(chosen_on))
+    by_variant = _best_per(scores, _variants(chosen_on))
     needed = sorted({overall, NOTHING, *by_family.values(), *by_variant.values()})
     fresh = score_afresh(needed)
 
@@ -134,20 +134,20 @@ def measure_gap(
         nothing_score=float(fresh[NOTHING] @ weights),
         families=families,
         variants=variants,
-        schedules=len(found),
-        episodes=len(found) * len(chosen_on) + len(needed) * len(scored_on),
+        schedules=len(scores),
+        episodes=len(scores) * len(chosen_on) + len(needed) * len(scored_on),
     )
 
 
 def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) -> list[Instance]:
     """``count`` held-out instances of every variant of every training family."""
-    wanted = {(family, variant): count for family in suite.families for variant in suite.variants(family)}
+    counts = {(family, variant): count for family in suite.families for variant in suite.variants(family)}
     most = max(len(suite.variants(family)) for family in suite.families) * len(suite.families) * count
     chosen: list[Instance] = []
     for instance in suite.sample(most, "heldout", rng):
         key = (instance.family, instance.variant)
-        if wanted[key]:
-            wanted[key] -= 1
+        if counts[key]:
+            counts[key] -= 1
             chosen.append(instance)
     return chosen
 

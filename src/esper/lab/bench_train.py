@@ -52,7 +52,7 @@ class TrainBenchmark:
     env_steps_per_second: float
     """Decisions of all networks over wall time, updates included: the median over iterations, without the profiler."""
     iterations: list[float]
-    """Of each."""
+    """Environment steps per second of each iteration."""
     share: dict[str, float]
     """Of the time of one more iteration under the profiler, whose own cost falls on parts with many small calls."""
 
@@ -97,5 +97,5 @@ def shares(profile: cProfile.Profile) -> dict[str, float]:
 def _cumulative(stats: Mapping[tuple[str, int, str], tuple[int, int, float, float, Any]], function: Any) -> float:
     """Seconds in a function and in all that it called."""
     code = cast("FunctionType", inspect.unwrap(function)).__code__  # what decorators such as no_grad hide
-    found = stats.get((code.co_filename, code.co_firstlineno, code.co_name))
-    return 0.0 if found is None else found[3]
+    row = stats.get((code.co_filename, code.co_firstlineno, code.co_name))
+    return 0.0 if row is None else row[3]

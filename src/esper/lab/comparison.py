@@ -59,13 +59,13 @@ class ArmSummary:
     by_seed: tuple[float, ...]
     """Mean scores."""
     accuracy: Interval
-    """On test data."""
+    """Accuracy on test data."""
     growth: Interval
     """Added parameters over the host's."""
     flops: Interval | None
     environment_steps: int | None
     against: ReferenceDifference | None
-    """None for the reference itself."""
+    """Difference from the reference; None for the reference itself."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Comparison:
     seeds: int
     """Training seeds of the reference."""
     instances: int
-    """That each of its policies played."""
+    """Instances that each policy played."""
     standings: list[ArmSummary]
     family_scores: dict[str, dict[str, float]]
     """Mean score by family and name."""
 
     @property
     def reference(self) -> ArmSummary:
-        """With whom the others are compared."""
+        """The arm with which the others are compared."""
         return next(one for one in self.standings if one.against is None)
 
     @property
@@ -161,7 +161,7 @@ def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
 
 
 def _entries(runs: Sequence[Sequence[Result]], reference: str) -> list[Entry]:
-    """By controller, the reference first."""
+    """Results by controller, the reference first."""
     names = dict.fromkeys(one.controller for results in runs for one in results)
     if reference not in names:
         raise ValueError(f"there are no results of {reference!r}")
@@ -172,8 +172,8 @@ def _entries(runs: Sequence[Sequence[Result]], reference: str) -> list[Entry]:
     return entries
 
 
-def _by_score(found: Comparison) -> Comparison:
-    return replace(found, standings=sorted(found.standings, key=lambda one: one.score.estimate, reverse=True))
+def _by_score(comparison: Comparison) -> Comparison:
+    return replace(comparison, standings=sorted(comparison.standings, key=lambda one: one.score.estimate, reverse=True))
 
 
 def _summarise_arm(entry: Entry, families: Sequence[str] | None, against: ReferenceDifference | None) -> ArmSummary:
@@ -181,7 +181,7 @@ def _summarise_arm(entry: Entry, families: Sequence[str] | None, against: Refere
         return mean_interval(_table(entry, measure), families)
 
     scores = _table(entry, _score)
-    known = all(one.flops is not None for own in entry.seeds for one in own)
+    has_flops = all(one.flops is not None for own in entry.seeds for one in own)
     return ArmSummary(
         entry.name,
         mean_interval(scores, families),
@@ -189,7 +189,7 @@ def _summarise_arm(entry: Entry, families: Sequence[str] | None, against: Refere
         tuple(scores.mean(1).tolist()),
         mean(lambda one: one.test_accuracy),
         mean(lambda one: one.growth),
-        mean(lambda one: one.flops or 0) if known else None,
+        mean(lambda one: one.flops or 0) if has_flops else None,
         entry.environment_steps,
         against,
     )

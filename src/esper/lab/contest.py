@@ -108,7 +108,7 @@ def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) 
     for settings in contest.arms.values():
         require_start(settings)
     trials, instances = contest.trials(), contest.sample_instances()
-    found: dict[Trial, ArmResults] = {}
+    results: dict[Trial, ArmResults] = {}
     with backend.open(max(settings.shards for settings in contest.arms.values())) as workers:
         for done, trial in enumerate(trials):
             progress(done, len(trials), trial, None)
@@ -117,8 +117,8 @@ def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) 
                 progress(done, len(trials), trial, iteration)
 
             work = train_and_play(contest.path(trial), contest.settings(trial), instances, workers, WHAT)
-            found[trial] = report_iterations(work, show)
-    return [Arm(name, [found[Trial(name, seed)] for seed in range(contest.seeds)]) for name in contest.arms]
+            results[trial] = report_iterations(work, show)
+    return [Arm(name, [results[Trial(name, seed)] for seed in range(contest.seeds)]) for name in contest.arms]
 
 
 def train_and_play(
@@ -245,11 +245,11 @@ def _find_arms(configuration: Path, trials: Sequence[Path]) -> list[Arm]:
 
 
 def _read_arm(name: str, files: Sequence[Path]) -> Arm:
-    found = [(path, read_arm(path)) for path in files]
-    for path, one in found:
+    arms = [(path, read_arm(path)) for path in files]
+    for path, one in arms:
         if one is None:
             raise RunError(f"{path} is damaged or of another version: delete it, and call `esper compare` again")
-    return Arm(name, [one for _, one in found if one is not None])
+    return Arm(name, [one for _, one in arms if one is not None])
 
 
 def _list_instances(outcomes: Sequence[Result]) -> list[str]:

@@ -11,7 +11,7 @@ from esper.config.loading import load_settings
 from esper.config.settings import compare_settings
 from esper.control.controller import Controller
 from esper.control.learned import POLICY, LearnedController, restore_policy
-from esper.control.rules.simple import SHUFFLED, Replay, shuffle_actions
+from esper.control.rules import SHUFFLED, Replay, shuffle_actions
 from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError, RunError
 from esper.lab.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
@@ -23,7 +23,6 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
-from esper.train.baselines import baseline_settings, baselines
 from esper.train.collect import greedy_controller
 from esper.train.episode_log import stack_actions
 from esper.train.evaluation import (
@@ -31,6 +30,8 @@ from esper.train.evaluation import (
     EvaluationConfig,
     EvaluationProgress,
     EvaluationResult,
+    baseline_settings,
+    baselines,
     describe_circumstances,
     evaluate_controllers,
     evaluation_config,
@@ -45,7 +46,7 @@ _STREAMS: dict[Split, Stream] = {"heldout": Stream.HELDOUT_INSTANCES, "transfer"
 HELDOUT_INSTANCES = 256
 TRANSFER_INSTANCES = 64
 FEWEST_INSTANCES = 2
-"""Of one instance there is no interval."""
+"""Fewest instances of an evaluation: one alone has no interval."""
 
 Progress = Callable[[int, int, str], None]
 """Told how many controllers have played, of how many, and which one plays next (empty at the end)."""
@@ -147,12 +148,12 @@ def evaluate_run(
         if game.controller is policy.controller:
             own.append((game.split, played))
     progress(len(games), len(games), "")
-    found = RunEvaluation(results, describe_behaviour(suite, policy.iteration, own))
+    evaluation = RunEvaluation(results, describe_behaviour(suite, policy.iteration, own))
     run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report
-    write_results(run.evaluation, found.results)
-    write_behaviour(run.behaviour, found.behaviour)
+    write_results(run.evaluation, evaluation.results)
+    write_behaviour(run.behaviour, evaluation.behaviour)
     finished.remove()
-    return found
+    return evaluation
 
 
 def _games(settings: TrainSettings, split: Split, count: int, controllers: Sequence[Controller]) -> list[_Game]:
@@ -247,15 +248,15 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
     _require_one_way(paths, [load_settings(TrainSettings, run.config) for run in runs])
     results = [read_evaluation(run.evaluation) for run in runs]
     _require_one_length(runs)
-    found: dict[Split, Comparison] = {}
+    comparisons: dict[Split, Comparison] = {}
     for split in SPLITS:
         played = [select_split(own, split) for own in results]
         if all(played):
             try:
-                found[split] = compare_over_seeds(played)
+                comparisons[split] = compare_over_seeds(played)
             except ValueError as error:
                 raise RunError(f"{error}: evaluate them all with the same --instances and --transfer") from error
-    return found
+    return comparisons
 
 
 def _require_one_way(paths: Sequence[Path], trained: Sequence[TrainSettings]) -> None:

@@ -101,11 +101,11 @@ def train_pool(terms: EvaluationConfig, instances: Sequence[Instance], seed: int
     budget = terms.conduct.budget.within(suite.parameter_cap)
     fossils = [draw_fossils(suite, prices, budget, instance, rng) for instance in every]
     parts = [slice(start, start + COHORT) for start in range(0, len(every), COHORT)]
-    found = workers.map(_train, [_PoolTask(terms, every[part], fossils[part]) for part in parts])
+    results = workers.map(_train, [_PoolTask(terms, every[part], fossils[part]) for part in parts])
     shape = len(instances), POOL
     each = TRAINING_PASSES * examples_per_decision(suite)
     cost = [each * prices.network(*one) for one in zip(every, fossils, strict=True)]
-    validation, test = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    validation, test = (np.concatenate(parts) for parts in zip(*results, strict=True))
     return Pool(validation.reshape(*shape, -1), test.reshape(shape), np.array(cost, np.float64).reshape(shape))
 
 
@@ -134,8 +134,8 @@ def random_search(pool: Pool, flops: Floats) -> Floats:
 
 def successive_halving(pool: Pool, flops: Floats) -> Floats:
     """Brackets of four, one after the other, as many as can be afforded, but one network at least."""
-    whole = pool.decisions
-    quarter, half = max(whole // 4, 1), max(whole // 2, 1)
+    decisions = pool.decisions
+    quarter, half = max(decisions // 4, 1), max(decisions // 2, 1)
     rows = np.arange(len(flops))[:, None]
     left, finished = flops.copy(), np.zeros(pool.test.shape, bool)
     for start in range(0, POOL, BRACKET):
@@ -145,7 +145,7 @@ def successive_halving(pool: Pool, flops: Floats) -> Floats:
         cost = (
             quarter * pool.flops[rows, four].sum(1)
             + (half - quarter) * pool.flops[rows, two].sum(1)
-            + (whole - half) * pool.flops[rows, one].sum(1)
+            + (decisions - half) * pool.flops[rows, one].sum(1)
         )
         affordable = cost <= left
         finished[rows[affordable], one[affordable]] = True
@@ -192,21 +192,21 @@ def compare_with_search(
     controller: str, scores: Floats, flops: Floats, pool: Pool, trainings: float, seed: int
 ) -> SearchReport:
     """The controller's test scores and training FLOPs ``[N]`` beside what searches make of the pool."""
-    found = {name: np.stack([search(pool, b * flops) for b in BUDGETS]) for name, search in SEARCHES.items()}
+    curves = {name: np.stack([search(pool, b * flops) for b in BUDGETS]) for name, search in SEARCHES.items()}
     rng = np.random.default_rng(seed)
     chosen = rng.integers(len(scores), size=(RESAMPLES, len(scores)))
-    multiples = {name: find_multiple(own.mean(1), float(scores.mean())) for name, own in found.items()}
+    multiples = {name: find_multiple(own.mean(1), float(scores.mean())) for name, own in curves.items()}
     intervals: dict[str, tuple[float | None, float | None]] = {}
-    for name, own in found.items():
+    for name, own in curves.items():
         drawn = [find_multiple(own[:, rows].mean(1), float(scores[rows].mean())) for rows in chosen]
         low, high = np.quantile([np.inf if one is None else one for one in drawn], (0.025, 0.975), method="nearest")
         intervals[name] = _finite(low), _finite(high)
-    known = [one for one in multiples.values() if one is not None]
-    least = min(known) if known else float(BUDGETS[-1])
+    finite = [one for one in multiples.values() if one is not None]
+    least = min(finite) if finite else float(BUDGETS[-1])
     return SearchReport(
         controller,
         float(scores.mean()),
-        {name: dict(zip(BUDGETS, own.mean(1).tolist(), strict=True)) for name, own in found.items()},
+        {name: dict(zip(BUDGETS, own.mean(1).tolist(), strict=True)) for name, own in curves.items()},
         multiples,
         intervals,
         trainings,

@@ -21,7 +21,7 @@ from esper.dash.formats import (
     signed_percent,
     signed_score,
 )
-from esper.dash.output import say
+from esper.dash.output import print_line
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Interval, Verdict
 from esper.lab.comparison import ArmSummary, Comparison, ReferenceDifference
 from esper.lab.figures.exhibit import Column, Row, Rows, Value
@@ -57,7 +57,7 @@ RULE = (
 """How verdicts come about, in the words of every table."""
 
 _STYLES = {"policy": "bold", "above": "green", "below": "red"}
-"""On the terminal, by the mark of a cell."""
+"""Styles on the terminal, by the mark of a cell."""
 _NARROW = ("name", "score", "accuracy", "added", "flops", "difference", "probability_of_improvement", "p")
 """Columns for which 80 characters are enough."""
 _FEW = 2
@@ -181,7 +181,7 @@ def _with_difference(one: ArmSummary, against: ReferenceDifference) -> str:
 
 
 def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]:
-    """By split, all figures and the answer, for JSON."""
+    """All figures and the answer for each split, for JSON."""
     return {
         split: asdict(
             EvaluationRecord(
@@ -331,6 +331,6 @@ def show_comparison(console: Console, comparison: Comparison, title: str | None 
     console.print(standings_table(comparison, title))
     for one in comparison.standings:
         if one.against is not None or one.environment_steps is not None:
-            say(console, describe_arm(comparison, one))
+            print_line(console, describe_arm(comparison, one))
     if comparison.others:
-        say(console, describe_basis(comparison))
+        print_line(console, describe_basis(comparison))

@@ -138,10 +138,10 @@ def training_flops(
     host = np.array([prices.host(instance) for instance in instances])
     each = [prices.seeds(instance) for instance in instances]
     cost = merge_arrays(np.concatenate, each).of(slots.blueprint, slots.blend)
-    whole = host + (cost * _BLENDED[slots.stage]).sum(-1)
+    parameters = host + (cost * _BLENDED[slots.stage]).sum(-1)
     isolated = slots.stage == Stage.TRAINING
-    second = np.where(isolated.any(-1), whole + (cost * isolated).sum(-1), 0)
-    return TRAINING_PASSES * examples_per_decision(suite) * (whole + second) * running
+    second = np.where(isolated.any(-1), parameters + (cost * isolated).sum(-1), 0)
+    return TRAINING_PASSES * examples_per_decision(suite) * (parameters + second) * running
 
 
 @dataclass(frozen=True)

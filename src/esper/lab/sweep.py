@@ -30,9 +30,8 @@ from esper.errors import ConfigError, RunError
 from esper.lab.contest import train_and_play
 from esper.lab.report.training import write_report
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.runs.lock import hold
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import STUDY, RunDirectory
+from esper.runs.run_directory import STUDY, RunDirectory, hold
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.train.collect import require_start
@@ -40,15 +39,15 @@ from esper.train.results import Result
 from esper.train.settings import TrainSettings
 from esper.train.workers import Workers
 
-WHAT = "esper sweep"
-"""The name under which a sweep locks its folder and its trials' run directories."""
+LOCK_OWNER = "esper sweep"
+"""Named in the locks of a sweep's folder and of its trials' run directories."""
 SECONDS_BETWEEN_LINES = 20
 PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
     "median": lambda iterations: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=iterations // 4),
     "hyperband": lambda iterations: optuna.pruners.HyperbandPruner(max(iterations // 9, 1), iterations),
     "none": lambda iterations: optuna.pruners.NopPruner(),  # noqa: ARG005
 }
-"""By the number of iterations that are trained."""
+"""Optuna's pruners by name, each made for trials of a number of iterations."""
 
 
 class Range(Settings):
@@ -80,10 +79,10 @@ class SweepSpace:
     overrides: Sequence[str]
     """``dotted.key=value``, which ``base`` contains already."""
     lists: dict[str, dict[Any, Any]] = field(default_factory=dict[str, dict[Any, Any]])
-    """Values by what stands for them in the study: themselves, or YAML where they are lists or mappings."""
+    """Each listed setting's values by their form in the study: themselves, or YAML of lists and mappings."""
     distributions: dict[str, BaseDistribution] = field(default_factory=dict[str, BaseDistribution])
     settings: list[TrainSettings] = field(default_factory=list[TrainSettings])
-    """The shared ones, each with one searched value."""
+    """The shared settings with one searched value each, all of them checked."""
 
     @property
     def combinations(self) -> float:
@@ -190,22 +189,22 @@ def describe_values(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RankedTrial:
-    """What a trial came to, as means over the held-out instances, or why it has no score."""
+    """A trial's score, as a mean over the held-out instances, or why it has none."""
 
     trial: str
     choices: Mapping[str, Any]
     state: Literal["finished", "pruned", "refused"]
     score: float | None
     accuracy: float | None
-    """On test data."""
+    """Mean accuracy on test data."""
     added: float | None
-    """Parameters over the host's."""
+    """Mean share of parameters that growth added to the host's."""
     refusal: str | None
     """What is wrong with the combination of settings."""
 
     @property
-    def words(self) -> str:
-        """The choices in a line."""
+    def settings_text(self) -> str:
+        """The trial's settings in a line."""
         return describe_values(self.choices)
 
 
@@ -218,11 +217,11 @@ class Sweep:
     trials: int
     """Trials that are to end, those that are pruned or refused included."""
     seed: int
-    """Of the sampler."""
+    """Seed of the sampler."""
     instances: int
     """Held-out instances that every policy plays."""
     pruner: str
-    """Of `PRUNERS`."""
+    """A name in `PRUNERS`."""
 
     @property
     def url(self) -> str:
@@ -241,7 +240,7 @@ def run_sweep(sweep: Sweep, workers: Workers, report_line: Callable[[str], None]
         sweep.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make {sweep.folder} ({error.strerror}): choose another --run-dir") from error
-    with hold(sweep.folder / "sweep.lock", WHAT):
+    with hold(sweep.folder / "sweep.lock", LOCK_OWNER):
         try:
             return _run_trials(sweep, workers, report_line)
         except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
@@ -310,8 +309,15 @@ def _run_trials(sweep: Sweep, workers: Workers, report_line: Callable[[str], Non
     for one in sorted(ended, key=lambda one: one.state is TrialState.COMPLETE):
         attrs, finished = one.user_attrs, one.state is TrialState.COMPLETE
         state = "finished" if finished else "pruned" if one.state is TrialState.PRUNED else "refused"
-        figures = (one.value if finished else None, attrs.get("accuracy"), attrs.get("added"), attrs.get("refusal"))
-        ranking[attrs["run"]] = RankedTrial(attrs["run"], space.decode_values(one.params), state, *figures)
+        ranking[attrs["run"]] = RankedTrial(
+            trial=attrs["run"],
+            choices=space.decode_values(one.params),
+            state=state,
+            score=one.value if finished else None,
+            accuracy=attrs.get("accuracy"),
+            added=attrs.get("added"),
+            refusal=attrs.get("refusal"),
+        )
     return sorted(ranking.values(), key=lambda one: (one.score is None, -(one.score or 0.0), one.trial))
 
 
@@ -326,7 +332,7 @@ def _run_trial(
 ) -> None:
     """Train by the trial's settings and score the policy, unless the settings are refused or the trial is pruned."""
     values = sweep.space.decode_values(trial.params)
-    words, run = describe_values(values), RunDirectory(sweep.folder / name)
+    settings_text, run = describe_values(values), RunDirectory(sweep.folder / name)
     outcomes: list[Result] | None = None
     try:
         settings = sweep.space.build_settings(values, name)
@@ -339,10 +345,10 @@ def _run_trial(
                 past = reader.series("objective")
         for number, objective in past:
             trial.report(objective, number)
-        report_line(f"{name}: {f'going on after iteration {len(past)}, ' if past else ''}{words}")
+        report_line(f"{name}: {f'going on after iteration {len(past)}, ' if past else ''}{settings_text}")
         pruned = 0 < len(past) < settings.iterations and trial.should_prune()
         line_time = time.monotonic()
-        with closing(train_and_play(run.path, settings, instances, workers, WHAT)) as training:
+        with closing(train_and_play(run.path, settings, instances, workers, LOCK_OWNER)) as training:
             while outcomes is None and not pruned:
                 try:
                     iteration = next(training)
@@ -363,7 +369,7 @@ def _run_trial(
         return
     if outcomes is None:
         study.tell(trial, state=TrialState.PRUNED)
-        report_line(f"{name}: pruned ({words})")
+        report_line(f"{name}: pruned ({settings_text})")
         return
 
     write_report(run)
@@ -371,7 +377,7 @@ def _run_trial(
     trial.set_user_attr("added", mean(one.growth for one in outcomes))
     value = mean(one.score for one in outcomes)
     study.tell(trial, value)
-    report_line(f"{name}: score {score(value)} ({words})")
+    report_line(f"{name}: score {score(value)} ({settings_text})")
 
 
 def _to_yaml(value: Any) -> str:

@@ -22,8 +22,7 @@ from esper.lifecycle.actions import (
     clear_irrelevant_heads,
     head_sizes,
 )
-from esper.lifecycle.gates import GATES, Reason, Verdicts, gate_ahead
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import GATES, Reason, Rules, Verdicts, gate_ahead
 from esper.lifecycle.stages import LIVE, Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Ints, map_arrays

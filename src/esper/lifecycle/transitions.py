@@ -21,9 +21,8 @@ from esper.lifecycle.actions import (
     Op,
     Places,
 )
-from esper.lifecycle.gates import Reason, Verdicts
 from esper.lifecycle.legality import legal_actions, require_legal
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Isolation, Reason, Rules, Verdicts
 from esper.lifecycle.stages import COOLDOWN, OWNING, Stage, membership
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, Ints, merge_arrays

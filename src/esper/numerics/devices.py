@@ -29,13 +29,13 @@ def usable_device(name: str) -> torch.device:
     Raises:
         ConfigError: this machine has none.
     """
-    known = devices_here()
+    devices = devices_here()
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or not {str(device), f"{device.type}:{device.index or 0}"} & set(known):
-        raise ConfigError(f"there is no device {name!r} on this machine: choose from {', '.join(known)}")
+    if device is None or not {str(device), f"{device.type}:{device.index or 0}"} & set(devices):
+        raise ConfigError(f"there is no device {name!r} on this machine: choose from {', '.join(devices)}")
     return device
 
 

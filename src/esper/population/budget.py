@@ -41,7 +41,7 @@ class Budget(Settings):
     """Bytes that parameters, their gradients and their optimizer state take."""
 
     def within(self, parameters: int | None) -> Budget:
-        """These caps with so many parameters at most."""
+        """These caps, with at most so many parameters."""
         if parameters is None or (self.parameters is not None and self.parameters <= parameters):
             return self
         return self.model_copy(update={"parameters": parameters})

@@ -69,7 +69,7 @@ class Evaluation:
 
 
 def evaluate(population: Population, batch: Batch, due: Bools | None = None, *, shared: bool = True) -> Evaluation:
-    """As `start_evaluation`, whose result it waits for."""
+    """Evaluate a population: the result of `start_evaluation`, waited for."""
     return start_evaluation(population, batch, due, shared=shared).fetch()
 
 
@@ -140,10 +140,10 @@ class CommittedEvaluation:
 
     accuracy: Floats
     loss: Floats
-    """In nats."""
+    """Loss in nats."""
 
     def score_losses(self, chance_loss: float) -> CommittedEvaluation:
-        """As `Evaluation.score_losses`."""
+        """The evaluation with losses as scores, as `Evaluation.score_losses` computes them."""
         return replace(self, accuracy=score_losses(self.loss, chance_loss))
 
 

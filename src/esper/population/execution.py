@@ -140,10 +140,10 @@ def _agrees(host: nn.Module, example_input: Tensor, training: bool) -> bool:
     with torch.no_grad():
         try:
             expected = vmap(partial(call_with, plain))(weights, {}, inputs)
-            found = split_networks(Functional(merging)(weights, {}, merge_networks(inputs)), _NETWORKS)
+            outputs = split_networks(Functional(merging)(weights, {}, merge_networks(inputs)), _NETWORKS)
         except (RuntimeError, ValueError, StopIteration):
             return False
-    return found.shape == expected.shape and torch.allclose(found, expected)
+    return outputs.shape == expected.shape and torch.allclose(outputs, expected)
 
 
 def _forward_linear(layer: nn.Linear, features: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class ActiveSeeds:
     slots: Bools
     alpha: Float32s
     learning: Bools | None = None
-    """None: all that take part."""
+    """Seeds that learn; None: all that take part."""
 
 
 def select_blended(population: Population) -> ActiveSeeds:
@@ -144,8 +144,8 @@ def _build_pass(population: Population, slot_op: MakeSlotOp, networks: range, as
     slots = range(population.table.slots)
 
     def own(host: Parameters) -> Parameters:
-        whole = len(networks) == population.size
-        return host if whole else {name: stacked[rows] for name, stacked in host.items()}
+        all_networks = len(networks) == population.size
+        return host if all_networks else {name: stacked[rows] for name, stacked in host.items()}
 
     def buffers() -> Parameters:
         return {name: part.clone() for name, part in parts.items()} if aside else parts

@@ -94,9 +94,9 @@ class GradientNorms:
 def assess_health(seeds: GradientNorms, incumbents: GradientNorms) -> HealthTable:
     """The health of seeds, ``[..., S]``, from norms ``[T, ..., S]`` and those of their incumbents, ``[T, ..., 1]``."""
     scale = incumbents.root_mean_squares
-    known = np.isfinite(scale) & (scale > 0)
+    usable = np.isfinite(scale) & (scale > 0)
     with np.errstate(over="ignore"):
-        ratio = seeds.root_mean_squares / np.where(known, scale, np.nan)
+        ratio = seeds.root_mean_squares / np.where(usable, scale, np.nan)
     vanished = (seeds.values == 0) | (ratio < VANISHED)
     exploded = ~np.isfinite(seeds.values) | (ratio > EXPLODED)
     compared = np.isfinite(ratio)
@@ -143,8 +143,8 @@ def measure_seed_health(population: Population, hosts: Floats, seeds: Floats, le
         np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None],
         (population.host_parameters + population.parameters_in(fossils))[:, None],
     )
-    found = assess_health(GradientNorms(seeds, population.specs.costs.parameters.resident(table)), incumbents)
-    return replace_where(learning, HealthTable.none(*table.stage.shape), found)
+    health = assess_health(GradientNorms(seeds, population.specs.costs.parameters.resident(table)), incumbents)
+    return replace_where(learning, HealthTable.none(*table.stage.shape), health)
 
 
 _CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from esper.population.gradients import HealthTable, measure_seed_health, row_nor
 from esper.population.optimizers import clip_by_network, optimizer_step
 from esper.population.parameters import FlatParameters, concatenate_flat
 from esper.population.population import Population
-from esper.tasks.data import Data
+from esper.tasks.instance import Data
 
 
 def shuffled_order(examples: int, count: int, rng: np.random.Generator) -> Ints:
@@ -135,7 +135,7 @@ def network_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def train(population: Population, batches: Iterable[Batch], resting: Bools | None = None) -> TrainingReport:
-    """As `start_training`, whose report it waits for."""
+    """Train a population: the report of `start_training`, waited for."""
     return start_training(population, batches, resting).fetch()
 
 

@@ -157,7 +157,7 @@ class StackedParameters:
         return self._merge(lambda own, other: own.index_copy(0, index, other), new, self.owners)
 
     def join(self, other: StackedParameters) -> StackedParameters:
-        """These rows, then the other ones."""
+        """Stack these rows and then the other ones."""
         return self._merge(lambda own, new: torch.cat([own, new]), other, torch.cat([self.owners, other.owners]))
 
     def select(self, rows: Tensor) -> StackedParameters:
@@ -326,7 +326,7 @@ class PopulationParameters:
     host: StackedParameters
     """One row per network, in order."""
     banks: Mapping[SeedKind, SeedBank]
-    """None of them is empty."""
+    """Banks of seeds by kind; none of them is empty."""
     flat: FlatParameters
     """All rows: the hosts', then the banks'."""
 

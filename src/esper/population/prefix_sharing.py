@@ -35,7 +35,7 @@ class BranchPlan:
     """How V variants spread over the blocks of a batch on their way through S slots."""
 
     slots: Sequence[SlotBranches]
-    """In the order in which features pass them."""
+    """Branches of each slot, in the order in which features pass them."""
     places: Sequence[int]
     """The block in which each variant leaves the last slot, V of them."""
 

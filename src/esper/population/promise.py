@@ -50,7 +50,7 @@ class _Newborns:
 
     template: Blueprint
     names: tuple[str, ...]
-    """Of the parameters that a gradient reaches."""
+    """Names of the parameters that a gradient reaches."""
     widths: tuple[int, ...]
     parameters: Parameters
     """``[W, *shape]``, as wide as the widest."""
@@ -68,25 +68,25 @@ class PromiseMeter:
         self._population = population
         self._newborns: dict[tuple[int, int], _Newborns] = {}
 
-    def measure(self, batch: Batch, wanted: Bools) -> Deferred[Promises]:
-        """What is promised in the slots ``wanted``, bool ``[E, S]``, by examples ``[E, N, ...]``."""
+    def measure(self, batch: Batch, due: Bools) -> Deferred[Promises]:
+        """What is promised in the slots ``due``, bool ``[E, S]``, by examples ``[E, N, ...]``."""
         population = self._population
         shape = (population.size, population.table.slots, len(population.config.blueprints))
-        wanted = wanted[:, :, None] & population.specs.compatible
-        if not wanted.any():
+        due = due[:, :, None] & population.specs.compatible
+        if not due.any():
             nothing = np.full(shape, np.nan)
             return Deferred((), lambda: Promises(nothing, nothing))
         population.execution.train(False)
         asked = _ask(population, batch)
-        found: list[Tensor] = []
+        scores: list[Tensor] = []
         places: list[_Place] = []
         for slot in range(shape[1]):
             for blueprint in range(shape[2]):
-                rows = wanted[:, slot, blueprint].nonzero()[0]
+                rows = due[:, slot, blueprint].nonzero()[0]
                 if len(rows):
-                    found.append(self._measure(slot, blueprint, rows, *asked[slot], batch.inputs))
+                    scores.append(self._measure(slot, blueprint, rows, *asked[slot], batch.inputs))
                     places.append(_Place(slot, blueprint, rows))
-        return Deferred((torch.cat(found, 1),), partial(_spread, shape, places))
+        return Deferred((torch.cat(scores, 1),), partial(_spread, shape, places))
 
     def _measure(self, slot: int, blueprint: int, rows: Ints, *asked: Tensor) -> Tensor:
         """Fitted and held-out promise ``[2, r]`` to the networks ``rows``, no more at a time than in other passes."""
@@ -196,11 +196,11 @@ class _Place(NamedTuple):
     """The networks, ``[r]``."""
 
 
-def _spread(shape: tuple[int, int, int], places: Sequence[_Place], found: Floats) -> Promises:
+def _spread(shape: tuple[int, int, int], places: Sequence[_Place], values: Floats) -> Promises:
     """From ``[2, sum of r]``."""
     both = np.full((2, *shape), np.nan)
     start = 0
     for slot, blueprint, rows in places:
-        both[:, rows, slot, blueprint] = found[:, start : start + len(rows)]
+        both[:, rows, slot, blueprint] = values[:, start : start + len(rows)]
         start += len(rows)
     return Promises(both[0], both[1])

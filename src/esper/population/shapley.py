@@ -83,16 +83,16 @@ def shapley_interactions(worths: Floats) -> Floats:
     """
     players = _count_players(worths)
     coalitions = every_coalition(players)
-    found = np.zeros((*worths.shape[:-1], players, players))
+    interactions = np.zeros((*worths.shape[:-1], players, players))
     for i in range(players):
         for j in range(i):
             without = np.flatnonzero(~coalitions[:, i] & ~coalitions[:, j])
             # Bracketed so that a player without effect gives differences of exactly 0.
             with_i = worths[..., without + 2**i + 2**j] - worths[..., without + 2**i]
             synergy = with_i - (worths[..., without + 2**j] - worths[..., without])
-            found[..., i, j] = synergy @ _weigh_orders(coalitions[without].sum(axis=1), players - 1)
-            found[..., j, i] = found[..., i, j]
-    return found
+            interactions[..., i, j] = synergy @ _weigh_orders(coalitions[without].sum(axis=1), players - 1)
+            interactions[..., j, i] = interactions[..., i, j]
+    return interactions
 
 
 def _weigh_orders(sizes: NDArray[np.int_], players: int) -> Floats:
@@ -247,15 +247,15 @@ def attribute_networks(
     """
     played = select_blended(population) if active is None else active
     shared = shared and population.shares_prefixes
-    found = _empty_attribution(played.slots)
+    attribution = _empty_attribution(played.slots)
     for networks, seats in _split_games(played.slots):
 
         def worth(coalitions: Bools, seats: Seats = seats) -> Floats:
             off = _absent_slots(coalitions, seats, played.slots.shape[1])
             return measure_worths(population, played, batch, off, shared=shared)
 
-        _write_solution(found, networks, seats, solve(worth, seats.shape[1], rng, pairs))
-    return found
+        _write_solution(attribution, networks, seats, solve(worth, seats.shape[1], rng, pairs))
+    return attribution
 
 
 def _split_games(players: Bools) -> Iterator[tuple[Bools, Seats]]:
@@ -292,19 +292,19 @@ def _empty_attribution(players: Bools) -> Attribution:
     )
 
 
-def _write_solution(found: Attribution, networks: Bools, seats: Seats, solution: ShapleySolution) -> None:
+def _write_solution(attribution: Attribution, networks: Bools, seats: Seats, solution: ShapleySolution) -> None:
     """Write down what the players of one game earned, each at its slot."""
     network, seat = (seats != NOBODY).nonzero()
     slot = seats[network, seat]
-    found.values[:, network, slot] = solution.values[:, network, seat]
-    found.errors[:, network, slot] = solution.errors[:, network, seat]
-    found.host[:, networks] = solution.nobody[:, networks]
-    found.whole[:, networks] = solution.everyone[:, networks]
+    attribution.values[:, network, slot] = solution.values[:, network, seat]
+    attribution.errors[:, network, slot] = solution.errors[:, network, seat]
+    attribution.host[:, networks] = solution.nobody[:, networks]
+    attribution.whole[:, networks] = solution.everyone[:, networks]
     if solution.interactions is not None:
-        found.interactions[:, networks] = 0.0
+        attribution.interactions[:, networks] = 0.0
         network, one, other = ((seats[:, :, None] != NOBODY) & (seats[:, None] != NOBODY)).nonzero()
         places = network, seats[network, one], seats[network, other]
-        found.interactions[:, *places] = solution.interactions[:, network, one, other]
+        attribution.interactions[:, *places] = solution.interactions[:, network, one, other]
 
 
 @dataclass(frozen=True)
@@ -340,11 +340,11 @@ def attribute_model(
         ConfigError: fewer than two pairs.
     """
     seeds = model.seeds
-    usual = [seed.alpha.clone() for seed in seeds.values()]
+    alphas = [seed.alpha.clone() for seed in seeds.values()]
     known: dict[bytes, float] = {}
 
     def measure(coalition: Bools) -> float:
-        for seed, alpha, takes_part in zip(seeds.values(), usual, coalition, strict=True):
+        for seed, alpha, takes_part in zip(seeds.values(), alphas, coalition, strict=True):
             seed.alpha.copy_(alpha if takes_part else alpha.new_zeros(()))
         return float(evaluate(model))
 
@@ -357,7 +357,7 @@ def attribute_model(
     try:
         solution = solve(worth, len(seeds), rng, pairs)
     finally:
-        for seed, alpha in zip(seeds.values(), usual, strict=True):
+        for seed, alpha in zip(seeds.values(), alphas, strict=True):
             seed.alpha.copy_(alpha)
     names = list(seeds)
     interactions = None

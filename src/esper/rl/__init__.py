@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 if TYPE_CHECKING:
-    from esper.rl.episode_config import EpisodeConfig
-    from esper.rl.gym.envs import GrowthEnv, GrowthVectorEnv, make_vector
-    from esper.rl.gym.growth import GrowthSettings
+    from esper.rl.gym import GrowthEnv, GrowthSettings, GrowthVectorEnv, make_vector
     from esper.rl.rewards import MODES, RewardInputs, RewardMode, RewardSettings, RewardState, register_reward
-    from esper.rl.settings import PPOSettings
+    from esper.rl.settings import EpisodeConfig, PPOSettings
 
 ENVIRONMENT = "esper/Growth-v0"
 """The name by which Gymnasium knows the environment."""
@@ -42,19 +40,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "esper.rl.episode_config": ("EpisodeConfig",),
-    "esper.rl.gym.envs": ("GrowthEnv", "GrowthVectorEnv", "make_vector"),
-    "esper.rl.gym.growth": ("GrowthSettings",),
+    "esper.rl.gym": ("GrowthEnv", "GrowthSettings", "GrowthVectorEnv", "make_vector"),
     "esper.rl.rewards": ("MODES", "RewardInputs", "RewardMode", "RewardSettings", "RewardState", "register_reward"),
-    "esper.rl.settings": ("PPOSettings",),
+    "esper.rl.settings": ("EpisodeConfig", "PPOSettings"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 gymnasium.register(
     ENVIRONMENT,
     # By address: registering imports nothing.
-    entry_point="esper.rl.gym.envs:GrowthEnv",
-    vector_entry_point="esper.rl.gym.envs:make_vector",
+    entry_point="esper.rl.gym:GrowthEnv",
+    vector_entry_point="esper.rl.gym:make_vector",
 )
 
 

@@ -135,7 +135,7 @@ def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Anomaly, .
     numbers = metrics.scalars().values()
     op_entropies = [update.head_entropy["op"] for update in history if update.head_share["op"] > 0]
     chosen = metrics.head_share["op"] > 0
-    found = {
+    checks = {
         Anomaly.NON_FINITE: not metrics.finite or not all(math.isfinite(number) for number in numbers),
         Anomaly.RATIO: metrics.first_ratio_deviation > THRESHOLDS.ratio_deviation,
         Anomaly.KL: metrics.kl > THRESHOLDS.kl_targets * target_kl,
@@ -144,7 +144,7 @@ def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Anomaly, .
         Anomaly.SHORT_UPDATES: _short_updates(history),
         Anomaly.EXPLAINED_VARIANCE: metrics.explained_variance < THRESHOLDS.explained_variance,
     }
-    return tuple(anomaly for anomaly in Anomaly if found[anomaly])
+    return tuple(anomaly for anomaly in Anomaly if checks[anomaly])
 
 
 def _short_updates(history: UpdateHistory) -> bool:

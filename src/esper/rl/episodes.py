@@ -13,9 +13,8 @@ from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
 from esper.control.promises import PromiseRecord
 from esper.lifecycle.actions import wait
-from esper.lifecycle.gates import Verdicts
 from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import Rules, Verdicts
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
@@ -35,7 +34,6 @@ from esper.population.governor.population import Intervention
 from esper.population.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stack_data, start_training
 from esper.population.population import Actions, Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
 from esper.population.promise import PromiseMeter
-from esper.rl.episode_config import EpisodeConfig
 from esper.rl.rewards import (
     OUTCOME,
     ROLLBACK,
@@ -49,8 +47,8 @@ from esper.rl.rewards import (
     group_by_settings,
     total_reward,
 )
-from esper.tasks.data import Data
-from esper.tasks.instance import Instance
+from esper.rl.settings import EpisodeConfig
+from esper.tasks.instance import Data, Instance
 from esper.tasks.suite import Suite
 
 CPU = torch.device("cpu")

@@ -534,16 +534,16 @@ class PolicyOptimizer:
         self._adam.load_state_dict({"state": state, "param_groups": self._adam.state_dict()["param_groups"]})
 
 
-def _check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError unless names, shapes and types are the same."""
-    for name in sorted(found.keys() | expected.keys()):
-        if name not in found:
+    for name in sorted(tensors.keys() | expected.keys()):
+        if name not in tensors:
             raise CheckpointError(f"the learner's checkpoint lacks {name}: it is of another version or policy")
         if name not in expected:
             raise CheckpointError(
                 f"the learner's checkpoint holds {name[:LONGEST_NAME]!r}, which this policy has not: use its settings"
             )
-        ours, theirs = _kind(expected[name]), _kind(found[name])
+        ours, theirs = _kind(expected[name]), _kind(tensors[name])
         if ours != theirs:
             raise CheckpointError(
                 f"the learner's checkpoint holds {name} as {theirs} where this policy has {ours}: "

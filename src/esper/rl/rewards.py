@@ -392,7 +392,7 @@ MODES: dict[str, RewardMode] = {
     ),
     "escrow": RewardMode(pay_escrow, ("accuracy", "loss")),
 }
-"""By name."""
+"""Reward modes by name."""
 
 
 def register_reward(
@@ -491,21 +491,21 @@ def compute_rewards(inputs: RewardInputs, paid_by: Mapping[RewardSettings, Bools
 
 
 def _require_terms(mode: str, terms: object, shape: tuple[int, ...]) -> None:
-    wanted = f"reward mode {mode!r} must give its terms by name, each an array {list(shape)}"
-    given = type(terms).__name__
+    expected = f"reward mode {mode!r} must give its terms by name, each an array {list(shape)}"
+    kind = type(terms).__name__
     if not isinstance(terms, Mapping):
-        raise ConfigError(f"{wanted}, but it gives {given}")
+        raise ConfigError(f"{expected}, but it gives {kind}")
     if not terms:
-        raise ConfigError(f"{wanted}, but it gives none")
+        raise ConfigError(f"{expected}, but it gives none")
     for name, term in cast("Mapping[str, object]", terms).items():
         if name == ROLLBACK:
             raise ConfigError(f"reward mode {mode!r}: {ROLLBACK!r} is the governor's penalty, choose another name")
-        found = str(list(np.shape(cast("Any", term)))) if isinstance(term, np.ndarray) else type(term).__name__
-        if found != str(list(shape)):
-            raise ConfigError(f"{wanted}, but {name!r} is {found}")
+        shape_text = str(list(np.shape(cast("Any", term)))) if isinstance(term, np.ndarray) else type(term).__name__
+        if shape_text != str(list(shape)):
+            raise ConfigError(f"{expected}, but {name!r} is {shape_text}")
         values = cast("NDArray[Any]", term)
         if values.dtype.kind not in _REAL:
-            raise ConfigError(f"{wanted}, of real numbers, but {name!r} is of {values.dtype}")
+            raise ConfigError(f"{expected}, of real numbers, but {name!r} is of {values.dtype}")
 
 
 def total_reward(terms: RewardTerms) -> Floats:

@@ -30,16 +30,16 @@ Tool = Literal["tensorboard", "wandb", "mlflow"]
 Value = str | int | float | bool
 
 _STAGES = ("germinated", "training", "blending", "holding", "fossilized", "pruned")
-"""Those of a seed's life, which are counted."""
+"""Stages of a seed's life of which the entries are counted."""
 LIBRARIES: Mapping[str, str] = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 _PROJECT = "esper"
 """At W&B and MLflow, unless the environment names another."""
 _MLFLOW_PARAMETERS, _MLFLOW_CHARACTERS = 100, 5000
-"""Most in one request, and longest value."""
+"""Parameters in one request and characters of a value, at most, by MLflow's own limits."""
 
 
 class Logger(Protocol):
-    """A run in the hands of another tool."""
+    """Sends a run's settings and metrics to an experiment tracker."""
 
     def log_settings(self, settings: Mapping[str, Any]) -> None:
         """Send the run's settings, nested or flat."""
@@ -125,14 +125,14 @@ class _ToolLogger(Logger, Protocol):
 
 
 class _Memory(BaseModel):
-    """What is remembered of a run at a tool."""
+    """Where a run is at a tool and how far it was sent, as it is kept in a file between processes."""
 
     model_config = ConfigDict(extra="forbid")
 
     address: dict[str, str] | None = None
-    """Where the tool has it; None before it was opened."""
+    """Where the tool keeps the run; None before it was opened."""
     step: int = -1
-    """The last one that was sent."""
+    """The last step that was sent."""
 
 
 class _ResumableLogger:
@@ -173,8 +173,8 @@ class _ResumableLogger:
                 self._logger = None
                 logger.close(failed=failed)
 
-    def _remember(self, **news: object) -> None:
-        self._memory = self._memory.model_copy(update=news)
+    def _remember(self, **changes: object) -> None:
+        self._memory = self._memory.model_copy(update=changes)
         write_atomically(self._file, self._memory.model_dump_json())
 
     @contextmanager
@@ -220,7 +220,7 @@ class _WandBLogger:
 
         project = os.environ.get("WANDB_PROJECT", _PROJECT)
         self.address = address or {"project": project, "run": secrets.token_hex(4)}
-        nothing_of_this_process = wandb.Settings(
+        settings = wandb.Settings(
             console="off",
             disable_git=True,
             quiet=True,
@@ -236,7 +236,7 @@ class _WandBLogger:
             resume="allow",
             dir=folder,
             config={"esper_version": __version__},
-            settings=nothing_of_this_process,
+            settings=settings,
         )
 
     def log_settings(self, settings: Mapping[str, Any]) -> None:
@@ -262,8 +262,8 @@ class _MLflowLogger:
         self._client = MlflowClient(uri)
         if address is None:
             title = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-            known = self._client.get_experiment_by_name(title)
-            experiment = self._client.create_experiment(title) if known is None else known.experiment_id
+            existing = self._client.get_experiment_by_name(title)
+            experiment = self._client.create_experiment(title) if existing is None else existing.experiment_id
             address = {"uri": uri, "run": self._client.create_run(experiment, run_name=name).info.run_id}
         self.address = address
         self._client.update_run(address["run"], status="RUNNING")

@@ -13,7 +13,7 @@ SCORE = "score"
 REFIT = "refit"
 """Metadata ``evidence`` of runs whose seeds on trial are compared with forks."""
 METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE key = 'metric'), '{ACCURACY}')"
-"""In SQL."""
+"""SQL for the name of a run's metric."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Metric:
 
     @property
     def scalar(self) -> str:
-        """Of its values, in its own units."""
+        """The scalar of the metric's values, in its own units."""
         return f"validation_{self.metric}"
 
     @property
     def train_scalar(self) -> str:
-        """Of its values in training, where they are known."""
+        """The scalar of the metric's values in training, where these are known."""
         return f"train_{self.metric}"
 
     @property

@@ -171,7 +171,7 @@ class RunReader:
         return self._records("WHERE type = ? ORDER BY iteration DESC, id DESC LIMIT ?", event_type, limit)
 
     def last_id(self) -> int:
-        """Of the newest event; 0 if there are none."""
+        """Id of the newest event; 0 if there are none."""
         ((last,),) = self.rows("SELECT coalesce(max(id), 0) AS id FROM events")
         return last
 

@@ -2,22 +2,89 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from filelock import lock_descriptor
+
 from esper.errors import RunError
 from esper.files import TEMPORARY_SUFFIX
 from esper.runs.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
-from esper.runs.lock import hold, is_held
 from esper.runs.metric import Metric
 from esper.runs.reader import EventRecord, RunReader
 from esper.runs.store import RunStore
+
+_TRIES = 5
+_RETRY_SECONDS = 0.02
+"""Whoever only looks whether a lock is held has it for less than that."""
+
+
+@contextmanager
+def hold(path: Path, what: str) -> Generator[None]:
+    """Hold the lock on the file at `path`, which says that `what` is running.
+
+    The file stays: deleting it would let two processes lock two files of one name.
+
+    Raises:
+        RunError: another process holds it, it cannot be written, or the file system has no locks.
+    """
+    folder = path.parent
+    try:
+        # Not inherited: Python opens files such that no process it starts gets them.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise RunError(f"cannot write in {folder} ({error.strerror}): make it writable, or work on a copy") from error
+    try:
+        try:
+            if not _take(descriptor):
+                holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+                raise RunError(f"run {folder} is in use by {holder}: wait until it ends, or stop it")
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"`{what}` (process {os.getpid()})".encode())
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise RunError(f"cannot write in {folder} ({error.strerror}): free some space") from error
+            advice = "move the run to a file system that has locks"
+            raise RunError(f"cannot lock {folder} ({error.strerror}): {advice}") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock on the file at `path`; False where that cannot be found out."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        # Shared, so that whoever looks hinders no other who looks; filelock's lock is an exclusive `flock`.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _take(descriptor: int) -> bool:
+    """Whether an open file could be locked; closing it, or the end of the process, gives the lock back."""
+    for left in reversed(range(_TRIES)):
+        if lock_descriptor(descriptor, blocking=False):
+            return True
+        if left:
+            time.sleep(_RETRY_SECONDS)
+    return False
+
 
 STUDY = "study.db"
 """The SQLite file of the study of `esper sweep`, in the sweep's folder."""
@@ -97,9 +164,9 @@ class RunDirectory:
 
     def require_new(self) -> None:
         """RunError if there is anything that a start which was killed at once does not leave."""
-        for found in self.path.iterdir():
-            empty = found == self.checkpoints and not any(found.iterdir())
-            if not (empty or found == self.lock or found.name.endswith(TEMPORARY_SUFFIX)):
+        for child in self.path.iterdir():
+            empty = child == self.checkpoints and not any(child.iterdir())
+            if not (empty or child == self.lock or child.name.endswith(TEMPORARY_SUFFIX)):
                 raise RunError(f"{self.path} is not empty: choose a new directory{self._instead()}")
 
     def _instead(self) -> str:
@@ -236,7 +303,7 @@ class RunProgress:
 
 
 def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
-    """As the run's store and its lock say."""
+    """A run's progress by its store and its lock."""
     metadata = reader.metadata()
     command, done = str(metadata.get("command", "?")), reader.last_iteration()
     started = reader.newest(RunStarted.name)
@@ -271,8 +338,8 @@ def read_state(run: RunDirectory, reader: RunReader) -> State:
 
 
 def _newest_of_life(reader: RunReader) -> EventRecord | None:
-    found = [record for kind in LIFE for record in reader.newest(kind.name)]
-    return max(found, key=lambda record: record.id, default=None)
+    records = [record for kind in LIFE for record in reader.newest(kind.name)]
+    return max(records, key=lambda record: record.id, default=None)
 
 
 def _last(reader: RunReader, name: str, after: int) -> float | None:
@@ -291,7 +358,7 @@ class ListedRun:
     path: Path
     progress: RunProgress
     size: int
-    """Of all its files, in bytes."""
+    """Size of all the run's files, in bytes."""
     trouble: str | None
     """Why its store cannot be read."""
 

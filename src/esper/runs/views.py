@@ -23,9 +23,9 @@ def _columns(event: str, *names: str) -> str:
 
 
 def _field(name: str) -> str:
-    found = f"json_extract(payload, '$.{name}')"
+    value = f"json_extract(payload, '$.{name}')"
     former = _FORMER.get(name)
-    return found if former is None else f"COALESCE({found}, json_extract(payload, '$.{former}'))"
+    return value if former is None else f"COALESCE({value}, json_extract(payload, '$.{former}'))"
 
 
 _FORMER = {"metric": "accuracy", "metric_before": "accuracy_before", "metric_after": "accuracy_after"}

@@ -133,16 +133,18 @@ class Checkpoints:
             CheckpointError: it is missing, damaged, foreign or of another format version.
         """
         source, path = self._manifest_path(iteration), self._tensors_path(iteration)
-        found = _FORMAT.read_manifest(source)
+        manifest = _FORMAT.read_manifest(source)
         try:
-            whole = _hash_state(found.state) == found.state_sha256
+            whole = _hash_state(manifest.state) == manifest.state_sha256
         except RecursionError as error:
             raise DamagedError(f"checkpoint manifest {source} is nested too deeply{_ADVICE}") from error
         if not whole:
             raise DamagedError(f"checkpoint manifest {source} is corrupt (its hash differs){_ADVICE}")
-        if found.iteration != iteration:
-            raise DamagedError(f"checkpoint {path} says it is of iteration {reprlib.repr(found.iteration)}{_ADVICE}")
-        return Checkpoint(path, iteration, found.tensors_sha256, _FORMAT.read_tensors(path, found), found.state)
+        if manifest.iteration != iteration:
+            raise DamagedError(f"checkpoint {path} says it is of iteration {reprlib.repr(manifest.iteration)}{_ADVICE}")
+        return Checkpoint(
+            path, iteration, manifest.tensors_sha256, _FORMAT.read_tensors(path, manifest), manifest.state
+        )
 
     def _tensors_path(self, iteration: int) -> Path:
         return self.folder / f"iteration-{iteration:08d}.safetensors"

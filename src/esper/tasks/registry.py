@@ -32,9 +32,9 @@ def lookup(kind: str, name: str, table: Mapping[str, Value]) -> Value:
 # By address, so that only those who ask for a suite wait for the libraries behind it to be imported.
 _suites: dict[str, str | type[Suite]] = {
     "tokens": "esper.tasks.token_suite:TokenSuite",
-    "digits": "esper.tasks.dataset_suites:DigitsSuite",
-    "mnist1d": "esper.tasks.dataset_suites:Mnist1dSuite",
-    "mnist1d_conv": "esper.tasks.dataset_suites:Mnist1dConvSuite",
+    "digits": "esper.tasks.datasets:DigitsSuite",
+    "mnist1d": "esper.tasks.datasets:Mnist1dSuite",
+    "mnist1d_conv": "esper.tasks.datasets:Mnist1dConvSuite",
 }
 
 
@@ -59,7 +59,7 @@ def register(kind: type[_Kind]) -> type[_Kind]:
         TaskError: another suite has that name.
     """
     if kind.name in _suites or kind.name == GENERATED:
-        holder = _suites.get(kind.name, "esper.tasks.generated")
+        holder = _suites.get(kind.name, "esper.tasks.generated_suite")
         taken = holder if isinstance(holder, str) else f"{holder.__module__}:{holder.__qualname__}"
         raise TaskError(f"suite name {kind.name!r} of {kind.__qualname__} is taken by {taken}: choose another")
     _suites[kind.name] = kind
@@ -85,9 +85,9 @@ def get_suite(name: str) -> Suite:
     if file is None and series == GENERATED:
         return _generate(number)
     _run_files()
-    known = tuple(_suites) if file is None else tuple(_registered_by[file])
-    if own not in known:
-        choices = did_you_mean(own, known) or (f"; choose from {', '.join(known)}" if known else "")
+    names = tuple(_suites) if file is None else tuple(_registered_by[file])
+    if own not in names:
+        choices = did_you_mean(own, names) or (f"; choose from {', '.join(names)}" if names else "")
         where = f"; or name the file that registers it: {FILES}=FILE.py" if file is None else f", in {file}"
         raise TaskError(f"no suite is called {own!r}{choices}{where}")
     return _make(_suites[own])
@@ -105,17 +105,19 @@ def _require_allowed(name: str, file: str) -> None:
 
 @cache
 def _make(kind: str | type[Suite]) -> Suite:
-    found: type[Suite] = resolve_name(kind) if isinstance(kind, str) else kind
+    suite_class: type[Suite] = resolve_name(kind) if isinstance(kind, str) else kind
     try:
-        suite = found()
+        suite = suite_class()
     except Exception as error:  # of an abstract class it says what is missing
-        raise TaskError(f"suite {found.name!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise TaskError(f"suite {suite_class.name!r} cannot be made: {type(error).__name__}: {error}") from error
     lacking = [one for one in Suite.__annotations__ if one not in dir(suite)]
     if lacking:
-        raise TaskError(f"suite {found.name!r} does not say its {', '.join(lacking)}: esper.tasks.suite.Suite explains")
+        raise TaskError(
+            f"suite {suite_class.name!r} does not say its {', '.join(lacking)}: esper.tasks.suite.Suite explains"
+        )
     if suite.objective not in get_args(Objective):
         raise TaskError(
-            f"suite {found.name!r} has the objective {suite.objective!r}: {' or '.join(get_args(Objective))}"
+            f"suite {suite_class.name!r} has the objective {suite.objective!r}: {' or '.join(get_args(Objective))}"
         )
     return suite
 
@@ -124,7 +126,7 @@ def _make(kind: str | type[Suite]) -> Suite:
 def _generate(number: str) -> Suite:
     if not number.isascii() or not number.isdigit() or len(number) > _LONGEST_NUMBER:
         raise TaskError(f"suite {GENERATED!r} is many: a whole number from 0 says which, as in {GENERATED}:7")
-    return resolve_name("esper.tasks.generated.suite:GeneratedSuite")(int(number))
+    return resolve_name("esper.tasks.generated_suite:GeneratedSuite")(int(number))
 
 
 def _run_files() -> None:

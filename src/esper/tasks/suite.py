@@ -16,8 +16,7 @@ from torch import nn
 from esper.config.settings import Settings
 from esper.errors import TaskError
 from esper.numerics.flops import count_flops
-from esper.tasks.data import Data, Part
-from esper.tasks.instance import Instance
+from esper.tasks.instance import Data, Instance, Part
 
 
 @dataclass(frozen=True)

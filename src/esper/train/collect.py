@@ -16,7 +16,7 @@ from esper.control.learned import LearnedController, PolicyOrigin, policy_spec, 
 from esper.control.observation import mask_tensors
 from esper.control.policy import Policy
 from esper.control.promises import PromiseSettings
-from esper.control.rules.look import LookRule
+from esper.control.rules import LookRule
 from esper.control.shipped import open_policy
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, wait
@@ -34,7 +34,7 @@ from esper.train.episode_log import EpisodeLog
 from esper.train.evaluation import evaluation_config
 from esper.train.event_recorder import EventRecorder, Scope
 from esper.train.settings import TrainSettings
-from esper.train.workers import DeviceTask, Shared, enough_memory
+from esper.train.workers import DeviceTask, Shared, explain_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ShardResult:
     rollout: Rollout
     log: EpisodeLog
     events: Sequence[EventRow]
-    """In order, with the times at which they happened."""
+    """The shard's events in order, with the times at which they happened."""
     twin_steps: int = 0
     """Decisions, all of them to wait, in the episodes of the twins, which the log does not know."""
 
@@ -96,7 +96,7 @@ def require_start(settings: TrainSettings) -> None:
 
 
 def new_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
-    """Who advises the policy of a run, on that suite."""
+    """The rule that advises a run's policy on a suite; None without advice."""
     advice = settings.policy.advice
     return None if advice is None else LookRule(advice.rule, suite.steps)
 
@@ -120,7 +120,7 @@ def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> lis
     return [instance for instance in drawn for _ in range(group)]
 
 
-@enough_memory()
+@explain_out_of_memory()
 def collect(task: ShardTask) -> ShardResult:
     """Run the shard's episodes to their end, and those of their twins, where there are any.
 

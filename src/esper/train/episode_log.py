@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.lifecycle.actions import Head, Op, wait
-from esper.lifecycle.gates import Reason
+from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause

@@ -16,9 +16,24 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from esper.config.loading import load_settings
+from esper.config.settings import Settings
 from esper.control.controller import Actions, Controller, PromiseReader
+from esper.control.learned import LearnedController, PolicyOrigin, restore_controller
 from esper.control.observation import Observation
 from esper.control.promises import PromiseSettings
+from esper.control.rules import (
+    Heuristic,
+    HeuristicSettings,
+    LookRule,
+    LookSettings,
+    Never,
+    Periodic,
+    PeriodicSettings,
+    Planting,
+    Schedule,
+    Uniform,
+)
 from esper.control.shipped import ESPER, open_policy
 from esper.errors import RunError
 from esper.lifecycle.rules import Rules
@@ -26,18 +41,80 @@ from esper.numerics.devices import CPU, usable_device
 from esper.population.forward import select_committed
 from esper.population.population import Fossils, Strategy
 from esper.population.shapley import ACCURACY, LOSS, attribute_networks
-from esper.rl.episode_config import EpisodeConfig
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import RewardSettings
+from esper.rl.settings import EpisodeConfig
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.train.baselines import baseline_settings
 from esper.train.episode_log import EpisodeLog, log_from_json, log_to_json
 from esper.train.results import KeptPair, Result, SeedShapley, SeedValue, cache_key, read_cached, write_cached
 from esper.train.settings import TrainSettings
-from esper.train.workers import DeviceTask, Workers, enough_memory
+from esper.train.workers import DeviceTask, Workers, explain_out_of_memory
+
+_TUNED = Path(__file__).parent / "tuned"
+
+Places = tuple[tuple[int, int], ...]
+"""Slot and blueprint indices."""
+
+
+class BaselineSettings(Settings):
+    """What the tunable baselines do on one suite."""
+
+    all_at_start: Places
+    """One planting per slot."""
+    schedule: Places
+    """The best fixed schedule found, planted as early as can be."""
+    periodic: PeriodicSettings
+    heuristic: HeuristicSettings
+    look: LookSettings = LookSettings()
+    """As everywhere: nothing in it is of one suite."""
+    environment_steps: dict[str, int] = {}
+    """Decisions of single networks that the search for each controller took; who is not named was not searched for."""
+
+
+def baseline_settings(suite: Suite) -> BaselineSettings:
+    """The suite's tuned settings, or untuned ones that try everything in turn."""
+    path = _TUNED / f"{suite.name}.yaml"
+    if path.exists():
+        return load_settings(BaselineSettings, path, ())
+    slots, kinds = range(len(suite.sites)), range(len(suite.blueprints))
+    one_each = tuple((slot, slot % len(kinds)) for slot in slots)
+    every = tuple((slot, kind) for kind in kinds for slot in slots)
+    return BaselineSettings(
+        all_at_start=one_each,
+        schedule=one_each[:1],
+        periodic=PeriodicSettings(plantings=every),
+        heuristic=HeuristicSettings(preferences=every),
+    )
+
+
+def baselines(suite: Suite) -> list[Controller]:
+    """All of them: none, random, all_at_start, schedule, periodic, heuristic, look, and the shipped esper."""
+    settings = baseline_settings(suite)
+    return [
+        Never(),
+        Uniform(),
+        Schedule(_at_once(settings.all_at_start), suite.steps, "all_at_start"),
+        Schedule(_at_once(settings.schedule), suite.steps, "schedule"),
+        Periodic(settings.periodic, suite.steps),
+        Heuristic(settings.heuristic, suite.steps),
+        LookRule(settings.look, suite.steps),
+        load_shipped(suite),
+    ]
+
+
+def load_shipped(suite: Suite) -> LearnedController:
+    """The policy that comes with Esper, for a suite that it need not have seen."""
+    run = open_policy(ESPER)
+    origin = load_settings(PolicyOrigin, run.config)
+    return restore_controller(run, origin, lambda rule: LookRule(rule, suite.steps), ESPER)
+
+
+def _at_once(places: Places) -> list[Planting]:
+    return [Planting(0, slot, blueprint) for slot, blueprint in places]
+
 
 COHORT = 64
 """Networks played side by side."""
@@ -158,7 +235,7 @@ class CohortTask(DeviceTask):
         return self.terms.device
 
 
-@enough_memory()
+@explain_out_of_memory()
 def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
     """Play all parts, each by its controller. What is random in a controller follows from the instance's seed.
 
@@ -294,8 +371,11 @@ def mean_score(played: EvaluationResult) -> float:
 
 def describe_circumstances(settings: TrainSettings, policy: str) -> list[Any]:
     """All that results follow from besides versions, controllers' names and instances; ``policy`` is its hash."""
-    known, shipped = baseline_settings(get_suite(settings.suite)), Checkpoints(open_policy(ESPER).checkpoints).latest()
-    return [settings.model_dump(mode="json"), known.model_dump(mode="json"), policy, shipped.sha256]
+    settings_of_rules, shipped = (
+        baseline_settings(get_suite(settings.suite)),
+        Checkpoints(open_policy(ESPER).checkpoints).latest(),
+    )
+    return [settings.model_dump(mode="json"), settings_of_rules.model_dump(mode="json"), policy, shipped.sha256]
 
 
 class EvaluationProgress:
@@ -308,8 +388,8 @@ class EvaluationProgress:
             RunError: the folder cannot be used.
         """
         self._folder, self._circumstances = folder, circumstances
-        found = {self._key(task): self._read(task) for task in tasks}
-        self._known = {key: played for key, played in found.items() if played is not None}
+        cached = {self._key(task): self._read(task) for task in tasks}
+        self._known = {key: played for key, played in cached.items() if played is not None}
         try:
             folder.mkdir(exist_ok=True)
             for path in set(folder.iterdir()) - set(map(self._path, self._known)):

@@ -15,7 +15,7 @@ from esper.control.learned import name_features
 from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
 from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
-from esper.lifecycle.gates import GATES, Reason
+from esper.lifecycle.rules import GATES, Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause
@@ -222,7 +222,7 @@ def _round(values: NDArray[np.floating]) -> list[Any]:
 
 
 def _drop_unmeasured(values: Sequence[float]) -> tuple[float | None, ...]:
-    """None for what was not measured."""
+    """The values, with None for those that were not measured."""
     return tuple(None if math.isnan(value) else value for value in values)
 
 

@@ -22,12 +22,12 @@ T_co = TypeVar("T_co", covariant=True)
 RETRIES = 3
 """How often a task is begun anew whose worker died."""
 SECONDS_BETWEEN_LINES = 30.0
-"""After which it is said that no CPU or GPU is free."""
-_NEW = "local"
+"""Between two lines that say that no CPU or GPU is free."""
+_NEW_CLUSTER = "local"
 """Ray's word for a cluster of its own on this machine, even where another one is running."""
-_RUNNING = "auto"
+_OWN_CLUSTER = "auto"
 """Ray's word for the cluster that this machine belongs to."""
-_REACH_SECONDS = 10
+_CONNECT_SECONDS = 10
 _log = logging.getLogger(__name__)
 
 
@@ -67,12 +67,12 @@ class RayWorkers(Workers):
         ray.shutdown()
 
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Any:
-        needed = int(isinstance(task, DeviceTask) and task.device.partition(":")[0] == "cuda")
-        if needed and not ray.cluster_resources().get("GPU"):  # Ray would wait for one
+        gpus = int(isinstance(task, DeviceTask) and task.device.partition(":")[0] == "cuda")
+        if gpus and not ray.cluster_resources().get("GPU"):  # Ray would wait for one
             raise ConfigError(
                 "a task is to run on a GPU and Ray has none: set devices=[cpu], or add machines with GPUs"
             )
-        return self._task.options(num_gpus=needed).remote(function, task)
+        return self._task.options(num_gpus=gpus).remote(function, task)
 
     def _wait(self, handles: list[Any]) -> list[Any]:
         while True:
@@ -82,11 +82,12 @@ class RayWorkers(Workers):
             total = cast("dict[str, float]", ray.cluster_resources())
             free = cast("dict[str, float]", ray.available_resources())
             counts = {name: (free.get(name, 0.0), total.get(name, 0.0)) for name in ("CPU", "GPU")}
-            if any(available < 1 and (name == "CPU" or there) for name, (available, there) in counts.items()):
-                words = " and ".join(
-                    f"{available:g} of {there:g} {name}s" for name, (available, there) in counts.items()
+            # Every task needs a CPU; a GPU is missing only where the cluster has any.
+            if any(available < 1 and (name == "CPU" or size) for name, (available, size) in counts.items()):
+                free_counts = " and ".join(
+                    f"{available:g} of {size:g} {name}s" for name, (available, size) in counts.items()
                 )
-                _log.warning("%s, or waiting: Ray has %s free (`ray status`)", self.describe_progress(), words)
+                _log.warning("%s, or waiting: Ray has %s free (`ray status`)", self.describe_progress(), free_counts)
 
     def _fetch(self, handle: Any) -> Any:
         try:
@@ -114,12 +115,12 @@ class RayWorkers(Workers):
 
 def _connect(most: int, address: str | None) -> None:
     if address is not None:
-        _reach(address)
+        _require_listening(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     stopping = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
-            address or _NEW,
+            address or _NEW_CLUSTER,
             num_cpus=None if address else most,
             include_dashboard=None if address else False,
             log_to_driver=False,
@@ -138,20 +139,20 @@ def _connect(most: int, address: str | None) -> None:
         signal.signal(signal.SIGTERM, stopping)  # Ray's own handler would end the process without closing anything
 
 
-def _reach(address: str) -> None:
-    """ConfigError if nobody listens there: Ray itself would try for many minutes."""
-    if address == _RUNNING:
+def _require_listening(address: str) -> None:
+    """Raise ConfigError unless something listens at the address: Ray itself would try for many minutes."""
+    if address == _OWN_CLUSTER:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigError(f"--address {address}: write it as host:port, or {_RUNNING}")
+        raise ConfigError(f"--address {address}: write it as host:port, or {_OWN_CLUSTER}")
     try:
-        socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(f"no Ray cluster answers at {address} ({error}): give its head's host:port") from error
 
 
 def _compute(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None]:
-    """A Ray task."""
+    """Compute a task in a Ray worker: its result, or its error."""
     prepare_process()
     return compute_task(function, task)

@@ -105,7 +105,7 @@ class SeedShapley:
     family: str
     seeds: tuple[SeedValue, ...]
     pairs: tuple[KeptPair, ...]
-    """None where values are estimates."""
+    """Pairs of kept seeds; None where values are estimates."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Arm:
 
     @property
     def outcomes(self) -> list[list[Result]]:
-        """By seed."""
+        """Results by seed."""
         return [one.outcomes for one in self.seeds]
 
 
@@ -171,7 +171,7 @@ class EvaluationRecord(ComparisonRecord):
 
 
 def select_split(results: Sequence[Result], split: Split) -> list[Result]:
-    """Those of one split, in order."""
+    """The results of one split, in order."""
     return [result for result in results if result.split == split]
 
 
@@ -246,7 +246,7 @@ def read_cached(path: Path, key: str | None, decode: Callable[[Any], T]) -> T | 
 
 
 def read_arm(path: Path, key: str | None = None) -> ArmResults | None:
-    """As `read_cached`."""
+    """Read an arm's results, as `read_cached` does."""
     return read_cached(path, key, _ARM.validate_python)
 
 
@@ -256,11 +256,11 @@ def load_or_compute(path: Path, key: str, compute: Callable[[], ArmResults]) -> 
     Raises:
         RunError: the file cannot be written. Whatever ``compute`` raises passes through.
     """
-    found = read_arm(path, key)
-    if found is None:
-        found = compute()
-        write_cached(path, key, _ARM.dump_python(found, mode="json", exclude_none=True))
-    return found
+    results = read_arm(path, key)
+    if results is None:
+        results = compute()
+        write_cached(path, key, _ARM.dump_python(results, mode="json", exclude_none=True))
+    return results
 
 
 def _digest(value: Any) -> str:

@@ -14,9 +14,8 @@ from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU, DeviceName
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.population import Strategy
-from esper.rl.episode_config import EpisodeConfig
 from esper.rl.rewards import OUTCOME, RewardSpec
-from esper.rl.settings import PPOSettings
+from esper.rl.settings import EpisodeConfig, PPOSettings
 from esper.tasks.registry import FIRST_UNSEEN, GENERATED, SHORTEST, get_suite
 
 

@@ -22,9 +22,8 @@ from esper.runs.store import RunStore
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
-from esper.train.baselines import baselines
 from esper.train.collect import ShardResult, ShardTask, collect, greedy_controller, load_start, new_policy
-from esper.train.evaluation import evaluate_controllers, evaluation_config, mean_score
+from esper.train.evaluation import baselines, evaluate_controllers, evaluation_config, mean_score
 from esper.train.event_recorder import describe_run
 from esper.train.iteration import (
     LEVELS,
@@ -41,7 +40,7 @@ Result = TypeVar("Result")
 
 
 class Trainer:
-    """A run in progress. Everything it needs to go on is in its newest checkpoint."""
+    """Trains a controller in a run directory. All it needs to go on is in the newest checkpoint."""
 
     def __init__(self, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> None:
         self.run = run
@@ -61,7 +60,7 @@ class Trainer:
 
     @classmethod
     def open(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> Self:
-        """A run that goes on from its newest checkpoint, or that begins: its first one holds the untrained policy.
+        """Resume a run from its newest checkpoint, or begin it: its first checkpoint holds the untrained policy.
 
         Raises:
             CheckpointError: there is no usable checkpoint, or it belongs to other settings.
@@ -69,7 +68,7 @@ class Trainer:
             RunError: what is to be started from is no run.
         """
         trainer = cls(run, settings, store, workers)
-        # Whoever has figures had a checkpoint, which somebody removed: no reason to begin anew in silence.
+        # A store with iterations had a checkpoint once. If that was removed, resuming fails, instead of beginning anew.
         if trainer._checkpoints.iterations() or store.last_iteration():
             trainer._resume()
         else:
@@ -94,16 +93,16 @@ class Trainer:
 
     def baseline_levels(self) -> dict[str, float]:
         """Mean test score of each baseline on the probe instances; measured once per run."""
-        known = self.store.metadata().get(LEVELS)
-        if known is None:
+        levels = self.store.metadata().get(LEVELS)
+        if levels is None:
             controllers = baselines(get_suite(self.settings.suite))
             played = evaluate_controllers(self._workers, controllers, evaluation_config(self.settings), self._probes)
-            known = {controller.name: mean_score(one) for controller, one in zip(controllers, played, strict=True)}
-            self.store.set_metadata({LEVELS: known})
-        return known
+            levels = {controller.name: mean_score(one) for controller, one in zip(controllers, played, strict=True)}
+            self.store.set_metadata({LEVELS: levels})
+        return levels
 
     def train(self, report: Callable[[Iteration], None]) -> None:
-        """Do the remaining iterations; ``report`` is called after each.
+        """Train for the remaining iterations; ``report`` is called after each.
 
         Ctrl-C and SIGTERM abandon a rollout or a probe under way, which can be computed again, but wait for an update
         or for files to be written; they are raised when the last whole iteration has its checkpoint.
@@ -111,7 +110,7 @@ class Trainer:
         report_iterations(self.iterations(), report)
 
     def iterations(self) -> Generator[Iteration]:
-        """Do the remaining iterations, one at a time, as `train` does."""
+        """Yield the remaining iterations, training one at a time as `train` does."""
         settings, began = self.settings, time.perf_counter()
         with Interrupts() as interrupts:
             try:
@@ -158,7 +157,7 @@ class Trainer:
                         raise
                     yield iteration
 
-                    # What was asked of the process meanwhile waits until the iteration is safe.
+                    # Ctrl-C and SIGTERM that came meanwhile wait until the iteration is safe.
                     if self.done == settings.iterations or self.done % settings.checkpoint_every == 0:
                         self._checkpoint()
                     if self.done < settings.iterations:

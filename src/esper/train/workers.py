@@ -1,7 +1,7 @@
-"""Who computes tasks: processes of this machine or Ray, and on which device.
+"""Workers that compute tasks: processes of this machine or Ray's, on a CPU or a GPU.
 
-A task is a pure function of its argument, so it does not matter who computes it, or how often: every kind of workers
-gives the same results.
+A task is a pure function of its argument, so it does not matter where it is computed, or how often: all kinds of
+workers give the same results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-# Names and numbers of glibc's malloc.h.
+# Options of mallopt, as glibc's malloc.h numbers them.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 512 * 2**20
 _MAPPED_BYTES = 32 * 2**20
@@ -68,7 +68,7 @@ class Shared(Generic[T_co]):
     """A value that many tasks hold; where they are computed elsewhere, it reaches each place once."""
 
     value: Any
-    """Itself, or what stands for it there."""
+    """The value itself, or a reference to it in the workers' store."""
 
     def get(self) -> T_co:
         """The value, for reading."""
@@ -130,11 +130,11 @@ class Workers(ABC):
 
     @abstractmethod
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Any:
-        """Begin a task; the handle by which it is known."""
+        """Begin a task and return its handle."""
 
     @abstractmethod
     def _wait(self, handles: list[Any]) -> Iterable[Any]:
-        """Those that are done, as soon as there is one."""
+        """The handles of tasks that are done, as soon as there is one."""
 
     @abstractmethod
     def _fetch(self, handle: Any) -> Any:
@@ -218,15 +218,15 @@ class LocalWorkers(Workers):
         for process in self._context.processes:
             process.join(0.1)  # the executor's thread may be about to take the exit code
         codes = [process.exitcode for process in self._context.processes if process.exitcode is not None]
-        how = next((signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes), "killed")
+        cause = next((signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes), "killed")
         return RunError(
-            f"a worker process ended unexpectedly ({how}), perhaps for want of memory: free some and run it again "
+            f"a worker process ended unexpectedly ({cause}), perhaps for want of memory: free some and run it again "
             "(training goes on with --resume), or lower `environments` or `shards`"
         )
 
 
 class _SpawnContext(SpawnContext):
-    """Knows the processes that it makes, which an executor has no way to end at once before Python 3.14."""
+    """Keeps the processes that it makes: an executor has no way to end them at once before Python 3.14."""
 
     def __init__(self) -> None:
         self.processes: list[SpawnProcess] = []
@@ -284,19 +284,19 @@ def compute_task(function: Callable[[Task], Result], task: Task) -> tuple[Result
         return None, error
 
 
-_TOLD = tyro.conf.arg(help_behavior_hint="")
-"""An option whose own words tell what holds without it."""
+_NO_DEFAULT_HINT = tyro.conf.arg(help_behavior_hint="")
+"""For an option whose own description names its default."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """Who computes. It changes how long results take, and nothing else."""
+    """Where tasks are computed, and how many at a time. It changes how long results take, and nothing else."""
 
     backend: Literal["local", "ray"] = "local"
     """Processes of this machine, or Ray (extra ``ray``)."""
-    workers: Annotated[int | None, _TOLD] = None
+    workers: Annotated[int | None, _NO_DEFAULT_HINT] = None
     """Tasks computed at a time; by default all there are, on this machine at most one per core."""
-    address: Annotated[str | None, _TOLD] = None
+    address: Annotated[str | None, _NO_DEFAULT_HINT] = None
     """A Ray cluster to compute in, as host:port or "auto"; by default Ray is started here, and ended with the
     command."""
 
@@ -336,12 +336,12 @@ class DeviceTask(ABC):
     @property
     @abstractmethod
     def device(self) -> str:
-        """As torch names it, where the task is computed."""
+        """The device on which the task is computed, as torch names it."""
 
 
 @contextmanager
-def enough_memory() -> Generator[None]:
-    """Raises RunError, which says what helps, if a device's memory runs out meanwhile."""
+def explain_out_of_memory() -> Generator[None]:
+    """Turn a device's running out of memory within the block into a RunError that says what helps."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -351,16 +351,16 @@ def enough_memory() -> Generator[None]:
 
 
 def require_devices(names: Iterable[str], workers: Workers) -> None:
-    """Have those who will compute on these devices look whether they have them.
+    """Check that the workers which will compute on these devices have them.
 
     Raises:
         ConfigError: one of them is missing.
     """
-    workers.map(_require_device, [_DeviceLook(name) for name in sorted(set(names) - {CPU})])
+    workers.map(_require_device, [_DeviceCheck(name) for name in sorted(set(names) - {CPU})])
 
 
 @dataclass(frozen=True)
-class _DeviceLook(DeviceTask):
+class _DeviceCheck(DeviceTask):
     name: str
 
     @property

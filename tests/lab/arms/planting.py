@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from esper.control.learned import POLICY
-from esper.control.rules.schedule import Planting, Schedule
+from esper.control.rules import Planting, Schedule
 from esper.lifecycle.rules import Rules
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from esper.control.rules.simple import Never
+from esper.control.rules import Never
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import count_blend_flops
 from esper.lab.static_networks import (

@@ -26,7 +26,7 @@ from esper.lifecycle.rules import Rules
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.budget import Budget
 from esper.population.population import Fossils
-from esper.rl.episode_config import EpisodeConfig
+from esper.rl.settings import EpisodeConfig
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.lab.sequence_search import FINALISTS, FoundSequence, search_sequence
+from esper.lab.arms import FINALISTS, FoundSequence, search_sequence
 from esper.tasks.registry import get_suite
 from esper.train.workers import LocalWorkers
 from lab.arms.planting import TERMS
@@ -12,7 +12,7 @@ from lab.arms.planting import TERMS
 
 @pytest.fixture(autouse=True)
 def _short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.lab.sequence_search.FIRST_ROUND", 3)
+    monkeypatch.setattr("esper.lab.arms.FIRST_ROUND", 3)
 
 
 def searched(environment_steps: int, seed: int = 0) -> tuple[FoundSequence, list[int]]:

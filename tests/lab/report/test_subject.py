@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from esper.errors import RunError
-from esper.lab.report.subject import report_on
+from esper.lab.report.training import report_on
 from esper.runs.events import RunStarted
 from esper.runs.store import RunStore
 from esper.train.results import ArmResults, load_or_compute

@@ -23,10 +23,10 @@ def open_policy(name: str, others: Sequence[str] = ()) -> RunDirectory:
     """
     if name == ESPER:
         return RunDirectory(Path(__file__).parent / ESPER)
-    known = tuple(dict.fromkeys((*others, ESPER)))
+    names = tuple(dict.fromkeys((*others, ESPER)))
     if not Path(name).exists():
         raise ConfigError(
-            f"no controller {name!r}{did_you_mean(name, known)}: give one of {', '.join(known)}, "
+            f"no controller {name!r}{did_you_mean(name, names)}: give one of {', '.join(names)}, "
             "or the directory of a run of `esper train`"
         )
     return RunDirectory.open_own(Path(name))

@@ -124,7 +124,7 @@ def _kind_of(layer: nn.Conv1d | nn.Conv2d) -> type[nn.Conv1d] | type[nn.Conv2d]:
 
 @register
 class LoRA1(LoRA):
-    """Of rank 1."""
+    """LoRA of rank 1."""
 
     name: ClassVar[str] = "lora_1"
     rank: ClassVar[int] = 1
@@ -132,7 +132,7 @@ class LoRA1(LoRA):
 
 @register
 class LoRA2(LoRA):
-    """Of rank 2."""
+    """LoRA of rank 2."""
 
     name: ClassVar[str] = "lora_2"
     rank: ClassVar[int] = 2
@@ -140,7 +140,7 @@ class LoRA2(LoRA):
 
 @register
 class LoRA4(LoRA):
-    """Of rank 4."""
+    """LoRA of rank 4."""
 
     name: ClassVar[str] = "lora_4"
     rank: ClassVar[int] = 4
@@ -148,7 +148,7 @@ class LoRA4(LoRA):
 
 @register
 class LoRA16(LoRA):
-    """Of rank 16."""
+    """LoRA of rank 16."""
 
     name: ClassVar[str] = "lora_16"
     rank: ClassVar[int] = 16
@@ -156,7 +156,7 @@ class LoRA16(LoRA):
 
 @register
 class LoRA32(LoRA):
-    """Of rank 32."""
+    """LoRA of rank 32."""
 
     name: ClassVar[str] = "lora_32"
     rank: ClassVar[int] = 32
@@ -164,7 +164,7 @@ class LoRA32(LoRA):
 
 @register
 class LoRA64(LoRA):
-    """Of rank 64."""
+    """LoRA of rank 64."""
 
     name: ClassVar[str] = "lora_64"
     rank: ClassVar[int] = 64

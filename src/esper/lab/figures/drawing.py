@@ -195,8 +195,8 @@ def _printable(text: str) -> str:
 
 def legend_above(canvas: Canvas, columns: int = 4) -> None:
     """What all axes label, each once, above the whole figure."""
-    found = {name: mark for axes in canvas.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    canvas.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns)
+    marks = {name: mark for axes in canvas.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    canvas.legend(marks.values(), marks.keys(), loc="outside upper center", ncols=columns)
 
 
 def count_along(axes: Axes, unit: str = "iteration") -> None:

@@ -176,9 +176,9 @@ def _draw_scores(canvas: Canvas, rows: Rows) -> None:
 def _draw_costs(canvas: Canvas, rows: Rows) -> None:
     """Test accuracy against what it costs, a panel for each cost that is known."""
     costs = {"added": (1, "parameters added / host's"), "flops": (MEGA, "training MFLOP")}
-    known = [name for name in costs if not all(map(math.isnan, rows.numbers(name)))]
-    panels = canvas.subplots(1, len(known), sharey=True, squeeze=False)[0]
-    for axes, cost in zip(panels, known, strict=True):
+    measured = [name for name in costs if not all(map(math.isnan, rows.numbers(name)))]
+    panels = canvas.subplots(1, len(measured), sharey=True, squeeze=False)[0]
+    for axes, cost in zip(panels, measured, strict=True):
         unit, title = costs[cost]
         points = zip(rows.texts("name"), _whiskers(rows, cost, unit), _whiskers(rows, "accuracy"), strict=True)
         for index, (name, (x, left, right), (y, down, up)) in enumerate(points):
@@ -188,7 +188,7 @@ def _draw_costs(canvas: Canvas, rows: Rows) -> None:
             bars.lines[0].set(marker=MARKERS[index % len(MARKERS)], linestyle="none")
         axes.set_xlabel(title)
     panels[0].set_ylabel("test accuracy")
-    legend_above(canvas, 3 * len(known))
+    legend_above(canvas, 3 * len(measured))
 
 
 def _whiskers(rows: Rows, name: str, unit: float = 1) -> list[tuple[float, float, float]]:

@@ -113,7 +113,7 @@ class Figure:
     absent: str
     """Why there may be nothing to draw."""
     height: float = 2.3
-    """In inches."""
+    """Height in inches."""
     columns: int = 1
     """How many columns of a paper in two columns it is wide."""
 
@@ -123,7 +123,7 @@ class Cell(NamedTuple):
 
     text: str
     note: str
-    """In small print beside it."""
+    """Small print beside the figure."""
     bounds: tuple[str, ...]
     """The ends of its interval; the note says them too."""
     mark: str
@@ -138,7 +138,7 @@ class Column:
 
     name: str
     write_number: Callable[[float], str] | None = None
-    """None for a column of texts."""
+    """Formats a number; None for a column of texts."""
     title: str | None = None
     """What stands above it, if that is not its name."""
     bounded: bool = False
@@ -163,7 +163,7 @@ class Column:
         return str(value) if isinstance(value, str) or self.write_number is None else self.write_number(value)
 
     def cell(self, row: Row) -> Cell:
-        """What it shows of a row."""
+        """The column's cell in a row."""
         ends = [row[f"{self.name}{end}"] for end in ("_low", "_high")] if self.bounded else []
         bounds = tuple(self.write(end) for end in ends if end is not None)
         note = f"[{' to '.join(bounds)}]" if bounds else self.note(row) if self.note else ""

@@ -32,7 +32,7 @@ from esper.lifecycle.stages import COOLDOWN, OWNING, Stage
 from esper.runs.metric import METRIC_NAME
 
 SLOT_NAME = "COALESCE((SELECT json_extract(value, '$[' || slot || ']') FROM metadata WHERE key = 'slots'), slot)"
-"""In SQL: the name of the slot that has a number."""
+"""SQL for the name of the slot with a number."""
 LANE_HEIGHT = 0.3
 """Inches per slot."""
 
@@ -76,19 +76,19 @@ def find_spans(rows: Rows) -> list[Span]:
 
     Dormant times are left out; the stages of a cooldown are one.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     before = Stage.DORMANT
     for row in rows.mappings():
         stage, decision, blueprint = Stage[str(row["stage"]).upper()], int(str(row["decision"])), row["blueprint"]
         if stage in COOLDOWN:
             stage, blueprint = Stage.PRUNED, None
         resident = None if blueprint is None else str(blueprint)
-        if before is not Stage.DORMANT and (found[-1].stage, found[-1].blueprint) == (stage, resident):
-            found[-1] = Span(stage, found[-1].start, decision, resident)
+        if before is not Stage.DORMANT and (spans[-1].stage, spans[-1].blueprint) == (stage, resident):
+            spans[-1] = Span(stage, spans[-1].start, decision, resident)
         elif stage is not Stage.DORMANT:
-            found.append(Span(stage, decision, decision, resident))
+            spans.append(Span(stage, decision, decision, resident))
         before = stage
-    return found
+    return spans
 
 
 def draw_lanes(axes: Axes, rows: Rows) -> set[Stage]:
@@ -154,7 +154,7 @@ FROM shown ORDER BY step, slot
 _HOST, _SEED = (0.0, 0.16), (0.3, 1.0)
 """Left and right of what is drawn in a panel: the host's layer, and the seed behind it."""
 _HEIGHT = 0.62
-"""Of a box; slots are 1 apart."""
+"""Height of a box; slots are 1 apart."""
 _LEAST = 0.05
 """Share of a box that is filled at least, to show the stage of a seed that does not count yet."""
 _MARGIN, _ROW = 0.75, 0.42

@@ -102,7 +102,7 @@ class Gauge(NamedTuple):
     series: str
     meaning: str
     levels: tuple[float, ...] = ()
-    """To compare with."""
+    """Levels drawn as lines to compare with."""
 
 
 KL = "ppo/kl"
@@ -128,7 +128,7 @@ ORDER BY kind DESC, name, iteration
 
 
 def health_figure(target_kl: float) -> Figure:
-    """Without its caption, which needs the numbers."""
+    """The figure of training's health, without its caption, which needs the numbers."""
     draw = partial(_draw_health, KL_STOP * target_kl)
     return Figure("health", "", _HEALTH, draw, _NO_ITERATION, height=5, columns=2)
 

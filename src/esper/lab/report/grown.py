@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esper.config.parsing import MOST_BYTES
+from esper.config.loading import MOST_BYTES
 from esper.dash.formats import measure, percent
 from esper.errors import RunError
 from esper.files import read_bounded
@@ -36,7 +36,7 @@ def report_grown(run: RunDirectory) -> Report:
         f"How {metadata.get('host', 'a model')} grew",
         f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}"
         f"{'' if planned is None else f', {planned} decisions planned'}.",
-        [_say_how_it_stands(metadata, progress, by_name)],
+        [_describe_standing(metadata, progress, by_name)],
         [
             *_show_figures(by_name),
             *(Section(one.what.name.capitalize(), [one]) for one in exhibits if isinstance(one.what, Table)),
@@ -53,7 +53,7 @@ def _read_config(path: Path) -> str:
         raise RunError(f"cannot read the configuration {path}: {error.strerror}") from error
 
 
-def _say_how_it_stands(metadata: Mapping[str, Any], progress: RunProgress, exhibits: Mapping[str, Exhibit]) -> Headline:
+def _describe_standing(metadata: Mapping[str, Any], progress: RunProgress, exhibits: Mapping[str, Exhibit]) -> Headline:
     """For a model whose training is its owner's."""
     curves = exhibits["curves"].rows.by("measure")
     if LOSS not in curves:
@@ -87,12 +87,12 @@ def _list_residents(exhibits: Mapping[str, Exhibit]) -> str:
     """Seeds that are in the model now: after the last decision, and after what the end of growth made of them."""
     stages = {slot: part.texts("stage")[-1] for slot, part in exhibits["stages"].rows.by("slot_name").items()}
     fossilized, pruned = Stage.FOSSILIZED.name.lower(), Stage.PRUNED.name.lower()
-    found: list[str] = []
+    sentences: list[str] = []
     for slot, lives in exhibits["seeds"].rows.by("slot_name").items():
         outcome, blueprint = lives.texts("outcome")[-1], lives.texts("blueprint")[-1]
         if outcome != pruned:
-            found.append(f"{blueprint} in {slot}{'' if outcome == fossilized else f', {stages[slot]}'}")
-    return "; ".join(found) or "nothing"
+            sentences.append(f"{blueprint} in {slot}{'' if outcome == fossilized else f', {stages[slot]}'}")
+    return "; ".join(sentences) or "nothing"
 
 
 def _show_figures(exhibits: Mapping[str, Exhibit]) -> list[Section]:

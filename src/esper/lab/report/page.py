@@ -25,7 +25,7 @@ class Headline:
     short: str
     sentences: Sequence[str] = ()
     command: str = ""
-    """To learn more."""
+    """A command that gives the answer, if there is one."""
     notes: Sequence[str] = ()
 
 

@@ -1,7 +1,8 @@
-"""Reports of training: of one run, of runs with several training seeds, of compared configurations and all arms."""
+"""Reports: of one run, of runs with several training seeds, of compared configurations and all arms."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,15 @@ from pathlib import Path
 
 from esper.config.loading import load_settings, settings_text
 from esper.dash.formats import duration, join_words, score
+from esper.errors import RunError
 from esper.lab.behaviour import Behaviour, read_behaviour
 from esper.lab.comparison import Comparison, compare_splits
-from esper.lab.contest import FinishedContest
+from esper.lab.contest import FinishedContest, is_contest, read_contest
+from esper.lab.evaluate import read_over_seeds
 from esper.lab.figures.evaluation import exhibit_arms, exhibit_behaviour, exhibit_configurations, exhibit_evaluation
 from esper.lab.figures.exhibit import run_queries
 from esper.lab.figures.training import BLUEPRINTS, LEARNING, exhibit_health
+from esper.lab.report.grown import report_grown
 from esper.lab.report.page import Headline, Page, Report, Reproduction, Section
 from esper.lab.standings import (
     ABOUT,
@@ -28,7 +32,7 @@ from esper.lab.standings import (
 )
 from esper.runs.events import RolledBack, RunStarted
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import RunDirectory
+from esper.runs.run_directory import MADE, STUDY, RunDirectory
 from esper.tasks.suite import Split
 from esper.train.iteration import TrainingSummary, summarise
 from esper.train.results import read_evaluation
@@ -95,9 +99,9 @@ def report_training(run: RunDirectory) -> Report:
     )
     heldout = comparisons.get("heldout")
     headline = (
-        _say_unmeasured(run, summary)
+        _describe_unmeasured(run, summary)
         if heldout is None
-        else _say_answer(heldout, comparisons.get("transfer"), behaviour, summary)
+        else _describe_verdict(heldout, comparisons.get("transfer"), behaviour, summary)
     )
     title = "Did learning to grow networks help?"
     page = Page(f"Esper: {run.path.name}", title, facts, [headline], sections, reproduction)
@@ -110,7 +114,7 @@ def report_training(run: RunDirectory) -> Report:
     )
 
 
-def _say_answer(
+def _describe_verdict(
     heldout: Comparison, transfer: Comparison | None, behaviour: Behaviour | None, summary: TrainingSummary
 ) -> Headline:
     answer = did_it_help(heldout)
@@ -123,7 +127,7 @@ def _say_answer(
     return Headline(answer.short, sentences, notes=notes)
 
 
-def _say_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headline:
+def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headline:
     """What training alone tells, and how to learn the rest."""
     sentences = list[str]()
     if summary.probe_score is not None and summary.baselines:
@@ -182,3 +186,29 @@ def report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Compari
         {SPLIT_TITLES[split]: comparison for split, comparison in comparisons.items()},
         record_evaluation(comparisons),
     )
+
+
+_MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
+
+
+def report_on(paths: Sequence[Path]) -> Report:
+    """The report of a run or a comparison, also while it goes on, or of several runs that differ in their seed alone.
+
+    Raises:
+        RunError, ConfigError: they are something else, nothing is done yet, or a file is damaged.
+    """
+    if len(paths) > 1:
+        return report_over_seeds(paths, read_over_seeds(paths))
+    (path,) = paths
+    if not os.path.exists(path):  # unlike Path.exists, it takes names that no file can have
+        raise RunError(f"no run at {path}: {_MADE_BY}")
+    run = RunDirectory(path)
+    if run.store.is_file() and run.config.is_file():
+        with RunReader.open(run.store) as reader:
+            grown = reader.metadata().get("command") == "grow"
+        return report_grown(run) if grown else report_training(run)
+    if path.is_dir() and is_contest(path):
+        return report_configurations(path, read_contest(path))
+    if (path / STUDY).is_file():
+        raise RunError(f"{path} is a sweep, whose study is in {path / STUDY}: give the directory of one of its trials")
+    raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")

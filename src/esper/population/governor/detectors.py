@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from esper.config.settings import Settings
 from esper.numerics.arrays import Bools, Floats, Int8s, Ints
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 
 class GovernorSettings(Settings):
@@ -168,12 +168,12 @@ class Monitor:
 
     def _describe_usual(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of each network's window, ``[E]``; infinity and 0 where too little is known."""
-        known = ~np.isnan(self._losses)
-        count = known.sum(axis=1)
+        measured = ~np.isnan(self._losses)
+        count = measured.sum(axis=1)
         enough = count >= self._settings.fewest
         divisor = np.maximum(count, 1)
-        mean = np.where(known, self._losses, 0.0).sum(axis=1) / divisor
-        squares = np.where(known, (self._losses - mean[:, None]) ** 2, 0.0).sum(axis=1)
+        mean = np.where(measured, self._losses, 0.0).sum(axis=1) / divisor
+        squares = np.where(measured, (self._losses - mean[:, None]) ** 2, 0.0).sum(axis=1)
         return np.where(enough, mean, np.inf), np.where(enough, np.sqrt(squares / divisor), 0.0)
 
     def _take_in(self, vitals: Vitals, usual: Bools) -> None:

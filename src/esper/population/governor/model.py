@@ -17,7 +17,7 @@ from esper.growth.seed import Seed
 from esper.growth.sharding import all_agree, is_sharded, local_part, reshard
 from esper.growth.side_pass import global_generators
 from esper.population.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
-from esper.serialization.state import from_plain, to_plain
+from esper.serialization.state_files import from_plain, to_plain
 
 SKILLS = 2
 """Measures of how well a network does; each is watched like a network of its own."""
@@ -125,8 +125,8 @@ class Governor:
             loss: Training loss since the last check, in any unit.
             accuracy: Fraction classified correctly, in [0, 1]; needed to detect a collapse.
         """
-        known = math.nan if accuracy is None or self._classes is None else _to_float(accuracy)
-        by_accuracy = float(skill(np.array(known), self._classes or 2))
+        accuracy_value = math.nan if accuracy is None or self._classes is None else _to_float(accuracy)
+        by_accuracy = float(skill(np.array(accuracy_value), self._classes or 2))
         return self.accept(self.judge(_to_float(loss), (by_accuracy, math.nan), self.finite()))
 
     def finite(self, *, gradients: bool = True) -> bool:
@@ -180,8 +180,8 @@ class Governor:
             DivergedError: there have been `max_rollbacks` before; the model is restored all the same.
         """
         reshard(self.model)
-        known = {parameter for parameter, _ in self._snapshot.parameters}
-        pruned = self._prune(known) if isinstance(self.model, GrowingModel) else ()
+        parameters = {parameter for parameter, _ in self._snapshot.parameters}
+        pruned = self._prune(parameters) if isinstance(self.model, GrowingModel) else ()
         present = set(self.model.parameters())
         for parameter, saved in self._snapshot.parameters:
             if parameter in present:

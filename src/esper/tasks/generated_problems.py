@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.numerics.arrays import Float32s, Floats, Ints
-from esper.tasks.data import PARTS, LabelledArrays
 from esper.tasks.datasets import digits, mnist1d
+from esper.tasks.instance import PARTS, LabelledArrays
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def _labelled(inputs: Floats | Float32s, labels: Ints) -> LabelledArrays:
 
 def _label_by(score: Callable[[Floats], Floats], inputs: Floats, draw: Draw) -> Ints:
     """The class ``[N]`` with the highest score ``[N, C]``, each standardised over other inputs: no class is rare."""
-    usual = score(draw.fixed.standard_normal((512, inputs.shape[1])))
-    return ((score(inputs) - usual.mean(0)) / usual.std(0)).argmax(1)
+    typical_scores = score(draw.fixed.standard_normal((512, inputs.shape[1])))
+    return ((score(inputs) - typical_scores.mean(0)) / typical_scores.std(0)).argmax(1)
 
 
 # Plain features [N, D].
@@ -265,4 +265,4 @@ PROBLEMS: Mapping[str, Mapping[str, Sampler]] = {
     "images": {"texture": texture, "patch": patch, "handwriting": handwriting},
     "language": {"chain": chain, "echo": echo, "recall": recall},
 }
-"""By kind of host and the problem's name."""
+"""Samplers by kind of host and the problem's name."""

@@ -1,4 +1,4 @@
-"""What each page of the dashboard is told of runs, as plain JSON values."""
+"""The contents of each page of the dashboard, read from runs as plain JSON values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from esper.train.iteration import LEVELS
 from esper.train.results import read_verdicts
 
 PAGE = 100
-"""Events of one answer."""
+"""Events in one response, at most."""
 LAST_SHARE = 3
 """The last one of so many parts of a run is what it is judged by."""
 STEP_FIELDS = ("step", "op", "slot", "metric", "objective", "stages", "blueprints", "alphas", "contributions")
@@ -99,13 +99,13 @@ def _describe_card(network: NetworkView) -> dict[str, Any]:
 def describe_network(reader: RunReader, number: int | None, environment: int) -> dict[str, Any]:
     """All that is known of a network in an episode, the newest where none is given."""
     cursor, metadata = reader.last_id(), reader.metadata()
-    found = {"cursor": cursor, "environment": environment, **_pick(metadata, _OF_NETWORK), "episode": None}
+    header = {"cursor": cursor, "environment": environment, **_pick(metadata, _OF_NETWORK), "episode": None}
     episode = Episode.find(reader, metadata, number)
     if episode is None:
-        return found
+        return header
     network = _read_network(reader, episode, environment, (*_IN_NETWORK, PolicyLooked.name))
     return {
-        **found,
+        **header,
         "episode": episode.place(),
         "started": network.started,
         "ended": network.ended,
@@ -122,7 +122,7 @@ def _read_network(reader: RunReader, episode: Episode, environment: int, types: 
 
 
 def describe_look(reader: RunReader, number: int, environment: int, step: int) -> dict[str, Any]:
-    """What the policy saw and thought of a network before a decision; `look` is None where that was not kept."""
+    """The policy's observation and choices before a decision of a network; `look` is None where none was kept."""
     metadata = reader.metadata()
     episode = Episode.find(reader, metadata, number)
     looks = [] if episode is None else _read_network(reader, episode, environment, (PolicyLooked.name,)).looks
@@ -145,11 +145,11 @@ def describe_look(reader: RunReader, number: int, environment: int, step: int) -
 def describe_model(reader: RunReader) -> dict[str, Any]:
     """What a model that grows alone is, its decisions, its seeds' lives, and its figures by decision, from 1."""
     cursor, metadata = reader.last_id(), reader.metadata()
-    about = Metric.of(metadata)
+    metric = Metric.of(metadata)
     series = {
         **{name: name for name in _GROWN_FIGURES},
-        "metric": about.scalar,
-        "train_metric": about.train_scalar,
+        "metric": metric.scalar,
+        "train_metric": metric.train_scalar,
         "score": SCORE,
     }
     episode = Episode.find(reader, {"command": "grow"})
@@ -157,7 +157,7 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
     return {
         "cursor": cursor,
         **_pick(metadata, _OF_MODEL),
-        "about": {**plain(about.metadata()), "direction": about.direction, "contribution": contributions(metadata)},
+        "about": {**plain(metric.metadata()), "direction": metric.direction, "contribution": contributions(metadata)},
         "decisions": network.decisions,
         "ending": network.ending,
         "transitions": network.transitions,
@@ -196,9 +196,9 @@ def describe_comparison(stores: Mapping[str, Path | None]) -> list[dict[str, Any
 
     None: it is not there.
     """
-    gone = "there is no run of this name any more"
+    sentence = "there is no run of this name any more"
     return [
-        {"name": name, "error": gone} if store is None else _describe_compared(name, store)
+        {"name": name, "error": sentence} if store is None else _describe_compared(name, store)
         for name, store in stores.items()
     ]
 
@@ -283,7 +283,7 @@ def list_events(reader: RunReader, types: Sequence[str], text: str, before: int 
 
 
 def describe_event(record: EventRecord) -> dict[str, Any]:
-    """An event of the log and of the stream."""
+    """An event as JSON, as the log and the stream show it."""
     return {
         "id": record.id,
         "time": plain(record.time),

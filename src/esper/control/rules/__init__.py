@@ -1,1 +1,0 @@
-"""Controllers written by hand."""

@@ -1,1 +1,0 @@
-"""Growth as a Gymnasium environment."""

@@ -1,1 +1,0 @@
-"""Problems without end: every number names a suite of its own, in which hardly anything is as in another."""
