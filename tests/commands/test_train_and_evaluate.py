@@ -121,13 +121,13 @@ def test_a_run_gets_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
     path = tmp_path / "my run"
-    show = LineView.iteration
+    show = LineView.add_iteration
 
     def show_and_press(view: LineView, iteration: Iteration) -> None:
         show(view, iteration)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(LineView, "iteration", show_and_press)
+    monkeypatch.setattr(LineView, "add_iteration", show_and_press)
     assert main(["train", "--run-dir", str(path), *options("iterations=2")]) == 130
     assert capsys.readouterr().out.splitlines()[-1] == f"resume with: esper train --resume '{path}'"
     assert Checkpoints(path / "checkpoints").iterations() == [0, 1]

@@ -64,14 +64,14 @@ def free(folder: Path) -> int:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
     """Do something to a running training after an iteration."""
-    show = LineView.iteration
+    show = LineView.add_iteration
 
     def show_and_act(view: LineView, iteration: Iteration) -> None:
         show(view, iteration)
         if iteration.number == number:
             act()
 
-    monkeypatch.setattr(LineView, "iteration", show_and_act)
+    monkeypatch.setattr(LineView, "add_iteration", show_and_act)
 
 
 def refused(words: list[str], capsys: Capture) -> str:
