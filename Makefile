@@ -16,7 +16,7 @@ help:
 	@echo "make demo      train a growth controller, compare it with baselines, write a report (about 10 minutes)"
 	@echo "make test      lint, types, import contracts and every behaviour once (about four minutes on 2 cores)"
 	@echo "make landing   the other tests that a change must pass before it lands (.ci/run runs both)"
-	@echo "make test-all  all tests, the slow ones too"
+	@echo "make test-all  all tests, the slow ones too, and that two runs of the scenarios of tools/same_bits.py agree"
 	@echo "make reliability  the tests that kill, starve and feed garbage, and the figures of docs/reliability.md"
 	@echo "make docs      the documentation site, built without a network into site/; links and names are checked"
 	@echo "make clean     remove the virtual environment and caches (runs are kept)"
@@ -42,6 +42,7 @@ landing: $(DEV_INSTALLED)
 
 test-all: check
 	$(BIN)/pytest
+	$(BIN)/python tools/same_bits.py --quick
 
 reliability: $(DEV_INSTALLED)
 	$(BIN)/pytest -m reliability
