@@ -13,7 +13,7 @@ import numpy as np
 from esper.control.rules import Uniform
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
-from esper.rl.settings import EpisodeConfig
+from esper.engine.config import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.train.workers import prepare_process
 

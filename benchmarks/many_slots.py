@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from zoo.training import Score
 
 from esper.control.controller import Actions
-from esper.control.observation import MaskTensors, Observation, list_features, mask_tensors
+from esper.engine.observation import MaskTensors, Observation, list_features, mask_tensors
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import ActionBuilder
 from esper.grower.grower import Grower

@@ -45,7 +45,7 @@ from esper.files import write_atomically
 from esper.growth.blueprints import get
 from esper.growth.slot import Slot
 from esper.lifecycle.rules import Rules
-from esper.population.budget import TRAINING_PASSES
+from esper.engine.budget import TRAINING_PASSES
 from esper.train.workers import prepare_process
 
 ALL_FROM_START = "all_from_start"

@@ -19,7 +19,7 @@ from esper.lab.sweep import load_space
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthSettings
 from esper.rl.rewards import MODES
-from esper.rl.settings import EpisodeConfig
+from esper.engine.config import EpisodeConfig
 from esper.train.settings import TrainSettings
 from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
 

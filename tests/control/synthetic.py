@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.control.observation import MaskTensors, Observation, ObservationSpec
+from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.lifecycle.actions import Head, Op, head_sizes
 

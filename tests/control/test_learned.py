@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.control.learned import LearnedController
-from esper.control.observation import Observation, list_features
+from esper.engine.observation import Observation, list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from control.synthetic import SPEC, generator, observations
-from esper.control.observation import Observation
+from esper.engine.observation import Observation
 from esper.control.policy.layers import OBSERVATION_BOUND, WINDOW, ObservationNormaliser, RunningMoments
 from esper.control.policy.network import ValueHead
 

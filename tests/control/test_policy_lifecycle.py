@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from control.synthetic import SMALL, observations, policy, uniforms
-from esper.control.observation import mask_tensors
+from esper.engine.observation import mask_tensors
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.legality import legal_actions

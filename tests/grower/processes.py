@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from esper import Grower, Score, warmup_stable_decay
-from esper.control.promises import PromiseSettings
+from esper.engine.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
 from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import GrowthInStateDict

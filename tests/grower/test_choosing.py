@@ -14,7 +14,7 @@ from esper.errors import ConfigError
 from esper.grower.choosing import HORIZON
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.rl.settings import EpisodeConfig
+from esper.engine.config import EpisodeConfig
 from open_rules import open_rules
 
 RULES = ("heuristic", "periodic", "all_at_start", "all_at_plateau", "random")

@@ -17,13 +17,13 @@ from esper.errors import ConfigError, DivergedError
 from esper.grower import Grower
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Rules
-from esper.population.budget import Budget
-from esper.population.evaluation import Evaluation
+from esper.engine.budget import Budget
+from esper.engine.measurements import Evaluation
 from esper.population.governor import GovernorSettings, PopulationGovernor
-from esper.population.gradients import HealthTable
-from esper.population.learning import TrainingReport
+from esper.engine.gradients import HealthTable
+from esper.engine.measurements import TrainingReport
 from esper.population.population import NetworkSpec, Population, PopulationConfig
-from esper.rl.settings import EpisodeConfig
+from esper.engine.config import EpisodeConfig
 from esper.tasks.registry import get_suite
 from grower.training_loop import Loop, growing, validate
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.grower import Grower
-from esper.population.governor import Trouble
+from esper.engine.governor import Trouble
 from grower.divergence import CLASSES, EPOCHS, SKEW, SPOILED, WAYS, Training, Way, course
 
 pytestmark = pytest.mark.landing

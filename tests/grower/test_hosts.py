@@ -10,7 +10,7 @@ import torch
 
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
-from esper.control.observation import list_features
+from esper.engine.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.grower import Decision, Grower
 from esper.grower.measuring import compute_contributions, measure_seeds

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import esper
 from esper import EpisodeConfig, Grower, GrowingModel
-from esper.control.promises import PromiseSettings
+from esper.engine.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
 from esper.errors import ConfigError
 from esper.grower.choosing import choose_controller

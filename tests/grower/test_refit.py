@@ -25,7 +25,7 @@ from esper.grower.apart import REFIT, SeedlessFork
 from esper.grower.state_dict import regrow
 from esper.lifecycle.rules import Reason, Rules, gate_ahead
 from esper.lifecycle.stages import Stage
-from esper.rl.settings import EpisodeConfig
+from esper.engine.config import EpisodeConfig
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate
 
 HORIZON = 20

@@ -13,8 +13,8 @@ from esper.errors import DivergedError
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.blueprints import registry
-from esper.population.governor.detectors import GovernorSettings
-from esper.rl.settings import EpisodeConfig
+from esper.engine.governor import GovernorSettings
+from esper.engine.config import EpisodeConfig
 from grower.training_loop import Loop
 from growth.broken import Broken
 from growth.hosts import CLASSES, RESNET, loss, mlp, numbers, score

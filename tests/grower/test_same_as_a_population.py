@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from esper.control.controller import Actions, Controller
 from esper.control.learned import LearnedController
-from esper.control.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
+from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
 from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.control.rules import Heuristic, HeuristicSettings, Never, Uniform
 from esper.grower import Grower
@@ -23,9 +23,9 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
-from esper.population.learning import TrainingReport
+from esper.engine.measurements import TrainingReport
 from esper.rl.episodes import Episodes
-from esper.rl.settings import EpisodeConfig
+from esper.engine.config import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
 
@@ -89,7 +89,7 @@ def in_a_population(
     for _ in range(STEPS):
         actions, state = recorded.act(running.observe(), running.legal_actions(), state)
         running.step(actions)
-        reports.append(running.history.training)
+        reports.append(running.engine.history.training)
         if running.finished.all():
             break
     return running, reports

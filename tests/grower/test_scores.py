@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import esper
 from esper.errors import ConfigError
 from esper.grower import Grower
-from esper.population.governor import Trouble
+from esper.engine.governor import Trouble
 from grower.divergence import CLASSES, Training, data
 from grower.training_loop import Loop
 

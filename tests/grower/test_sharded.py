@@ -17,13 +17,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from esper import Grower, GrowingModel, Score, attach
-from esper.control.promises import PromiseSettings
+from esper.engine.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
 from esper.errors import CheckpointError, ConfigError, DistributedError, SlotError
 from esper.grower.distributed import Processes
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.sharding import count_copies
-from esper.population.governor.model import Governor
+from esper.grower.governor import Governor
 from grower.training_loop import APART, CLASSES, HELD, WIDTH, data, growing, packed, validate
 
 RANKS, DECISIONS, SAVED_AFTER, BLOWN_UP = 2, 12, 6, 9

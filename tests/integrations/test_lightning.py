@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import structure
 from esper.lifecycle.stages import Stage
-from esper.rl.settings import EpisodeConfig
+from esper.engine.config import EpisodeConfig
 from grower.training_loop import APART, HELD, data, growing, host, last_layer_moved, remembered, validate
 
 lightning = pytest.importorskip("lightning.pytorch")

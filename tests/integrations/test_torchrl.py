@@ -20,7 +20,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 import esper.rl
-from esper.control.observation import GLOBAL_FEATURES, SLOT_FEATURES
+from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.integrations.joint import JointVectorEnv
 from esper.lifecycle.rules import Rules
 from train.short_suite import ShortSuite, short_suite

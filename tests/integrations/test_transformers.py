@@ -18,7 +18,7 @@ import esper
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import structure
 from esper.lifecycle.stages import Stage
-from esper.rl.settings import EpisodeConfig
+from esper.engine.config import EpisodeConfig
 from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_moved, remembered
 
 pytest.importorskip("accelerate")

@@ -19,7 +19,7 @@ from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
-from esper.population.governor.population import Snapshots, roll_back
+from esper.population.snapshots import Snapshots, roll_back
 from esper.population.population import Population
 from open_rules import open_rules
 from population.scenes import (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.control.observation import MaskTensors, Observation
+from esper.engine.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.heads import log_prob_of, masked_log_softmax
 from esper.lifecycle.actions import Head

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from control.synthetic import NO_PRIOR
-from esper.control.observation import MaskTensors, Observation
+from esper.engine.observation import MaskTensors, Observation
 from esper.control.policy import PolicySettings
 from esper.lifecycle.actions import Head, Op
 from esper.rl.ppo import PPO

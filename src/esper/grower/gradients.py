@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from esper.growth.model import GrowingModel
 from esper.growth.sharding import add_up_norms, count_copies, local_part
 from esper.numerics.arrays import Floats, replace_where
-from esper.population.gradients import GradientNorms, HealthTable, assess_health
+from esper.engine.gradients import GradientNorms, HealthTable, assess_health
 from esper.serialization.state_files import to_plain
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from esper.config.arguments import check_arguments
 from esper.control.controller import Controller
 from esper.control.rules import ActionBuilder
+from esper.engine.budget import RentBasis
+from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.apart import ApartLearner, Counterfactual, Loss, require_loss
 from esper.grower.choosing import choose_controller, require_promise, require_time_to_plant, warn_of_unknown
@@ -43,9 +45,7 @@ from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, concatenate, finish
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.budget import RentBasis
-from esper.population.governor.model import GovernorVerdict, Rollback
-from esper.rl.settings import EpisodeConfig
+from esper.grower.governor import GovernorVerdict, Rollback
 from esper.serialization.state_files import from_plain, to_plain
 
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.config.arguments import describe
-from esper.control.history import History
-from esper.control.observation import FeatureInputs, Observation, observe
+from esper.engine.history import History
+from esper.engine.measurements import TrainingReport
+from esper.engine.observation import FeatureInputs, Observation, observe
 from esper.errors import ConfigError
 from esper.grower.apart import ApartLearner, SeedlessFork
 from esper.grower.config import GrowerConfig, StepInputs
@@ -38,8 +39,7 @@ from esper.growth.taps import IncomparableError, flatten
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.evaluation import Evaluation, update_evidence
-from esper.population.learning import TrainingReport
+from esper.engine.measurements import Evaluation, update_evidence
 
 Number: TypeAlias = float | Tensor
 """A tensor holds a single one."""

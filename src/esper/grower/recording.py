@@ -14,7 +14,7 @@ from esper.lifecycle.rules import GATES, Reason, Verdicts
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Cause
-from esper.population.governor.model import Rollback
+from esper.grower.governor import Rollback
 from esper.runs.events import (
     Event,
     GateJudged,

@@ -81,18 +81,18 @@ class ActionMasks:
 
         return map_arrays(select, self)
 
-    def allow_only_waiting(self, rows: Bools) -> ActionMasks:
-        """The same masks with nothing but WAIT in the environments ``rows [E]``."""
-        others = ~rows
-        op, slot = self.op & others[:, None], self.slot & others[:, None, None]
-        op[:, Op.WAIT] = True
-        slot[:, Op.WAIT, 0] = True
+    def without(self, disallowed: Bools) -> ActionMasks:
+        """The same masks without the operations ``disallowed``, bool ``[E, 6]``; WAIT stays legal."""
+        allowed = ~disallowed
+        allowed[:, Op.WAIT] = True
+        slot = self.slot & allowed[:, :, None]
+        retargets = slot[:, Op.GERMINATE] | slot[:, Op.SET_ALPHA]
         return replace(
             self,
-            op=op,
+            op=self.op & allowed,
             slot=slot,
-            blueprint=self.blueprint & others[:, None, None],
-            alpha_target=self.alpha_target & others[:, None, None],
+            blueprint=self.blueprint & slot[:, Op.GERMINATE, :, None],
+            alpha_target=self.alpha_target & retargets[:, :, None],
         )
 
     @property

@@ -2,70 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.lifecycle.table import Evidence, SeedTable
+from esper.engine.measurements import CommittedEvaluation, Evaluation
+from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats
-from esper.population.deferred import Deferred, to_arrays
+from esper.numerics.deferred import Deferred, to_arrays
 from esper.population.forward import forward, select_committed
-from esper.population.learning import Batch, TrainingReport, network_accuracies, network_losses
+from esper.population.learning import Batch, network_accuracies, network_losses
 from esper.population.population import Population
 from esper.population.prefix_sharing import forward_variants, toggle_slots
 
 EVALUATION_CHUNK = 512
 """Examples per network in one forward pass; bounds memory, changes no result."""
-
-
-WORST_SCORE = -1.0
-"""Of a loss: accuracies are bounded as well, so that one network that diverged does not outweigh all others."""
-
-
-def score_losses(losses: Floats, chance_loss: float) -> Floats:
-    """The share of ``chance_loss`` that is gone, at least `WORST_SCORE`."""
-    return np.fmax(1 - losses / chance_loss, WORST_SCORE)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What controllers may know of their networks. Losses in nats, accuracies in [0, 1]."""
-
-    loss: Floats
-    """``[E]``."""
-    accuracy: Floats
-    """``[E]``."""
-    accuracy_contribution: Floats
-    """``[E, S]``: accuracy with the slot's seed less accuracy without it; NaN in slots without a seed, and where it is
-    not known. Without it is with the seed switched off, or what a grower's evidence says."""
-    loss_contribution: Floats
-    """``[E, S]``: loss without the slot's seed less loss with it; NaN in the same slots."""
-    fresh: Bools
-    """``[E, S]``: whether contributions are of now; elsewhere they are as last known."""
-
-    def fill_missing(self, accuracy_contribution: Floats, loss_contribution: Floats) -> Evaluation:
-        """This evaluation with contributions ``[E, S]`` that were known before where none are fresh."""
-        return replace(
-            self,
-            accuracy_contribution=np.where(self.fresh, self.accuracy_contribution, accuracy_contribution),
-            loss_contribution=np.where(self.fresh, self.loss_contribution, loss_contribution),
-        )
-
-    def score_losses(self, chance_loss: float) -> Evaluation:
-        """This evaluation where growth is about the loss: what is gone of ``chance_loss`` takes accuracy's place.
-
-        A loss beyond twice that of guessing, and one that is no number, counts as twice that; contributions are at most
-        as large as that range.
-        """
-        most = 1 - WORST_SCORE
-        return replace(
-            self,
-            accuracy=score_losses(self.loss, chance_loss),
-            accuracy_contribution=np.clip(self.loss_contribution / chance_loss, -most, most),
-        )
 
 
 def evaluate(population: Population, batch: Batch, due: Bools | None = None, *, shared: bool = True) -> Evaluation:
@@ -110,41 +63,6 @@ def _compare_variants(table: SeedTable, slots: list[int], due: Bools, losses: Fl
     by_accuracy[~(table.owning & due)] = np.nan
     by_loss[~(table.owning & due)] = np.nan
     return Evaluation(losses[:, 0], accuracies[:, 0], by_accuracy, by_loss, due)
-
-
-def remember(population: Population, training: TrainingReport, evaluation: Evaluation) -> None:
-    """Make what was measured the evidence of the next decision."""
-    population.evidence = update_evidence(population.table, population.evidence, training, evaluation)
-
-
-def update_evidence(table: SeedTable, before: Evidence, training: TrainingReport, evaluation: Evaluation) -> Evidence:
-    """The evidence of the next decision: what was known ``before``, and what was measured now."""
-    norms = training.seed_gradient
-    known = np.isfinite(evaluation.loss_contribution)
-    # Seeds that do not count yet are computed all the same, at alpha 0: were one not finite, the loss would not be.
-    finite = np.where(evaluation.fresh, known, np.isfinite(evaluation.loss)[:, None])
-    measured = table.owning & known
-    stale = measured & ~evaluation.fresh
-    return replace(
-        before,
-        probed=before.probed | (table.owning & finite),
-        gradient_healthy=table.owning & np.isfinite(norms) & (norms > 0),
-        contribution=np.where(measured, evaluation.accuracy_contribution, np.nan).astype(np.float32),
-        contribution_age=np.where(stale, before.contribution_age + np.int16(1), np.int16(0)),
-    )
-
-
-@dataclass(frozen=True)
-class CommittedEvaluation:
-    """How the committed networks do; both ``[E]``."""
-
-    accuracy: Floats
-    loss: Floats
-    """Loss in nats."""
-
-    def score_losses(self, chance_loss: float) -> CommittedEvaluation:
-        """The evaluation with losses as scores, as `Evaluation.score_losses` computes them."""
-        return replace(self, accuracy=score_losses(self.loss, chance_loss))
 
 
 @torch.inference_mode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.engine.measurements import TrainingReport
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.deferred import Deferred
+from esper.numerics.deferred import Deferred
 from esper.population.forward import ForwardPass, prepare_forward, select_blended, select_isolated
-from esper.population.gradients import HealthTable, measure_seed_health, row_norms, split_by_slot
+from esper.population.gradients import measure_health, row_norms, split_by_slot
 from esper.population.optimizers import clip_by_network, optimizer_step
 from esper.population.parameters import FlatParameters, concatenate_flat
 from esper.population.population import Population
@@ -104,22 +104,6 @@ class Batch(NamedTuple):
     """int64 ``[E, B]``."""
 
 
-@dataclass(frozen=True)
-class TrainingReport:
-    """What training for one decision looked like, per network."""
-
-    loss: Floats
-    """Mean cross-entropy in nats over the minibatches, ``[E]``."""
-    accuracy: Floats
-    """Mean over the minibatches, ``[E]``."""
-    host_gradient: Floats
-    """Norm of the hosts' gradients in the last minibatch, ``[E]``."""
-    seed_gradient: Floats
-    """Norm of the seeds' gradients in the last minibatch, ``[E, S]``; 0 without a seed that learns."""
-    health: HealthTable
-    """The seeds' gradients over all minibatches, ``[E, S]``; resting networks have no seed that learns."""
-
-
 def network_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats of each network, ``[E]``, from logits ``[E, N, classes]`` and labels ``[E, N]``."""
     return F.cross_entropy(logits.mT, labels, reduction="none").mean(1)
@@ -175,7 +159,7 @@ def start_training(
     def report(loss: Floats, accuracy: Floats, by_row: Floats) -> TrainingReport:
         hosts, seeds = split_by_slot(population, by_row)
         return TrainingReport(
-            loss, accuracy, hosts[-1], seeds[-1], measure_seed_health(population, hosts, seeds, learning)
+            loss, accuracy, hosts[-1], seeds[-1], measure_health(population, hosts, seeds, learning)
         )
 
     return Deferred((torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms)), report)

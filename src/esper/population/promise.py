@@ -19,11 +19,12 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from esper.engine.backend import Promises
 from esper.growth.blueprints.registry import Blueprint, Reads
 from esper.growth.promise import AskedBatch, find_reached_parameters, grant, promise_of_rows
 from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.deferred import Deferred
 from esper.numerics.random_streams import seed_generator
-from esper.population.deferred import Deferred
 from esper.population.execution import Parameters, SlotOp
 from esper.population.forward import build_program, prepare_slot_op, select_blended
 from esper.population.learning import Batch
@@ -32,16 +33,6 @@ from esper.population.population import Population
 
 _SEED, _DRAW = 0, 0
 """Of the initial values of newborns; all networks of one width share them."""
-
-
-@dataclass(frozen=True)
-class Promises:
-    """What was found; NaN where a blueprint does not serve a slot, or the slot was not measured."""
-
-    fitted: Floats
-    """``[E, S, K]``."""
-    held_out: Floats
-    """``[E, S, K]``: mean over both halves."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,7 @@ class PromiseMeter:
         due = due[:, :, None] & population.specs.compatible
         if not due.any():
             nothing = np.full(shape, np.nan)
-            return Deferred((), lambda: Promises(nothing, nothing))
+            return Deferred((), lambda: Promises(nothing, nothing, np.zeros(shape[0], np.bool_)))
         population.execution.train(False)
         asked = _ask(population, batch)
         scores: list[Tensor] = []
@@ -86,7 +77,7 @@ class PromiseMeter:
                 if len(rows):
                     scores.append(self._measure(slot, blueprint, rows, *asked[slot], batch.inputs))
                     places.append(_Place(slot, blueprint, rows))
-        return Deferred((torch.cat(scores, 1),), partial(_spread, shape, places))
+        return Deferred((torch.cat(scores, 1),), partial(_scatter_to_slots, shape, places))
 
     def _measure(self, slot: int, blueprint: int, rows: Ints, *asked: Tensor) -> Tensor:
         """Fitted and held-out promise ``[2, r]`` to the networks ``rows``, no more at a time than in other passes."""
@@ -196,11 +187,11 @@ class _Place(NamedTuple):
     """The networks, ``[r]``."""
 
 
-def _spread(shape: tuple[int, int, int], places: Sequence[_Place], values: Floats) -> Promises:
-    """From ``[2, sum of r]``."""
+def _scatter_to_slots(shape: tuple[int, int, int], places: Sequence[_Place], values: Floats) -> Promises:
+    """Scatter ``[2, sum of r]`` values, in the order of the places, to networks, slots and blueprints."""
     both = np.full((2, *shape), np.nan)
     start = 0
     for slot, blueprint, rows in places:
         both[:, rows, slot, blueprint] = values[:, start : start + len(rows)]
         start += len(rows)
-    return Promises(both[0], both[1])
+    return Promises(both[0], both[1], np.zeros(shape[0], np.bool_))

@@ -1,39 +1,29 @@
-"""E episodes side by side: every network is decided for, trained, measured and scored, one decision at a time."""
+"""E episodes side by side: the growth engine on a population, with the training, the ends and the rewards of episodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from esper.control.history import History
-from esper.control.observation import FeatureInputs, Observation, observe
-from esper.control.promises import PromiseRecord
-from esper.lifecycle.actions import wait
+from esper.engine.config import EpisodeConfig
+from esper.engine.engine import Assessment, GrowthEngine, Situation
+from esper.engine.governor import Trouble
+from esper.engine.measurements import Evaluation, TrainingReport
+from esper.engine.observation import Observation
+from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules, Verdicts
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate
-from esper.numerics.arrays import Bools, Floats, Ints, replace_where
+from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.deferred import Deferred
-from esper.population.evaluation import (
-    CommittedEvaluation,
-    Evaluation,
-    evaluate,
-    evaluate_committed,
-    remember,
-    start_evaluation,
-)
+from esper.population.backend import PopulationBackend
 from esper.population.forward import find_fastest_strategy
-from esper.population.governor import PopulationGovernor, Trouble
-from esper.population.governor.population import Intervention
-from esper.population.learning import Batch, TrainingReport, TrainingStream, shuffled_order, stack_data, start_training
-from esper.population.population import Actions, Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
-from esper.population.promise import PromiseMeter
+from esper.population.learning import Batch, TrainingStream, shuffled_order, stack_data, start_training
+from esper.population.population import Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
 from esper.rl.rewards import (
     OUTCOME,
     ROLLBACK,
@@ -47,16 +37,14 @@ from esper.rl.rewards import (
     group_by_settings,
     total_reward,
 )
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.instance import Data, Instance
 from esper.tasks.suite import Suite
 
 CPU = torch.device("cpu")
-Measured = TypeVar("Measured", Evaluation, CommittedEvaluation)
 
 
 @dataclass(frozen=True)
-class Incident:
+class NetworkRollback:
     """One rollback of one network by the governor; losses in nats and accuracies on validation data."""
 
     environment: int
@@ -95,7 +83,7 @@ class StepResult:
     """After rollbacks."""
     potential: Floats
     """``[E]``: J of the network; of what was committed, in finished episodes."""
-    incidents: list[Incident]
+    rollbacks: list[NetworkRollback]
     """Rollbacks."""
     reward_inputs: RewardInputs
     """What reward modes see of the step."""
@@ -116,7 +104,17 @@ class Episodes:
     """A population on a suite's instances, from the first decision to the last.
 
     What happens in episode i follows from its instance and its actions alone: not from E nor from its neighbours.
-    ``fossils`` are what each network has from the first step on; none of them anything, if there are none.
+
+    Args:
+        suite: Poses the problems.
+        instances: One per network.
+        rules: What may happen to modules.
+        config: Governor, budget, plateau, and how often modules are measured.
+        rewards: One per network; none: every network is paid by outcome.
+        fossils: What each network has from the first step on; none: nothing.
+        strategy: How networks are run; ``auto`` times both ways once.
+        networks_per_pass: The most networks that are computed at once; None: all.
+        device: Where networks are computed.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class Episodes:
         suite: Suite,
         instances: Sequence[Instance],
         rules: Rules,
-        conduct: EpisodeConfig = EpisodeConfig(),  # noqa: B008 (immutable)
+        config: EpisodeConfig = EpisodeConfig(),  # noqa: B008 (immutable)
         *,
         rewards: Sequence[RewardSettings] = (),
         fossils: Sequence[Fossils] = (),
@@ -132,15 +130,14 @@ class Episodes:
         networks_per_pass: int | None = None,
         device: torch.device = CPU,
     ) -> None:
-        self.suite = suite
-        self.device = device
-        self._conduct = conduct
-        self.instances = list(instances)
-        self._problems = _Problems.of(instances)
-        self.size = len(instances)
+        self.suite, self.device, self.instances, self.size = suite, device, list(instances), len(instances)
         _require_known(suite, instances)
-        given = fossils or [()] * self.size
-        networks = [_specify_network(suite, *one) for one in zip(instances, given, strict=True)]
+
+        # The networks and what they learn from.
+        specs = [
+            _specify_network(suite, instance, modules)
+            for instance, modules in zip(instances, fossils or [()] * self.size, strict=True)
+        ]
         plan = PopulationConfig(
             suite.template(),
             suite.sites,
@@ -151,24 +148,9 @@ class Episodes:
             "stacked" if strategy == "auto" else strategy,
             networks_per_pass,
             device=device,
-            budget=conduct.budget.within(suite.parameter_cap),
+            budget=config.budget.within(suite.parameter_cap),
         )
-        self.population = Population(plan, networks)
-        self.governor = PopulationGovernor(self.population, conduct.governor, suite.classes)
-        self._paid_by = group_by_settings(rewards or [OUTCOME] * self.size)
-        self._tracker = RewardTracker(suite, self.population, self.instances)
-        shape = self.size, len(suite.sites), len(suite.blueprints)
-        self.history = History(*shape, suite.chance_loss, suite.chance_score)
-        wanted = conduct.promise
-        self.promises = None if wanted is None else PromiseRecord(*shape, wanted)
-        """What blueprints promise, where it is measured."""
-        self._meter = PromiseMeter(self.population)
-        self.step_index: Ints = np.zeros(self.size, np.int64)
-        """Decisions taken in the present episodes, ``[E]``."""
-        self.finished: Bools = np.zeros(self.size, np.bool_)
-        """Which episodes have come to their end, ``[E]``."""
-        self.potential: Floats = np.zeros(self.size)
-        """J after the last step, on validation data; of what was committed, in finished episodes; ``[E]``."""
+        self.population = Population(plan, specs)
         capacity = max(instance.train_size for instance in instances)
         self._stream = TrainingStream(
             [suite.data(instance, "train") for instance in instances],
@@ -177,31 +159,42 @@ class Episodes:
             capacity,
             device,
         )
-        self.validation = stack_data([suite.data(instance, "validation") for instance in instances], device)
-        """What every network is measured on now, ``[E, N, ...]``."""
+        validation = stack_data([suite.data(instance, "validation") for instance in instances], device)
+
+        # The engine that decides on their growth, and the rewards of that.
+        self._config = config
+        self.backend = PopulationBackend(self.population, suite, validation, self._newest_examples)
+        self.engine = GrowthEngine(self.backend, config)
+        self._facts = _InstanceArrays.of(instances)
+        self._paid_by = group_by_settings(rewards or [OUTCOME] * self.size)
+        self._tracker = RewardTracker(suite, self.population, self.instances)
+        self.finished: Bools = np.zeros(self.size, np.bool_)
+        """Which episodes have come to their end, ``[E]``."""
+        self.potential: Floats = np.zeros(self.size)
+        """J after the last step, on validation data; of what was committed, in finished episodes; ``[E]``."""
         if strategy == "auto":
-            self.population.strategy = find_fastest_strategy(self.population, self.validation.inputs)
+            self.population.strategy = find_fastest_strategy(self.population, validation.inputs)
+
+    @property
+    def step_index(self) -> Ints:
+        """Decisions taken in the present episodes, ``[E]``."""
+        return self.engine.decisions
+
+    @property
+    def validation(self) -> Batch:
+        """What every network is measured on now, ``[E, N, ...]``."""
+        return self.backend.validation
 
     def observe(self) -> Observation:
         """What the controllers see now, on the CPU."""
-        view = FeatureInputs(
-            self.population,
-            self.history,
-            self.step_index / self.suite.steps,
-            self.suite.steps,
-            self._problems.rent,
-            self._problems.train_size,
-            self.governor.rollbacks_used,
-            self.promises,
-        )
-        return observe(view)
+        steps, facts = self.suite.steps, self._facts
+        return self.engine.observe(Situation(self.step_index / steps, steps, facts.rent, facts.train_size))
 
     def legal_actions(self) -> ActionMasks:
         """What the controllers may do now: in episodes that have ended, only wait."""
-        masks = self.population.legal_actions()
-        return masks.allow_only_waiting(self.finished) if self.finished.any() else masks
+        return self.engine.legal_actions(np.repeat(self.finished[:, None], len(Op), axis=1))
 
-    def step(self, actions: Actions) -> StepResult:
+    def step(self, actions: Ints) -> StepResult:
         """One decision per network, int64 ``[E, 8]``, then its minibatches, then its measurement.
 
         Episodes that have ended may be carried along by the others until they are restarted: their networks rest, and
@@ -213,33 +206,30 @@ class Episodes:
         running = ~self.finished
         actions = np.where(running[:, None], actions, wait(self.size))
 
-        # The decision changes slots at once.
+        # The decision changes slots at once. Data that drift change what is usual, too.
+        first_batch = self.step_index % self.suite.steps * self.suite.batches_per_step
+        drifting = running & (self.step_index == self._facts.drift_step)
         decided_on = self.population.table
-        decision = self.population.decide(actions)
-        # A network that lost a seed, or whose problem is another one now, may well do worse.
-        self.governor.expect_change(self._drift(running) | _lost_a_seed(decision.transitions, self.size))
+        decision = self.engine.apply(actions, running=running)
+        self._drift(drifting)
 
-        # Then hosts and seeds learn, all are measured, and whoever blew up is rolled back.
-        first = self.step_index % self.suite.steps * self.suite.batches_per_step
-        batches = self._stream.take(first, self.suite.batches_per_step)
-        under_way = start_training(self.population, batches, resting=~running)
-        training, evaluation, intervention, rollbacks = self._measure(under_way, running)
-        if self.suite.objective == "loss":
-            training = replace(training, accuracy=evaluation.accuracy)  # as a grower does that knows no accuracy
-        remember(self.population, training, evaluation)
-        self.history.record(actions, self.population.table, training, evaluation)
+        # Then hosts and modules learn, all are measured, and those that blew up are rolled back.
+        batches = self._stream.take(first_batch, self.suite.batches_per_step)
+        assessment = self.engine.assess(start_training(self.population, batches, resting=~running), running)
+        evaluation, intervention = assessment.evaluation, assessment.intervention
 
-        # Episodes that end are scored by what they commit.
-        self.step_index = self.step_index + running
-        ending = running & self._reached_end(intervention)
+        # Episodes end at their horizon, on a plateau, or after one rollback too many. They are scored by what they
+        # commit.
+        ended = (self.step_index >= self.suite.steps) | intervention.exhausted | self.engine.find_stalled()
+        ending = running & ended
         self.finished = self.finished | ending
-        self._look(running)
-        commitment = self._score(evaluate_committed(self.population, self.validation)) if ending.any() else None
+        self.engine.measure_promises(running, running & ~self.finished)
+        commitment = self.backend.evaluate_committed(self.validation) if ending.any() else None
 
         # Everything that a reward depends on is known now.
         inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
         self.potential = np.where(running, compute_objective(inputs.after, OUTCOME), self.potential)
-        penalty = np.where(intervention.rows, -self.governor.penalty, 0.0)
+        penalty = np.where(intervention.rows, -self.engine.governor.penalty, 0.0)
         terms = {**compute_rewards(inputs, self._paid_by), ROLLBACK: penalty}
         return StepResult(
             reward=np.where(running, total_reward(terms), 0.0),
@@ -248,101 +238,60 @@ class Episodes:
             running=running,
             verdicts=decision.verdicts,
             transitions=concatenate([decision.transitions, intervention.transitions]),
-            training=training,
+            training=assessment.training,
             evaluation=evaluation,
             potential=self.potential,
-            incidents=rollbacks,
+            rollbacks=_list_rollbacks(assessment),
             reward_inputs=inputs,
         )
 
-    def _measure(
-        self, under_way: Deferred[TrainingReport], running: Bools
-    ) -> tuple[TrainingReport, Evaluation, Intervention, list[Incident]]:
-        """Evaluate the networks, and those that had to be rolled back again, as they are now."""
-        due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
-        measured = start_evaluation(self.population, self.validation, due)
-        (training, found), finite = under_way.combine(measured).combine(self.governor.finite()).fetch()
-        evaluation = self.history.complete(found, self.population.evidence)
-        intervention = self.governor.check(training, evaluation, finite, running)
-        if not intervention.rows.any():
-            return training, self._score(evaluation), intervention, []
-        # What was known of their fossils is of networks that are no more.
-        again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
-        newer = self.history.complete(again, self.population.evidence)
-        before, after = map(self._score, (evaluation, replace_where(intervention.rows, evaluation, newer)))
-        return training, after, intervention, _list_incidents(intervention, before, after)
-
-    def _score(self, measured: Measured) -> Measured:
-        """By what the suite is about; the governor goes by the accuracy all the same."""
-        by_accuracy = self.suite.objective == "accuracy"
-        return measured if by_accuracy else measured.score_losses(self.suite.chance_loss)
-
-    def _look(self, running: Bools) -> None:
-        """Measure what blueprints promise in free slots, by the newest training examples, where it is time to."""
-        if (promises := self.promises) is None:
-            return
-        promises.wait(running)
-        due = running & ~self.finished & promises.settings.due(self.step_index)
-        if not due.any():
-            return
-        suite, wanted = self.suite, promises.settings.examples
-        count = min(-(-wanted // suite.batch_size), suite.batches_per_step)
+    def _newest_examples(self) -> Batch:
+        """The newest training examples, as many as promises are measured by, or those since the last decision."""
+        assert self._config.promise is not None, "promises are measured only where they have settings"
+        suite, requested = self.suite, self._config.promise.examples
+        count = min(-(-requested // suite.batch_size), suite.batches_per_step)
         batches = list(self._stream.take(self.step_index * suite.batches_per_step - count, count))
-        newest = (torch.cat(parts, 1)[:, -wanted:] for parts in zip(*batches, strict=True))
-        free = self.population.table.stage == Stage.DORMANT
-        found = self._meter.measure(Batch(*newest), free & due[:, None]).fetch()
-        promises.record(due, found.fitted, found.held_out)
-
-    def _reached_end(self, intervention: Intervention) -> Bools:
-        """``[E]``: the episodes that have just reached their horizon, a plateau, or one divergence too many."""
-        stalled = self._conduct.find_stalled(self.history.plateau_age, self.population.table)
-        return (self.step_index >= self.suite.steps) | intervention.exhausted | stalled
+        return Batch(*(torch.cat(parts, 1)[:, -requested:] for parts in zip(*batches, strict=True)))
 
     def restart(self, rows: Ints, instances: Sequence[Instance]) -> None:
         """Begin new episodes in ``rows``, int64 ``[r]``; all others go on untouched."""
         _require_known(self.suite, instances)
         self.population.replace(rows, [_specify_network(self.suite, instance) for instance in instances])
-        everyone = np.zeros(self.size, np.bool_)
-        everyone[rows] = True
-        self.history.restart(everyone)
-        if self.promises is not None:
-            self.promises.restart(everyone)
-        self.governor.restart(everyone)
-        self.finished = self.finished & ~everyone
-        self.step_index = np.where(everyone, 0, self.step_index)
-        self.potential = np.where(everyone, 0.0, self.potential)
+        restarted = np.isin(np.arange(self.size), rows)
+        self.engine.restart(restarted)
+        self.finished = self.finished & ~restarted
+        self.potential = np.where(restarted, 0.0, self.potential)
         for row, instance in zip(rows.tolist(), instances, strict=True):
             self.instances[row] = instance
             self._stream.replace(row, self.suite.data(instance, "train"), self._draw_order(instance))
             self._set_validation(row, self.suite.data(instance, "validation"))
-        self._problems = _Problems.of(self.instances)
-        self._tracker.restart(everyone, self.instances)
+        self._facts = _InstanceArrays.of(self.instances)
+        self._tracker.restart(restarted, self.instances)
 
     def final_score(self) -> FinalScore:
         """Score the committed networks on the test data, which nothing else reads."""
-        data = [self.suite.data(instance, "test", self._find_phase(row)) for row, instance in enumerate(self.instances)]
-        accuracy = self._score(evaluate_committed(self.population, stack_data(data, self.device))).accuracy
+        phases = (self.step_index >= self._facts.drift_step).astype(int).tolist()
+        data = [
+            self.suite.data(instance, "test", phase) for instance, phase in zip(self.instances, phases, strict=True)
+        ]
+        accuracy = self.backend.evaluate_committed(stack_data(data, self.device)).accuracy
         added = self.population.parameters_in(self.population.table.stage == Stage.FOSSILIZED)
-        rent = compute_rent(added, self.population.host_parameters, self._problems.rent)
+        rent = compute_rent(added, self.population.host_parameters, self._facts.rent)
         return FinalScore(accuracy - rent, accuracy, added)
 
-    def _find_phase(self, row: int) -> int:
-        return int(self.step_index[row] >= self._problems.drift_step[row])
-
-    def _drift(self, running: Bools) -> Bools:
-        """Change the data of the networks whose problem drifts at this step, bool ``[E]``."""
-        drifting: Bools = running & (self.step_index == self._problems.drift_step)
+    def _drift(self, drifting: Bools) -> None:
+        """Change the data of the networks ``drifting``, bool ``[E]``."""
         for row in drifting.nonzero()[0].tolist():
             instance = self.instances[row]
             self._stream.replace(row, self.suite.data(instance, "train", 1))
             self._set_validation(row, self.suite.data(instance, "validation", 1))
-        return drifting
+        self.engine.governor.expect_change(drifting, forget_skill=drifting)
 
     def _set_validation(self, row: int, data: Data) -> None:
         inputs, labels = self.validation
         inputs[row] = data.inputs.to(inputs, non_blocking=True)
         labels[row] = data.labels.to(labels, non_blocking=True)
-        self.validation = Batch(inputs, labels)
+        self.backend.validation = Batch(inputs, labels)
 
     def _draw_order(self, instance: Instance) -> Ints:
         rng = numpy_generator(instance.seed, Stream.DATA_ORDER)
@@ -351,8 +300,8 @@ class Episodes:
 
 
 @dataclass(frozen=True)
-class _Problems:
-    """What steps need to know of all instances, each ``[E]``."""
+class _InstanceArrays:
+    """The facts of all instances that steps need, each ``[E]``."""
 
     rent: Floats
     train_size: Floats
@@ -360,7 +309,7 @@ class _Problems:
     """Infinity where nothing drifts."""
 
     @classmethod
-    def of(cls, instances: Sequence[Instance]) -> _Problems:
+    def of(cls, instances: Sequence[Instance]) -> _InstanceArrays:
         return cls(
             np.array([instance.rent for instance in instances]),
             np.array([instance.train_size for instance in instances], float),
@@ -368,11 +317,12 @@ class _Problems:
         )
 
 
-def _list_incidents(intervention: Intervention, before: Evaluation, after: Evaluation) -> list[Incident]:
+def _list_rollbacks(assessment: Assessment) -> list[NetworkRollback]:
     """One record per network that was rolled back."""
-    changes = intervention.transitions
+    intervention = assessment.intervention
+    changes, before, after = intervention.transitions, assessment.before_rollback, assessment.evaluation
     return [
-        Incident(
+        NetworkRollback(
             row,
             Trouble(intervention.trouble[row]).name.lower(),
             float(before.loss[row]),
@@ -384,13 +334,6 @@ def _list_incidents(intervention: Intervention, before: Evaluation, after: Evalu
         )
         for row in intervention.rows.nonzero()[0].tolist()
     ]
-
-
-def _lost_a_seed(changes: Transitions, size: int) -> Bools:
-    """``[E]``: the networks that have lost a seed."""
-    rows = np.zeros(size, np.bool_)
-    rows[changes.env[changes.after == Stage.PRUNED]] = True
-    return rows
 
 
 def _specify_network(suite: Suite, instance: Instance, fossils: Fossils = ()) -> NetworkSpec:

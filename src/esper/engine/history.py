@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from esper.engine.gradients import HealthTable
+from esper.engine.measurements import Evaluation, TrainingReport
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
-from esper.population.evaluation import Evaluation
-from esper.population.gradients import HealthTable
-from esper.population.learning import TrainingReport
 from esper.serialization.state_files import from_plain, to_plain
 
 LOOKBACK = 3
@@ -45,8 +44,10 @@ class History:
         """Validation losses of the last steps, the newest first."""
         self.accuracies: Floats = np.zeros((environments, LOOKBACK + 1))
         self.best_loss: Floats = np.zeros(environments)
+        self.best_progress: Floats = np.zeros(environments)
+        """The least `Evaluation.progress` at which there was progress, where an evaluation has one."""
         self.plateau_age: Floats = np.zeros(environments)
-        """Steps since the validation loss last improved by more than `PLATEAU_IMPROVEMENT`, or as `record` was told."""
+        """Steps since the loss, or `Evaluation.progress`, last improved by more than `PLATEAU_IMPROVEMENT`."""
         self.accuracy_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution_before: Floats = np.zeros((environments, slots))
@@ -63,8 +64,8 @@ class History:
         """Loss of networks that guess."""
         return self._chance_loss
 
-    def expect(self, chance_loss: float, chance_accuracy: float) -> None:
-        """Begin anew where those of networks that guess are others than was thought."""
+    def set_chance_level(self, chance_loss: float, chance_accuracy: float) -> None:
+        """Set loss and accuracy of networks that guess; begins anew if they are others than before."""
         if (self._chance_loss, self._chance_accuracy) != (chance_loss, chance_accuracy):
             self._chance_loss, self._chance_accuracy = chance_loss, chance_accuracy
             self.restart(np.ones(len(self.losses), np.bool_))
@@ -75,6 +76,7 @@ class History:
         self.losses[rows] = self._chance_loss
         self.accuracies[rows] = self._chance_accuracy
         self.best_loss[rows] = self._chance_loss
+        self.best_progress[rows] = np.inf
         self.plateau_age[rows] = 0
         for array in (self.accuracy_contribution, self.loss_contribution, self.loss_contribution_before):
             array[rows] = np.nan
@@ -105,8 +107,8 @@ class History:
             HealthTable.none(environments, slots),
         )
 
-    def complete(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
-        """Fill in contributions that were not measured, as last known of these seeds."""
+    def fill_stale_contributions(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
+        """The evaluation with the last known contributions of these modules where they were not measured now."""
         measured = np.isfinite(evidence.contribution)
         return evaluation.fill_missing(
             np.where(measured, self.accuracy_contribution, np.nan), np.where(measured, self.loss_contribution, np.nan)
@@ -118,18 +120,18 @@ class History:
         table: SeedTable,
         training: TrainingReport,
         evaluation: Evaluation,
-        improved: Bools | None = None,
     ) -> None:
-        """Add a step: the actions ``[E, 8]`` taken, the table they led to and what was then measured.
-
-        ``improved``, bool ``[E]``, says whether this was progress; None: it was where the validation loss improved.
-        """
+        """Add a step: the actions ``[E, 8]`` taken, the table they led to and what was then measured."""
         self.training = training
         self.losses = np.concatenate([evaluation.loss[:, None], self.losses[:, :-1]], axis=1)
         self.accuracies = np.concatenate([evaluation.accuracy[:, None], self.accuracies[:, :-1]], axis=1)
         lower = improves(evaluation.loss, self.best_loss)
         self.best_loss = np.where(lower, evaluation.loss, self.best_loss)
-        self.plateau_age = np.where(lower if improved is None else improved, 0, self.plateau_age + 1)
+        improved = lower
+        if evaluation.progress is not None:
+            improved = improves(evaluation.progress, self.best_progress)
+            self.best_progress = np.where(improved, evaluation.progress, self.best_progress)
+        self.plateau_age = np.where(improved, 0, self.plateau_age + 1)
         self.accuracy_contribution = evaluation.accuracy_contribution
         before, fresh = self.loss_contribution, evaluation.fresh
         self.loss_contribution_before = np.where(fresh, before, self.loss_contribution_before)

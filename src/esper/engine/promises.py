@@ -51,8 +51,8 @@ class PromiseRecord:
         self.age[rows] = np.inf
         self.change[rows] = 0
 
-    def wait(self, rows: Bools) -> None:
-        """A decision of ``rows``, bool ``[E]``, has passed."""
+    def advance_age(self, rows: Bools) -> None:
+        """Another decision of ``rows``, bool ``[E]``, has passed since the measurement."""
         self.age = self.age + rows
 
     def record(self, rows: Bools, fitted: Floats, held_out: Floats) -> None:

@@ -1,4 +1,4 @@
-"""The governor of a population: every network for itself, all in one look."""
+"""Snapshots of the networks of a population, and the return of some of them to their last one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from torch import Tensor
 
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, revoke
-from esper.numerics.arrays import Bools, Floats, Int8s, Ints
-from esper.population.deferred import Deferred
-from esper.population.evaluation import Evaluation
-from esper.population.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
-from esper.population.learning import TrainingReport
+from esper.numerics.arrays import Bools, Ints
 from esper.population.parameters import PopulationParameters, SeedBank, SeedKind, StackedParameters
 from esper.population.population import Population, PopulationState, drop_pruned, forget_changed
 
@@ -107,95 +103,3 @@ def roll_back(population: Population, rows: Bools, snapshots: Snapshots) -> Tran
     evidence = forget_changed(state.evidence, changes)
     population.state = replace(state, table=table, evidence=evidence, parameters=parameters)
     return changes
-
-
-@dataclass(frozen=True)
-class Intervention:
-    """What a check led to."""
-
-    trouble: Int8s
-    """`Trouble` of each network, ``[E]``; NONE for most."""
-    exhausted: Bools
-    """``[E]``: those that had no rollback left; they are restored too, and should not go on."""
-    transitions: Transitions
-    """The seeds that were pruned."""
-
-    @property
-    def rows(self) -> Bools:
-        """``[E]``: which networks were rolled back."""
-        return self.trouble != Trouble.NONE
-
-
-class PopulationGovernor:
-    """Keeps a snapshot of every network of a population, and restores those in trouble from it.
-
-    Without settings it watches over nobody.
-    """
-
-    def __init__(self, population: Population, settings: GovernorSettings | None, classes: int) -> None:
-        size = population.size
-        self.penalty = 0.0 if settings is None else settings.penalty
-        self.rollbacks: Ints = np.zeros(size, np.int64)
-        """``[E]``."""
-        self._most = 0 if settings is None else settings.max_rollbacks
-        self._population = population
-        self._classes = classes
-        self._idle = Intervention(np.zeros(size, np.int8), np.zeros(size, np.bool_), Transitions.none())
-        self._monitor = None if settings is None else Monitor(settings, size)
-        if self._monitor is not None:
-            self._snapshots = Snapshots.of(population.state)
-
-    @property
-    def rollbacks_used(self) -> Floats:
-        """``[E]``: the share of the allowed rollbacks that an episode has had, in [0, 1]."""
-        return np.minimum(self.rollbacks / max(self._most, 1), 1.0)
-
-    def restart(self, rows: Bools) -> None:
-        """Other networks have come into ``rows``, bool ``[E]``."""
-        self.rollbacks = np.where(rows, 0, self.rollbacks)
-        if self._monitor is not None:
-            self._monitor.restart(rows)
-            self._keep(rows)
-
-    def expect_change(self, rows: Bools) -> None:
-        """What was usual for the networks ``rows``, bool ``[E]``, need not be any more: their data or seeds changed."""
-        if self._monitor is not None:
-            self._monitor.restart(rows)
-
-    def finite(self) -> Deferred[Bools]:
-        """``[E]``: whether all parameters and moments of a network are finite now, as far as anybody looks."""
-        if self._monitor is None:
-            return Deferred((), lambda: np.ones(self._population.size, np.bool_))
-        flat = self._population.flat
-        broken = ~flat.values.isfinite()
-        for moment in flat.moments.values():
-            broken |= ~moment.isfinite()
-        owners = flat.owners.to(broken.device, non_blocking=True)[flat.row_of_value]
-        counts = flat.steps.new_zeros(self._population.size).index_add_(0, owners, broken.to(flat.steps))
-        return Deferred((counts,), _all_finite)
-
-    def check(self, training: TrainingReport, evaluation: Evaluation, finite: Bools, running: Bools) -> Intervention:
-        """Look at the networks ``running``, bool ``[E]``, and restore those in trouble; ``finite`` as found above."""
-        if self._monitor is None:
-            return self._idle
-        judgement = self._monitor.judge(self._vitals(training, evaluation, finite))
-        self._keep(judgement.good & running)
-        trouble = np.where(running, judgement.trouble, np.int8(Trouble.NONE))
-        rows = trouble != Trouble.NONE
-        if not rows.any():
-            return self._idle
-        transitions = roll_back(self._population, rows, self._snapshots)
-        self.rollbacks = self.rollbacks + rows
-        return Intervention(trouble, rows & (self.rollbacks > self._most), transitions)
-
-    def _vitals(self, training: TrainingReport, evaluation: Evaluation, finite: Bools) -> Vitals:
-        gradients = np.isfinite(training.host_gradient) & np.isfinite(training.seed_gradient).all(axis=1)
-        losses = np.isfinite(training.loss) & np.isfinite(evaluation.loss)
-        return Vitals(training.loss, skill(evaluation.accuracy, self._classes), losses & gradients & finite)
-
-    def _keep(self, rows: Bools) -> None:
-        self._snapshots = self._snapshots.retake(rows, self._population.state)
-
-
-def _all_finite(broken_values: Floats) -> Bools:
-    return broken_values == 0

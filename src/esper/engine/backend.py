@@ -1,0 +1,91 @@
+"""What the growth engine needs of networks: a population of them as one program, or one model in a user's loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from esper.engine.governor import Restorable, Vitals
+from esper.engine.measurements import Evaluation, TrainingReport
+from esper.engine.observation import GrowingNetworks
+from esper.lifecycle.legality import ActionMasks
+from esper.lifecycle.table import Evidence
+from esper.lifecycle.transitions import Step
+from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.deferred import Deferred
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """E networks after training, before anything is done about it."""
+
+    training: TrainingReport
+    evaluation: Evaluation
+    vitals: Vitals
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What blueprints promise; NaN where a blueprint does not fit a slot, or the slot was not measured."""
+
+    fitted: Floats
+    """``[E, S, K]``."""
+    held_out: Floats
+    """``[E, S, K]``: mean over both halves."""
+    missing: Bools
+    """``[E]``: networks of which too little is known to measure anything; they stay due."""
+
+
+class ManagedNetworks(GrowingNetworks, Protocol):
+    """E networks with the lifecycle of their slots, on which actions are carried out."""
+
+    @property
+    def evidence(self) -> Evidence:
+        """What was measured of the modules; the engine sets it."""
+        ...
+
+    @evidence.setter
+    def evidence(self, measured: Evidence) -> None: ...
+
+    def legal_actions(self) -> ActionMasks:
+        """The actions that rules, evidence and budget allow now."""
+        ...
+
+    def decide(self, actions: Ints) -> Step:
+        """Take one action per network, int64 ``[E, 8]``, and let all other slots live on; all of it or nothing.
+
+        Raises:
+            IllegalActionError: an action is not legal.
+        """
+        ...
+
+
+class GrowthBackend(Restorable, Protocol):
+    """E networks that the engine can measure, snapshot and restore. Training them is not its business."""
+
+    @property
+    def networks(self) -> ManagedNetworks:
+        """The networks with their lifecycle tables."""
+        ...
+
+    @property
+    def chance_level(self) -> tuple[float, float]:
+        """Loss and score of networks that guess, as far as they are known."""
+        ...
+
+    def start_measurement(
+        self, training: Deferred[TrainingReport], due: Bools, *, check_finite: bool
+    ) -> Deferred[Measurement]:
+        """Measure the networks and the modules in the slots ``due``, bool ``[E, S]``, after that training.
+
+        ``check_finite``: whether to look for values that are not finite; if not, all of them count as finite.
+        """
+        ...
+
+    def evaluate(self, due: Bools) -> Evaluation:
+        """Measure the networks as they are now, with the modules in the slots ``due``, bool ``[E, S]``."""
+        ...
+
+    def measure_promises(self, due: Bools) -> Promises:
+        """Measure what blueprints promise in the slots ``due``, bool ``[E, S]``."""
+        ...

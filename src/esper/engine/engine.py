@@ -1,0 +1,217 @@
+"""The growth engine: everything about the growth of networks but their training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from esper.engine.backend import GrowthBackend
+from esper.engine.config import EpisodeConfig
+from esper.engine.governor import Governor, Intervention
+from esper.engine.history import History
+from esper.engine.measurements import Evaluation, TrainingReport, update_evidence
+from esper.engine.observation import FeatureInputs, Observation, observe
+from esper.engine.promises import PromiseRecord
+from esper.lifecycle.actions import wait
+from esper.lifecycle.legality import ActionMasks
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.transitions import Step
+from esper.numerics.arrays import Bools, Floats, Ints, replace_where
+from esper.numerics.deferred import Deferred
+from esper.serialization.state_files import from_plain, to_plain
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What controllers see of E networks besides the networks themselves."""
+
+    progress: Floats
+    """Fraction of the episode that is over, ``[E]``."""
+    horizon: int
+    """Decisions in an episode."""
+    rent: Floats
+    """``[E]``."""
+    train_size: Floats
+    """Number of training examples, ``[E]``."""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """How E networks do after training, and what the governor did about it."""
+
+    training: TrainingReport
+    evaluation: Evaluation
+    """After rollbacks."""
+    before_rollback: Evaluation
+    """The same as ``evaluation`` where nothing was rolled back."""
+    intervention: Intervention
+
+
+class GrowthEngine:
+    """Observes, decides on, measures and judges E growing networks; whoever owns the loop trains them in between.
+
+    ```python
+    while not done:
+        observation, masks = engine.observe(situation), engine.legal_actions()
+        actions, state = controller.act(observation, masks, state)
+        engine.apply(actions)
+        training = train()                      # a population's minibatches, or the user's own loop
+        assessment = engine.assess(training, running)
+        engine.measure_promises(running)
+    ```
+
+    The cycle may be entered at any point: a population decides first, a user's loop has trained when it first calls.
+    What happens to network i follows from its own actions and data alone, whatever E is.
+
+    Args:
+        backend: The networks.
+        config: Governor, budget, how often modules are measured, and the plateau that ends growth.
+    """
+
+    def __init__(self, backend: GrowthBackend, config: EpisodeConfig, *, skills: int = 1) -> None:
+        self.backend, self.networks, self.config = backend, backend.networks, config
+        size, slots, blueprints = self.networks.specs.compatible.shape
+        self.governor = Governor(backend, config.governor, skills)
+        self.history = History(size, slots, blueprints, *backend.chance_level)
+        self.promises = None if config.promise is None else PromiseRecord(size, slots, blueprints, config.promise)
+        """What blueprints promise; None where it is not measured."""
+        self.decisions: Ints = np.zeros(size, np.int64)
+        """Decisions taken in the present episodes, ``[E]``."""
+        self._actions: Ints = wait(size)
+        """The latest actions, ``[E, 8]``."""
+        self._overdue: Bools = np.zeros(size, np.bool_)
+        """Networks whose promises were due and could not be measured, ``[E]``."""
+
+    def observe(self, situation: Situation) -> Observation:
+        """What controllers see now, on the CPU."""
+        return observe(
+            FeatureInputs(
+                self.networks,
+                self.history,
+                situation.progress,
+                situation.horizon,
+                situation.rent,
+                situation.train_size,
+                self.governor.rollbacks_used,
+                self.promises,
+            )
+        )
+
+    def legal_actions(self, disallowed: Bools | None = None) -> ActionMasks:
+        """What controllers may do now, without the operations that are ``disallowed``, bool ``[E, 6]``."""
+        masks = self.networks.legal_actions()
+        return masks if disallowed is None or not disallowed.any() else masks.without(disallowed)
+
+    def apply(self, actions: Ints, *, running: Bools | None = None, forget_skill: Bools | None = None) -> Step:
+        """Carry out one action per network, int64 ``[E, 8]``.
+
+        Args:
+            actions: ``wait`` in networks that are not running.
+            running: Networks whose episode goes on, bool ``[E]``; None: all.
+            forget_skill: Networks that may fall back to guessing if they lose a module now, bool ``[E]``; None: all.
+
+        Raises:
+            IllegalActionError: an action is not legal; nothing has changed then.
+        """
+        step = self.networks.decide(actions)
+        everyone = np.ones(len(actions), np.bool_)
+        pruned = step.transitions.env[step.transitions.after == Stage.PRUNED]
+        lost_module = np.isin(np.arange(len(actions)), pruned)
+        self.governor.expect_change(lost_module, forget_skill=everyone if forget_skill is None else forget_skill)
+        self._actions = actions
+        self.decisions = self.decisions + (everyone if running is None else running)
+        return step
+
+    def assess(self, training: Deferred[TrainingReport], running: Bools) -> Assessment:
+        """Measure the networks after ``training``, roll back those in trouble, and record what is known now.
+
+        ``running``, bool ``[E]``, are the networks whose episode goes on; no other is rolled back.
+        """
+        networks, backend = self.networks, self.backend
+
+        # Measure every network, and with it the modules whose turn it is.
+        due = self.config.counterfactuals_due(self.decisions - running, networks.table.slots)
+        check_finite = self.governor.settings is not None
+        measurement = backend.start_measurement(training, due, check_finite=check_finite).fetch()
+        self.history.set_chance_level(*backend.chance_level)
+        before = self.history.fill_stale_contributions(measurement.evaluation, networks.evidence)
+
+        # Judge them. What was measured of networks that are rolled back is of networks that are no more.
+        intervention = self.governor.check(measurement.vitals, running)
+        evaluation = before
+        if intervention.rows.any():
+            again = backend.evaluate(due | intervention.rows[:, None])
+            self.history.set_chance_level(*backend.chance_level)
+            restored = self.history.fill_stale_contributions(again, networks.evidence)
+            evaluation = replace_where(intervention.rows, before, restored)
+
+        # Record it as evidence for gates, and for what controllers see. An unknown accuracy of training is taken to
+        # equal that of validation.
+        report = measurement.training
+        accuracy = np.where(np.isnan(report.accuracy), evaluation.accuracy, report.accuracy)
+        report = replace(report, accuracy=accuracy)
+        networks.evidence = update_evidence(networks.table, networks.evidence, report, evaluation)
+        self.history.record(self._actions, networks.table, report, evaluation)
+        return Assessment(report, evaluation, before, intervention)
+
+    def measure_promises(self, running: Bools, rows: Bools | None = None) -> None:
+        """Measure what blueprints promise in free slots, where it is time to.
+
+        Args:
+            running: Networks for which another decision has passed, bool ``[E]``.
+            rows: Those of them that are to be measured; None: all.
+        """
+        if self.promises is None:
+            return
+        self.promises.advance_age(running)
+        due = self.promises_due() & (running if rows is None else rows)
+        if not due.any():
+            return
+        free = self.networks.table.stage == Stage.DORMANT
+        promises = self.backend.measure_promises(free & due[:, None])
+        self.promises.record(due & ~promises.missing, promises.fitted, promises.held_out)
+        self._overdue = due & promises.missing
+
+    def promises_due(self) -> Bools:
+        """``[E]``: the networks whose promises are measured before the next decision."""
+        if self.promises is None:
+            return np.zeros_like(self._overdue)
+        return self.promises.settings.due(self.decisions) | self._overdue
+
+    def find_stalled(self) -> Bools:
+        """``[E]``: the networks whose growth ends on a plateau."""
+        return self.config.find_stalled(self.history.plateau_age, self.networks.table)
+
+    def restart(self, rows: Bools) -> None:
+        """Begin new episodes in ``rows``, bool ``[E]``, which hold other networks now; all others go on untouched."""
+        self.history.restart(rows)
+        self.governor.restart(rows)
+        if self.promises is not None:
+            self.promises.restart(rows)
+        self.decisions = np.where(rows, 0, self.decisions)
+        self._overdue = self._overdue & ~rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the engine remembers, as plain values; the networks and their snapshots are saved by their owner."""
+        return to_plain(self._state())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was called.
+
+        Raises:
+            CheckpointError: it is of other networks or settings.
+        """
+        values = from_plain(self._state(), state, "the growth engine")
+        self.decisions, self._actions, self._overdue = values["decisions"], values["actions"], values["overdue"]
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "decisions": self.decisions,
+            "actions": self._actions,
+            "overdue": self._overdue,
+            "history": self.history,
+            "governor": self.governor,
+            "promises": self.promises,
+        }

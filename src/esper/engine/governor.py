@@ -1,0 +1,338 @@
+"""The governor: watches the vital signs of E networks and rolls back those whose training blows up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from esper.config.settings import Settings
+from esper.lifecycle.transitions import Transitions
+from esper.numerics.arrays import Bools, Floats, Int8s, Ints
+from esper.serialization.state_files import from_plain, to_plain
+
+
+class GovernorSettings(Settings):
+    """Parameters of the detectors of trouble. A *check* happens once per decision.
+
+    Skill is 0 for guessing and 1 for perfection: ``(accuracy - chance) / (1 - chance)``.
+    """
+
+    window: int = Field(default=8, ge=2, le=1000)
+    """Checks whose losses make up what is usual."""
+    fewest: int = Field(default=3, ge=2, le=1000)
+    """Losses that must be known before one can be unusual; at most the window."""
+    sigmas: float = Field(default=4.0, gt=0)
+    """A loss is unusual beyond the mean plus this many standard deviations of the window ..."""
+    multiple: float = Field(default=2.0, gt=1)
+    """... and beyond this multiple of the mean."""
+    patience: int = Field(default=3, ge=1, le=1000)
+    """Checks in a row with an unusual loss, or at the level of guessing, before a network is in trouble; what is not
+    finite is trouble at once."""
+    good_sigmas: float = Field(default=1.0, ge=0)
+    """Vitals are good, and a snapshot is taken, up to the mean plus this many standard deviations."""
+    lead: float = Field(default=0.25, gt=0, le=1)
+    """Skill that a network must have had before it can collapse."""
+    collapsed: float = Field(default=0.05, ge=0, lt=1)
+    """Skill at or below which it then counts as guessing."""
+    max_rollbacks: int = Field(default=3, ge=0)
+    """Rollbacks in one episode. Trouble after the last one ends the episode, in the state of the last snapshot."""
+    penalty: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    """What each trouble costs in reward, in units of the objective."""
+
+    @model_validator(mode="after")
+    def _losses_become_known(self) -> Self:
+        if self.fewest > self.window:
+            raise ValueError(
+                f"no loss can ever be unusual: {self.fewest} must be known, but a window holds {self.window}; "
+                "lower fewest or raise window"
+            )
+        return self
+
+
+class Trouble(IntEnum):
+    """Why a network is rolled back; NONE, which is falsy, where it is not."""
+
+    NONE = 0
+    NOT_FINITE = 1
+    """A loss, gradient, parameter or moment of the optimizer is infinite or not a number."""
+    COLLAPSED = 2
+    """The network guesses, and did better before."""
+    EXPLODED = 3
+    """The loss has been far above the usual for several checks in a row."""
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """The vital signs of E networks at one check, by M measures of skill."""
+
+    loss: Floats
+    """The training loss, ``[E]``."""
+    skill: Floats
+    """0 for guessing, 1 for perfection; NaN where unknown, ``[E, M]``."""
+    finite: Bools
+    """Whether losses, gradients, parameters and moments are all finite, ``[E]``."""
+    diverged: Bools | None = None
+    """Whether the loss is unusual whatever it was before, ``[E]``; None: of no network."""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """The result of one check; all ``[E]``."""
+
+    trouble: Int8s
+    """A `Trouble`."""
+    usual: Bools
+    """Whether there is neither trouble nor what becomes trouble if it lasts."""
+    good: Bools
+    """Whether the state is worth a snapshot."""
+
+
+def skill(accuracy: Floats, classes: int) -> Floats:
+    """``(accuracy - chance) / (1 - chance)`` with the chance of guessing right, 1 / classes."""
+    chance = 1 / classes
+    return (accuracy - chance) / (1 - chance)
+
+
+class Monitor:
+    """Detects trouble from vital signs over time, in each network by itself and by each measure of skill by itself."""
+
+    def __init__(self, settings: GovernorSettings, networks: int, measures: int = 1) -> None:
+        self._settings = settings
+        shape = networks, measures
+        self._losses: Floats = np.full((*shape, settings.window), np.nan)
+        """Losses that were not unusual, the newest first, ``[E, M, window]``."""
+        self._unusual: Ints = np.zeros(shape, np.int64)
+        """Checks in a row with an unusual loss, ``[E, M]``."""
+        self._guessing: Ints = np.zeros(shape, np.int64)
+        """Checks in a row in which a network guessed that had done better, ``[E, M]``."""
+        self._best_skill: Floats = np.full(shape, -np.inf)
+        self._saved = self._copy_state()
+        """The state at each network's last snapshot."""
+
+    def judge(self, vitals: Vitals) -> Assessment:
+        """Check all networks once; the history of those in trouble is forgotten."""
+        settings, loss = self._settings, vitals.loss[:, None]
+        # A loss is unusual far above the mean of its window, a network guesses if it lost the skill that it had.
+        mean, deviation = self._describe_window()
+        unusual = (loss > mean + settings.sigmas * deviation) & (loss > settings.multiple * mean)
+        if vitals.diverged is not None:
+            unusual |= vitals.diverged[:, None]
+        guessing = (self._best_skill >= settings.lead) & (vitals.skill <= settings.collapsed)
+        self._unusual = np.where(unusual, self._unusual + 1, 0)
+        self._guessing = np.where(guessing, self._guessing + 1, 0)
+        # Either becomes trouble if it lasts; what is not finite is trouble at once.
+        finite = np.broadcast_to(vitals.finite[:, None], unusual.shape)
+        trouble = np.select(
+            [~finite, self._guessing >= settings.patience, self._unusual >= settings.patience],
+            [Trouble.NOT_FINITE, Trouble.COLLAPSED, Trouble.EXPLODED],
+            Trouble.NONE,
+        ).astype(np.int8)
+        sound = trouble == Trouble.NONE
+        usual = sound & ~unusual & ~guessing
+        worse = loss > mean + settings.good_sigmas * deviation
+        # The window takes what is usual; after trouble it begins anew.
+        window = np.concatenate([np.broadcast_to(loss, unusual.shape)[..., None], self._losses[..., :-1]], axis=-1)
+        self._losses = np.where(usual[..., None], window, self._losses)
+        improved = usual & (vitals.skill > self._best_skill)
+        self._best_skill = np.where(improved, vitals.skill, self._best_skill)
+        self._forget(~sound, skill=True)
+        # A network is in trouble by the first measure that shows it.
+        first = (~sound).argmax(axis=1)[:, None]
+        return Assessment(
+            np.take_along_axis(trouble, first, axis=1)[:, 0], usual.all(axis=1), (usual & ~worse).all(axis=1)
+        )
+
+    def forget_losses(self, rows: Bools) -> None:
+        """Forget which losses were usual in the networks ``rows``, bool ``[E]``, but not their skill."""
+        self._forget(rows, skill=False)
+
+    def restart(self, rows: Bools) -> None:
+        """Forget the losses and the skill of the networks ``rows``, bool ``[E]``."""
+        self._forget(rows, skill=True)
+
+    def _forget(self, rows: Bools, *, skill: bool) -> None:
+        self._losses[rows] = np.nan
+        self._unusual[rows] = 0
+        self._guessing[rows] = 0
+        if skill:
+            self._best_skill[rows] = -np.inf
+
+    def save(self, rows: Bools) -> None:
+        """Keep the state of the networks ``rows``, bool ``[E]``, for `restore`: a snapshot is taken of them."""
+        for name, array in self._arrays().items():
+            self._saved[name][rows] = array[rows]
+
+    def restore(self, rows: Bools) -> None:
+        """Put the networks ``rows``, bool ``[E]``, back into the state at their last `save`."""
+        for name, array in self._arrays().items():
+            array[rows] = self._saved[name][rows]
+
+    def _describe_window(self) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of each window, ``[E, M]``; infinity and 0 where too little is known."""
+        measured = ~np.isnan(self._losses)
+        count = measured.sum(axis=-1)
+        enough = count >= self._settings.fewest
+        divisor = np.maximum(count, 1)
+        mean = np.where(measured, self._losses, 0.0).sum(axis=-1) / divisor
+        squares = np.where(measured, (self._losses - mean[..., None]) ** 2, 0.0).sum(axis=-1)
+        return np.where(enough, mean, np.inf), np.where(enough, np.sqrt(squares / divisor), 0.0)
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {
+            "losses": self._losses,
+            "unusual": self._unusual,
+            "guessing": self._guessing,
+            "best_skill": self._best_skill,
+        }
+
+    def _copy_state(self) -> dict[str, NDArray[Any]]:
+        return {name: array.copy() for name, array in self._arrays().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state now and at the last snapshot, as plain values."""
+        return to_plain({"now": self._arrays(), "saved": self._saved})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was called.
+
+        Raises:
+            CheckpointError: it is of another number of networks or another window.
+        """
+        values = from_plain({"now": self._arrays(), "saved": self._saved}, state, "the governor's monitor")
+        self._saved = values["saved"]
+        now = values["now"]
+        self._losses, self._unusual = now["losses"], now["unusual"]
+        self._guessing, self._best_skill = now["guessing"], now["best_skill"]
+
+
+class Restorable(Protocol):
+    """E networks that can return to their last good state."""
+
+    @property
+    def size(self) -> int:
+        """E."""
+        ...
+
+    def snapshot(self, rows: Bools) -> None:
+        """Keep the present state of the networks ``rows``, bool ``[E]``, as the one to return to."""
+        ...
+
+    def restore(self, rows: Bools) -> Transitions:
+        """Return the networks ``rows``, bool ``[E]``, to their last snapshot; gives the modules that were lost."""
+        ...
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """The result of the governor's check; all ``[E]`` but the transitions."""
+
+    trouble: Int8s
+    """A `Trouble`; NONE for most."""
+    usual: Bools
+    """Whether there is neither trouble nor what becomes trouble if it lasts."""
+    exhausted: Bools
+    """Networks that had no rollback left; they are restored too, and should not go on."""
+    loss_restored: Floats
+    """The training loss when the snapshot was taken; NaN for a snapshot from before any check."""
+    transitions: Transitions
+    """The modules that were pruned."""
+
+    @property
+    def rows(self) -> Bools:
+        """Which networks were rolled back."""
+        return self.trouble != Trouble.NONE
+
+
+class Governor:
+    """Keeps a snapshot of every network in good condition, and rolls networks in trouble back to it.
+
+    Args:
+        networks: What is watched.
+        settings: Parameters of the detectors; None: nothing is watched, and nothing rolled back.
+        measures: M, how many measures of skill `Vitals` have.
+    """
+
+    def __init__(self, networks: Restorable, settings: GovernorSettings | None, measures: int = 1) -> None:
+        self._networks = networks
+        self.settings = settings
+        self.rollbacks: Ints = np.zeros(networks.size, np.int64)
+        """``[E]``."""
+        self._snapshot_loss: Floats = np.full(networks.size, np.nan)
+        self._monitor = None if settings is None else Monitor(settings, networks.size, measures)
+        if self._monitor is not None:
+            self._take_snapshots(np.ones(networks.size, np.bool_), self._snapshot_loss)
+
+    @property
+    def penalty(self) -> float:
+        """The price of a rollback in reward."""
+        return 0.0 if self.settings is None else self.settings.penalty
+
+    @property
+    def rollbacks_used(self) -> Floats:
+        """``[E]``: the fraction of the allowed rollbacks that an episode has had, in [0, 1]."""
+        allowed = 0 if self.settings is None else self.settings.max_rollbacks
+        return np.minimum(self.rollbacks / max(allowed, 1), 1.0)
+
+    def check(self, vitals: Vitals, running: Bools) -> Intervention:
+        """Snapshot the networks ``running``, bool ``[E]``, that are in good condition, and restore those in trouble."""
+        nothing = np.zeros(len(running), np.bool_)
+        if self.settings is None or self._monitor is None:
+            untroubled = np.zeros(len(running), np.int8)
+            return Intervention(untroubled, ~nothing, nothing, self._snapshot_loss, Transitions.none())
+        assessment = self._monitor.judge(vitals)
+        self._take_snapshots(assessment.good & running, vitals.loss)
+        trouble = np.where(running, assessment.trouble, np.int8(Trouble.NONE))
+        rows = trouble != Trouble.NONE
+        if not rows.any():
+            return Intervention(trouble, assessment.usual, nothing, self._snapshot_loss, Transitions.none())
+
+        # What was usual at the snapshot is usual again, except where the network loses modules on the way.
+        transitions = self._networks.restore(rows)
+        self._monitor.restore(rows)
+        self._monitor.forget_losses(np.isin(np.arange(len(rows)), transitions.env))
+        self.rollbacks = self.rollbacks + rows
+        exhausted = rows & (self.rollbacks > self.settings.max_rollbacks)
+        return Intervention(trouble, assessment.usual, exhausted, self._snapshot_loss, transitions)
+
+    def expect_change(self, rows: Bools, *, forget_skill: Bools) -> None:
+        """The networks ``rows``, bool ``[E]``, were changed on purpose, so that their loss may well rise.
+
+        In those of ``forget_skill``, bool ``[E]``, what helped was taken away: they may fall back to guessing.
+        """
+        if self._monitor is not None:
+            self._monitor.forget_losses(rows)
+            self._monitor.restart(rows & forget_skill)
+
+    def restart(self, rows: Bools) -> None:
+        """Begin anew in ``rows``, bool ``[E]``, which hold other networks now."""
+        self.rollbacks = np.where(rows, 0, self.rollbacks)
+        if self._monitor is not None:
+            self._monitor.restart(rows)
+            self._take_snapshots(rows, np.full(len(rows), np.nan))
+
+    def _take_snapshots(self, rows: Bools, loss: Floats) -> None:
+        if self._monitor is not None and rows.any():
+            self._networks.snapshot(rows)
+            self._monitor.save(rows)
+            self._snapshot_loss = np.where(rows, loss, self._snapshot_loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rollbacks and what the detectors remember, as plain values; snapshots are saved with the networks."""
+        return to_plain(self._state())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was called.
+
+        Raises:
+            CheckpointError: it is of other networks or another window.
+        """
+        values = from_plain(self._state(), state, "the governor's state")
+        self.rollbacks, self._snapshot_loss = values["rollbacks"], values["snapshot_loss"]
+
+    def _state(self) -> dict[str, Any]:
+        return {"rollbacks": self.rollbacks, "snapshot_loss": self._snapshot_loss, "monitor": self._monitor}

@@ -1,0 +1,105 @@
+"""What is measured of E networks after training: training reports, evaluations with contributions, and evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from esper.engine.gradients import HealthTable
+from esper.lifecycle.table import Evidence, SeedTable
+from esper.numerics.arrays import Bools, Floats
+
+WORST_SCORE = -1.0
+"""Lower bound of the score of a loss, so that one diverged network does not outweigh all others, as for accuracies."""
+
+
+def score_losses(losses: Floats, chance_loss: float) -> Floats:
+    """``1 - loss / chance_loss``, the fraction of a guess's loss that is removed, at least `WORST_SCORE`."""
+    return np.fmax(1 - losses / chance_loss, WORST_SCORE)
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """Training since the last decision, per network."""
+
+    loss: Floats
+    """Mean cross-entropy in nats over the minibatches, ``[E]``."""
+    accuracy: Floats
+    """Mean over the minibatches, ``[E]``; NaN where it is not known."""
+    host_gradient: Floats
+    """Norm of the hosts' gradients in the last minibatch, ``[E]``."""
+    seed_gradient: Floats
+    """Norm of the modules' gradients in the last minibatch, ``[E, S]``; 0 without a module that learns."""
+    health: HealthTable
+    """The modules' gradients over all minibatches, ``[E, S]``; resting networks have no module that learns."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Networks on validation data. Losses in nats, accuracies in [0, 1]."""
+
+    loss: Floats
+    """``[E]``."""
+    accuracy: Floats
+    """The score that growth is about, ``[E]``: the accuracy, or what takes its place."""
+    accuracy_contribution: Floats
+    """``[E, S]``: accuracy with the slot's module less accuracy without it; NaN in empty slots, and where it is not
+    known. Without it means with the module switched off, or a refitted fork of the network."""
+    loss_contribution: Floats
+    """``[E, S]``: loss without the slot's module less loss with it; NaN in the same slots."""
+    fresh: Bools
+    """``[E, S]``: whether contributions were measured now; elsewhere they are as last known."""
+    progress: Floats | None = None
+    """What must fall for an episode to make progress, ``[E]``; None: the loss."""
+
+    def fill_missing(self, accuracy_contribution: Floats, loss_contribution: Floats) -> Evaluation:
+        """This evaluation with earlier contributions ``[E, S]`` where none are fresh."""
+        return replace(
+            self,
+            accuracy_contribution=np.where(self.fresh, self.accuracy_contribution, accuracy_contribution),
+            loss_contribution=np.where(self.fresh, self.loss_contribution, loss_contribution),
+        )
+
+    def score_losses(self, chance_loss: float) -> Evaluation:
+        """This evaluation with the score of the loss in place of the accuracy.
+
+        A loss beyond twice that of guessing, and one that is not a number, counts as twice that; contributions are at
+        most as large as that range.
+        """
+        largest = 1 - WORST_SCORE
+        return replace(
+            self,
+            accuracy=score_losses(self.loss, chance_loss),
+            accuracy_contribution=np.clip(self.loss_contribution / chance_loss, -largest, largest),
+        )
+
+
+@dataclass(frozen=True)
+class CommittedEvaluation:
+    """The networks without their unfinished modules, on validation data; both ``[E]``."""
+
+    accuracy: Floats
+    loss: Floats
+    """Loss in nats."""
+
+    def score_losses(self, chance_loss: float) -> CommittedEvaluation:
+        """The evaluation with losses as scores, as `Evaluation.score_losses` computes them."""
+        return replace(self, accuracy=score_losses(self.loss, chance_loss))
+
+
+def update_evidence(table: SeedTable, before: Evidence, training: TrainingReport, evaluation: Evaluation) -> Evidence:
+    """The evidence for the next decision, from the evidence ``before`` and what was measured now."""
+    norms = training.seed_gradient
+    known = np.isfinite(evaluation.loss_contribution)
+    # Modules that do not count yet are computed all the same, at alpha 0: were one not finite, the loss would not be.
+    finite = np.where(evaluation.fresh, known, np.isfinite(evaluation.loss)[:, None])
+    measured = table.owning & known
+    stale = measured & ~evaluation.fresh
+    return replace(
+        before,
+        probed=before.probed | (table.owning & finite),
+        gradient_healthy=table.owning & np.isfinite(norms) & (norms > 0),
+        contribution=np.where(measured, evaluation.accuracy_contribution, np.nan).astype(np.float32),
+        contribution_age=np.where(stale, before.contribution_age + np.int16(1), np.int16(0)),
+    )

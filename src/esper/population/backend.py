@@ -1,0 +1,115 @@
+"""A population as the growth engine sees it: networks that can be measured, snapshotted and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from esper.engine.backend import Measurement, Promises
+from esper.engine.governor import Vitals, skill
+from esper.engine.measurements import CommittedEvaluation, Evaluation, TrainingReport
+from esper.lifecycle.transitions import Transitions
+from esper.numerics.arrays import Bools, Floats
+from esper.numerics.deferred import Deferred
+from esper.population.evaluation import evaluate_committed, start_evaluation
+from esper.population.learning import Batch
+from esper.population.population import Population
+from esper.population.promise import PromiseMeter
+from esper.population.snapshots import Snapshots, roll_back
+from esper.tasks.suite import Suite
+
+
+class PopulationBackend:
+    """The networks of a population and the data that they are measured on: an `esper.engine.GrowthBackend`.
+
+    Args:
+        population: The networks.
+        suite: Gives what growth is about, and the loss and score of guessing.
+        validation: What every network is measured on, ``[E, N, ...]``. Replace it where data drift.
+        newest_examples: Returns the training examples by which promises are measured, ``[E, n, ...]``.
+    """
+
+    def __init__(
+        self, population: Population, suite: Suite, validation: Batch, newest_examples: Callable[[], Batch]
+    ) -> None:
+        self.networks = population
+        self.validation = validation
+        self._suite = suite
+        self._newest_examples = newest_examples
+        self._meter = PromiseMeter(population)
+        self._snapshots: Snapshots | None = None
+
+    @property
+    def size(self) -> int:
+        """E."""
+        return self.networks.size
+
+    @property
+    def chance_level(self) -> tuple[float, float]:
+        """Loss in nats and score of guessing."""
+        return self._suite.chance_loss, self._suite.chance_score
+
+    def start_measurement(
+        self, training: Deferred[TrainingReport], due: Bools, *, check_finite: bool
+    ) -> Deferred[Measurement]:
+        """Measure all networks; the CPU waits once for training, evaluation and the check together."""
+        evaluation = start_evaluation(self.networks, self.validation, due)
+        finite = self._start_finite_check() if check_finite else Deferred((), partial(np.ones, self.size, np.bool_))
+        measured = training.combine(evaluation).combine(finite)
+        return Deferred(measured.tensors, lambda *arrays: self._make_measurement(*measured.convert(*arrays)))
+
+    def _make_measurement(self, results: tuple[TrainingReport, Evaluation], finite: Bools) -> Measurement:
+        training, evaluation = results
+        gradients = np.isfinite(training.host_gradient) & np.isfinite(training.seed_gradient).all(axis=1)
+        losses = np.isfinite(training.loss) & np.isfinite(evaluation.loss)
+        # The skill of a network is that of its accuracy, whatever growth is about.
+        vitals = Vitals(
+            training.loss, skill(evaluation.accuracy, self._suite.classes)[:, None], losses & gradients & finite
+        )
+        if self._suite.objective == "loss":
+            training = replace(training, accuracy=np.full(self.size, np.nan))
+            evaluation = evaluation.score_losses(self._suite.chance_loss)
+        return Measurement(training, evaluation, vitals)
+
+    def evaluate(self, due: Bools) -> Evaluation:
+        """Measure all networks as they are now, and the modules in the slots ``due``, bool ``[E, S]``."""
+        evaluation = start_evaluation(self.networks, self.validation, due).fetch()
+        by_loss = self._suite.objective == "loss"
+        return evaluation.score_losses(self._suite.chance_loss) if by_loss else evaluation
+
+    def evaluate_committed(self, data: Batch) -> CommittedEvaluation:
+        """Measure the networks without their unfinished modules on ``data [E, N, ...]``."""
+        evaluation = evaluate_committed(self.networks, data)
+        by_loss = self._suite.objective == "loss"
+        return evaluation.score_losses(self._suite.chance_loss) if by_loss else evaluation
+
+    def _start_finite_check(self) -> Deferred[Bools]:
+        """``[E]``: whether all parameters and moments of a network are finite now."""
+        flat = self.networks.flat
+        broken = ~flat.values.isfinite()
+        for moment in flat.moments.values():
+            broken |= ~moment.isfinite()
+        owners = flat.owners.to(broken.device, non_blocking=True)[flat.row_of_value]
+        counts = flat.steps.new_zeros(self.size).index_add_(0, owners, broken.to(flat.steps))
+        return Deferred((counts,), _all_finite)
+
+    def measure_promises(self, due: Bools) -> Promises:
+        """Measure what blueprints promise in the slots ``due``, bool ``[E, S]``, by the newest training examples."""
+        return self._meter.measure(self._newest_examples(), due).fetch()
+
+    def snapshot(self, rows: Bools) -> None:
+        """Keep the present state of the networks ``rows``, bool ``[E]``, as the one to return to."""
+        state = self.networks.state
+        self._snapshots = Snapshots.of(state) if self._snapshots is None else self._snapshots.retake(rows, state)
+
+    def restore(self, rows: Bools) -> Transitions:
+        """Return the networks ``rows``, bool ``[E]``, to their snapshots; gives the modules that were pruned."""
+        assert self._snapshots is not None, "the governor takes a first snapshot of all networks"
+        return roll_back(self.networks, rows, self._snapshots)
+
+
+def _all_finite(broken_values: Floats) -> Bools:
+    return broken_values == 0
