@@ -16,7 +16,6 @@ import argparse
 import copy
 import dataclasses
 import hashlib
-import inspect
 import io
 import json
 import math
@@ -50,7 +49,9 @@ Tree = dict[str, Any]
 Scenario = Callable[[bool, Path], Tree]
 
 ADDRESSES = {
-    "GrowerConfig": ("esper:GrowerConfig", "esper.grower:GrowerConfig"),
+    "Metric": ("esper.grower:Metric",),
+    "Constrained": ("esper.grower:Constrained",),
+    "Refit": ("esper.grower:Refit",),
     "Rules": ("esper:Rules", "esper.lifecycle.rules:Rules"),
 }
 """Where a class may be, the newest address first."""
@@ -328,12 +329,22 @@ PROBLEMS = list_problems()
 def make_grower(
     model: esper.GrowingModel, optimizer: torch.optim.Optimizer, controller: str, evaluate: Any, **options: Any
 ) -> esper.Grower:
-    """A grower, whose options are keyword arguments or fields of a `GrowerConfig`, as this version has it."""
-    named = inspect.signature(esper.Grower).parameters
-    if "config" in named:
-        known = {field: options.pop(field) for field in [*options] if field not in named}
-        options["config"] = find_class("GrowerConfig")(**known)
-    return esper.Grower(model, optimizer, controller, evaluate=evaluate, **options)
+    """A grower whose criterion is given by evaluators, or by keyword arguments, as this version has it."""
+    wrap = {name: find_class(name) for name in ("Metric", "Constrained", "Refit")}
+    if wrap["Metric"] is not None:
+        if "metric" in options:
+            evaluate = wrap["Metric"](evaluate, options.pop("metric"), options.pop("higher_is_better"))
+        if "objective" in options:
+            evaluate = wrap["Constrained"](evaluate, options.pop("objective"), options.pop("constraints"))
+        if options.pop("evidence", None) == "refit":
+            evaluate = wrap["Refit"](evaluate)
+    return esper.Grower(model, optimizer, controller=controller, evaluate=evaluate, **options)
+
+
+def train_isolated(grower: esper.Grower, loss: Tensor, *batch: Tensor) -> None:
+    """Let isolated modules and forks learn from a minibatch, by the method's name in this version."""
+    named = dir(type(grower))
+    getattr(grower, "isolated_backward" if "isolated_backward" in named else "learn_apart")(loss, *batch)
 
 
 class Loop:
@@ -356,7 +367,7 @@ class Loop:
         total = 0.0
         for batch in self.problem.batches(TRAINING, 64):
             loss = self.problem.compute_loss(self.model, batch)
-            self.grower.learn_apart(loss, *batch)
+            self.grower.isolated_backward(loss, *batch)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()

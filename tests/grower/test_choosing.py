@@ -53,7 +53,7 @@ def grown(grower: esper.Grower, decisions: int) -> list[int]:
 def learn_apart(grower: esper.Grower) -> None:
     grower.optimizer.zero_grad()
     loss = grower.model(torch.ones(3, 4)).square().mean()
-    grower.learn_apart(loss, torch.ones(3, 4))
+    grower.isolated_backward(loss, torch.ones(3, 4))
     loss.backward()
     grower.optimizer.step()
 

@@ -169,7 +169,7 @@ def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
     while not grower.finished:
         assert (
             sum(not seed.fossilized for seed in grower.model.seeds.values())
-            or grower._examiner.history.plateau_age[0] < 2
+            or grower.engine.history.plateau_age[0] < 2
         )
         told(grower, 0.5)
     assert not grower.network.table.live.any()

@@ -145,7 +145,7 @@ def by_itself(
             optimizer.zero_grad()
             logits = model(own)
             loss = F.cross_entropy(logits, answers)
-            grower.learn_apart(loss, own, answers)
+            grower.isolated_backward(loss, own, answers)
             loss.backward()
             if clip_norm is not None:
                 assert nn.utils.clip_grad_norm_(model.parameters(), clip_norm) > clip_norm, "the test means to clip"
@@ -154,7 +154,7 @@ def by_itself(
             right.append((logits.argmax(1) == answers).double().mean().item())
         if step < STEPS - 1:  # the population takes its last decision before its last training
             decision = grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
-            reports.append(grower._examiner.history.training)
+            reports.append(grower.engine.history.training)
             if decision.finished:
                 break
     return model, reports

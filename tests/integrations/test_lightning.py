@@ -204,7 +204,7 @@ def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
     module, growth = Clipping(), callback()
     fit(tmp_path, module, growth, EPOCHS, gradient_clip_val=1e-3)
     assert growth.grower is not None
-    assert growth.grower._examiner.history.training.host_gradient == pytest.approx([module.norm])
+    assert growth.grower.engine.history.training.host_gradient == pytest.approx([module.norm])
 
 
 class Measured(Classifier):

@@ -358,7 +358,7 @@ def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
     trainer, growth = prepared(tmp_path, num_train_epochs=1, max_grad_norm=clipped_to)
     trainer.train()
     logged = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
-    seen = growth.grower._examiner.history.training.host_gradient
+    seen = growth.grower.engine.history.training.host_gradient
     assert seen == pytest.approx(logged[-1:])
     assert seen > clipped_to
 

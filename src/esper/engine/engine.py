@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.engine.backend import GrowthBackend
+from esper.engine.backend import GrowthBackend, Promises
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import Governor, Intervention
 from esper.engine.history import History
@@ -156,21 +156,25 @@ class GrowthEngine:
         self.history.record(self._actions, networks.table, report, evaluation)
         return Assessment(report, evaluation, before, intervention)
 
-    def measure_promises(self, running: Bools, rows: Bools | None = None) -> None:
+    def measure_promises(
+        self, running: Bools, rows: Bools | None = None, *, supplied: Promises | None = None
+    ) -> None:
         """Measure what blueprints promise in free slots, where it is time to.
 
         Args:
             running: Networks for which another decision has passed, bool ``[E]``.
             rows: Those of them that are to be measured; None: all.
+            supplied: Promises that were measured otherwise, and hold from now on.
         """
         if self.promises is None:
             return
         self.promises.advance_age(running)
-        due = self.promises_due() & (running if rows is None else rows)
+        rows = running if rows is None else rows
+        due = rows if supplied is not None else self.promises_due() & rows
         if not due.any():
             return
         free = self.networks.table.stage == Stage.DORMANT
-        promises = self.backend.measure_promises(free & due[:, None])
+        promises = supplied or self.backend.measure_promises(free & due[:, None])
         self.promises.record(due & ~promises.missing, promises.fitted, promises.held_out)
         self._overdue = due & promises.missing
 

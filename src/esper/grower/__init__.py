@@ -1,6 +1,24 @@
-"""Growth of one model, in a training loop of its owner's."""
+"""Growth of one model, in a training loop of the user's."""
 
-from esper.grower.decision import Decision
+from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
+from esper.grower.config import GrowerConfig
+from esper.grower.decision import Decision, Ending
+from esper.grower.evaluators import Constrained, Metric, Refit
+from esper.grower.governor import TrainingGovernor
 from esper.grower.grower import Grower
+from esper.grower.run_recorder import RunRecorder
 
-__all__ = ["Decision", "Grower"]
+__all__ = [
+    "Constrained",
+    "Decision",
+    "DecisionRecord",
+    "Ending",
+    "Grower",
+    "GrowerCallback",
+    "GrowerConfig",
+    "Metric",
+    "PrintDecisions",
+    "Refit",
+    "RunRecorder",
+    "TrainingGovernor",
+]

@@ -31,7 +31,7 @@ from esper.control.rules import (
 from esper.control.shipped import open_policy
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
-from esper.grower.network import Catalogue
+from esper.grower.network import ModelSpec
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
 from esper.lifecycle.rules import Isolation, Rules
@@ -140,7 +140,7 @@ class ControllerChoice(NamedTuple):
 
 
 def choose_controller(
-    controller: str | Path | Controller, catalogue: Catalogue, horizon: int | None, rules: Rules | None
+    controller: str | Path | Controller, spec: ModelSpec, horizon: int | None, rules: Rules | None
 ) -> ControllerChoice:
     """The controller; without ``rules``, those it knows: that a policy was trained with, the default ones otherwise.
 
@@ -153,7 +153,7 @@ def choose_controller(
     name = str(controller)
     if name in _RULES:
         timing = Timing(horizon, rules or Rules())
-        return ControllerChoice(_make_rule(name, catalogue, timing), timing, None)
+        return ControllerChoice(_make_rule(name, spec, timing), timing, None)
     run = open_policy(name, _RULES)
     origin = load_settings(PolicyOrigin, run.config)
     timing = Timing(horizon, rules or origin.rules)
@@ -161,21 +161,21 @@ def choose_controller(
     return ControllerChoice(restore_controller(run, origin, partial(_make_look, timing)), timing, origin)
 
 
-def _make_rule(name: str, catalogue: Catalogue, timing: Timing) -> Controller:
+def _make_rule(name: str, spec: ModelSpec, timing: Timing) -> Controller:
     if name == Never.name:
         return Never()
     timing.require_growth()
     if name == Uniform.name:
         return Uniform()
     if name == ALL_AT_START:
-        return Schedule(_plant_one_each(catalogue), timing.horizon, ALL_AT_START)
+        return Schedule(_plant_one_each(spec), timing.horizon, ALL_AT_START)
     if name == ALL_AT_PLATEAU:
-        plantings = _plant_one_each(catalogue)
+        plantings = _plant_one_each(spec)
         latest = timing.latest_start(PLATEAU_LATEST, len(plantings))
         return Schedule(plantings, timing.horizon, ALL_AT_PLATEAU, patience=PLATEAU_PATIENCE, latest=latest)
     if name == LookRule.name:
         return _make_look(timing, LookSettings())
-    defaults, offered = HeuristicSettings(), tuple(_list_offers(catalogue))
+    defaults, offered = HeuristicSettings(), tuple(_list_offers(spec))
     trial = timing.trial(defaults.trial)
     stop_after = timing.stop_after(defaults.stop_after, trial, defaults.at_a_time)
     if name == Periodic.name:
@@ -220,21 +220,21 @@ def require_promise(controller: Controller, given: PromiseSettings | None) -> Pr
     return given
 
 
-def _list_offers(catalogue: Catalogue) -> list[tuple[int, int]]:
+def _list_offers(spec: ModelSpec) -> list[tuple[int, int]]:
     """Slot and blueprint indices in the order in which rules try them.
 
     Blueprint by blueprint, the cheapest first, and for each of them from the last slot to the first.
     """
-    parameters = catalogue.costs.parameters.blueprints[0]
-    slots, kinds = catalogue.compatible[0].nonzero()
+    parameters = spec.costs.parameters.blueprints[0]
+    slots, kinds = spec.compatible[0].nonzero()
     places = zip(slots.tolist(), kinds.tolist(), strict=True)
     return sorted(places, key=lambda place: (int(parameters[place]), -place[0]))
 
 
-def _plant_one_each(catalogue: Catalogue) -> list[Planting]:
+def _plant_one_each(spec: ModelSpec) -> list[Planting]:
     """In each slot the dearest that it offers; of equals the one that was named first."""
-    offers = catalogue.compatible[0]
-    dearest = np.where(offers, catalogue.costs.parameters.blueprints[0], -1).argmax(axis=1)
+    offers = spec.compatible[0]
+    dearest = np.where(offers, spec.costs.parameters.blueprints[0], -1).argmax(axis=1)
     return [Planting(0, slot, int(dearest[slot])) for slot in np.flatnonzero(offers.any(axis=1)).tolist()]
 
 

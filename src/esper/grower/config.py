@@ -8,29 +8,27 @@ from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
 import torch
-from pydantic import ConfigDict, Field, InstanceOf, PlainValidator, model_validator
+from pydantic import ConfigDict, InstanceOf, PlainValidator, ValidationError, model_validator
 from torch import Tensor
 
 from esper.config.arguments import (
     ARGUMENTS,
     Advice,
     AtLeastTwo,
-    FilePath,
     Flops,
-    Name,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     Seconds,
+    describe_argument_error,
 )
 from esper.config.settings import Settings
 from esper.control.controller import Controller
 from esper.engine.budget import RentBasis
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import GovernorSettings
-from esper.errors import CheckpointError, ConfigError
-from esper.grower.apart import Counterfactual
-from esper.grower.constraints import ConstraintSet, Limits, name_loss
+from esper.errors import CheckpointError, ConfigError, did_you_mean
+from esper.grower.constraints import ConstraintSet, name_loss
 from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures, check_number
 from esper.growth.blueprints.registry import OF_LAYER, Blueprint
 from esper.lifecycle.actions import Blend, Op
@@ -44,15 +42,15 @@ def _read_controller(value: Any) -> Any:
 
 
 _CLASSES_ADVICE = Advice("give how many there are to choose from (say classes=2 for one output that tells yes from no)")
-STATE_VERSION = 5
-"""Version of what `esper.Grower.state_dict` returns."""
-_SIGNATURE = ("metric", "higher_is_better", "objective", "constraints", "classes", "seed", "evidence")
-"""Fields to which all that a grower remembers belongs; any other may be changed between decisions."""
-_UNRECORDED = ("loss", "scaler", "run", "verbose")
+STATE_VERSION = 6
+"""Version of the state that `esper.Grower.state_dict` returns."""
+_SIGNATURE = ("classes", "seed")
+"""Fields that must be the same where a state is saved and where it is loaded; others may change between decisions."""
+_UNRECORDED = ("loss", "scaler")
 
 
 class GrowerConfig(Settings):
-    """The keyword arguments of `esper.Grower`, except for `evaluate`, which describes them."""
+    """How an `esper.Grower` decides. Each field may also be given to the grower as a keyword argument."""
 
     model_config = ConfigDict(**ARGUMENTS)
 
@@ -63,47 +61,43 @@ class GrowerConfig(Settings):
             "give a rule's name, 'esper', the directory of a run of `esper train`, or a Controller of esper.control"
         ),
     ] = "look"
-    """A rule by name, the directory of a run, or a controller."""
+    """``look``, ``heuristic``, ``periodic``, ``all_at_start``, ``all_at_plateau``, ``random``, ``none``, ``esper`` (the
+    policy that comes with Esper), the directory of a run of `esper train`, or an
+    `esper.control.controller.Controller`."""
     horizon: PositiveInt | None = None
-    """Decisions that are planned."""
+    """Decisions that are planned. Controllers see the fraction of them that is over, and plant nothing towards the end.
+    None: until you stop; controllers then see times as if 100 were planned, and never more than half of them over, so
+    that they go on planting. However long it was, `Grower.finish` judges what is unfinished."""
     rules: InstanceOf[Rules] | None = None
-    """What may happen to seeds; None: the controller's rules, or the default ones."""
+    """What may happen to modules; None: the rules that the controller was trained with, or the default ones."""
     conduct: EpisodeConfig = EpisodeConfig()
-    """Rollbacks, budget, how often seeds are measured, and when nothing more is decided."""
+    """When training that blows up is rolled back, what growth may cost, how often modules are measured, and when growth
+    ends. The governor's penalty stays as it is: no reward is paid here."""
     rent: NonNegativeFloat = 0.0
-    """What growth costs, in units of the score."""
+    """Price of growth: ``rent * log1p(added / host)`` is taken off the score."""
     rent_on: RentBasis = "parameters"
-    """What rent is paid on."""
+    """What ``added`` and ``host`` are: parameters, or FLOPs of a forward pass for one example. Controllers see all costs
+    in it; policies were trained with parameters."""
     train_size: PositiveInt = 1000
-    """Number of training examples."""
+    """Number of training examples; policies see it."""
     classes: Annotated[AtLeastTwo, _CLASSES_ADVICE] | None = None
-    """Number of classes."""
-    metric: Annotated[Name, Advice("give the name of a figure that evaluate returns")] | None = None
-    """The figure that growth is about."""
-    higher_is_better: bool | None = None
-    """Whether the metric is better the higher it is."""
-    objective: Annotated[Name, Advice("give the name of a set of data that evaluate measures")] | None = None
-    """The set of validation data that growth is about."""
-    constraints: Limits | None = None
-    """By which share the losses of other sets may rise."""
+    """Number of classes (the vocabulary of a language model): losses are cross-entropies in nats, and controllers see
+    them relative to that of guessing. None: as many as the model has outputs, if ``evaluate`` gives an accuracy;
+    otherwise losses are relative to the first that is measured."""
     training_flops: Flops | None = None
-    """FLOPs that growth and training may take."""
+    """Budget of FLOPs for growth and training, as `esper.Spending` counts them, instead of a number of decisions or
+    besides: controllers see the fraction that is spent, and when all is, growth is `Grower.finished`."""
     seconds: Seconds | None = None
-    """Seconds that growth and training may take."""
-    evidence: Annotated[Counterfactual, Field(strict=False)] = Counterfactual.DEPENDENCE
-    """What seeds on trial are judged by."""
+    """Budget of seconds since the grower was made, likewise."""
     seed: NonNegativeInt = 0
-    """All that is random follows from it; that of the first process, in all of them."""
+    """Random seed of modules and controllers; in several processes that of the first one holds in all."""
     loss: Annotated[Callable[..., Tensor], Advice("give a function that computes the loss of a minibatch")] | None = (
         None
     )
-    """The training loss of a minibatch."""
+    """The training loss of a minibatch, computed anew by way of the model from the arguments of
+    `Grower.isolated_backward`; isolation ``shadow`` and `esper.Refit` need it."""
     scaler: torch.amp.GradScaler | None = None
-    """Scales the losses of the loop."""
-    run: Annotated[FilePath, Advice("give the path of a new folder")] | None = None
-    """A new folder for the run's store."""
-    verbose: bool = False
-    """Whether decisions are printed."""
+    """The loop's, if it scales losses: gradients are then seen as they are without it."""
 
     @model_validator(mode="after")
     def _require_conduct(self) -> Self:
@@ -112,20 +106,34 @@ class GrowerConfig(Settings):
         governor, default = self.conduct.governor, GovernorSettings().penalty
         if governor is not None and governor.penalty != default:
             raise ValueError(
-                f"conduct.governor.penalty is {governor.penalty}: it is a price in reward, which nobody is paid where "
+                f"conduct.governor.penalty is {governor.penalty}: it is a price in reward, and no reward is paid where "
                 f"one model grows; leave it at {default}"
             )
         return self
 
+    def override(self, fields: Mapping[str, Any]) -> GrowerConfig:
+        """This configuration with other values in some ``fields``, checked.
+
+        Raises:
+            ConfigError: there is no such field, or the value does not fit.
+        """
+        unknown = next((name for name in fields if name not in type(self).model_fields), None)
+        if unknown is not None:
+            hint = did_you_mean(unknown, type(self).model_fields) or f"; choose from {', '.join(type(self).model_fields)}"
+            raise ConfigError(f"a grower has no argument {unknown!r}{hint}")
+        values = {name: getattr(self, name) for name in self.model_fields_set} | dict(fields)
+        try:
+            return type(self).model_validate(values)
+        except ValidationError as failure:
+            raise ConfigError(describe_argument_error(failure, values, type(self), {})) from None
+
     def to_dict(self) -> dict[str, Any]:
-        """The fields that a run records, by name; evidence as text."""
-        values = {name: getattr(self, name) for name in type(self).model_fields if name not in _UNRECORDED}
-        return {**values, "evidence": self.evidence.value}
+        """The fields that a run records, by name."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name not in _UNRECORDED}
 
     def signature(self) -> dict[str, Any]:
         """The values that must be the same where a state is saved and where it is loaded."""
-        values = self.to_dict()
-        return {"version": STATE_VERSION, **{name: values[name] for name in _SIGNATURE}}
+        return {"version": STATE_VERSION, **{name: getattr(self, name) for name in _SIGNATURE}}
 
 
 def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained: bool) -> None:
@@ -147,8 +155,8 @@ class StepInputs:
 
     train_loss: float
     train_accuracy: float | None
-    whole: Figures | None
-    """Figures of the model as it is, if they are known already."""
+    metrics: Figures | None
+    """Metrics of the model as it is, if they are known already."""
 
 
 def check_step(

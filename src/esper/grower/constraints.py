@@ -84,7 +84,7 @@ class ConstraintSet:
             figures[name_loss(name)] = _read_score(name, sets[name])[LOSS]
         return figures
 
-    def refer_to(self, figures: Figures) -> None:
+    def set_references(self, figures: Figures) -> None:
         """Take these figures for those of the model before growth.
 
         Raises:

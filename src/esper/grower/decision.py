@@ -11,13 +11,13 @@ import numpy as np
 
 from esper.control.rules import marginal_rent
 from esper.engine.measurements import Evaluation
+from esper.grower.governor import Rollback
 from esper.grower.network import GrowingNetwork
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions, concatenate
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.grower.governor import Rollback
 from esper.runs.metric import LOSS
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from esper.errors import DistributedError
-from esper.grower.gradients import on_gradients
+from esper.grower.gradients import register_gradient_hooks
 
 T = TypeVar("T")
 
@@ -56,23 +56,23 @@ class Processes:
         """Whether this is the one that decides."""
         return self._group is None or distributed.get_rank() == FIRST
 
-    def agree(self, compute: Callable[[], T]) -> T:
-        """What ``compute`` returns in the first process, in all of them; it is called only there.
+    def broadcast(self, compute: Callable[[], T]) -> T:
+        """Call ``compute`` in the first process, and return its result in all of them.
 
         Raises:
             DistributedError: in the other processes, if it failed in the first.
         """
-        return self._agree(compute, together=False)
+        return self._run(compute, together=False)
 
-    def agree_on_model(self, compute: Callable[[], T]) -> T:
-        """As `agree`, for what calls the model: where processes share it, all of them call ``compute``.
+    def run_on_model(self, compute: Callable[[], T]) -> T:
+        """As `broadcast`, for what calls the model: where processes share it, all of them call ``compute``.
 
         If that fails in one of them, it ends, and the others wait, as for any pass that not all make, until
         torch.distributed's timeout or whoever started them ends them, too: `torchrun` does.
         """
-        return self._agree(compute, together=self._sharing)
+        return self._run(compute, together=self._sharing)
 
-    def _agree(self, compute: Callable[[], T], *, together: bool) -> T:
+    def _run(self, compute: Callable[[], T], *, together: bool) -> T:
         """What ``compute`` returns in the first process, in all of them; all call it if ``together``, else that one."""
         if self._group is None:
             return compute()
@@ -96,7 +96,7 @@ class Processes:
         """
         if self._group is None or self._sharing:
             return
-        on_gradients(modules, self.average, self._averaged)
+        register_gradient_hooks(modules, self.average, self._averaged)
 
     @torch.no_grad()
     def average(self, parameter: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""One model as controllers see it: a population of one. Arrays have the axes of populations, with E = 1."""
+"""One growing model with its lifecycle table: networks of the growth engine, with E = 1 in all arrays."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.seed import count_blend_flops, count_blend_parameters
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend, Head
+from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
@@ -28,19 +29,19 @@ COPIES = 4
 """Values kept per parameter: itself, its gradient and two moments, as with AdamW."""
 
 
-class Catalogue:
-    """What the slots of a model offer: an `esper.engine.observation.Offers`."""
+class ModelSpec:
+    """Blueprints, their costs and compatibility, for the slots of one model."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
         self._slots = model.slots.values()
         self._optimizer = optimizer
         names = dict.fromkeys(name for slot in self._slots for name in slot.blueprints)
         self.kinds: Sequence[type[Blueprint]] = [get(name) for name in names]
-        """Every blueprint that is on offer in some slot, in the order of the slots."""
+        """Every blueprint that some slot offers, in the order of the slots."""
         parameters = self._cost(lambda kind, site: kind.parameters_at(site), count_blend_parameters)
         flops = self._cost(lambda kind, site: kind.flops_at(site), count_blend_flops)
         self.costs = Costs(parameters, flops, parameters.scale(BYTES_PER_VALUE * COPIES))
-        """What seeds cost; 0 for blueprints that are not on offer in a slot."""
+        """Costs of modules; 0 for blueprints that a slot does not offer."""
         self.widths: Ints = np.array([[slot.site.width for slot in self._slots]])
         """Channels at each slot."""
         self._offered = np.array([[kind.name in slot.blueprints for kind in self.kinds] for slot in self._slots])
@@ -68,119 +69,158 @@ class Catalogue:
 
 
 class GrowingNetwork:
-    """A growing model with its lifecycle table: an `esper.engine.observation.GrowingNetworks` of one."""
+    """A growing model with its lifecycle table: the networks of a `GrowthBackend`, with E = 1.
+
+    Args:
+        model: From `esper.attach`.
+        spec: Its blueprints and their costs.
+        budget: Caps on all modules together.
+        rent_on: The currency of rent, and of the costs that controllers see.
+        rules: What may happen to modules.
+        random_seed: Initial values of modules follow from it.
+
+    Raises:
+        ConfigError: rent is on FLOPs, and torch cannot count those of the host.
+    """
 
     def __init__(
-        self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget, rent_on: RentBasis
+        self,
+        model: GrowingModel,
+        spec: ModelSpec,
+        budget: Budget,
+        rent_on: RentBasis,
+        rules: Rules,
+        random_seed: int,
     ) -> None:
-        self.model = model
-        self.specs = Catalogue(model, optimizer)
-        self.charge = self._choose_charge(rent_on)
-        """What rent is paid on, and what controllers see costs in."""
+        self.model, self.rules = model, rules
+        self.specs = spec
         self.blueprints = [kind.name for kind in self.specs.kinds]
-        """Names of all that may grow."""
+        """Names of all blueprints that some slot offers."""
         self.budget = budget
-        self.table = self._first_table(model)
+        self.host_parameters: Ints = np.array([model.host_parameters])
+        self.charge = self._choose_charge(rent_on)
+        """What rent is paid on, and the costs that controllers see."""
+        self.table = self._make_table()
         self.evidence = Evidence.none(1, len(model.slots))
         self.germinations: Ints = np.zeros(len(model.slots), np.int64)
-        """Seeds that each slot has had, ``[S]``."""
-        self.host_parameters: Ints = np.array([model.host_parameters])
+        """Modules that each slot has had, ``[S]``."""
+        self._random_seed = random_seed
         self._layouts = [slot.site.layout for slot in model.slots.values()]
 
     def _choose_charge(self, rent_on: RentBasis) -> Charge:
         """Costs in parameters, or in FLOPs of a forward pass for one example."""
         if rent_on == "parameters":
-            return Charge(self.specs.costs.parameters, np.array([self.model.host_parameters]))
+            return Charge(self.specs.costs.parameters, self.host_parameters)
         if self.model.host_flops is None:
             raise ConfigError("rent_on is 'flops', but torch cannot count those of this model's host: say 'parameters'")
         return Charge(self.specs.costs.flops, np.array([self.model.host_flops]))
 
-    def _first_table(self, model: GrowingModel) -> SeedTable:
+    def _make_table(self) -> SeedTable:
         """Empty slots, and fossils where the model has some already."""
-        shape = (1, len(model.slots))
+        shape = (1, len(self.model.slots))
         blueprints, blends = np.full(shape, NO_BLUEPRINT, np.int64), np.zeros(shape, np.int64)
-        for place, slot in enumerate(model.slots.values()):
+        for place, slot in enumerate(self.model.slots.values()):
             if slot.seed is not None and slot.seed.fossilized:
-                blueprints[0, place], blends[0, place] = (
-                    self.blueprints.index(slot.seed.blueprint.name),
-                    slot.seed.blend,
-                )
+                blueprints[0, place] = self.blueprints.index(slot.seed.blueprint.name)
+                blends[0, place] = slot.seed.blend
         everything = np.ones(self.specs.compatible.shape, np.bool_)
         return with_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
 
-    def affordable(self, blends: Sequence[Blend]) -> Bools:
-        """Which blueprints the budget still allows in which slots, with any of these ``blends``."""
-        return self.affordable_beside(self.table, blends)
+    def affordable(self, table: SeedTable | None = None) -> Bools:
+        """Which blueprints the budget allows in which slots, ``[1, S, K]``, beside the modules in ``table``.
 
-    def affordable_beside(self, table: SeedTable, blends: Sequence[Blend]) -> Bools:
-        """As `affordable`, were ``table`` that of this network."""
-        return affordable_blueprints(self.budget, self.specs.costs, table, blends)
+        ``table`` is that of this network unless another one is given.
+        """
+        return affordable_blueprints(
+            self.budget, self.specs.costs, self.table if table is None else table, self.rules.blends
+        )
 
     @property
     def budget_left(self) -> Floats:
-        """The share of the scarcest cap that is not spent yet."""
+        """The fraction of the scarcest cap that is not spent yet, ``[1]``."""
         return budget_left(self.budget, self.specs.costs, self.table)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The table and what belongs to it."""
-        return to_plain(self._state)
+    def slots_of_layout(self, layout: Layout) -> Bools:
+        """Whether the slot's features have this layout, ``[1, S]``."""
+        return np.array([[slot_layout is layout for slot_layout in self._layouts]])
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called.
+    def legal_actions(self) -> ActionMasks:
+        """The actions that rules, evidence and budget allow now."""
+        return legal_actions(self.table, self.evidence, self.rules, self.specs.compatible, self.affordable())
+
+    def decide(self, actions: Ints) -> Step:
+        """Carry out one action ``[1, 8]``, and let all other slots live on; all of it or nothing.
 
         Raises:
-            CheckpointError: it is of other slots.
+            IllegalActionError: the action is not legal.
         """
-        values = from_plain(self._state, state, "the subject")
-        self.table, self.evidence, self.germinations = values["table"], values["evidence"], values["germinations"]
+        result = step(self.table, self.evidence, actions, self.rules, self.specs.compatible, self.affordable())
+        blueprint, blend = int(actions[0, Head.BLUEPRINT]), Blend(int(actions[0, Head.BLEND]))
+        self.change_slots(result.table, result.transitions, blueprint, blend)
+        return result
 
-    @property
-    def _state(self) -> dict[str, Any]:
-        return {"table": self.table, "evidence": self.evidence, "germinations": self.germinations}
+    def change_slots(
+        self, table: SeedTable, changes: Transitions, blueprint: int = NO_BLUEPRINT, blend: Blend = Blend.ADD
+    ) -> None:
+        """Plant the modules that came in ``changes``, remove those that went, fossilize those that stay for good.
 
-    def slots_of_layout(self, layout: Layout) -> Bools:
-        """Whether the slot's features have this layout."""
-        return np.array([[one is layout for one in self._layouts]])
+        What may fail, which is to make a module, comes first; nothing has changed then.
 
-    def advance(self, actions: Ints, rules: Rules) -> Step:
-        """What the lifecycle makes of these actions ``[1, 8]``; nothing has changed yet."""
-        affordable = self.affordable(rules.blends)
-        return step(self.table, self.evidence, actions, rules, self.specs.compatible, affordable)
-
-    def apply(self, changes: Transitions, actions: Ints, seed: int) -> None:
-        """Plant the seeds that came in ``changes``, remove those that went, fossilize those that stay for good.
-
-        Whatever may fail, which is making a seed, comes first; then nothing has changed yet.
+        Args:
+            table: The lifecycle table that the changes lead to.
+            changes: Transitions of this network.
+            blueprint: Index of the blueprint of what germinates.
+            blend: Of what germinates.
         """
         slots = self.model.slots.values()
         for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
-            generator = seed_generator(seed, place, int(self.germinations[place]))
-            kind = self.specs.kinds[int(actions[0, Head.BLUEPRINT])]
-            slots[place].germinate(kind.name, generator, blend=Blend(int(actions[0, Head.BLEND])))
+            generator = seed_generator(self._random_seed, place, int(self.germinations[place]))
+            slots[place].germinate(self.blueprints[blueprint], generator, blend=blend)
             self.germinations[place] += 1
         for place in changes.slot[changes.after == Stage.PRUNED].tolist():
             slots[place].prune()
         for place in changes.slot[changes.after == Stage.FOSSILIZED].tolist():
             slots[place].fossilize()
-        fresh = (changes.after == Stage.GERMINATED) | (changes.after == Stage.PRUNED)
-        gone = np.zeros((1, len(slots)), np.bool_)
-        gone[0, changes.slot[fresh]] = True
-        self.evidence = self.evidence.without(gone)
+        replaced = (changes.after == Stage.GERMINATED) | (changes.after == Stage.PRUNED)
+        self._forget_evidence(changes.slot[replaced])
+        self.table = table
+        self.update_seeds()
 
-    def revoke(self, gone: Bools) -> Transitions:
-        """Empty the slots ``gone`` ``[1, S]``, whose seeds were taken by another hand; returns what changed."""
-        self.table, changes = revoke(self.table, gone)
-        self.evidence = self.evidence.without(gone)
+    def revoke(self, empty: Bools) -> Transitions:
+        """Update the table after a rollback has removed the modules in the slots ``empty``, bool ``[1, S]``."""
+        self.table, changes = revoke(self.table, empty)
+        self._forget_evidence(changes.slot)
         return changes
 
-    def weigh_seeds(self, isolation: Isolation) -> None:
-        """Give every seed the weight that the table says, and let it learn from its second step on."""
+    def _forget_evidence(self, slots: Ints) -> None:
+        changed = np.zeros((1, len(self.model.slots)), np.bool_)
+        changed[0, slots] = True
+        self.evidence = self.evidence.without(changed)
+
+    def update_seeds(self) -> None:
+        """Give every module the alpha of the table, and let it learn from its second step on."""
         for place, slot in enumerate(self.model.slots.values()):
             seed = slot.seed
             if seed is None or seed.fossilized:
                 continue
             stage = Stage(int(self.table.stage[0, place]))
             seed.alpha.fill_(float(self.table.alpha[0, place]))
-            seed.isolation = isolation if stage is Stage.TRAINING else Isolation.NONE
+            seed.isolation = self.rules.isolation if stage is Stage.TRAINING else Isolation.NONE
             seed.requires_grad_(stage is not Stage.GERMINATED)
             self.model.copies.align(slot)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Table, evidence and germinations, as plain values."""
+        return to_plain(self._state())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was called.
+
+        Raises:
+            CheckpointError: it is of other slots.
+        """
+        values = from_plain(self._state(), state, "the network")
+        self.table, self.evidence, self.germinations = values["table"], values["evidence"], values["germinations"]
+
+    def _state(self) -> dict[str, Any]:
+        return {"table": self.table, "evidence": self.evidence, "germinations": self.germinations}

@@ -66,7 +66,7 @@ def list_structures(network: GrowingNetwork, rules: Rules) -> Iterator[Structure
             return
         yield from extend(chosen, joins, places[1:])
         table = with_fossils(SeedTable.dormant(*shape), chosen, joins, np.ones_like(network.specs.compatible))[0]
-        allowed = (network.specs.compatible & network.affordable_beside(table, rules.blends))[0, places[0]]
+        allowed = (network.specs.compatible & network.affordable(table))[0, places[0]]
         for kind in np.flatnonzero(allowed):
             for blend in blends:
                 there, how = chosen.copy(), joins.copy()

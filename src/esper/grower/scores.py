@@ -19,7 +19,6 @@ import numpy as np
 
 from esper.config.arguments import describe, read_number
 from esper.engine.governor import skill
-from esper.engine.history import improves
 from esper.errors import ConfigError
 from esper.runs.metric import ACCURACY, LOSS, Metric
 from esper.serialization.state_files import from_plain
@@ -28,7 +27,7 @@ UNKNOWN = math.nan
 
 
 class Scores:
-    """Scores figures of one model. Some of what that takes is known only once the first are there, see `begin`.
+    """Scores figures of one model. Some of what that takes is known only once the first are there, see `set_reference`.
 
     Args:
         metric: Name of the figure that growth is about; None: accuracy where there is one, otherwise the loss.
@@ -59,12 +58,10 @@ class Scores:
         self.metric = metric or ""
         """Empty until it is known."""
         self._named = metric is not None
-        self._best = UNKNOWN
-        """The value of a metric that was named, made better the lower it is, at its last progress."""
         self._higher = higher_is_better
         self._classes = classes or 0
         self._outputs = outputs or 0
-        self._begun = False
+        self._has_reference = False
         self._reference = UNKNOWN
         self._first_train_loss = self._first_loss = self._first_accuracy = UNKNOWN
         self.chance_loss = math.log(self.likely_classes)
@@ -72,15 +69,15 @@ class Scores:
         self.chance_score = 1 / self.likely_classes
         """The score of guessing, where the number of classes is known; otherwise the first that was measured."""
 
-    def begin(self, figures: Figures, train_loss: float) -> None:
-        """Take the first figures that are finite for what they are; later ones change nothing.
+    def set_reference(self, figures: Figures, train_loss: float) -> None:
+        """Take the first finite figures as the reference of scores; later ones change nothing.
 
         Raises:
             ConfigError: the metric is not among them, or there is an accuracy but nobody knows of how many classes.
         """
         metric = self.metric or (ACCURACY if ACCURACY in figures else LOSS)
         value = self._value(figures, metric)
-        if self._begun or not (math.isfinite(figures[LOSS]) and math.isfinite(value)):
+        if self._has_reference or not (math.isfinite(figures[LOSS]) and math.isfinite(value)):
             return
         if ACCURACY in figures and not self._classes:
             if self._outputs < 2:
@@ -89,7 +86,7 @@ class Scores:
                     "classes=... (2 for yes and no)"
                 )
             self._classes = self._outputs
-        self._begun, self.metric = True, metric
+        self._has_reference, self.metric = True, metric
         self._first_train_loss = train_loss if math.isfinite(train_loss) else figures[LOSS]
         self._first_loss, self._first_accuracy = figures[LOSS], figures.get(ACCURACY, UNKNOWN)
         self.chance_loss = math.log(self._classes) if self._classes else figures[LOSS]
@@ -109,7 +106,7 @@ class Scores:
             ConfigError: the metric is not among the figures, or these name an accuracy as the first ones did not, or
                 the metric is no number, or too good to be one, although the loss is finite.
         """
-        if not self._begun:
+        if not self._has_reference:
             return UNKNOWN
         if ACCURACY in figures and not self._named and self.metric == LOSS:
             raise ConfigError(
@@ -117,41 +114,34 @@ class Scores:
                 "it to step together with val_loss, or say metric='loss' or metric='accuracy'"
             )
         value = self._value(figures, self.metric)
-        score = value if self._rises(self.metric) else _compute_share_gone(value, self._reference)
+        score = value if self._rises(self.metric) else _relative_improvement(value, self._reference)
         return score - self._penalty(figures)
 
-    def progress(self, figures: Figures) -> bool | None:
-        """Whether a metric that was named, and is not the loss, is better than it was by more than a trifle.
-
-        A trifle is `PLATEAU_IMPROVEMENT` of it. None: progress is what the loss makes.
-        """
+    def progress(self, figures: Figures) -> float | None:
+        """What must fall for growth to make progress: a metric that was named, lower is better; None: the loss."""
         if not self._named or self.metric == LOSS:
             return None
-        value = figures[self.metric] * (-1 if self._rises(self.metric) else 1)
-        improved = math.isnan(self._best) or bool(improves(np.array(value), np.array(self._best)))
-        self._best = value if improved else self._best
-        return improved
+        return figures[self.metric] * (-1 if self._rises(self.metric) else 1)
 
-    def about(self) -> Metric | None:
-        """What growth is about; None until it is known."""
-        if not self._begun:
+    def metric_spec(self) -> Metric | None:
+        """The metric that growth is about; None until it is known."""
+        if not self._has_reference:
             return None
         rises = self._rises(self.metric)
         return Metric(self.metric, rises, None if rises else self._reference)
 
     def value(self, figures: Figures) -> float:
         """What growth is about, as it was measured; NaN before the first figures that are finite."""
-        return self._value(figures, self.metric) if self._begun else UNKNOWN
+        return self._value(figures, self.metric) if self._has_reference else UNKNOWN
 
-    def train_score(self, accuracy: float | None) -> float | None:
-        """The score of training, if its accuracy is known.
+    def check_train_accuracy(self, accuracy: float) -> None:
+        """Refuse an accuracy of training, NaN where it is not known, if growth is about something else.
 
         Raises:
-            ConfigError: growth is about something else.
+            ConfigError: it is.
         """
-        if accuracy is not None and self.metric not in ("", ACCURACY):
-            raise ConfigError(f"train_accuracy says nothing where growth is about {self.metric!r}: leave it out")
-        return accuracy
+        if not math.isnan(accuracy) and self.metric not in ("", ACCURACY):
+            raise ConfigError(f"train_accuracy means nothing where growth is about {self.metric!r}: leave it out")
 
     @property
     def likely_classes(self) -> int:
@@ -159,9 +149,9 @@ class Scores:
         return max(self._classes or self._outputs, 2)
 
     @property
-    def guessing_is_known(self) -> bool:
+    def has_chance_level(self) -> bool:
         """Whether the loss and the score of guessing are, so that a network can be said to do no better."""
-        return self._begun and self._classes > 0
+        return self._has_reference and self._classes > 0
 
     def skills(self, figures: Figures, train_loss: float) -> tuple[float, float]:
         """By accuracy, and by the losses: 0 for a network that has learned nothing, 1 for a perfect one, NaN: unknown.
@@ -169,18 +159,18 @@ class Scores:
         By the losses it is the greater of the shares that are gone of those of training and of validation: a network
         that overfits has not forgotten anything.
         """
-        if not self._begun:
+        if not self._has_reference:
             return UNKNOWN, UNKNOWN
-        return self._by_accuracy(figures), max(self.gone(figures, train_loss))
+        return self._by_accuracy(figures), max(self.improvement_over_chance(figures, train_loss))
 
-    def gone(self, figures: Figures, train_loss: float) -> tuple[float, float]:
+    def improvement_over_chance(self, figures: Figures, train_loss: float) -> tuple[float, float]:
         """The shares of chance's losses that are gone, of training and of validation."""
         first = self.chance_loss if self._classes else self._first_train_loss
-        return _compute_share_gone(train_loss, first), _compute_share_gone(figures[LOSS], self.chance_loss)
+        return _relative_improvement(train_loss, first), _relative_improvement(figures[LOSS], self.chance_loss)
 
-    def gone_since(self, figures: Figures, train_loss: float) -> tuple[float, float]:
+    def improvement_over_start(self, figures: Figures, train_loss: float) -> tuple[float, float]:
         """The shares of the losses that were measured first which are gone, of training and of validation."""
-        return _compute_share_gone(train_loss, self._first_train_loss), _compute_share_gone(
+        return _relative_improvement(train_loss, self._first_train_loss), _relative_improvement(
             figures[LOSS], self._first_loss
         )
 
@@ -233,7 +223,7 @@ class Scores:
         return value
 
 
-def _compute_share_gone(value: float, reference: float) -> float:
+def _relative_improvement(value: float, reference: float) -> float:
     return (reference - value) / (abs(reference) or 1.0)
 
 

@@ -77,10 +77,10 @@ class SeedlessFork:
         # Its groups and state follow with the parameters.
         apart: dict[int, Any] = {id(optimizer.state): defaultdict(dict), id(optimizer.param_groups): []}
         self._optimizer = copy.deepcopy(optimizer, apart)
-        self.take_in(counting)
+        self.sync_modules(counting)
 
     @torch.no_grad()
-    def take_in(self, counting: Iterable[nn.Module]) -> None:
+    def sync_modules(self, counting: Iterable[nn.Module]) -> None:
         """Copy what has begun to count in the model since, and let go of what is no more."""
         modules = list(counting)
         before, self._parameters = self._parameters, {}
@@ -99,9 +99,9 @@ class SeedlessFork:
         named = {name: buffer for name, buffer in self._whole.named_buffers() if buffer in counted}
         kept = self._buffers
         self._buffers = {name: kept[name] if name in kept else buffer.clone() for name, buffer in named.items()}
-        self.arrange()
+        self.sync_optimizer()
 
-    def arrange(self) -> None:
+    def sync_optimizer(self) -> None:
         """Give the optimizer the groups and hyperparameters that the model's has now."""
         self._optimizer.param_groups[:] = [
             {**group, "params": [self._parameters[one] for one in group["params"] if one in self._parameters]}
@@ -184,7 +184,7 @@ class SeedlessFork:
         moments: Mapping[str, Any] = saved["moments"] if saved["optimizer"] == type(self._theirs).__name__ else {}
         state = {place: moments[name] for place, name in enumerate(order) if name in moments}
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
-        self.arrange()
+        self.sync_optimizer()
 
     def _name_parameters(self) -> dict[str, nn.Parameter]:
         """The fork's parameters by the names of the model's."""
@@ -212,7 +212,7 @@ Loss = Callable[..., Tensor]
 REFIT = 2
 """Decisions after which a fork has got over the loss of its seed."""
 _LOSS_LINE = "Grower(..., loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels))"
-_LEARN_APART_LINE = "grower.learn_apart(loss, inputs, labels)"
+_BACKWARD_LINE = "grower.isolated_backward(loss, inputs, labels)"
 
 
 class Counterfactual(StrEnum):
@@ -242,7 +242,7 @@ def require_loss(
     if rules.isolation is Isolation.SHADOW and loss is None:
         raise ConfigError(
             "under isolation shadow a seed learns from a pass of its own over every minibatch: say how to compute its "
-            f"loss, with {_LOSS_LINE}, and call {_LEARN_APART_LINE} before each loss.backward()"
+            f"loss, with {_LOSS_LINE}, and call {_BACKWARD_LINE} before each loss.backward()"
         )
     if evidence is not Counterfactual.REFIT:
         return
@@ -254,7 +254,7 @@ def require_loss(
     if loss is None:
         raise ConfigError(
             "under evidence refit a fork without the seed learns from every minibatch as well: say how to compute its "
-            f"loss, with {_LOSS_LINE}, and call {_LEARN_APART_LINE} before each loss.backward()"
+            f"loss, with {_LOSS_LINE}, and call {_BACKWARD_LINE} before each loss.backward()"
         )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -264,7 +264,7 @@ def require_loss(
         )
 
 
-class ApartLearner:
+class IsolatedTrainer:
     """Lets isolated seeds and forks learn whenever the model does.
 
     Args:
@@ -273,7 +273,7 @@ class ApartLearner:
         evidence: Under ``dependence`` there are no forks.
         loss: Calls ``model``; None where nothing learns apart.
         scaler: Of the loop, if it has one; it multiplies losses before they are differentiated, against underflow.
-        observe: Told of every parameter of an isolated seed whose gradient has grown.
+        on_gradient: Called with every parameter of an isolated module whose gradient has grown.
         average: Makes a parameter's gradient that of all processes.
     """
 
@@ -284,20 +284,21 @@ class ApartLearner:
         evidence: Counterfactual,
         loss: Loss | None,
         scaler: torch.amp.GradScaler | None,
-        observe: Callable[[Tensor], None],
+        *,
+        on_gradient: Callable[[Tensor], None],
         average: Callable[[Tensor], None],
     ) -> None:
         self._model, self._optimizer, self._loss, self._scaler = model, optimizer, loss, scaler
-        self._observe, self._average = observe, average
+        self._on_gradient, self._average = on_gradient, average
         self._forking = evidence is Counterfactual.REFIT
         self._forks: dict[str, SeedlessFork] = {}
-        self._ripe: set[str] = set()
+        self._comparable: set[str] = set()
         """Slots whose forks are old enough to be compared with at the next decision."""
         self._arrived: set[str] = set()
         """Slots whose isolated seed or whose fork has had a gradient since the optimizer's last step."""
         self._minibatches = 0
         """From which forks have learned since the last decision."""
-        optimizer.register_step_pre_hook(self._arrange)
+        optimizer.register_step_pre_hook(self._sync_fork_optimizers)
         optimizer.register_step_post_hook(self._step)
 
     @property
@@ -306,7 +307,7 @@ class ApartLearner:
         trials = {name: seed for name, seed in self._model.seeds.items() if not seed.fossilized}
         return {name: fork for name, fork in self._forks.items() if fork.seed is trials.get(name)}
 
-    def ripe_forks(self) -> dict[str, SeedlessFork | None]:
+    def comparable_forks(self) -> dict[str, SeedlessFork | None]:
         """For the seeds on trial: their forks, None until these are old enough to be compared with.
 
         Raises:
@@ -316,10 +317,10 @@ class ApartLearner:
         if forks and not self._minibatches:
             raise ConfigError(
                 f"under evidence refit the seed in slot {next(iter(forks))!r} is compared with a fork of the model, "
-                f"which has learned nothing since the last decision: call {_LEARN_APART_LINE} before each "
+                f"which has learned nothing since the last decision: call {_BACKWARD_LINE} before each "
                 "loss.backward()"
             )
-        return {name: fork if name in self._ripe else None for name, fork in forks.items()}
+        return {name: fork if name in self._comparable else None for name, fork in forks.items()}
 
     def update_forks(self, table: SeedTable, evidence: Evidence) -> Evidence:
         """After a decision that led to ``table``: fork the model for seeds that are held from now on.
@@ -342,12 +343,12 @@ class ApartLearner:
                 fork = SeedlessFork(self._model, self._optimizer, slot, counting)
                 begun[0, place] = True
             else:
-                fork.take_in(counting)
+                fork.sync_modules(counting)
             self._forks[slot.name] = fork
-        self._ripe = {slots[place].name for place in held if table.stage_age[0, place] >= REFIT}
+        self._comparable = {slots[place].name for place in held if table.stage_age[0, place] >= REFIT}
         return evidence.without(begun)
 
-    def follow(self, loss: Tensor, minibatch: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def add_side_gradients(self, loss: Tensor, minibatch: Sequence[Any], named: Mapping[str, Any]) -> None:
         """Let the backward pass of ``loss`` bring isolated seeds and forks what they learn from this minibatch.
 
         Raises:
@@ -375,7 +376,7 @@ class ApartLearner:
                 fork.add(gradients, weight / usual / usual, anew=anew)
             for parameter, gradient in for_seeds.items():
                 add_gradient(parameter, gradient * (weight / usual))
-                self._observe(parameter)
+                self._on_gradient(parameter)
                 self._average(parameter)
             self._arrived |= forks.keys() | isolated.keys()
             self._minibatches += bool(forks)
@@ -423,10 +424,10 @@ class ApartLearner:
         gradients = [parameter.grad for parameter in self._model.parameters()]
         return not any(gradient is not None and (gradient.is_sparse or gradient.any()) for gradient in gradients)
 
-    def _arrange(self, *_: Any) -> None:
+    def _sync_fork_optimizers(self, *_: Any) -> None:
         # Before the step, as some optimizers count in their groups.
         for fork in self.forks.values():
-            fork.arrange()
+            fork.sync_optimizer()
 
     @torch.no_grad()
     def _step(self, *_: Any) -> None:
@@ -435,12 +436,12 @@ class ApartLearner:
         if isolated and arrived.isdisjoint(isolated):
             raise ConfigError(
                 f"the optimizer made a step without a gradient for the seed in slot {next(iter(isolated))!r}, which "
-                f"learns in isolation shadow: call {_LEARN_APART_LINE} before each loss.backward()"
+                f"learns in isolation shadow: call {_BACKWARD_LINE} before each loss.backward()"
             )
         if forks and arrived.isdisjoint(forks):
             raise ConfigError(
                 f"the optimizer made a step without a gradient for the fork without the seed in slot "
-                f"{next(iter(forks))!r}, which evidence refit needs: call {_LEARN_APART_LINE} before each "
+                f"{next(iter(forks))!r}, which evidence refit needs: call {_BACKWARD_LINE} before each "
                 "loss.backward()"
             )
         for fork in forks.values():

@@ -1,0 +1,221 @@
+"""One model as the growth engine sees it: networks with E = 1 that can be measured, snapshotted and restored.
+
+All processes of a growth are synchronised here: what the first one measures holds in all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from esper.engine.backend import Measurement, Promises
+from esper.engine.governor import Vitals
+from esper.engine.measurements import Evaluation, TrainingReport
+from esper.grower.constraints import ConstraintSet
+from esper.grower.distributed import Processes
+from esper.grower.evaluation import Evaluate, ModelMeasurement, compute_contributions, measure_model
+from esper.grower.governor import ModelSnapshot
+from esper.grower.gradients import GradientRecorder
+from esper.grower.isolated import IsolatedTrainer
+from esper.grower.learning_check import LearningCheck, OptimizerCheck
+from esper.grower.network import GrowingNetwork
+from esper.grower.promise_recorder import PromiseRecorder
+from esper.grower.scores import LOSS, Figures, Scores
+from esper.grower.shared_forward import SharedForwardEvaluator
+from esper.lifecycle.transitions import Transitions
+from esper.numerics.arrays import Bools, Floats
+from esper.numerics.deferred import Deferred
+
+SKILLS = 2
+"""Measures of skill, by accuracy and by losses: a network that guesses by either, and did better before, collapsed."""
+
+
+class ModelBackend:
+    """A model that a user's optimizer trains: an `esper.engine.GrowthBackend`.
+
+    Args:
+        network: The model with its lifecycle table.
+        evaluate: Measures the model.
+        scores: What growth is about.
+        constraints: What else must hold.
+        evaluator: Runs the variants of the model.
+        isolated: Has the forks that modules on trial are compared with.
+        gradients: Of the training since the last decision.
+        promises: Records what promises are measured by; None where no controller goes by them.
+        snapshot: The state to return to.
+        learning: Whether the network learns.
+        trained: Whether the given optimizer trains it.
+        processes: Those that the growth is in.
+        scaled: Whether losses are scaled: then a step with infinite gradients was skipped, which is no trouble.
+    """
+
+    size = 1
+
+    def __init__(
+        self,
+        network: GrowingNetwork,
+        evaluate: Evaluate,
+        *,
+        scores: Scores,
+        constraints: ConstraintSet,
+        evaluator: SharedForwardEvaluator,
+        isolated: IsolatedTrainer,
+        gradients: GradientRecorder,
+        promises: PromiseRecorder | None,
+        snapshot: ModelSnapshot,
+        learning: LearningCheck,
+        trained: OptimizerCheck,
+        processes: Processes,
+        scaled: bool,
+    ) -> None:
+        self.networks = network
+        self.evaluator = evaluator
+        self.measurements: list[ModelMeasurement] = []
+        """Of the present decision: the model after training and, if it was rolled back, as it is now."""
+        self.metrics_before: Figures | None = None
+        """Metrics of the model after training, before any rollback; None where it could not be measured."""
+        self.supplied: Figures | None = None
+        """Metrics of the model as it is, if the user has measured them already."""
+        self.pruned: tuple[str, ...] = ()
+        """Slots that lost their module in the last rollback."""
+        self._evaluate, self._scores, self._constraints, self._isolated = evaluate, scores, constraints, isolated
+        self._gradients, self._promises, self._snapshot = gradients, promises, snapshot
+        self._learning, self._trained, self._processes, self._scaled = learning, trained, processes, scaled
+        self._train_loss = math.nan
+
+    @property
+    def metrics(self) -> Figures:
+        """The newest metrics of the model as it is."""
+        return self.measurements[-1].baseline
+
+    @property
+    def chance_level(self) -> tuple[float, float]:
+        """Loss and score of guessing, or of the first measurement where guessing is not known."""
+        return self._scores.chance_loss, self._scores.chance_score
+
+    def start_measurement(
+        self, training: Deferred[TrainingReport], due: Bools, *, check_finite: bool
+    ) -> Deferred[Measurement]:
+        """Measure the model at once; a model that is not finite is not evaluated."""
+        report = self._processes.broadcast(training.fetch)
+        self.measurements, self.metrics_before, self._train_loss = [], None, float(report.loss[0])
+
+        # A diverged model cannot be measured: all its figures are unknown.
+        unknown = np.full(due.shape, np.nan)
+        evaluation = Evaluation(np.full(1, np.nan), np.full(1, np.nan), unknown, unknown, due)
+        skills, finite, diverged = (math.nan, math.nan), False, False
+        if not check_finite or self.is_finite(self._train_loss):
+            evaluation = self._measure(due, self.supplied)
+            self._scores.check_train_accuracy(float(report.accuracy[0]))
+            self.metrics_before, loss = self.metrics, self.metrics[LOSS]
+            finite = math.isfinite(loss) and math.isfinite(evaluation.accuracy[0]) and math.isfinite(self._train_loss)
+            if math.isfinite(loss) and math.isfinite(evaluation.accuracy[0]):
+                diverged = self._learning.has_diverged(self.metrics, self._train_loss)
+                # An output that is the same for all examples shows no skill, whatever its accuracy happens to be.
+                constant = self.measurements[-1].constant_output
+                skills = (0.0, 0.0) if constant else self._scores.skills(self.metrics, self._train_loss)
+        vitals = Vitals(report.loss, np.array([skills]), np.array([finite]), np.array([diverged]))
+        return Deferred((), lambda: Measurement(report, evaluation, vitals))
+
+    def evaluate(self, due: Bools) -> Evaluation:
+        """Measure the model as it is now, and the modules in the slots ``due``, bool ``[1, S]``."""
+        return self._measure(due, None)
+
+    def is_finite(self, train_loss: float) -> bool:
+        """Whether the training loss, all parameters, gradients and moments are finite."""
+
+        def check() -> bool:
+            finite = self._snapshot.is_finite(gradients=not self._scaled)  # all processes may be needed for that
+            return finite and math.isfinite(train_loss)
+
+        return self._processes.run_on_model(check)
+
+    def measure_dependence(self, slots: Bools) -> tuple[Floats, bool]:
+        """Contributions ``[1, S]`` of the modules in ``slots``, bool ``[1, S]``, by switching them off now.
+
+        And whether none of them is to be kept: the model's output is the same for all examples, or it breaks a
+        constraint.
+        """
+        measurement = self._run(slots, None)
+        contributions = compute_contributions(
+            measurement, self.networks.model, self.networks.table, self._scores.score
+        ).accuracy_contribution
+        broken = bool(self._constraints.find_broken(measurement.baseline))
+        return contributions, measurement.constant_output or broken
+
+    def measure_constraint_references(self) -> None:
+        """Measure the losses that constraints are relative to: those of the model before growth."""
+        if self._constraints.limits:
+            self._constraints.set_references(self._run(np.zeros_like(self._suspects), None).baseline)
+
+    def _measure(self, due: Bools, baseline: Figures | None) -> Evaluation:
+        """Measure the model, of which ``baseline`` is known perhaps, and the modules in the slots ``due``."""
+        network = self.networks
+        forks = self._isolated.comparable_forks()
+        measurement = self._run(due, baseline, forks=forks)
+        # Where a constraint is broken, every module that may be pruned for it is measured.
+        others = self._suspects & ~due
+        if self._constraints.find_broken(measurement.baseline) and others.any():
+            more = self._run(others, measurement.baseline, forks=forks)
+            measurement = measurement._replace(ablated={**measurement.ablated, **more.ablated}, due=due | others)
+        self.measurements.append(measurement)
+        self._scores.set_reference(measurement.baseline, self._train_loss)
+        evaluation = compute_contributions(measurement, network.model, network.table, self._scores.score)
+        progress = self._scores.progress(measurement.baseline)
+        return evaluation if progress is None else replace(evaluation, progress=np.array([progress]))
+
+    def _run(self, due: Bools, baseline: Figures | None, **forks: Any) -> ModelMeasurement:
+        """Measure in the first process, or in all where they share the model."""
+        measure = partial(
+            measure_model,
+            self.evaluator,
+            self.networks.table,
+            self._evaluate,
+            self._constraints.read,
+            baseline,
+            due,
+            **forks,
+        )
+        return self._processes.run_on_model(measure)
+
+    def find_culprit(self) -> Bools:
+        """The module without which constraints are broken by least, bool ``[1, S]``; none if none is broken or none of
+        those that were measured helps.
+        """
+        measurement, suspects, excess = self.measurements[-1], self._suspects, self._constraints.excess
+        left = np.full(suspects.shape, excess(measurement.baseline))
+        before = left.max()
+        for place, name in enumerate(self.networks.model.slots):
+            if name in measurement.ablated and suspects[0, place]:
+                left[0, place] = excess(measurement.ablated[name])
+        return (left == left.min()) & (left < before)
+
+    @property
+    def _suspects(self) -> Bools:
+        """Slots whose modules count, and are not there for good: bool ``[1, S]``."""
+        return self.networks.table.live & self.networks.table.blended
+
+    def measure_promises(self, due: Bools) -> Promises:
+        """Measure what blueprints promise in the slots ``due``, bool ``[1, S]``, from the recorded minibatches."""
+        recorder = self._promises
+        assert recorder is not None, "promises are measured only where a recorder was made for them"
+        missing = Promises(*np.full((2, *self.networks.specs.compatible.shape), np.nan), np.ones(1, np.bool_))
+        return self._processes.broadcast(lambda: recorder.measure(due) if self._gradients.stepped else missing)
+
+    def snapshot(self, rows: Bools) -> None:
+        """Keep the present state of the model as the one to return to."""
+        self._snapshot.take()
+
+    def restore(self, rows: Bools) -> Transitions:
+        """Return the model to its snapshot; gives the modules that were pruned."""
+        self.pruned = self._snapshot.restore()
+        self._trained.accept_changes()
+        self.supplied = None
+        if self._promises is not None:
+            self._promises.clear()  # recorded of a model that is no more
+        empty = np.array([[slot.seed is None for slot in self.networks.model.slots.values()]])
+        return self.networks.revoke(empty)

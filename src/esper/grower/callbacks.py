@@ -1,0 +1,96 @@
+"""Callbacks of a grower: what is done with its decisions, such as printing them or recording them in a run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from esper.grower.decision import Decision, Ending
+from esper.lifecycle.rules import Verdicts
+from esper.lifecycle.table import SeedTable
+from esper.lifecycle.transitions import Transitions
+from esper.numerics.arrays import Floats
+from esper.runs.metric import Metric
+
+if TYPE_CHECKING:
+    from esper.grower.grower import Grower
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """A decision with what it was based on, and the slots around it."""
+
+    decision: Decision
+    train_loss: float
+    train_accuracy: float | None
+    """Accuracy in training; None where it is not known."""
+    value_before: float
+    """The metric before the rollback, if there was one; NaN where it was not measured."""
+    verdicts: Verdicts
+    """Verdicts of the gates ahead of the slots ``[1, S]`` when the decision was made."""
+    changes: Transitions
+    """By the rollback and by the decision."""
+    contributions: Floats
+    """``[1, S]``, as last measured; NaN where they are not known."""
+    before: SeedTable
+    """The slots before the decision."""
+    after: SeedTable
+    """The slots after it."""
+    metric: Metric | None
+    """What growth is about; None: not known yet."""
+    rent: float
+    """The rent of all modules together after it, in units of the score."""
+
+    def __str__(self) -> str:
+        """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer2 +0.012``."""
+        decision = self.decision
+        loss = f"loss {decision.loss:.4g} (training {self.train_loss:.4g}){decision.measured}"
+        contributions = ", ".join(f"{slot} {value:+.3g}" for slot, value in decision.contributions.items())
+        return "; ".join(filter(None, [f"decision {decision.number}: {decision.what}", loss, contributions]))
+
+
+class GrowerCallback:
+    """Base of callbacks: override what you need. In several processes only the first one calls them."""
+
+    def on_start(self, grower: Grower) -> None:
+        """The grower was made; it may be loaded with a saved state later."""
+
+    def on_resume(self, grower: Grower, state: dict[str, Any] | None) -> None:
+        """The grower was loaded with a saved state, in which ``state`` is this callback's `state_dict`, if any."""
+
+    def on_step_start(self, grower: Grower) -> None:
+        """A decision is about to be made."""
+
+    def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
+        """A decision was made and carried out."""
+
+    def on_failure(self, grower: Grower, error: Exception) -> None:
+        """Training diverged once too often."""
+
+    def on_finish(self, grower: Grower, ending: Ending) -> None:
+        """Growth has ended; unfinished modules were kept or pruned."""
+
+    def on_close(self, grower: Grower) -> None:
+        """Training has ended: no other decision comes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, to be saved with the grower."""
+        return {}
+
+
+class PrintDecisions(GrowerCallback):
+    """Prints a line per decision, and one per module that `Grower.finish` judges."""
+
+    def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
+        """Print the decision with its figures."""
+        _print(str(record))
+
+    def on_finish(self, grower: Grower, ending: Ending) -> None:
+        """Print what became of unfinished modules."""
+        _print(*ending.lines)
+
+
+def _print(*lines: str) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()

@@ -1,0 +1,187 @@
+"""Measure one model on validation data: as it is, and with each of its modules switched off or replaced by a fork."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.engine.measurements import Evaluation
+from esper.grower.constraints import Score
+from esper.grower.isolated import SeedlessFork
+from esper.grower.scores import LOSS, Figures
+from esper.grower.shared_forward import SharedForwardEvaluator
+from esper.growth.model import GrowingModel
+from esper.growth.sharding import reshard
+from esper.growth.side_pass import keep_modes
+from esper.growth.taps import IncomparableError, flatten
+from esper.lifecycle.table import SeedTable
+from esper.numerics.arrays import Bools, Floats
+
+Number: TypeAlias = float | Tensor
+"""A tensor holds a single one."""
+Evaluate: TypeAlias = Callable[
+    [GrowingModel], Number | tuple[Number, Number] | Mapping[str, Number] | Mapping[str, Score]
+]
+"""Measures a model on validation data: a loss, a pair of loss and accuracy, or metrics by name with ``loss`` among them;
+under `esper.Constrained` a `Score` for each of several sets by name. It chooses its data and device, must give the same
+metrics for the same model, and may leave the model in `eval` mode."""
+
+
+class ModelMeasurement(NamedTuple):
+    """One model on validation data."""
+
+    baseline: Figures
+    """The model as it is."""
+    ablated: dict[str, Figures]
+    """By slot: with its module switched off, or switched on where it does not count yet."""
+    due: Bools
+    """``[1, S]``: the slots that were to be measured."""
+    constant_output: bool
+    """Whether the model gave the same output for all examples; False where that was not checked."""
+
+
+def measure_model(
+    evaluator: SharedForwardEvaluator,
+    table: SeedTable,
+    evaluate: Evaluate,
+    read: Callable[[object], Figures],
+    baseline: Figures | None,
+    due: Bools,
+    forks: Mapping[str, SeedlessFork | None] = MappingProxyType({}),
+) -> ModelMeasurement:
+    """Measure the model as it is, and with each module that is ``due``, bool ``[1, S]``, at another alpha.
+
+    A module that counts is to be compared with its absence: in the model, or in its fork if ``forks`` names it; it is
+    left out where that is None. A module that does not count yet is put in at full alpha, to be compared with the model
+    as it is.
+
+    Args:
+        evaluator: Runs the variants of the model, in shared passes where it can.
+        table: Lifecycle table ``[1, S]``.
+        evaluate: Measures a model.
+        read: Checks what ``evaluate`` returns.
+        baseline: Metrics of the model as it is, if they are known.
+        due: The slots.
+        forks: By slot.
+
+    Raises:
+        ConfigError: ``evaluate`` returns none of what it may.
+    """
+    model, detector = evaluator.model, ConstantOutputDetector()
+    alphas = {
+        slot.name: 0.0 if table.blended[0, place] else 1.0
+        for place, slot in enumerate(model.slots.values())
+        if slot.seed is not None and due[0, place]
+    }
+    measure = detector.watch_first_call(evaluate) if baseline is None else evaluate
+
+    def compute_metrics(model: GrowingModel) -> Figures:
+        return read(measure(model))
+
+    with restore_modes(model):
+        toggled = {name: alpha for name, alpha in alphas.items() if name not in forks}
+        baseline, ablated = evaluator.measure(compute_metrics, toggled, baseline)
+        for name, fork in forks.items():
+            if name in alphas and fork is not None:
+                ablated[name] = fork.run(lambda: compute_metrics(model))
+    return ModelMeasurement(baseline, ablated, due, detector.is_constant)
+
+
+@contextmanager
+def restore_modes(model: GrowingModel) -> Generator[None]:
+    """After the block every module of the model is in the mode that it was in, and shards are shards again."""
+    try:
+        with keep_modes(model):
+            yield
+    finally:
+        reshard(model)
+
+
+def compute_contributions(
+    measurement: ModelMeasurement, model: GrowingModel, table: SeedTable, score: Callable[[Figures], float]
+) -> Evaluation:
+    """The evaluation ``[1]`` of a measured model with the contributions ``[1, S]`` of its modules, by its score."""
+    by_score, by_loss = np.full(table.stage.shape, np.nan), np.full(table.stage.shape, np.nan)
+    baseline, baseline_score = measurement.baseline, score(measurement.baseline)
+    for place, slot in enumerate(model.slots.values()):
+        if slot.name in measurement.ablated:
+            ablated, sign = measurement.ablated[slot.name], 1.0 if table.blended[0, place] else -1.0
+            by_score[0, place] = sign * (baseline_score - score(ablated))
+            by_loss[0, place] = sign * (ablated[LOSS] - baseline[LOSS])
+    return Evaluation(np.array([baseline[LOSS]]), np.array([baseline_score]), by_score, by_loss, measurement.due)
+
+
+def store_contributions(model: GrowingModel, contributions: Floats) -> None:
+    """Store with each module its contribution, ``[1, S]``, for `GrowingModel.summary`; NaN keeps the earlier one."""
+    for slot, contribution in zip(model.slots.values(), contributions[0].tolist(), strict=True):
+        if slot.seed is not None and math.isfinite(contribution):
+            slot.seed.contribution = contribution
+
+
+T = TypeVar("T")
+
+ROUNDING = 2 * torch.finfo(torch.float32).eps
+"""Relative difference of what is computed of equal rows in one minibatch."""
+
+
+class ConstantOutputDetector:
+    """Watches a model's calls until one of its outputs differs between examples."""
+
+    def __init__(self) -> None:
+        self._varied = self._compared = False
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether different examples had equal outputs in every minibatch; False where that is not known."""
+        return self._compared and not self._varied
+
+    def watch_first_call(self, evaluate: Callable[[GrowingModel], T]) -> Callable[[GrowingModel], T]:
+        """``evaluate``, watched at its first call."""
+        calls = itertools.count()
+
+        def watched(model: GrowingModel) -> T:
+            if next(calls):
+                return evaluate(model)
+            handle = model.register_forward_hook(self._compare_rows, with_kwargs=True)
+            try:
+                return evaluate(model)
+            finally:
+                handle.remove()
+
+        return watched
+
+    @torch.no_grad()
+    def _compare_rows(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        if self._varied or torch.compiler.is_compiling():
+            return
+        try:
+            inputs, outputs = _find_rows((arguments, keywords)), _find_rows(output)
+        except IncomparableError:
+            self._varied = True  # no constant output can be shown
+            return
+        outputs = [rows for rows in outputs if rows.is_floating_point()]
+        if outputs and any(_have_different_rows(rows) for rows in inputs):
+            self._compared = True
+            self._varied = any(_have_different_rows(rows) for rows in outputs)
+
+
+def _find_rows(value: Any) -> list[Tensor]:
+    """The tensors in ``value`` that may hold several examples, ``[N, ...]``."""
+    leaves = [leaf for leaf in flatten(value) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves if leaf.dim() > 0 and len(leaf) > 1 and leaf.numel() and not leaf.is_complex()]
+
+
+def _have_different_rows(rows: Tensor) -> bool:
+    """Whether the examples are not all the same."""
+    first = rows[:1]
+    if not rows.is_floating_point():
+        return bool((rows != first).any())
+    return not bool(torch.isclose(rows, first, rtol=ROUNDING, atol=0.0).all())

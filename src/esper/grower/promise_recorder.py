@@ -1,0 +1,241 @@
+"""What blueprints promise in a model that a user's loop trains, from the passes that the loop makes anyway.
+
+Where a minibatch's loss is a mean over its examples, its backward pass brings to every slot the functional gradients
+that `esper.growth.promise` needs, divided by the number of examples. So no loss function is needed: features and
+gradients of the newest examples are recorded, and candidates are measured by them when it is time to.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.engine.backend import Promises
+from esper.engine.budget import TRAINING_PASSES
+from esper.errors import ConfigError, LookError, SlotError
+from esper.growth.blueprints.registry import Blueprint, LayerCall, Reads
+from esper.growth.look import Candidate, Look, promise_of, raise_precision
+from esper.growth.model import GrowingModel
+from esper.growth.promise import GRAM_BYTES
+from esper.growth.side_pass import Asked
+from esper.growth.slot import Slot
+from esper.numerics.arrays import Bools
+from esper.serialization.state_files import to_plain
+
+_SEED, _DRAW = 0, 0
+"""Random seed of the initial values of candidates, as in populations."""
+LEAST = 2
+"""Fewest examples that can be split into two halves."""
+FEWEST_EXAMPLES = 32
+"""Examples that are used however many parameters a blueprint has."""
+_BYTES = torch.float32.itemsize
+_CALLER = 8
+"""Calls between a warning and the loop that called `esper.Grower.step`."""
+
+
+class RecordedBatch(NamedTuple):
+    """Some examples of one minibatch at one slot."""
+
+    features: Tensor
+    """``[B, ...]``."""
+    inputs: Tensor | None
+    """Of the network, ``[B, ...]``; None where no blueprint reads them, or they are not known."""
+    gradients: Tensor
+    """Gradient of each example's own loss with respect to the features, ``[B, ...]``, up to one factor for all."""
+    first: Tensor | None
+    """The layer's first argument, ``[B, ...]``; None where no blueprint reads it, or it is not a tensor."""
+    single_argument: bool
+    """Whether the layer had no other argument."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> RecordedBatch:
+        """The recorded batch with its tensors changed."""
+        first, inputs = (None if part is None else change(part) for part in (self.first, self.inputs))
+        return RecordedBatch(change(self.features), inputs, change(self.gradients), first, self.single_argument)
+
+
+class PromiseRecorder:
+    """Records features and functional gradients at the slots, and measures what blueprints promise there.
+
+    Args:
+        model: Attached; one recorder at a time.
+        kinds: The K blueprints in the order of the promises.
+        examples: How many of the newest examples to measure by.
+        scaler: Of the loop, where it scales losses.
+        add_flops: Called with the FLOPs that measuring takes.
+        active: Whether to record at all: of several processes the first does, and all where they share the model, since
+            recording may change what a backward pass computes.
+    """
+
+    def __init__(
+        self,
+        model: GrowingModel,
+        kinds: Sequence[type[Blueprint]],
+        examples: int,
+        scaler: torch.amp.GradScaler | None,
+        add_flops: Callable[[float], None],
+        *,
+        active: bool,
+    ) -> None:
+        self._model, self._kinds, self._examples = model, kinds, examples
+        self._scaler, self._add_flops, self._active = scaler, add_flops, active
+        self._batches: dict[str, deque[RecordedBatch]] = {name: deque() for name in model.slots}
+        self._warned: set[str] = set()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is recorded."""
+        return not any(self._batches.values())
+
+    def set_recording(self, recording: bool) -> None:
+        """Record from now on, or stop."""
+        for slot in self._model.slots.values():
+            slot.listener = self._record_features if recording and self._active else None
+
+    def clear(self) -> None:
+        """Forget all batches: they are of a model that has changed."""
+        for batches in self._batches.values():
+            batches.clear()
+
+    def _record_features(self, slot: Slot, call: LayerCall, features: Tensor) -> Tensor:
+        """Keep the slot's features until their gradient arrives, if it ever does."""
+        if not torch.is_grad_enabled() or not features.is_floating_point() or features.is_nested:
+            return features
+        leaf = features
+        if not features.requires_grad:  # nothing before it learns, but a module here would
+            leaf = torch.zeros_like(features, requires_grad=True)
+            features = features + leaf
+        first = call.first if self._offers(slot, Reads.LAYER) else None
+        batch = RecordedBatch(
+            features.detach()[: self._examples].clone(),
+            self._find_inputs(slot, features),
+            features.detach()[:0],
+            None if first is None or len(first) != len(features) else first.detach()[: self._examples].clone(),
+            call.alone,
+        )
+        leaf.register_hook(partial(self._record_gradient, slot.name, batch))
+        return features
+
+    def _offers(self, slot: Slot, reads: Reads) -> bool:
+        """Whether the slot offers a blueprint that reads this."""
+        return any(kind.reads is reads for kind in self._kinds if kind.name in slot.blueprints)
+
+    def _find_inputs(self, slot: Slot, features: Tensor) -> Tensor | None:
+        """The network's inputs for the same examples, where a blueprint reads them and they are of this pass."""
+        if not self._offers(slot, Reads.NETWORK):
+            return None
+        try:
+            inputs = slot.tap.inputs
+        except SlotError:  # a part of the host was called alone
+            return None
+        return inputs.detach()[: self._examples] if len(inputs) == len(features) else None
+
+    @torch.no_grad()
+    def _record_gradient(self, name: str, batch: RecordedBatch, gradient: Tensor) -> None:
+        """Keep the newest examples: no minibatch more than it takes to have enough."""
+        # The gradient is of a mean over the batch; in half precision the product, or a scaled loss, might overflow.
+        gradients = raise_precision(gradient.detach()[: len(batch.features)]) * len(gradient)
+        if self._scaler is not None:
+            gradients = gradients / self._scaler.scale(torch.ones((), device=gradients.device))
+        batches = self._batches[name]
+        if batches and batches[-1].features is batch.features:  # another loss of the same forward pass
+            batches[-1] = batches[-1]._replace(gradients=batches[-1].gradients + gradients)
+            return
+        batches.append(batch._replace(gradients=gradients))
+        while sum(len(kept.gradients) for kept in batches) - len(batches[0].gradients) >= self._examples:
+            batches.popleft()
+
+    def measure(self, free: Bools) -> Promises:
+        """What is promised in the slots ``free``, bool ``[1, S]``; missing where too little was recorded in all."""
+        fitted, held_out = np.full((2, 1, len(self._model.slots), len(self._kinds)), np.nan)
+        requested = False
+        with torch.no_grad(), torch.autocast(self._model.slots.values()[0].anchor.device.type, enabled=False):
+            for place, slot in enumerate(self._model.slots.values()):
+                for index, kind in enumerate(self._kinds):
+                    if free[0, place] and kind.name in slot.blueprints and slot.enabled:
+                        requested = True
+                        candidate = self._measure_candidate(place, slot, kind)
+                        if candidate is not None:
+                            fitted[0, place, index] = candidate.promise
+                            held_out[0, place, index] = candidate.promise_held_out
+        return Promises(fitted, held_out, np.array([requested and not np.isfinite(fitted).any()]))
+
+    def _measure_candidate(self, place: int, slot: Slot, kind: type[Blueprint]) -> Candidate | None:
+        """By the newest examples, or by fewer where a blueprint has very many parameters; None: too few."""
+        if kind.reads is Reads.CALL and slot.sharding is not None:
+            # All processes would have to gather the block's parameters, and one measures.
+            self._warn_once(kind.name, f"blueprint {kind.name!r} copies a block whose parameters processes share")
+            return None
+        bound = GRAM_BYTES // (_BYTES * max(kind.parameters_at(slot.site), 1))
+        batches = self._select_newest(slot.name, min(self._examples, max(bound, FEWEST_EXAMPLES)))
+        examples = sum(len(batch.gradients) for batch in batches)
+        inputs = [batch.inputs for batch in batches if batch.inputs is not None]
+        if examples < LEAST:
+            self._warn_once(slot.name, f"no gradients were recorded at slot {slot.name!r}")
+            return None
+        if kind.reads is Reads.NETWORK and len(inputs) < len(batches):
+            self._warn_once(kind.name, f"blueprint {kind.name!r} reads the network's input, which was not recorded")
+            return None
+        gram = 2 * examples**2 * kind.parameters_at(slot.site)
+        self._add_flops(TRAINING_PASSES * examples * kind.flops_at(slot.site) + gram)
+        recorded = Asked(
+            [],
+            [batch.features for batch in batches],
+            [batch.gradients for batch in batches],
+            [batch.first for batch in batches if batch.first is not None],
+            all(batch.single_argument for batch in batches),
+        )
+        try:
+            return promise_of(slot, kind, recorded, inputs, [(_SEED, place, _DRAW)])
+        except LookError as error:
+            self._warn_once(kind.name, str(error))
+            return None
+
+    def _select_newest(self, name: str, count: int) -> list[RecordedBatch]:
+        """The newest examples, at most ``count``, without minibatches whose gradients were not finite."""
+        batches: list[RecordedBatch] = []
+        for batch in reversed(self._batches[name]):
+            if count and bool(batch.gradients.isfinite().all()):
+                part = slice(min(count, len(batch.gradients)))
+                batches.insert(0, batch.map(lambda tensor, part=part: tensor[part]))
+                count -= len(batches[0].gradients)
+        return batches
+
+    def _warn_once(self, key: str, reason: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            warnings.warn(f"{reason}: rules that go by promises plant nothing there", stacklevel=_CALLER)
+
+    def read_look(self, look: Look, free: Bools) -> Promises:
+        """The promises that `GrowingModel.look` has measured in the slots ``free``, bool ``[1, S]``.
+
+        Raises:
+            ConfigError: it is of another model.
+        """
+        fitted, held_out = np.full((2, 1, len(self._model.slots), len(self._kinds)), np.nan)
+        slots, names = list(self._model.slots), [kind.name for kind in self._kinds]
+        for row in look.rows:
+            if row.slot not in slots or row.blueprint not in names:
+                raise ConfigError(f"look has {row.blueprint!r} in slot {row.slot!r}, which this model lacks")
+            place = 0, slots.index(row.slot), names.index(row.blueprint)
+            if free[0, place[1]]:
+                fitted[place], held_out[place] = row.promise, row.promise_held_out
+        return Promises(fitted, held_out, np.zeros(1, np.bool_))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The recorded batches, as plain values."""
+        return {name: to_plain([tuple(batch) for batch in batches]) for name, batches in self._batches.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was called."""
+        for slot in self._model.slots.values():
+            device = slot.anchor.device
+            self._batches[slot.name] = deque(
+                RecordedBatch(*batch).map(lambda tensor, device=device: tensor.to(device)) for batch in state[slot.name]
+            )

@@ -1,0 +1,356 @@
+"""Records a grower's decisions in a run's folder, which `esper dash`, `report` and `runs` read."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakValueDictionary, finalize
+
+import numpy as np
+import yaml
+
+from esper import __version__
+from esper.config.arguments import FilePath, check_arguments
+from esper.config.settings import Settings
+from esper.engine.recorder import LifecycleRecorder, replace_unmeasured
+from esper.errors import ConfigError, RunError
+from esper.files import write_atomically
+from esper.grower.callbacks import DecisionRecord, GrowerCallback
+from esper.grower.decision import Ending
+from esper.lifecycle.rules import GATES, Reason
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.transitions import Cause
+from esper.runs.events import (
+    GateJudged,
+    LifecycleTransition,
+    Place,
+    RolledBack,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    RunStarted,
+    StepTaken,
+)
+from esper.runs.metric import SCORE
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import GROWER, RunDirectory
+from esper.runs.store import RunStore
+
+if TYPE_CHECKING:
+    from esper.grower.grower import Grower
+
+COMMAND = "grow"
+"""What metadata call the runs of models that grow alone."""
+_ADDED = "added_parameters"
+"""Scalar: parameters of all modules in the model."""
+_ID = "id"
+"""Metadata by which a saved grower knows its run again."""
+_SAME = ("slots", "blueprints")
+"""Metadata in which a run must agree with the grower that goes on with it."""
+_EPISODE, _ENVIRONMENT = 1, 0
+"""There is but one of each."""
+
+_writers: WeakValueDictionary[Path, RunRecorder] = WeakValueDictionary()
+"""Recorders of this process, by the folders that they write."""
+
+
+class RunRecorder(GrowerCallback):
+    """Records a grower's decisions in a run's folder: all of a decision is safe there when `Grower.step` returns.
+
+    A run begins where its folder is new, and goes on once the grower that wrote it is loaded.
+
+    Args:
+        path: A new folder, or the one that the saved grower had.
+
+    Raises:
+        ConfigError: it is not a path.
+        RunError: when the grower is made, if the folder holds something else, is in use, or cannot be written.
+    """
+
+    @check_arguments(ConfigError)
+    def __init__(self, path: FilePath) -> None:
+        self.path = Path(path).resolve()
+        self.id: str | None = None
+        """The run's id; None before a grower was made with this recorder."""
+        self._directory = RunDirectory(self.path)
+        self._resources = ExitStack()
+        finalize(self, self._resources.close)
+        self._store: RunStore | None = None
+        self._started, self._ended, self._released = 0.0, False, False
+
+    def on_start(self, grower: Grower) -> None:
+        """Begin the run, unless it has decisions already: then it waits for a saved state."""
+        self._config = self._describe_config(grower)
+        self.id, recorded = self._find_run(grower)
+        if not recorded:
+            self._open(grower)
+
+    def on_resume(self, grower: Grower, state: dict[str, Any] | None) -> None:
+        """Go on with the run that the grower was saved in.
+
+        Raises:
+            RunError: the folder holds another run, or one that has not come so far.
+        """
+        decisions, saved_in = grower.decisions, None if state is None else state.get(_ID)
+        present, recorded = self._find_run(grower)
+        if recorded and saved_in != present:
+            raise RunError(
+                f"{self.path} holds another run than the one that this grower was saved in: give the folder of that "
+                "one, or a new one"
+            )
+        if recorded and recorded < decisions:
+            raise RunError(
+                f"{self.path} ends after decision {recorded}, the grower's is {decisions}: give a new folder"
+            )
+        self._open(grower)
+
+    def on_step_start(self, grower: Grower) -> None:
+        """Refuse to go on where the folder is not this recorder's to write.
+
+        Raises:
+            RunError: it is not.
+        """
+        self._require_open()
+
+    def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
+        """Record a decision, durably; with the last one that is planned the run has ended, until there is another."""
+        store, number = self._require_open(), record.decision.number
+        if self._ended:
+            self._start_run(grower, store, number - 1)
+        # The metric is known only once it is first measured.
+        if record.metric is not None:
+            store.set_metadata(record.metric.metadata())
+        store.scalars(number, _list_scalars(grower, record))
+        rollback, everyone, recorder = record.decision.rollback, np.ones(1, np.bool_), self._recorder
+        slots = list(grower.model.slots)
+
+        def place(_: int) -> Place:
+            return _place(number)
+
+        if rollback is not None:
+            store.emit(
+                RolledBack(
+                    **_place(number),
+                    trouble=rollback.trouble.name.lower(),
+                    loss_before=rollback.loss,
+                    metric_before=record.value_before,
+                    loss_after=rollback.loss_restored,
+                    metric_after=record.decision.value,
+                    pruned=tuple(slots.index(name) for name in rollback.pruned),
+                    ended=False,
+                )
+            )
+        for event in recorder.record_verdicts(record.verdicts, record.before, everyone, place):
+            store.emit(event)
+        for event in recorder.record_transitions(record.changes, record.contributions, everyone, place):
+            store.emit(event)
+        decision, table = record.decision, record.after
+        store.emit(
+            StepTaken(
+                **_place(number),
+                op=decision.op.name.lower(),
+                slot=None if decision.slot is None else slots.index(decision.slot),
+                blueprint=decision.blueprint,
+                train_loss=record.train_loss,
+                loss=decision.loss,
+                metric=decision.value,
+                objective=decision.score - record.rent,
+                added=grower.model.added_parameters / grower.model.host_parameters,
+                stages=recorder.describe_stages(table)[0],
+                blueprints=recorder.describe_blueprints(table)[0],
+                alphas=tuple(cast("list[float]", table.alpha[0].tolist())),
+                contributions=replace_unmeasured(record.contributions[0].tolist()),
+            )
+        )
+        store.flush()
+        if decision.finished or number == grower.config.horizon:
+            self._end_run(store, number)
+
+    def on_finish(self, grower: Grower, ending: Ending) -> None:
+        """Record what became of unfinished modules; the run has ended, until there is another decision.
+
+        It is recorded once, whoever was killed after that and goes on from before.
+        """
+        if self._store is None and not ending.changes:
+            return
+        store, decisions = self._require_open(), grower.decisions
+        slots, finish = list(grower.model.slots), Cause.FINISH.name.lower()
+        transitions = store.events(LifecycleTransition)
+        if not any(event.cause == finish and event.iteration == decisions for event in transitions):
+            for change in ending.changes:
+                store.emit(
+                    LifecycleTransition(
+                        **_place(decisions),
+                        slot=slots.index(change.slot),
+                        before=change.before.name.lower(),
+                        after=change.after.name.lower(),
+                        blueprint=change.blueprint,
+                        cause=change.cause.name.lower(),
+                        reason=change.reason.name.lower(),
+                        contribution=ending.contributions.get(change.slot),
+                    )
+                )
+            if ending.changes:
+                store.scalars(decisions, {_ADDED: grower.model.added_parameters})
+            store.flush()
+        if not self._ended:
+            self._end_run(store, decisions)
+
+    def on_failure(self, grower: Grower, error: Exception) -> None:
+        """Record why training stops."""
+        store = self._require_open()
+        store.emit(RunFailed(iteration=grower.decisions, reason=str(error)))
+        store.flush()
+
+    def on_close(self, grower: Grower) -> None:
+        """End the run, and leave the folder to others."""
+        if self._store is None:
+            return
+        if not self._ended:
+            self._end_run(self._store, grower.decisions)
+        self.release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run's id."""
+        return {_ID: self.id}
+
+    def release(self) -> None:
+        """Leave the folder to others, for good."""
+        self._store = None
+        self._released = True
+        self._resources.close()
+        _writers.pop(self.path, None)
+
+    def _require_open(self) -> RunStore:
+        if self._store is not None:
+            return self._store
+        if self._released:
+            raise RunError(f"this grower no longer writes {self.path}: it was closed, or another one goes on with it")
+        raise RunError(
+            f"{self.path} holds a run already: go on with it by load_state_dict of a grower that was saved in it, or "
+            "give a new folder"
+        )
+
+    def _find_run(self, grower: Grower) -> tuple[str, int]:
+        """Id and decisions of the run in the folder, which must be one of this grower; those of a new run if empty."""
+        new = secrets.token_hex(8), 0
+        store = self._directory.store
+        if not store.is_file() or not store.stat().st_size:
+            self._require_empty()
+            return new
+        with RunReader.open(store) as reader:
+            metadata, decisions = reader.metadata(), reader.last_iteration()
+        if not metadata:  # it was killed in its first moment
+            return new
+        if _ID not in metadata:
+            raise RunError(f"{self.path} holds a run that no `{GROWER}` wrote: give a new folder")
+        expected = self._describe_run(grower)
+        for key in _SAME:
+            if metadata.get(key) != expected[key]:
+                raise RunError(
+                    f"{self.path} holds another run, with {key} {metadata.get(key)!r} instead of {expected[key]!r}: "
+                    "give a new folder"
+                )
+        return str(metadata[_ID]), decisions
+
+    def _require_empty(self) -> None:
+        if not self.path.exists():
+            return
+        try:
+            self._directory.require_new()
+        except OSError as error:
+            raise RunError(f"cannot write a run to {self.path} ({error.strerror}): give a new folder") from error
+        except RunError:
+            raise RunError(f"{self.path} is not empty and holds no run: give a new folder") from None
+
+    def _open(self, grower: Grower) -> None:
+        """Take the folder from an earlier grower of this process, lock it, and start or continue the run."""
+        if self._store is None:
+            holder = _writers.get(self.path)
+            if holder is not None:
+                holder.release()
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RunError(f"cannot make the folder {self.path} ({error.strerror}): give another") from error
+            self._resources.enter_context(self._directory.locked(GROWER))
+            self.id, _ = self._find_run(grower)  # its former holder may have written
+            self._store = self._resources.enter_context(self._directory.open_store())
+            _writers[self.path] = self
+        self._start_run(grower, self._store, grower.decisions)
+        write_atomically(self._directory.config, yaml.safe_dump(dict(self._config), sort_keys=False))
+
+    def _start_run(self, grower: Grower, store: RunStore, decisions: int) -> None:
+        """Start the run, or go on with it after so many decisions; what it has of later ones is deleted."""
+        store.rewind(decisions)
+        store.set_metadata(self._describe_run(grower))
+        if not decisions and not store.newest(RunStarted.name):
+            store.emit(RunStarted(iteration=0, esper_version=__version__, seed=grower.config.seed))
+        else:
+            store.emit(RunResumed(iteration=decisions, esper_version=__version__))
+        store.flush()
+        self._recorder = self._make_recorder(grower, store, decisions)
+        self._started, self._ended = time.perf_counter(), False
+
+    def _make_recorder(self, grower: Grower, store: RunStore, decisions: int) -> LifecycleRecorder:
+        """A recorder that knows the verdicts of the last decision: the newest of gates that still stand there."""
+        recorder = LifecycleRecorder(1, len(grower.model.slots), grower.network.blueprints)
+        last_step = [step.stages for step in store.events(StepTaken) if step.iteration == decisions - 1]
+        for event in store.events(GateJudged) if last_step else ():
+            stage = Stage[last_step[0][event.slot].upper()]
+            if GATES.get(stage) == event.gate:
+                recorder.reasons[0, event.slot] = Reason[event.reason.upper()]
+                recorder.judged_stages[0, event.slot] = stage
+        return recorder
+
+    def _end_run(self, store: RunStore, decisions: int) -> None:
+        store.emit(RunEnded(iteration=decisions, seconds=time.perf_counter() - self._started))
+        store.flush()
+        self._ended = True
+
+    def _describe_config(self, grower: Grower) -> dict[str, Any]:
+        """The run's ``config.yaml``: the host and the grower's configuration."""
+        values = grower.describe_config().items()
+        plain = {name: value.model_dump(mode="json") if isinstance(value, Settings) else value for name, value in values}
+        slots = {slot.name: list(slot.blueprints) for slot in grower.model.slots.values()}
+        return {"host": type(grower.model.host).__name__, "slots": slots, **plain}
+
+    def _describe_run(self, grower: Grower) -> dict[str, Any]:
+        """The run's metadata."""
+        horizon = grower.config.horizon
+        return {
+            "command": COMMAND,
+            "seed": grower.config.seed,
+            "environments": 1,
+            "slots": list(grower.model.slots),
+            "blueprints": grower.network.blueprints,
+            "host_parameters": grower.model.host_parameters,
+            _ID: self.id,
+            **{name: self._config[name] for name in ("host", "controller", "evidence")},
+            **({} if horizon is None else {"iterations": horizon, "steps": horizon}),
+        }
+
+
+def _list_scalars(grower: Grower, record: DecisionRecord) -> dict[str, float]:
+    """Scalars by name: the metric under its own name, and the score where that is another figure."""
+    decision, metric = record.decision, record.metric
+    measured: dict[str, float | None] = {}
+    if metric is not None:
+        measured = {metric.train_scalar: record.train_accuracy, metric.scalar: decision.value}
+        measured |= {} if metric.higher_is_better else {SCORE: decision.score}
+    return {
+        **{name: value for name, value in measured.items() if value is not None and not math.isnan(value)},
+        "train_loss": record.train_loss,
+        "validation_loss": decision.loss,
+        _ADDED: grower.model.added_parameters,
+        **{f"contribution/{slot}": value for slot, value in decision.contributions.items()},
+    }
+
+
+def _place(number: int) -> Place:
+    """The first fields of an event of the decision with that number."""
+    return Place(iteration=number, episode=_EPISODE, environment=_ENVIRONMENT, step=number - 1)
