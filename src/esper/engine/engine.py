@@ -57,7 +57,7 @@ class GrowthEngine:
         observation, masks = engine.observe(situation), engine.legal_actions()
         actions, state = controller.act(observation, masks, state)
         engine.apply(actions)
-        training = train()                      # a population's minibatches, or the user's own loop
+        training = train()  # a population's minibatches, or the user's own loop
         assessment = engine.assess(training, running)
         engine.measure_promises(running)
     ```
@@ -156,9 +156,7 @@ class GrowthEngine:
         self.history.record(self._actions, networks.table, report, evaluation)
         return Assessment(report, evaluation, before, intervention)
 
-    def measure_promises(
-        self, running: Bools, rows: Bools | None = None, *, supplied: Promises | None = None
-    ) -> None:
+    def measure_promises(self, running: Bools, rows: Bools | None = None, *, supplied: Promises | None = None) -> None:
         """Measure what blueprints promise in free slots, where it is time to.
 
         Args:

@@ -71,7 +71,9 @@ class LifecycleRecorder:
 
     def describe_stages(self, table: SeedTable) -> list[tuple[str, ...]]:
         """Names of the stages of each network's slots."""
-        return [tuple(Stage(stage).name.lower() for stage in row) for row in cast("list[list[int]]", table.stage.tolist())]
+        return [
+            tuple(Stage(stage).name.lower() for stage in row) for row in cast("list[list[int]]", table.stage.tolist())
+        ]
 
     def describe_blueprints(self, table: SeedTable) -> list[tuple[str | None, ...]]:
         """Names of the blueprints in each network's slots; None for an empty one."""

@@ -106,7 +106,9 @@ class ModelBackend:
 
         # A diverged model cannot be measured: all its figures are unknown.
         unknown = np.full(due.shape, np.nan)
-        evaluation = Evaluation(np.full(1, np.nan), np.full(1, np.nan), unknown, unknown, due)
+        evaluation = self._add_progress(
+            Evaluation(np.full(1, np.nan), np.full(1, np.nan), unknown, unknown, due), metrics=None
+        )
         skills, finite, diverged = (math.nan, math.nan), False, False
         if not check_finite or self.is_finite(self._train_loss):
             evaluation = self._measure(due, self.supplied)
@@ -165,7 +167,10 @@ class ModelBackend:
         self.measurements.append(measurement)
         self._scores.set_reference(measurement.baseline, self._train_loss)
         evaluation = compute_contributions(measurement, network.model, network.table, self._scores.score)
-        progress = self._scores.progress(measurement.baseline)
+        return self._add_progress(evaluation, measurement.baseline)
+
+    def _add_progress(self, evaluation: Evaluation, metrics: Figures | None) -> Evaluation:
+        progress = self._scores.progress(metrics)
         return evaluation if progress is None else replace(evaluation, progress=np.array([progress]))
 
     def _run(self, due: Bools, baseline: Figures | None, **forks: Any) -> ModelMeasurement:

@@ -119,7 +119,9 @@ class GrowerConfig(Settings):
         """
         unknown = next((name for name in fields if name not in type(self).model_fields), None)
         if unknown is not None:
-            hint = did_you_mean(unknown, type(self).model_fields) or f"; choose from {', '.join(type(self).model_fields)}"
+            hint = (
+                did_you_mean(unknown, type(self).model_fields) or f"; choose from {', '.join(type(self).model_fields)}"
+            )
             raise ConfigError(f"a grower has no argument {unknown!r}{hint}")
         values = {name: getattr(self, name) for name in self.model_fields_set} | dict(fields)
         try:

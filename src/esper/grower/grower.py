@@ -168,9 +168,7 @@ class Grower:
         recorder = None
         if promise is not None:
             active = model.sharded or processes.first
-            recorder = PromiseRecorder(
-                model, spec.kinds, promise.examples, config.scaler, spending.add, active=active
-            )
+            recorder = PromiseRecorder(model, spec.kinds, promise.examples, config.scaler, spending.add, active=active)
 
         # The engine measures, judges and decides on the model through its backend.
         learning = LearningCheck(conduct.governor, scores)
@@ -334,8 +332,7 @@ class Grower:
             before=before,
             after=result.table,
             metric=self.scores.metric_spec(),
-            rent=self.config.rent
-            * math.log1p(float(self.network.charge.added(result.table, result.table.owning)[0])),
+            rent=self.config.rent * math.log1p(float(self.network.charge.added(result.table, result.table.owning)[0])),
         )
         self._notify(lambda callback: callback.on_decision(self, record))
         self._share_spending()

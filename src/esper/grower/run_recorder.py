@@ -315,7 +315,9 @@ class RunRecorder(GrowerCallback):
     def _describe_config(self, grower: Grower) -> dict[str, Any]:
         """The run's ``config.yaml``: the host and the grower's configuration."""
         values = grower.describe_config().items()
-        plain = {name: value.model_dump(mode="json") if isinstance(value, Settings) else value for name, value in values}
+        plain = {
+            name: value.model_dump(mode="json") if isinstance(value, Settings) else value for name, value in values
+        }
         slots = {slot.name: list(slot.blueprints) for slot in grower.model.slots.values()}
         return {"host": type(grower.model.host).__name__, "slots": slots, **plain}
 

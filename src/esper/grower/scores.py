@@ -117,11 +117,11 @@ class Scores:
         score = value if self._rises(self.metric) else _relative_improvement(value, self._reference)
         return score - self._penalty(figures)
 
-    def progress(self, figures: Figures) -> float | None:
-        """What must fall for growth to make progress: a metric that was named, lower is better; None: the loss."""
+    def progress(self, figures: Figures | None) -> float | None:
+        """What must fall for growth to make progress, NaN without figures; None: the loss, unless a metric was named."""
         if not self._named or self.metric == LOSS:
             return None
-        return figures[self.metric] * (-1 if self._rises(self.metric) else 1)
+        return UNKNOWN if figures is None else figures[self.metric] * (-1 if self._rises(self.metric) else 1)
 
     def metric_spec(self) -> Metric | None:
         """The metric that growth is about; None until it is known."""

@@ -53,7 +53,7 @@ def _merge(merge: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
     if is_dataclass(first):
         names = [field.name for field in fields(first)]
         return kind(**{name: _merge(merge, [getattr(part, name) for part in parts]) for name in names})
-    return merge(parts)
+    return None if parts[0] is None else merge(parts)
 
 
 def named_arrays(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

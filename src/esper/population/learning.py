@@ -158,9 +158,7 @@ def start_training(
 
     def report(loss: Floats, accuracy: Floats, by_row: Floats) -> TrainingReport:
         hosts, seeds = split_by_slot(population, by_row)
-        return TrainingReport(
-            loss, accuracy, hosts[-1], seeds[-1], measure_health(population, hosts, seeds, learning)
-        )
+        return TrainingReport(loss, accuracy, hosts[-1], seeds[-1], measure_health(population, hosts, seeds, learning))
 
     return Deferred((torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms)), report)
 
