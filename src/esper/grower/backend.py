@@ -208,7 +208,8 @@ class ModelBackend:
         """Measure what blueprints promise in the slots ``due``, bool ``[1, S]``, from the recorded minibatches."""
         recorder = self._promises
         assert recorder is not None, "promises are measured only where a recorder was made for them"
-        missing = Promises(*np.full((2, *self.networks.specs.compatible.shape), np.nan), np.ones(1, np.bool_))
+        unknown = np.full(self.networks.specs.compatible.shape, np.nan)
+        missing = Promises(unknown, unknown, np.ones(1, np.bool_))
         return self._processes.broadcast(lambda: recorder.measure(due) if self._gradients.stepped else missing)
 
     def snapshot(self, rows: Bools) -> None:

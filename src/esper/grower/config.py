@@ -76,8 +76,8 @@ class GrowerConfig(Settings):
     rent: NonNegativeFloat = 0.0
     """Price of growth: ``rent * log1p(added / host)`` is taken off the score."""
     rent_on: RentBasis = "parameters"
-    """What ``added`` and ``host`` are: parameters, or FLOPs of a forward pass for one example. Controllers see all costs
-    in it; policies were trained with parameters."""
+    """What ``added`` and ``host`` are: parameters, or FLOPs of a forward pass for one example. Controllers see all
+    costs in it; policies were trained with parameters."""
     train_size: PositiveInt = 1000
     """Number of training examples; policies see it."""
     classes: Annotated[AtLeastTwo, _CLASSES_ADVICE] | None = None

@@ -30,9 +30,9 @@ Number: TypeAlias = float | Tensor
 Evaluate: TypeAlias = Callable[
     [GrowingModel], Number | tuple[Number, Number] | Mapping[str, Number] | Mapping[str, Score]
 ]
-"""Measures a model on validation data: a loss, a pair of loss and accuracy, or metrics by name with ``loss`` among them;
-under `esper.Constrained` a `Score` for each of several sets by name. It chooses its data and device, must give the same
-metrics for the same model, and may leave the model in `eval` mode."""
+"""Measures a model on validation data: a loss, a pair of loss and accuracy, or metrics by name with ``loss`` among
+them; under `esper.Constrained` a `Score` for each of several sets by name. It chooses its data and device, must give
+the same metrics for the same model, and may leave the model in `eval` mode."""
 
 
 class ModelMeasurement(NamedTuple):

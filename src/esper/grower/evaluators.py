@@ -1,7 +1,7 @@
 """What growth is about, as objects that wrap ``evaluate``: a metric by name, constraints, evidence from refitting.
 
-They may wrap each other: ``Refit(Constrained(measure_two_sets, "target", {"source": 0.01}))``. Each is a function of the
-model itself, and so may be called by itself.
+They may wrap each other: ``Refit(Constrained(measure_two_sets, "target", {"source": 0.01}))``. Each is a function of
+the model itself, and so may be called by itself.
 """
 
 from __future__ import annotations

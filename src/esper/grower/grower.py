@@ -249,13 +249,13 @@ class Grower:
         if self._promise_recorder is not None:
             self._promise_recorder.set_recording(False)
         promises = self._processes.broadcast(lambda: self._read_look(look))
-        inputs = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
+        own_inputs = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
         require_planted(self.model, self.network.table)
         require_growable(self.model)
         self._trained.require_steps()
 
         # Measure the model and the modules whose turn it is, and roll back training that blew up.
-        inputs = self._processes.broadcast(lambda: inputs)
+        inputs = self._processes.broadcast(lambda: own_inputs)
         self.backend.supplied = inputs.metrics
         train_score = np.array([math.nan if inputs.train_accuracy is None else inputs.train_accuracy])
         report = TrainingReport(np.array([inputs.train_loss]), train_score, *self._gradients.report())

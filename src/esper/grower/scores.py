@@ -118,7 +118,7 @@ class Scores:
         return score - self._penalty(figures)
 
     def progress(self, figures: Figures | None) -> float | None:
-        """What must fall for growth to make progress, NaN without figures; None: the loss, unless a metric was named."""
+        """What must fall for growth to make progress, NaN without figures; None: the loss."""
         if not self._named or self.metric == LOSS:
             return None
         return UNKNOWN if figures is None else figures[self.metric] * (-1 if self._rises(self.metric) else 1)

@@ -1,4 +1,4 @@
-"""E episodes side by side: the growth engine on a population, with the training, the ends and the rewards of episodes."""
+"""E episodes side by side: the growth engine on a population, with training, ends and rewards of episodes."""
 
 from __future__ import annotations
 
