@@ -145,7 +145,13 @@ def grow_by_controller(one: Setting, controller: str) -> Adapted:
         return float(F.cross_entropy(outputs, held_out.labels)), float(right)
 
     grower = esper.Grower(
-        model, optimizer, controller, evaluate=validate, horizon=epochs, train_size=len(rest.labels), seed=one.seed
+        model,
+        optimizer,
+        controller=controller,
+        evaluate=validate,
+        horizon=epochs,
+        train_size=len(rest.labels),
+        seed=one.seed,
     )
     generator = torch.Generator().manual_seed(one.seed)
     for _ in range(epochs):

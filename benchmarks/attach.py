@@ -70,7 +70,7 @@ def contestants(batch_size: int, device: torch.device) -> list[Contestant]:
         return Contestant(model, torch.optim.AdamW(model.parameter_groups(lr=LEARNING_RATE)), images, classes)
 
     bare, watched = network(), with_slots()
-    Grower(watched.network, watched.optimizer, "none", evaluate=lambda _: (math.nan, math.nan))
+    Grower(watched.network, watched.optimizer, controller="none", evaluate=lambda _: (math.nan, math.nan))
     return [
         Contestant(bare, torch.optim.AdamW(bare.parameters(), lr=LEARNING_RATE), images, classes),
         with_slots(),

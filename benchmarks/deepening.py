@@ -135,7 +135,7 @@ class GrowerTraining(Training):
         self.grower = esper.Grower(
             self.model,
             self.optimizer,
-            plan.rule,
+            controller=plan.rule,
             evaluate=self.evaluate,
             classes=self.text.classes,
             horizon=CHECKS,

@@ -118,7 +118,7 @@ def look(splits: Splits, seed: int) -> Outcome:
     grower = esper.Grower(
         model,
         optimizer,
-        "look",
+        controller="look",
         evaluate=lambda model: accuracy(model, validation.inputs, validation.labels),
         horizon=EPOCHS,
         classes=splits.classes,

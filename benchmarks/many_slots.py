@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from zoo.training import Score
 
 from esper.control.controller import Actions
-from esper.engine.observation import MaskTensors, Observation, list_features, mask_tensors
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import ActionBuilder
-from esper.grower.grower import Grower
+from esper.engine.observation import MaskTensors, Observation, list_features, mask_tensors
 from esper.grower.evaluation import measure_model
+from esper.grower.grower import Grower
 from esper.grower.scores import check_figures
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
@@ -215,7 +215,7 @@ def model_parts(slots: int) -> Parts:
     plain, watched = torch.optim.AdamW(bare.parameters()), torch.optim.AdamW(growing.parameter_groups())
     grouped = torch.optim.AdamW(dormant.parameter_groups())
     planter = Planter(slots // 2, np.random.default_rng(slots))
-    grower = Grower(growing, watched, planter, evaluate=lambda _: Score(1.0, 0.5), rules=OPEN_RULES)
+    grower = Grower(growing, watched, controller=planter, evaluate=lambda _: Score(1.0, 0.5), rules=OPEN_RULES)
     for _ in range(slots):
         grower.step(train_loss=1.0)
 

@@ -40,12 +40,12 @@ import esper
 from esper.control.rules import Never
 from esper.control.shipped import ESPER
 from esper.dash.output import print_line
+from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, EsperError, TaskError
 from esper.files import write_atomically
 from esper.growth.blueprints import get
 from esper.growth.slot import Slot
 from esper.lifecycle.rules import Rules
-from esper.engine.budget import TRAINING_PASSES
 from esper.train.workers import prepare_process
 
 ALL_FROM_START = "all_from_start"

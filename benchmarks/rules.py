@@ -21,8 +21,8 @@ from rich.table import Table
 
 from esper.config.loading import load_settings
 from esper.control.controller import Actions, Controller
-from esper.engine.observation import Observation, list_features
 from esper.control.rules import LookRule, LookSettings
+from esper.engine.observation import Observation, list_features
 from esper.lab.evaluate import load_policy
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules

@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from esper.config.loading import load_settings
-from esper.engine.observation import Observation
 from esper.control.policy import PolicyStep
+from esper.engine.observation import Observation
 from esper.errors import RunError
 from esper.lifecycle.actions import Head
 from esper.rl.episodes import Episodes, StepResult

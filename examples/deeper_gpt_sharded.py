@@ -34,7 +34,7 @@ def fitted(model: esper.GrowingModel, *, controller: str) -> esper.GrowingModel:
     grower = esper.Grower(
         model,
         optimizer,
-        controller,
+        controller=controller,
         evaluate=lambda model: score(model, validation),  # in all processes, which share the model
         classes=VOCABULARY,
         horizon=EPOCHS,

@@ -84,7 +84,7 @@ def main(
     grower = esper.Grower(
         model,
         optimizer,
-        controller,
+        controller=controller,
         evaluate=lambda model: measure(model, splits.validation),
         classes=splits.classes,
         horizon=epochs,

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from esper.config.loading import load_settings, merge, put
 from esper.config.settings import Settings, compare_settings, models_in
 from esper.control.rules import HeuristicSettings, LookSettings, PeriodicSettings
+from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError
 from esper.lab.sweep import load_space
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthSettings
 from esper.rl.rewards import MODES
-from esper.engine.config import EpisodeConfig
 from esper.train.settings import TrainSettings
 from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
 

@@ -38,7 +38,7 @@ class Training:
         model = kind.attached() if model is None else model
         optimizer = torch.optim.AdamW(model.parameter_groups(lr=RATE))
         told = {"evaluate": kind.validation(), "horizon": HORIZON, **options}
-        return cls(kind, model, optimizer, esper.Grower(model, optimizer, controller, **told))
+        return cls(kind, model, optimizer, esper.Grower(model, optimizer, controller=controller, **told))
 
     def go_on(self, decisions: int) -> Training:
         for _ in range(decisions):

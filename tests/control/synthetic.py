@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy import OpPrior, Policy, PolicySettings
+from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head, Op, head_sizes
 
 SPEC = ObservationSpec(globals=7, slots=9, blueprints=5)

@@ -10,14 +10,14 @@ from esper.config.loading import load_settings
 from esper.control.advice import ADVICE_NAMES, AdviceSettings, advise, read_advice
 from esper.control.controller import Actions
 from esper.control.learned import LearnedController, name_features, policy_spec
-from esper.engine.observation import FeatureReader
 from esper.control.policy import Policy, PolicySettings
-from esper.engine.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
+from esper.engine.config import EpisodeConfig
+from esper.engine.observation import FeatureReader
+from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import RELEVANT, Head, Op
 from esper.rl.episodes import Episodes
-from esper.engine.config import EpisodeConfig
 from esper.train.settings import TrainSettings
 from rl.short import SUITE, episodes, instances
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from esper.control.learned import LearnedController
-from esper.engine.observation import Observation, list_features
 from esper.control.policy import Policy, PolicySettings
+from esper.engine.observation import Observation, list_features
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
 from rl.short import SUITE, episodes, instances

@@ -11,8 +11,8 @@ import torch
 
 from esper.config.loading import dump_settings, load_settings
 from esper.control.learned import PolicyOrigin, restore_policy
-from esper.engine.observation import list_features
 from esper.control.policy import Policy, PolicySettings
+from esper.engine.observation import list_features
 from esper.errors import CheckpointError, ConfigError
 from esper.rl.ppo import PPO
 from esper.rl.settings import PPOSettings

@@ -9,7 +9,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from esper.engine.budget import Charge, Cost, Costs
+from esper.engine.gradients import HealthTable
 from esper.engine.history import History
+from esper.engine.measurements import TrainingReport
 from esper.engine.observation import (
     BLUEPRINT_FEATURES,
     SLOT_FEATURES,
@@ -23,9 +26,6 @@ from esper.growth.site import Layout
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.engine.budget import Charge, Cost, Costs
-from esper.engine.gradients import HealthTable
-from esper.engine.measurements import TrainingReport
 from lifecycle.one_slot import ALONE, ENVIRONMENTS, SLOTS, Array, lived, together
 from lifecycle.support import DEFAULT, random_compatibility, random_evidence
 

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from control.synthetic import SMALL, SPEC, generator, masks, observations, policy, uniforms
-from esper.engine.observation import MaskTensors, Observation
 from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyStep
 from esper.control.policy.heads import legal_choices, normalised_entropy
+from esper.engine.observation import MaskTensors, Observation
 from esper.lifecycle.actions import RELEVANT, Head, Op, PerHead
 
 STEPS, ENVIRONMENTS = 6, 5

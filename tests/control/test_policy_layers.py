@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from control.synthetic import SPEC, generator, observations
-from esper.engine.observation import Observation
 from esper.control.policy.layers import OBSERVATION_BOUND, WINDOW, ObservationNormaliser, RunningMoments
 from esper.control.policy.network import ValueHead
+from esper.engine.observation import Observation
 
 
 def test_batches_merge_to_the_moments_of_their_union() -> None:

@@ -10,8 +10,6 @@ import torch
 
 from control.situations import HORIZON, SLOTS, Situation, fossil, holding, index_of
 from esper.control.controller import Controller
-from esper.engine.observation import Observation
-from esper.engine.promises import PromiseSettings
 from esper.control.rules import (
     Heuristic,
     HeuristicSettings,
@@ -27,12 +25,14 @@ from esper.control.rules import (
     seed_rent,
     shuffle_actions,
 )
+from esper.engine.config import EpisodeConfig
+from esper.engine.observation import Observation
+from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op, action, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.engine.config import EpisodeConfig
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, episodes, instances, play
 

@@ -9,6 +9,11 @@ import pytest
 import torch
 
 from control.situations import BLUEPRINTS, HORIZON, SLOTS, SUITE, WIDTHS, Situation, fossil, holding, index_of
+from esper.control.policy.heads import legal_choices
+from esper.control.rules import Uniform
+from esper.engine.config import EpisodeConfig
+from esper.engine.gradients import HealthTable
+from esper.engine.measurements import TrainingReport
 from esper.engine.observation import (
     Feature,
     FeatureReader,
@@ -16,9 +21,7 @@ from esper.engine.observation import (
     list_features,
     mask_tensors,
 )
-from esper.control.policy.heads import legal_choices
 from esper.engine.promises import PromiseSettings
-from esper.control.rules import Uniform
 from esper.growth.blueprints.registry import Family, get
 from esper.growth.site import Layout
 from esper.lifecycle.actions import RELEVANT, Head, Op
@@ -27,9 +30,6 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import step
-from esper.engine.gradients import HealthTable
-from esper.engine.measurements import TrainingReport
-from esper.engine.config import EpisodeConfig
 from lifecycle.support import RULE_SETS, random_compatibility, random_evidence, sample
 from open_rules import open_rules
 from rl.short import episodes, instances

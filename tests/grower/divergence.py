@@ -57,7 +57,7 @@ class Training:
         self._held_out = data(200, 1, skew)
         self._measure = measure
         self.grower = esper.Grower(
-            self.model, self.optimizer, controller, evaluate=self.evaluate, horizon=EPOCHS, **options
+            self.model, self.optimizer, controller=controller, evaluate=self.evaluate, horizon=EPOCHS, **options
         )
 
     @torch.no_grad()

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from esper import Grower, Score, warmup_stable_decay
-from esper.engine.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
+from esper.engine.promises import PromiseSettings
 from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from esper.control.controller import Actions
-from esper.engine.observation import Observation
 from esper.control.rules import Planting, Schedule
+from esper.engine.budget import Budget
+from esper.engine.config import EpisodeConfig
+from esper.engine.observation import Observation
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
-from esper.engine.budget import Budget
-from esper.engine.config import EpisodeConfig
 from grower.training_loop import Loop, growing
 
 every_blend = pytest.mark.parametrize("blend", Blend)

@@ -69,7 +69,7 @@ def test_it_is_trained_to_its_end_within_a_budget_that_the_growth_pays() -> None
     model = growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
     plan = Schedule([Planting(0, 0, 0)], horizon=10, keep_after=1000)
-    grower = esper.Grower(model, optimizer, plan, evaluate=validate, rules=HELD, classes=3, horizon=10)
+    grower = esper.Grower(model, optimizer, controller=plan, evaluate=validate, rules=HELD, classes=3, horizon=10)
     LambdaLR(optimizer, lambda _: 0.5)  # the schedule of the main line, here that it stands still
     for _ in range(2):
         (loss,) = learn(model, optimizer, 1)
@@ -93,7 +93,7 @@ def test_it_may_be_finished_by_a_grower_of_its_own() -> None:
     model, optimizer = grown()
     model.slots["0"].fossilize()
     rung = esper.branch(model, optimizer)
-    grower = esper.Grower(rung.model, rung.optimizer, "none", evaluate=validate, classes=3)
+    grower = esper.Grower(rung.model, rung.optimizer, controller="none", evaluate=validate, classes=3)
     (loss,) = learn(rung.model, rung.optimizer, 1)
     grower.step(train_loss=loss)
     assert rung.model.slots["0"].seed is not None

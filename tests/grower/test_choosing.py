@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import esper
+from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError
 from esper.grower.choosing import HORIZON
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.engine.config import EpisodeConfig
 from open_rules import open_rules
 
 RULES = ("heuristic", "periodic", "all_at_start", "all_at_plateau", "random")
@@ -35,7 +35,7 @@ def begun(controller: str, horizon: int | None, **options: Any) -> esper.Grower:
 
     # Of the seeds of randomness, 3 is the first with which `random` plants at once.
     return esper.Grower(
-        model, optimizer, controller, **{"evaluate": evaluate, "horizon": horizon, "seed": 3, **options}
+        model, optimizer, controller=controller, **{"evaluate": evaluate, "horizon": horizon, "seed": 3, **options}
     )
 
 
@@ -106,7 +106,7 @@ def test_everything_at_once_is_the_dearest_and_of_equals_the_first_that_was_name
     host = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True), nn.Linear(8, 3))
     model = esper.attach(host, {"0": list(names)}, torch.zeros(2, 4, 8))
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.0))
-    grower = esper.Grower(model, optimizer, "all_at_start", evaluate=iter_down(0.9), horizon=12)
+    grower = esper.Grower(model, optimizer, controller="all_at_start", evaluate=iter_down(0.9), horizon=12)
     grown(grower, 1)
     planted = [seed.blueprint.name for seed in model.seeds.values()]
     assert planted == [next(one for one in names if one.startswith("block"))]
@@ -118,7 +118,7 @@ def test_what_waits_for_a_plateau_plants_early_enough_for_all_its_slots(slots: i
     layers = [nn.Linear(4, 4) for _ in range(slots)]
     model = esper.attach(nn.Sequential(*layers), [str(at) for at in range(slots)], torch.zeros(2, 4))
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.0))
-    grower = esper.Grower(model, optimizer, "all_at_plateau", evaluate=iter_down(0.9), horizon=12)
+    grower = esper.Grower(model, optimizer, controller="all_at_plateau", evaluate=iter_down(0.9), horizon=12)
     assert len(grown(grower, 12)) == slots
     assert all(seed.alpha == 1 for seed in model.seeds.values())
 

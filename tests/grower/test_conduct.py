@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.population.governor import GovernorSettings, PopulationGovernor
 from pydantic import BaseModel
 from torch import nn
 
 import esper
+from esper.engine.budget import Budget
+from esper.engine.config import EpisodeConfig
+from esper.engine.gradients import HealthTable
+from esper.engine.measurements import Evaluation, TrainingReport
 from esper.errors import ConfigError, DivergedError
 from esper.grower import Grower
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Rules
-from esper.engine.budget import Budget
-from esper.engine.measurements import Evaluation
-from esper.population.governor import GovernorSettings, PopulationGovernor
-from esper.engine.gradients import HealthTable
-from esper.engine.measurements import TrainingReport
 from esper.population.population import NetworkSpec, Population, PopulationConfig
-from esper.engine.config import EpisodeConfig
 from esper.tasks.registry import get_suite
 from grower.training_loop import Loop, growing, validate
 
@@ -168,8 +167,7 @@ def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
     assert ended == [False, False]
     while not grower.finished:
         assert (
-            sum(not seed.fossilized for seed in grower.model.seeds.values())
-            or grower.engine.history.plateau_age[0] < 2
+            sum(not seed.fossilized for seed in grower.model.seeds.values()) or grower.engine.history.plateau_age[0] < 2
         )
         told(grower, 0.5)
     assert not grower.network.table.live.any()
@@ -225,7 +223,7 @@ def test_seeds_are_measured_in_turns(every: int) -> None:
     grower = Grower(
         model,
         optimizer,
-        "all_at_start",
+        controller="all_at_start",
         evaluate=counted,
         conduct=EpisodeConfig(counterfactual_every=every, governor=None),
     )

@@ -67,7 +67,7 @@ def adapting(controller: Any = "look", **options: Any) -> tuple[GrowingModel, to
     model = esper.attach(trained(), {"inner": ["lora", "mlp"], "head": ["lora_4"]}, x, freeze_host=True)
     optimizer = torch.optim.Adam(model.parameter_groups(lr=0.02))
     told: dict[str, Any] = {"evaluate": both, "objective": "target", "constraints": {"source": 0.01}, **options}
-    return model, optimizer, esper.Grower(model, optimizer, controller, classes=CLASSES, **told)
+    return model, optimizer, esper.Grower(model, optimizer, controller=controller, classes=CLASSES, **told)
 
 
 def go(model: GrowingModel, optimizer: torch.optim.Optimizer, steps: int = 20) -> float:
@@ -291,7 +291,7 @@ def begin_far_off(frozen: bool) -> list[Stage]:
     def evaluate(model: GrowingModel) -> esper.Score:
         return measure(model, -1)
 
-    grower = esper.Grower(model, optimizer, "all_at_start", evaluate=evaluate, classes=CLASSES)
+    grower = esper.Grower(model, optimizer, controller="all_at_start", evaluate=evaluate, classes=CLASSES)
     found: list[Stage] = []
     for _ in range(10):
         go(model, optimizer, 1)

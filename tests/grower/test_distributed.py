@@ -92,7 +92,7 @@ def test_all_processes_finish_alike_as_one_does(tmp_path: Path):
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
     model = growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    grower = Grower(model, optimizer, "random", evaluate=validate, horizon=20, seed=SEED)
+    grower = Grower(model, optimizer, controller="random", evaluate=validate, horizon=20, seed=SEED)
     for _ in range(EARLY):
         train(model, grower, slice(96), blown_up=False)
     ending = grower.finish()
@@ -126,7 +126,7 @@ def test_training_resumes_on_all_processes(trained: tuple[Path, list[dict[str, A
 def test_they_do_what_one_process_does_with_all_the_data(trained: tuple[Path, list[dict[str, Any]]]):
     model = growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    grower = Grower(model, optimizer, "random", evaluate=validate, horizon=20, seed=SEED)
+    grower = Grower(model, optimizer, controller="random", evaluate=validate, horizon=20, seed=SEED)
     alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
     assert trained[1][0]["told"] == [decision for _, decision in alone]
     assert trained[1][0]["gradients"] == pytest.approx([gradient for gradient, _ in alone], rel=1e-3)
@@ -139,7 +139,7 @@ def test_what_grows_on_a_frozen_host_learns_alike_in_all_processes_as_in_one(tmp
     model = growing(frozen=True)
     untouched = growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    grower = Grower(model, optimizer, "random", evaluate=validate, horizon=20, seed=SEED)
+    grower = Grower(model, optimizer, controller="random", evaluate=validate, horizon=20, seed=SEED)
     alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
     assert first["told"] == second["told"] == [decision for _, decision in alone]
     assert first["gradients"] == pytest.approx([gradient for gradient, _ in alone], rel=1e-3)
@@ -157,7 +157,7 @@ def test_isolated_seeds_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
     grower = Grower(
         model,
         optimizer,
-        "random",
+        controller="random",
         evaluate=validate,
         horizon=20,
         seed=SEED,
@@ -180,7 +180,7 @@ def test_forks_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
     grower = Grower(
         model,
         optimizer,
-        "random",
+        controller="random",
         evaluate=validate,
         horizon=20,
         seed=SEED,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.grower import Grower
 from esper.engine.governor import Trouble
+from esper.grower import Grower
 from grower.divergence import CLASSES, EPOCHS, SKEW, SPOILED, WAYS, Training, Way, course
 
 pytestmark = pytest.mark.landing
@@ -162,7 +162,9 @@ def test_the_figures_of_a_decision_are_those_after_a_rollback() -> None:
 @pytest.mark.parametrize("spoil", ["weight", "gradient", "train_loss"])
 def test_what_is_not_finite_is_never_measured(spoil: str) -> None:
     training = Training()
-    grower = Grower(training.model, training.optimizer, "none", evaluate=lambda model: _sound(model, training))
+    grower = Grower(
+        training.model, training.optimizer, controller="none", evaluate=lambda model: _sound(model, training)
+    )
     grower.step(train_loss=training.epoch())
     loss = training.epoch()
     weight = next(training.model.host.parameters())
@@ -195,7 +197,7 @@ def test_a_validation_loss_that_is_not_finite_is_trouble(measure: str) -> None:
 def test_a_step_that_a_scaler_skipped_is_no_trouble() -> None:
     training = Training()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    grower = Grower(training.model, training.optimizer, "none", evaluate=training.evaluate, scaler=scaler)
+    grower = Grower(training.model, training.optimizer, controller="none", evaluate=training.evaluate, scaler=scaler)
     loss = training.epoch()
     for parameter in training.model.parameters():
         parameter.grad = torch.full_like(parameter, math.inf)
@@ -213,7 +215,7 @@ def test_it_is_measured_as_often_as_before_and_once_more_after_a_rollback() -> N
         calls += 1
         return training.evaluate(model)
 
-    grower = Grower(training.model, training.optimizer, "none", evaluate=evaluate)
+    grower = Grower(training.model, training.optimizer, controller="none", evaluate=evaluate)
     grower.step(train_loss=training.epoch())
     assert calls == 1
     grower.step(train_loss=math.nan)

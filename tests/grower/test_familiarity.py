@@ -35,7 +35,7 @@ def said(controller: str, model: esper.GrowingModel, **circumstances: Any) -> li
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        esper.Grower(model, optimizer, controller, evaluate=validate, **circumstances)
+        esper.Grower(model, optimizer, controller=controller, evaluate=validate, **circumstances)
     assert all(one.filename == __file__ for one in found), "warnings point to who made the grower"
     return [str(one.message) for one in found]
 

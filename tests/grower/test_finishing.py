@@ -75,7 +75,7 @@ def test_ten_epochs_of_growth_keep_their_accuracy():
     net = nn.Sequential(nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 10))
     model = esper.attach(net, {"0": ["mlp", "lowrank"], "2": ["mlp", "lowrank"]}, inputs[:2])
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=3e-3))
-    grower = Grower(model, optimizer, "heuristic", evaluate=score)
+    grower = Grower(model, optimizer, controller="heuristic", evaluate=score)
     for _ in range(10):
         for x, y in zip(inputs[:1000].split(20), labels[:1000].split(20), strict=True):
             optimizer.zero_grad()
@@ -102,7 +102,7 @@ class Owned:
         self.worth = worth
         optimizer = torch.optim.SGD(self.model.parameter_groups(lr=0.0))
         self.grower = Grower(
-            self.model, optimizer, "all_at_start", evaluate=self.evaluate, classes=2, horizon=20, rent=rent
+            self.model, optimizer, controller="all_at_start", evaluate=self.evaluate, classes=2, horizon=20, rent=rent
         )
 
     def evaluate(self, model: GrowingModel) -> tuple[float, float]:

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 import esper
-from esper.grower.gradients import GradientRecorder
 from grower.training_loop import SLOTS, WIDTH, data, host
 
 CLIPPED = 1e-3
@@ -38,7 +37,7 @@ def test_a_quantised_host_grows() -> None:
     def evaluate(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(inputs), labels)
 
-    grower = esper.Grower(model, optimizer, "all_at_start", evaluate=evaluate, horizon=12)
+    grower = esper.Grower(model, optimizer, controller="all_at_start", evaluate=evaluate, horizon=12)
     before = float(evaluate(model))
     for _ in range(12):
         optimizer.zero_grad()
@@ -72,7 +71,7 @@ class Loop:
         self.model = esper.attach(Branching(), SLOTS, torch.zeros(2, 4))
         self.seeds = [slot.germinate("mlp", alpha=0.5) for slot in self.model.slots.values()]
         self.optimizer = torch.optim.SGD(self.model.parameter_groups(lr=0.1))
-        self.gradients = Gradients(self.model, self.optimizer, None)
+        self.gradients = GradientRecorder(self.model, self.optimizer, None)
         self.gradients.watch(self.seeds)
         self.expected: list[Tensor] = []
 
@@ -119,7 +118,7 @@ def test_sparse_gradients_are_seen() -> None:
     table = nn.Embedding(5, 4, sparse=True)
     model = esper.attach(nn.Sequential(table, nn.Linear(4, 3)), {"1": ["mlp"]}, torch.tensor([[0, 1], [2, 3]]))
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
-    seen = Gradients(model, optimizer, None)
+    seen = GradientRecorder(model, optimizer, None)
     model(torch.tensor([[1, 1], [2, 1]])).square().sum().backward()
     expected = torch.cat([gradient.to_dense().flatten() for gradient in gradients(model)]).norm()
     optimizer.step()
@@ -128,7 +127,7 @@ def test_sparse_gradients_are_seen() -> None:
 
 def test_what_other_hooks_do_to_gradients_afterwards_is_not_seen() -> None:
     loop = Loop()
-    loop.gradients = Gradients(loop.model, loop.optimizer, None)
+    loop.gradients = GradientRecorder(loop.model, loop.optimizer, None)
     loop.gradients.watch(loop.seeds)
     for parameter in loop.model.parameters():
         parameter.register_post_accumulate_grad_hook(halve)

@@ -10,8 +10,8 @@ import torch
 
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
-from esper.engine.observation import list_features
 from esper.control.policy import Policy, PolicySettings
+from esper.engine.observation import list_features
 from esper.grower import Decision, Grower
 from esper.grower.evaluation import compute_contributions, measure_model
 from esper.grower.scores import check_figures
@@ -39,7 +39,13 @@ class Training:
         self.model = host.attached()
         self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=3e-3))
         self.grower = Grower(
-            self.model, self.optimizer, controller(name), evaluate=self.evaluate, classes=CLASSES, horizon=20, seed=3
+            self.model,
+            self.optimizer,
+            controller=controller(name),
+            evaluate=self.evaluate,
+            classes=CLASSES,
+            horizon=20,
+            seed=3,
         )
 
     def evaluate(self, model: GrowingModel) -> tuple[float, float]:

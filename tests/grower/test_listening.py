@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 import esper
 from esper import EpisodeConfig, Grower, GrowingModel
-from esper.engine.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
+from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
 from esper.grower.choosing import choose_controller
 from esper.grower.network import ModelSpec
@@ -44,7 +44,7 @@ def grower_of(model: GrowingModel, rate: float = 0.0, **options: Any) -> tuple[G
     """By default what is trained stands still, so that the newest minibatches are all of one model."""
     optimizer = torch.optim.SGD(model.parameter_groups(lr=rate))
     told = {"evaluate": validate, "horizon": 20, "conduct": CONDUCT, **options}
-    return Grower(model, optimizer, "look", **told), optimizer
+    return Grower(model, optimizer, controller="look", **told), optimizer
 
 
 def promises(grower: Grower) -> dict[tuple[str, str], tuple[float, float]]:
@@ -125,7 +125,7 @@ def test_slots_that_are_taken_are_not_measured(given: bool) -> None:
     model, (inputs, labels) = growing(), data()
     eager = LookRule(LookSettings(promise=PROMISE, threshold=-1.0, trial=100), 20)
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
-    grower = Grower(model, optimizer, eager, evaluate=validate, horizon=20)
+    grower = Grower(model, optimizer, controller=eager, evaluate=validate, horizon=20)
     for _ in range(3):
         plainly(model, optimizer, inputs, labels)
         grower.step(train_loss=1.0, look=look(model, inputs, labels) if given and grower.looks_next else None)

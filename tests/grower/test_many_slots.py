@@ -47,7 +47,7 @@ def grown() -> tuple[GrowingModel, Grower]:
     grower = Grower(
         model,
         optimizer,
-        Schedule(plantings, HORIZON),
+        controller=Schedule(plantings, HORIZON),
         evaluate=lambda _: (1.0, 0.5),
         rules=open_rules(),
         horizon=HORIZON,

@@ -32,7 +32,7 @@ def test_a_replaced_optimizer_is_refused_and_a_grower_with_the_new_one_goes_on(w
     with pytest.raises(ConfigError, match="that the grower was given made no step: another one trains it"):
         loop.epoch()
     state = loop.grower.state_dict()
-    loop.grower = Grower(loop.model, loop.optimizer, "all_at_start", evaluate=validate, horizon=20)
+    loop.grower = Grower(loop.model, loop.optimizer, controller="all_at_start", evaluate=validate, horizon=20)
     loop.grower.load_state_dict(state)
     for _ in range(6):
         loop.epoch()

@@ -20,12 +20,12 @@ from torch.nn.utils.parametrizations import weight_norm
 import esper
 from esper import Grower, GrowingModel
 from esper.control.rules import Heuristic, HeuristicSettings, Planting, Schedule
+from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.isolated import REFIT, SeedlessFork
 from esper.grower.state_dict import regrow
 from esper.lifecycle.rules import Reason, Rules, gate_ahead
 from esper.lifecycle.stages import Stage
-from esper.engine.config import EpisodeConfig
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate
 
 HORIZON = 20
@@ -149,7 +149,7 @@ def grown(training: Training, controller: Any, **options: Any) -> Grower:
     return Grower(
         training.model,
         training.optimizer,
-        controller,
+        controller=controller,
         evaluate=validate,
         horizon=HORIZON,
         loss=training.loss,
@@ -458,7 +458,7 @@ def test_what_could_not_act_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss=lambda inputs, labels: .*grower.learn_apart\(loss, inputs, labels\)"):
         Grower(training.model, training.optimizer, **options, evidence="refit")
     with pytest.raises(ConfigError, match="controller 'none' plants none"):
-        Grower(training.model, training.optimizer, "none", **options, evidence="refit", loss=training.loss)
+        Grower(training.model, training.optimizer, controller="none", **options, evidence="refit", loss=training.loss)
     closing = torch.optim.LBFGS([{"params": list(training.model.host.parameters())}])
     with pytest.raises(ConfigError, match="evidence refit cannot step LBFGS"):
         Grower(training.model, closing, **options, evidence="refit", loss=training.loss)

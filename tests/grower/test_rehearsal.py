@@ -52,7 +52,7 @@ def grower_of(*slots: str, **options: Any) -> Grower:
     host = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 3))
     model = esper.attach(host, {slot: ["mlp"] for slot in slots}, INPUTS)
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
-    return Grower(model, optimizer, "all_at_start", evaluate=validate, horizon=12, **options)
+    return Grower(model, optimizer, controller="all_at_start", evaluate=validate, horizon=12, **options)
 
 
 @torch.no_grad()
@@ -195,7 +195,7 @@ def test_a_language_model_grows_deeper_without_another_graph(twin: bool) -> None
         model.eval()
         return float(compiled(input_ids=tokens, labels=tokens).loss)
 
-    grower = Grower(model, optimizer, "all_at_start", evaluate=evaluate, horizon=8)
+    grower = Grower(model, optimizer, controller="all_at_start", evaluate=evaluate, horizon=8)
     assert grower.rehearse(learn, evaluate) == 3
     before = backend.graphs, model.compilations.uncompiled
     for _ in range(8):

@@ -36,7 +36,7 @@ def grown(decisions: int = 3, **options: Any) -> Grower:
     model = growing()
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.0))
     told: dict[str, Any] = {"classes": 2, "horizon": 20, "rent": RENT, **options}
-    grower = Grower(model, optimizer, "all_at_start", evaluate=evaluate, **told)
+    grower = Grower(model, optimizer, controller="all_at_start", evaluate=evaluate, **told)
     for _ in range(decisions):
         grower.step(train_loss=1.0)
     return grower
@@ -81,4 +81,4 @@ def test_what_cannot_be_charged_is_refused() -> None:
     model.host_flops = None
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.0))
     with pytest.raises(ConfigError, match="torch cannot count those of this model's host: say 'parameters'"):
-        Grower(model, optimizer, "none", evaluate=evaluate, classes=2, rent_on="flops")
+        Grower(model, optimizer, controller="none", evaluate=evaluate, classes=2, rent_on="flops")

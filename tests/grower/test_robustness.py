@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from esper.engine.config import EpisodeConfig
+from esper.engine.governor import GovernorSettings
 from esper.errors import DivergedError
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.blueprints import registry
-from esper.engine.governor import GovernorSettings
-from esper.engine.config import EpisodeConfig
 from grower.training_loop import Loop
 from growth.broken import Broken
 from growth.hosts import CLASSES, RESNET, loss, mlp, numbers, score
@@ -24,7 +24,9 @@ def test_a_seed_that_cannot_be_made_leaves_everything_as_it_was(monkeypatch: pyt
     monkeypatch.setitem(registry._registry, Broken.name, Broken)
     model = attach(mlp(), {"0": [Broken.name]}, numbers(7))
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
-    grower = Grower(model, optimizer, "heuristic", evaluate=lambda one: score(one, numbers(7)), classes=CLASSES)
+    grower = Grower(
+        model, optimizer, controller="heuristic", evaluate=lambda one: score(one, numbers(7)), classes=CLASSES
+    )
     found = loss(model, numbers(7))
     found.backward()
     optimizer.step()
@@ -58,7 +60,7 @@ def test_training_waits_for_no_device() -> None:
     images = numbers(3, 8, 8).cuda()
     model = attach(RESNET.network().cuda(), RESNET.places, images)
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
-    Grower(model, optimizer, "heuristic", evaluate=lambda one: (1.0, 0.5), classes=CLASSES)
+    Grower(model, optimizer, controller="heuristic", evaluate=lambda one: (1.0, 0.5), classes=CLASSES)
     for grown in (False, True):
         if grown:
             model.slots["layer1"].germinate("conv3x3", alpha=0.5)

@@ -14,18 +14,18 @@ from torch.nn import functional as F
 
 from esper.control.controller import Actions, Controller
 from esper.control.learned import LearnedController
-from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
 from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.control.rules import Heuristic, HeuristicSettings, Never, Uniform
+from esper.engine.config import EpisodeConfig
+from esper.engine.measurements import TrainingReport
+from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, wait
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
-from esper.engine.measurements import TrainingReport
 from esper.rl.episodes import Episodes
-from esper.engine.config import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
 
@@ -126,7 +126,7 @@ def by_itself(
     grower = Grower(
         model,
         optimizer,
-        recorded,
+        controller=recorded,
         evaluate=evaluate,
         horizon=SUITE.steps,
         rules=rules,

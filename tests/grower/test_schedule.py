@@ -55,7 +55,7 @@ def test_what_is_no_share_is_refused(options: dict[str, Any], words: str) -> Non
 def test_there_is_no_share_without_a_budget() -> None:
     model = growing()
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
-    grower = esper.Grower(model, optimizer, "none", evaluate=validate, classes=3)
+    grower = esper.Grower(model, optimizer, controller="none", evaluate=validate, classes=3)
     with pytest.raises(ConfigError, match="say training_flops or seconds"):
         LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share))
 
@@ -66,7 +66,7 @@ def test_what_grows_follows_it_at_a_rate_of_its_own_and_controllers_see_it() -> 
     optimizer = torch.optim.SGD([host, *({**group, "lr": 0.02} for group in slots)])
     plan = Schedule([Planting(0, 0, 0)], horizon=40, keep_after=1000)
     grower = esper.Grower(
-        model, optimizer, plan, evaluate=validate, rules=HELD, classes=3, training_flops=3e6, horizon=40
+        model, optimizer, controller=plan, evaluate=validate, rules=HELD, classes=3, training_flops=3e6, horizon=40
     )
     scheduler = LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share, decay=0.5))
     seen: list[float] = []

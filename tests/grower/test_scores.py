@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import esper
+from esper.engine.governor import Trouble
 from esper.errors import ConfigError
 from esper.grower import Grower
-from esper.engine.governor import Trouble
 from grower.divergence import CLASSES, Training, data
 from grower.training_loop import Loop
 
@@ -25,7 +25,7 @@ from grower.training_loop import Loop
 def grower(evaluate: Any, **options: Any) -> tuple[Training, Grower]:
     """With two unfinished seeds."""
     training = Training()
-    found = Grower(training.model, training.optimizer, "all_at_start", evaluate=evaluate, **options)
+    found = Grower(training.model, training.optimizer, controller="all_at_start", evaluate=evaluate, **options)
     return training, found
 
 
@@ -239,7 +239,9 @@ def test_what_was_measured_first_is_remembered(about: str) -> None:
     training, found = trained(about)
     given, evaluate = ABOUT[about]
     options: dict[str, Any] = {**given, "conduct": found.conduct}
-    again = Grower(training.model, training.optimizer, "all_at_start", evaluate=evaluate, horizon=30, **options)
+    again = Grower(
+        training.model, training.optimizer, controller="all_at_start", evaluate=evaluate, horizon=30, **options
+    )
     again.load_state_dict(found.state_dict())
     own, other = found.step(train_loss=0.5), again.step(train_loss=0.5)
     assert (own.loss, own.score, own.contributions) == (other.loss, other.score, other.contributions)

@@ -96,7 +96,7 @@ def begun(
     grower = Grower(
         model,
         optimizer,
-        controller,
+        controller=controller,
         evaluate=validate,
         horizon=20,
         rules=APART,
@@ -165,7 +165,7 @@ def test_no_seed_passes_training_without_learning(isolation: Isolation) -> None:
     model = esper.attach(Noisy(), SLOTS, torch.zeros(4, 4))
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
     try:
-        grower = Grower(model, optimizer, "all_at_start", evaluate=validate, horizon=20, rules=rules)
+        grower = Grower(model, optimizer, controller="all_at_start", evaluate=validate, horizon=20, rules=rules)
     except ConfigError as error:
         refused.append(str(error))
     assert len(refused) == (isolation is Isolation.SHADOW)

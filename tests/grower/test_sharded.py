@@ -17,13 +17,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from esper import Grower, GrowingModel, Score, attach
-from esper.engine.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
+from esper.engine.promises import PromiseSettings
 from esper.errors import CheckpointError, ConfigError, DistributedError, SlotError
 from esper.grower.distributed import Processes
+from esper.grower.governor import Governor
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.sharding import count_copies
-from esper.grower.governor import Governor
 from grower.training_loop import APART, CLASSES, HELD, WIDTH, data, growing, packed, validate
 
 RANKS, DECISIONS, SAVED_AFTER, BLOWN_UP = 2, 12, 6, 9
@@ -180,7 +180,9 @@ def _resume(mine: slice, folder: str, rank: int) -> None:
 
 def make_again(grower: Grower) -> Grower:
     """Another grower of the same model."""
-    return Grower(grower.model, grower.optimizer, "random", evaluate=grower._examiner._evaluate, horizon=20, seed=7)
+    return Grower(
+        grower.model, grower.optimizer, controller="random", evaluate=grower._examiner._evaluate, horizon=20, seed=7
+    )
 
 
 def _find_broken(rank: int) -> dict[str, Any]:
@@ -274,7 +276,7 @@ def test_what_learns_apart_is_refused(alone: GrowingModel) -> None:
     optimizer = torch.optim.AdamW(alone.parameter_groups(lr=1e-2))
     for told in ({"rules": APART}, {"evidence": "refit", "rules": HELD}):
         with pytest.raises(ConfigError, match="nothing learns apart.*take isolation none and evidence dependence"):
-            Grower(alone, optimizer, "random", evaluate=validate, loss=F.cross_entropy, **told)
+            Grower(alone, optimizer, controller="random", evaluate=validate, loss=F.cross_entropy, **told)
 
 
 def test_a_rehearsal_is_refused(alone: GrowingModel) -> None:
@@ -305,7 +307,7 @@ def test_a_grower_made_between_minibatches_is_no_other_optimizers(alone: Growing
     F.cross_entropy(alone(inputs), labels).backward()
     optimizer.step()
     validate(alone)
-    grower = Grower(alone, optimizer, "none", evaluate=validate)
+    grower = Grower(alone, optimizer, controller="none", evaluate=validate)
     assert grower.step(train_loss=1.0).number == 1
 
 

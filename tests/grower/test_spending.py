@@ -197,7 +197,9 @@ def evaluate(model: GrowingModel) -> Tensor:
 
 def grower_of(model: GrowingModel, controller: Any = "look", **options: Any) -> tuple[esper.Grower, Any]:
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
-    return esper.Grower(model, optimizer, controller, evaluate=evaluate, classes=CLASSES, **options), optimizer
+    return esper.Grower(
+        model, optimizer, controller=controller, evaluate=evaluate, classes=CLASSES, **options
+    ), optimizer
 
 
 def train(model: GrowingModel, optimizer: torch.optim.Optimizer, *, training: bool = True) -> float:
@@ -265,8 +267,8 @@ def test_what_cannot_be_counted_is_no_budget() -> None:
     assert model.host_flops is None
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
     with pytest.raises(ConfigError, match="cannot count"):
-        esper.Grower(model, optimizer, Never(), evaluate=lambda _: 1.0, training_flops=1e9)
-    grower = esper.Grower(model, optimizer, Never(), evaluate=lambda _: 1.0)
+        esper.Grower(model, optimizer, controller=Never(), evaluate=lambda _: 1.0, training_flops=1e9)
+    grower = esper.Grower(model, optimizer, controller=Never(), evaluate=lambda _: 1.0)
     with pytest.raises(ConfigError, match="cannot count"):
         _ = grower.spending.flops
 

@@ -166,10 +166,12 @@ def test_a_grower_knows_that_yes_or_no_is_guessed_half_of_the_time() -> None:
     for told in (None, 2):
         model = esper.attach(nn.Sequential(nn.Linear(4, 3)), {"0": ["lowrank"]}, batches[0][0])
         optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
-        grower = esper.Grower(model, optimizer, "none", evaluate=esper.Validation("multi_label", batches), classes=told)
+        grower = esper.Grower(
+            model, optimizer, controller="none", evaluate=esper.Validation("multi_label", batches), classes=told
+        )
         grower.step(train_loss=1.0)
         chances[told] = grower.scores.chance_score
         assert grower.config.classes == 2
     assert chances == {None: 0.5, 2: 0.5}
     with pytest.raises(ConfigError, match="classes is 3, but multi_label asks for yes or no"):
-        esper.Grower(model, optimizer, "none", evaluate=esper.Validation("multi_label", batches), classes=3)
+        esper.Grower(model, optimizer, controller="none", evaluate=esper.Validation("multi_label", batches), classes=3)

@@ -88,7 +88,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=1e-2))
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=1e-2, total_steps=1000)
         told = {"evaluate": validate, "horizon": 20, **options}
-        self.grower = Grower(self.model, self.optimizer, controller, **told)
+        self.grower = Grower(self.model, self.optimizer, controller=controller, **told)
         self.inputs, self.labels = data()
 
     def epoch(self, told: Callable[[float], float] = float) -> esper.Decision:

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import structure
 from esper.lifecycle.stages import Stage
-from esper.engine.config import EpisodeConfig
 from grower.training_loop import APART, HELD, data, growing, host, last_layer_moved, remembered, validate
 
 lightning = pytest.importorskip("lightning.pytorch")

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import structure
 from esper.lifecycle.stages import Stage
-from esper.engine.config import EpisodeConfig
 from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_moved, remembered
 
 pytest.importorskip("accelerate")

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from esper.population.governor import Governor, GovernorSettings, Trouble
 from torch import Tensor, nn
 
 from esper.errors import DivergedError
 from esper.growth.model import GrowingModel
-from esper.population.governor import Governor, GovernorSettings, Trouble
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, MakeOptimizer] = {

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from esper.population.governor.population import PopulationGovernor
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.engine.governor import GovernorSettings
 from esper.errors import IllegalActionError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import Seed
@@ -19,8 +21,6 @@ from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.stages import Stage
 from esper.numerics.random_streams import seed_generator
 from esper.population.evaluation import evaluate
-from esper.engine.governor import GovernorSettings
-from esper.population.governor.population import PopulationGovernor
 from esper.population.learning import train
 from esper.population.parameters import SeedKind
 from esper.population.population import Fossils, NetworkSpec, Population, Strategy

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from esper.population.governor import GovernorSettings, PopulationGovernor, Trouble
+from esper.population.governor.population import Intervention
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.population.evaluation import evaluate, remember
-from esper.population.governor import GovernorSettings, PopulationGovernor, Trouble
-from esper.population.governor.population import Intervention
 from esper.population.learning import Batch, train
 from esper.population.population import Actions, NetworkSpec, Population, PopulationConfig, Strategy
 from esper.tasks.suite import OptimizerSettings

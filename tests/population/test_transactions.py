@@ -19,8 +19,8 @@ from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
-from esper.population.snapshots import Snapshots, roll_back
 from esper.population.population import Population
+from esper.population.snapshots import Snapshots, roll_back
 from open_rules import open_rules
 from population.scenes import (
     SUITE,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from control.synthetic import NO_PRIOR
-from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy import Policy, PolicySettings
+from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head, Op, head_sizes
 from esper.rl.diagnostics import UpdateMetrics
 from esper.rl.ppo import PPO

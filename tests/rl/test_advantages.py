@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.engine.observation import Observation
 from esper.control.policy import Policy, PolicySettings
+from esper.engine.observation import Observation
 from esper.lifecycle.actions import Head, Op
 from esper.rl.ppo import (
     PPO,

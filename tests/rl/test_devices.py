@@ -11,8 +11,8 @@ import torch
 from benchmarks.population import Work
 from esper.control.rules import Uniform
 from esper.population import deferred
-from esper.population.snapshots import Snapshots, roll_back
 from esper.population.population import Strategy
+from esper.population.snapshots import Snapshots, roll_back
 from esper.rl.episodes import CPU, Episodes
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite

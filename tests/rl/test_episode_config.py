@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from esper.engine.budget import Budget
+from esper.engine.config import EpisodeConfig
+from esper.engine.governor import GovernorSettings
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.lifecycle.actions import Op, action, wait
 from esper.lifecycle.rules import Reason, Rules
 from esper.lifecycle.stages import Stage
-from esper.engine.budget import Budget
 from esper.population.evaluation import evaluate
-from esper.engine.governor import GovernorSettings
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
-from esper.engine.config import EpisodeConfig
 from esper.tasks.instance import Data, Instance, Part
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, instances, play

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.engine.config import EpisodeConfig
 from esper.engine.observation import FeatureReader
 from esper.engine.promises import PromiseSettings
 from esper.lifecycle.actions import Op, action, wait
@@ -13,7 +14,6 @@ from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.learning import Batch, shuffled_order
 from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
-from esper.engine.config import EpisodeConfig
 from esper.tasks.instance import Instance
 from rl.short import SUITE, episodes, instances, play
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from esper.engine.observation import Observation
 from esper.control.rules import Never, Planting, Schedule, Uniform
+from esper.engine.measurements import CommittedEvaluation, Evaluation
+from esper.engine.observation import Observation
 from esper.errors import TaskError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.engine.measurements import CommittedEvaluation, Evaluation
 from esper.population.parameters import ParameterLayout
 from esper.rl.episodes import Episodes, StepResult
 from esper.tasks.instance import Data, Instance, Part

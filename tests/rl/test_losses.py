@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.engine.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.heads import log_prob_of, masked_log_softmax
+from esper.engine.observation import MaskTensors, Observation
 from esper.lifecycle.actions import Head
 from esper.rl.ppo import (
     PPO,

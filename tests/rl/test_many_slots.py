@@ -12,9 +12,9 @@ import torch
 from control.synthetic import NO_PRIOR
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
-from esper.engine.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import Heuristic, HeuristicSettings
+from esper.engine.observation import list_features
 from rl.many_slots import SEEDS, SLOTS, SUITE, episodes
 from rl.short import play
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from control.synthetic import NO_PRIOR
-from esper.engine.observation import MaskTensors, Observation
 from esper.control.policy import PolicySettings
+from esper.engine.observation import MaskTensors, Observation
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead
 from esper.rl.diagnostics import Anomaly, find_anomalies

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from control.synthetic import NO_PRIOR
-from esper.engine.observation import MaskTensors, Observation
 from esper.control.policy import PolicySettings
+from esper.engine.observation import MaskTensors, Observation
 from esper.lifecycle.actions import Head, Op
 from esper.rl.ppo import PPO
 from esper.rl.rollout import Rollout, RolloutBuffer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.engine.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicyState, PolicyStep
+from esper.engine.observation import MaskTensors, Observation
 from esper.numerics.arrays import named_arrays
 from esper.rl.rollout import RolloutBuffer, RolloutError, concatenate, select_environments
 from rl.probes import SIZES, SPEC, blank_observation, free_masks

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.engine.observation import list_features
 from esper.control.rules import LookSettings, Uniform
+from esper.engine.observation import list_features
 from esper.errors import TaskError
 from esper.lifecycle.rules import Rules
 from esper.tasks.generated_problems import PROBLEMS

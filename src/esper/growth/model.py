@@ -343,7 +343,7 @@ class GrowingModel(nn.Module):
             fully_shard(block, mesh=mesh)
         fully_shard(net, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
-        grower = esper.Grower(model, optimizer, "all_at_plateau", evaluate=validate)  # in all processes
+        grower = esper.Grower(model, optimizer, controller="all_at_plateau", evaluate=validate)  # in all processes
         ```
 
         Shard the host itself, not the growing model, in which seeds that come later would not be looked after. They
