@@ -25,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from esper.control.controller import Actions
 from esper.control.rules import Uniform
+from esper.engine.measurements import Evaluation, update_evidence
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import step
-from esper.population.evaluation import Evaluation, evaluate, remember
+from esper.population.evaluation import evaluate
 from esper.population.learning import Batch, TrainingStream, shuffled_order, stack_data, train
 from esper.population.population import STRATEGIES, Population, StrategyChoice
 from esper.rl.episodes import Episodes
@@ -87,7 +88,8 @@ def advance(population: Population, actions: Actions, work: Work) -> None:
     population.evidence = work.evidence
     population.decide(actions)
     report = train(population, work.batches)
-    remember(population, report, evaluate(population, work.validation))
+    evaluation = evaluate(population, work.validation)
+    population.evidence = update_evidence(population.table, population.evidence, report, evaluation)
 
 
 def advance_loop(population: ReferencePopulation, actions: Actions, work: Work) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from esper.engine.governor import Assessment, GovernorSettings, Monitor, Trouble, Vitals, skill
+from esper.errors import CheckpointError
 
 SETTINGS = GovernorSettings(window=5, fewest=3, sigmas=4, multiple=2, patience=3)
 CALM = [1.0, 0.9, 1.1, 1.0, 0.95]
@@ -19,7 +20,7 @@ CALM = [1.0, 0.9, 1.1, 1.0, 0.95]
 def look(monitor: Monitor, losses: Sequence[float], skills: Sequence[float] | None = None) -> Assessment:
     loss = np.array(losses, float)
     known = np.full(len(loss), 0.5) if skills is None else np.array(skills, float)
-    return monitor.judge(Vitals(loss, known, np.isfinite(loss)))
+    return monitor.judge(Vitals(loss, known[:, None], np.isfinite(loss)))
 
 
 def course(losses: Sequence[float], skills: Sequence[float] | None = None, **changes: float) -> list[Trouble]:
@@ -109,6 +110,70 @@ def test_networks_are_judged_each_for_itself(checks: list[list[tuple[float, floa
             own = look(alone[network], [loss], [known])
             assert (own.trouble[0], own.good[0]) == (found.trouble[network], found.good[network])
             assert own.trouble[0] == Trouble.NONE or not own.good[0]
+
+
+def judge(monitor: Monitor, skills: Sequence[Sequence[float]]) -> list[int]:
+    """The trouble of networks with that skill by each measure, at an even loss."""
+    calm = np.ones(len(skills))
+    return monitor.judge(Vitals(calm, np.array(skills), np.ones(len(skills), np.bool_))).trouble.tolist()
+
+
+def test_one_measure_of_skill_is_enough_to_collapse_by() -> None:
+    monitor = Monitor(SETTINGS, 2, measures=2)
+    judge(monitor, [[0.5, 0.5], [0.5, np.nan]])
+    found = [judge(monitor, [[0.5, 0.0], [0.5, 0.0]]) for _ in range(3)]
+    assert found == [[0, 0], [0, 0], [Trouble.COLLAPSED, Trouble.NONE]]
+
+
+def test_losses_far_above_chance_are_trouble_before_anything_is_usual() -> None:
+    monitor = Monitor(SETTINGS, 2)
+    loss, diverged = np.full(2, 9.0), np.array([True, False])
+    vitals = Vitals(loss, np.full((2, 1), np.nan), np.ones(2, np.bool_), diverged)
+    found = [monitor.judge(vitals).trouble.tolist() for _ in range(3)]
+    assert found == [[0, 0], [0, 0], [Trouble.EXPLODED, Trouble.NONE]]
+
+
+def test_a_monitor_returns_to_its_last_save_in_some_networks() -> None:
+    """Losses, skill and what had begun: after `restore` a network is judged as it was after `save`."""
+    monitor, twin = Monitor(SETTINGS, 2), Monitor(SETTINGS, 2)
+    for held in (monitor, twin):
+        for loss in CALM:
+            look(held, [loss, loss], [0.5, 0.5])
+        look(held, [9.0, 9.0], [0.0, 0.0])  # one of three checks that make trouble
+    monitor.save(np.array([True, True]))
+    for _ in range(4):
+        look(monitor, [30.0, 1.0], [0.9, 0.9])
+    monitor.restore(np.array([True, False]))
+    found, expected = ([look(held, [9.0, 9.0]).trouble.tolist() for _ in range(3)] for held in (monitor, twin))
+    assert [row[0] for row in found] == [row[0] for row in expected] == [0, Trouble.EXPLODED, 0]
+    assert [row[1] for row in found] == [0, 0, Trouble.EXPLODED], "the other one was calm meanwhile"
+
+
+def test_a_save_of_some_networks_leaves_the_others_as_they_were() -> None:
+    monitor = Monitor(SETTINGS, 2)
+    for loss in CALM:
+        look(monitor, [loss, loss])
+    monitor.save(np.array([True, False]))
+    monitor.restore(np.array([True, True]))
+    found = [look(monitor, [9.0, 9.0]).trouble.tolist() for _ in range(3)]
+    assert found == [[0, 0], [0, 0], [Trouble.EXPLODED, Trouble.NONE]], "nothing was usual when the other was saved"
+
+
+def test_a_monitor_goes_on_where_it_was_saved() -> None:
+    monitor, twin = Monitor(SETTINGS, 2), Monitor(SETTINGS, 2)
+    for loss in CALM:
+        look(monitor, [loss, 2 * loss], [0.5, 0.6])
+    monitor.save(np.array([True, False]))
+    look(monitor, [9.0, 1.0])
+    twin.load_state_dict(monitor.state_dict())
+    for restored in (False, True):
+        for held in (monitor, twin):
+            if restored:
+                held.restore(np.array([True, True]))
+        rows = [look(monitor, [9.0, 9.0]).trouble.tolist() for _ in range(3)]
+        assert rows == [look(twin, [9.0, 9.0]).trouble.tolist() for _ in range(3)]
+    with pytest.raises(CheckpointError, match="monitor"):
+        Monitor(SETTINGS.model_copy(update={"window": 6}), 2).load_state_dict(monitor.state_dict())
 
 
 def test_losses_that_can_never_be_known_are_refused() -> None:

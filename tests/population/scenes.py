@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from esper.control.rules import Uniform
+from esper.engine.measurements import Evaluation, TrainingReport, update_evidence
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.population.evaluation import evaluate, remember
+from esper.population.evaluation import evaluate
 from esper.population.learning import Batch, train
 from esper.population.parameters import SeedKind, StackedParameters
 from esper.population.population import Actions, NetworkSpec, Population, PopulationConfig, Strategy
@@ -103,11 +104,16 @@ def both(chosen: Sequence[Instance], shared: PopulationConfig) -> tuple[Populati
     return Population(shared, networks(chosen)), ReferencePopulation(shared, networks(chosen))
 
 
+def record_evidence(population: Population, report: TrainingReport, evaluation: Evaluation) -> None:
+    """Make what was measured the evidence for the next decision, as the engine does."""
+    population.evidence = update_evidence(population.table, population.evidence, report, evaluation)
+
+
 def advance(population: Population, draws: Draws, actions: Actions, batches: int = 2) -> None:
     """One decision, its training and its measurement."""
     population.decide(actions)
     report = train(population, [draws.batch() for _ in range(batches)])
-    remember(population, report, evaluate(population, draws.batch(VALIDATION)))
+    record_evidence(population, report, evaluate(population, draws.batch(VALIDATION)))
 
 
 def good_evidence(population: Population) -> Evidence:
@@ -198,7 +204,7 @@ def grown(isolation: Isolation, strategy: Strategy) -> tuple[Population, Referen
         report = train(fast, batches)
         slow.train(batches)
         batch = draws.batch(VALIDATION)
-        remember(fast, report, evaluate(fast, batch))
+        record_evidence(fast, report, evaluate(fast, batch))
     assert {kind.blend for kind in fast.banks} == {*Blend}
     assert len({*np.unique(fast.table.stage)} & {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}) >= 2
     return fast, slow, batch

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from esper.control.rules import Uniform
 from esper.lifecycle.actions import Blend
 from esper.numerics.stacking import Stackable
-from esper.population.evaluation import evaluate, remember
+from esper.population.evaluation import evaluate
 from esper.population.execution import (
     Execution,
     Functional,
@@ -31,7 +31,7 @@ from esper.population.parameters import ParameterLayout, SeedKind
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
 from open_rules import open_rules
-from population.scenes import VALIDATION, Draws, instances, networks, plan
+from population.scenes import VALIDATION, Draws, instances, networks, plan, record_evidence
 from reference_population import ReferencePopulation
 
 
@@ -373,7 +373,7 @@ def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, 
         np.testing.assert_allclose(measured.loss, torch.stack(losses).numpy(), rtol=1e-9)
         separate = evaluate(fast, held_back, shared=False)
         np.testing.assert_allclose(measured.loss_contribution, separate.loss_contribution, rtol=1e-7, atol=1e-9)
-        remember(fast, report, measured)
+        record_evidence(fast, report, measured)
         grown |= fast.banks.keys()
     assert len({kind.blueprint for kind in grown}) >= 4, "the test means to mix blueprints"
     assert {kind.blend for kind in grown} == {*Blend}, "and blends"

@@ -13,25 +13,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
+from esper.engine.gradients import EXPLODED, VANISHED, GradientNorms, HealthTable, compare_gradients
 from esper.errors import ConfigError
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.population.evaluation import evaluate, remember
-from esper.population.gradients import (
-    EXPLODED,
-    VANISHED,
-    GradientHealth,
-    GradientNorms,
-    HealthTable,
-    SeedHealth,
-    assess_health,
-    row_norms,
-)
+from esper.population.evaluation import evaluate
+from esper.population.gradients import row_norms
 from esper.population.learning import Batch, train
 from esper.population.population import Population
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
-from population.scenes import SUITE, VALIDATION, Draws, both, instances, networks, plan
+from population.gradient_reference import GradientHealth, SeedHealth, health_at
+from population.scenes import SUITE, VALIDATION, Draws, both, instances, networks, plan, record_evidence
 from reference_population import ReferencePopulation
 
 TOLERANCE = 1e-9
@@ -42,10 +35,11 @@ SGD = OptimizerSettings(name="sgd", momentum=0.9)
 def of(seed: Sequence[float], incumbents: Sequence[float], parameters: tuple[int, int] = (4, 100)) -> SeedHealth:
     """The health of one seed whose gradient and that of its incumbents had these norms."""
     own, others = parameters
-    return assess_health(
+    table = compare_gradients(
         GradientNorms(np.array(seed, float)[:, None], np.array([own])),
         GradientNorms(np.array(incumbents, float)[:, None], np.array([others])),
-    ).at(0)
+    )
+    return health_at(table, 0)
 
 
 def test_the_ratio_is_per_parameter() -> None:
@@ -133,7 +127,7 @@ class SlowHealth:
 
     def assert_equals(self, found: HealthTable, last: NDArray[np.float64]) -> None:
         for network, slot in np.ndindex(*found.norm.shape):
-            health = found.at(network, slot)
+            health = health_at(found, network, slot)
             learns = (network, slot) in self._norms and self._slow.table.stage[network, slot] != Stage.GERMINATED
             if not learns:
                 np.testing.assert_array_equal(astuple(health), (0, 0.0, 0.0, 0.0, np.nan))
@@ -167,7 +161,7 @@ def test_populations_find_what_separate_modules_find(isolation: Isolation, strat
         reference.assert_equals(report.health, report.seed_gradient)
         learned += int((report.health.minibatches > 0).sum())
         stages |= set(np.unique(fast.table.stage).tolist())
-        remember(fast, report, evaluate(fast, draws.batch(VALIDATION)))
+        record_evidence(fast, report, evaluate(fast, draws.batch(VALIDATION)))
     assert learned > 20
     assert {Stage.GERMINATED, Stage.BLENDING, Stage.FOSSILIZED} <= stages
     assert (Stage.TRAINING in stages) == (isolation is not Isolation.NONE)
@@ -179,7 +173,7 @@ def grown(draws: Draws) -> Population:
     for _ in range(5):
         population.decide(draws.actions(population.legal_actions()))
         report = train(population, [draws.batch()])
-        remember(population, report, evaluate(population, draws.batch(VALIDATION)))
+        record_evidence(population, report, evaluate(population, draws.batch(VALIDATION)))
     return population
 
 
@@ -254,10 +248,10 @@ def test_it_finds_what_a_population_finds() -> None:
                 watch.observe()
         for network, watch in enumerate(watches):
             for name, health in watch.report().items():
-                expected = report.health.at(network, SUITE.sites.index(name))
+                expected = health_at(report.health, network, SUITE.sites.index(name))
                 np.testing.assert_allclose(astuple(health), astuple(expected), rtol=1e-9)
                 compared += 1
-        remember(fast, report, evaluate(fast, draws.batch(VALIDATION)))
+        record_evidence(fast, report, evaluate(fast, draws.batch(VALIDATION)))
     assert compared > 20
     assert fossils
 

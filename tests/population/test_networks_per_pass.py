@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
-from esper.population.evaluation import evaluate, remember
+from esper.population.evaluation import evaluate
 from esper.population.learning import train
 from esper.population.population import STRATEGIES, Population, Strategy
 from esper.population.shapley import attribute_networks
 from esper.tasks.suite import OptimizerSettings
 from esper.tasks.token_suite import TokenHost
 from open_rules import open_rules
-from population.scenes import VALIDATION, Draws, assert_same_state, instances, networks, plan, state_of
+from population.scenes import VALIDATION, Draws, assert_same_state, instances, networks, plan, record_evidence, state_of
 
 COUNT, DECISIONS = 7, 8
 TOLERANCE = 1e-12
@@ -45,7 +45,7 @@ def test_passes_of_some_networks_give_what_one_pass_gives(limit: int, isolation:
         for one in (whole, parts):
             one.decide(actions)
             report = train(one, batches, resting)
-            remember(one, report, evaluate(one, held_back))
+            record_evidence(one, report, evaluate(one, held_back))
         for network in range(COUNT):
             assert_same_state(state_of(parts, network), state_of(whole, network), TOLERANCE)
     assert whole.table.blended.any()

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from esper.population.governor.population import PopulationGovernor
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.engine.governor import GovernorSettings
+from esper.engine.governor import Governor, GovernorSettings
 from esper.errors import IllegalActionError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import Seed
@@ -20,8 +19,8 @@ from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.stages import Stage
 from esper.numerics.random_streams import seed_generator
-from esper.population.evaluation import evaluate
-from esper.population.learning import train
+from esper.population.backend import PopulationBackend
+from esper.population.learning import start_training, train
 from esper.population.parameters import SeedKind
 from esper.population.population import Fossils, NetworkSpec, Population, Strategy
 from open_rules import open_rules
@@ -158,15 +157,16 @@ def test_a_start_that_cannot_be_made_changes_nothing(monkeypatch: pytest.MonkeyP
 def test_a_rollback_keeps_the_fossils_of_the_start() -> None:
     """Trouble in the very first step: the good state to return to is the start itself."""
     population = Population(plan(open_rules()), given())
-    governor = PopulationGovernor(population, GovernorSettings(), SUITE.classes)
     start = state_of(population, 0)
     draws = Draws(instances(len(SHAPES)))
+    backend = PopulationBackend(population, SUITE, draws.batch(VALIDATION), draws.batch)
+    governor = Governor(backend, GovernorSettings())
     population.decide(wait(len(SHAPES)))
     batch = draws.batch()
     batch.inputs[0] = torch.nan
-    report = train(population, [batch])
-    measured = evaluate(population, draws.batch(VALIDATION))
-    found = governor.check(report, measured, governor.finite().fetch(), np.ones(len(SHAPES), np.bool_))
+    everywhere = np.ones(population.table.stage.shape, np.bool_)
+    measured = backend.start_measurement(start_training(population, [batch]), everywhere, check_finite=True).fetch()
+    found = governor.check(measured.vitals, np.ones(len(SHAPES), np.bool_))
     assert found.rows.tolist() == [True, False, False, False]
     after = state_of(population, 0)
     assert (population.table.stage[0] == Stage.FOSSILIZED).tolist() == [True, False, True]

@@ -9,12 +9,23 @@ import torch
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.population.evaluation import evaluate, remember
+from esper.population.evaluation import evaluate
 from esper.population.learning import train
 from esper.population.population import Population
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
-from population.scenes import SUITE, VALIDATION, Draws, both, instances, kind_of, parameters_of, plan, seed_values
+from population.scenes import (
+    SUITE,
+    VALIDATION,
+    Draws,
+    both,
+    instances,
+    kind_of,
+    parameters_of,
+    plan,
+    record_evidence,
+    seed_values,
+)
 from reference_population import ReferencePopulation
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -59,7 +70,7 @@ def test_fifty_steps_equal_a_loop_over_modules(
         batches = [draws.batch() for _ in range(BATCHES)]
         report = train(fast, batches)
         slow.train(batches)
-        remember(fast, report, evaluate(fast, draws.batch(VALIDATION)))
+        record_evidence(fast, report, evaluate(fast, draws.batch(VALIDATION)))
         assert_equal_parameters(fast, slow)
         stages |= set(np.unique(fast.table.stage).tolist())
     assert {Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.PRUNED} <= stages

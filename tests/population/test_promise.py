@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.engine.backend import Promises
 from esper.lifecycle.rules import Isolation
 from esper.numerics.arrays import Bools
 from esper.population.learning import Batch
 from esper.population.population import Population, Strategy
-from esper.population.promise import PromiseMeter, Promises
+from esper.population.promise import PromiseMeter
 from open_rules import open_rules
 from population.scenes import SUITE, Draws, grown, instances, networks, plan
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
-from esper.population.governor import GovernorSettings, PopulationGovernor, Trouble
-from esper.population.governor.population import Intervention
 from torch import Tensor, nn
 
+from esper.engine.governor import Governor, GovernorSettings, Intervention, Trouble
+from esper.engine.measurements import TrainingReport
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.population.evaluation import evaluate, remember
+from esper.numerics.arrays import Bools
+from esper.numerics.deferred import Deferred
+from esper.population.backend import PopulationBackend
 from esper.population.learning import Batch, train
 from esper.population.population import Actions, NetworkSpec, Population, PopulationConfig, Strategy
-from esper.tasks.suite import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings, Suite
 from open_rules import open_rules
 from population.scenes import (
     SUITE,
@@ -31,6 +34,7 @@ from population.scenes import (
     instances,
     networks,
     plan,
+    record_evidence,
     state_of,
 )
 
@@ -51,18 +55,34 @@ def poison(population: Population, network: int) -> None:
                 tensor[block.owners == network] = torch.nan
 
 
-def checked(
-    population: Population, governor: PopulationGovernor, draws: Draws, hurt: Hurt | None = None
-) -> Intervention:
+class Guard:
+    """A population, as the engine sees it, and its governor."""
+
+    def __init__(self, population: Population, settings: GovernorSettings, suite: Suite = SUITE) -> None:
+        self.backend = PopulationBackend(population, suite, Batch(torch.empty(0), torch.empty(0)), no_examples)
+        self.governor = Governor(self.backend, settings)
+        self._due = np.ones(population.table.stage.shape, np.bool_)
+
+    def check(self, report: TrainingReport, validation: Batch, running: Bools = EVERYONE) -> Intervention:
+        """Measurement after training, the governor's check, and the evidence of both."""
+        self.backend.validation = validation
+        measured = self.backend.start_measurement(Deferred((), lambda: report), self._due, check_finite=True).fetch()
+        found = self.governor.check(measured.vitals, running)
+        evaluation = self.backend.evaluate(self._due) if found.rows.any() else measured.evaluation
+        record_evidence(self.backend.networks, report, evaluation)
+        return found
+
+
+def no_examples() -> Batch:
+    raise AssertionError("no promises are measured here")
+
+
+def checked(population: Population, guard: Guard, draws: Draws, hurt: Hurt | None = None) -> Intervention:
     """Training, perhaps an accident, measurement, and the governor's check."""
     report = train(population, [draws.batch() for _ in range(2)])
     if hurt is not None:
         hurt(population, ILL)
-    validation = draws.batch(VALIDATION)
-    evaluation = evaluate(population, validation)
-    found = governor.check(report, evaluation, governor.finite().fetch(), EVERYONE)
-    remember(population, report, evaluate(population, validation) if found.rows.any() else evaluation)
-    return found
+    return guard.check(report, draws.batch(VALIDATION))
 
 
 def grown(strategy: Strategy = "stacked", isolation: Isolation = Isolation.NONE) -> tuple[Population, Draws]:
@@ -75,10 +95,9 @@ def grown(strategy: Strategy = "stacked", isolation: Isolation = Isolation.NONE)
     return population, draws
 
 
-def governor_of(population: Population, max_rollbacks: int = 3) -> PopulationGovernor:
+def guard_of(population: Population, max_rollbacks: int = 3) -> Guard:
     """It looks for what is not finite only: these networks learn random labels, and measure with ten of them."""
-    settings = GovernorSettings(lead=1.0, multiple=1e9, max_rollbacks=max_rollbacks)
-    return PopulationGovernor(population, settings, SUITE.classes)
+    return Guard(population, GovernorSettings(lead=1.0, multiple=1e9, max_rollbacks=max_rollbacks))
 
 
 def seeds(state: State) -> set[str]:
@@ -91,14 +110,14 @@ STEPS_TO = {Stage.BLENDING: 1, Stage.HOLDING: 4}
 @pytest.mark.parametrize("stage", STEPS_TO)
 def test_live_seeds_are_pruned_and_the_host_is_as_in_the_snapshot(stage: Stage) -> None:
     population, draws = grown()
-    governor = governor_of(population)
+    guard = guard_of(population)
     for _ in range(STEPS_TO[stage]):
         population.decide(wait(SIZE))
-        assert not checked(population, governor, draws).rows.any()
+        assert not checked(population, guard, draws).rows.any()
     assert population.table.stage[ILL, 1] == stage
     kept = state_of(population, ILL)
     population.decide(wait(SIZE))
-    found = checked(population, governor, draws, poison)
+    found = checked(population, guard, draws, poison)
     assert found.trouble.tolist() == [0, 0, Trouble.NOT_FINITE, 0]
     assert (found.transitions.env.tolist(), found.transitions.slot.tolist()) == ([ILL], [1])
     restored = state_of(population, ILL)
@@ -112,14 +131,14 @@ def test_live_seeds_are_pruned_and_the_host_is_as_in_the_snapshot(stage: Stage) 
 
 def test_a_seed_that_was_just_fossilized_stays_with_the_values_of_the_snapshot() -> None:
     population, draws = grown()
-    governor = governor_of(population)
+    guard = guard_of(population)
     for _ in range(4):
         population.decide(wait(SIZE))
-        checked(population, governor, draws)
+        checked(population, guard, draws)
     kept = state_of(population, ILL)
     population.evidence = good_evidence(population)
     population.decide(np.stack([*wait(2), action(Op.FOSSILIZE, 1), *wait(1)]))
-    found = checked(population, governor, draws, poison)
+    found = checked(population, guard, draws, poison)
     assert len(found.transitions) == 0
     restored = state_of(population, ILL)
     for part in ("host", f"seed.1.{MLP}"):
@@ -133,14 +152,14 @@ def test_a_seed_that_was_just_fossilized_stays_with_the_values_of_the_snapshot()
 def test_a_fossil_of_which_no_good_values_are_known_goes() -> None:
     chosen = instances(SIZE)
     population, draws = Population(plan(QUICK), networks(chosen)), Draws(chosen)
-    governor = governor_of(population)
+    guard = guard_of(population)
     before = state_of(population, ILL)
     advance(population, draws, np.stack([action(Op.GERMINATE, 1, MLP)] * SIZE))
     for _ in range(4):
         advance(population, draws, wait(SIZE))
     population.evidence = good_evidence(population)
     population.decide(np.stack([action(Op.FOSSILIZE, 1)] * SIZE))
-    checked(population, governor, draws, poison)
+    checked(population, guard, draws, poison)
     assert population.table.stage[:, 1].tolist() == [Stage.FOSSILIZED] * 2 + [Stage.PRUNED, Stage.FOSSILIZED]
     assert torch.equal(state_of(population, ILL)["host.values"], before["host.values"])
     assert_aligned(population)
@@ -148,12 +167,12 @@ def test_a_fossil_of_which_no_good_values_are_known_goes() -> None:
 
 def test_another_seed_in_the_same_place_is_not_taken_for_the_one_in_the_snapshot() -> None:
     population, draws = grown()
-    governor = governor_of(population)
+    guard = guard_of(population)
     for actions in (action(Op.PRUNE, 1), *wait(3), action(Op.GERMINATE, 1, MLP), *wait(4)):
         advance(population, draws, np.stack([*wait(2), actions, *wait(1)]))
     population.evidence = good_evidence(population)
     population.decide(np.stack([*wait(2), action(Op.FOSSILIZE, 1), *wait(1)]))
-    checked(population, governor, draws, poison)
+    checked(population, guard, draws, poison)
     assert population.table.stage[ILL, 1] == Stage.PRUNED
 
 
@@ -165,13 +184,13 @@ def trajectories(
     rules = QUICK.model_copy(update={"isolation": isolation})
     shared = plan(rules, OptimizerSettings(clip_norm=0.5), strategy, dtype)
     population, draws = Population(shared, networks(chosen)), Draws(chosen, dtype)
-    governor, states = governor_of(population), list[list[State]]()
+    guard, states = guard_of(population), list[list[State]]()
     for step in range(12):
         masks = population.legal_actions()
         population.decide(_without(ILL, draws.actions(masks), keep=step < when))
-        checked(population, governor, draws, hurt if step == when else None)
+        checked(population, guard, draws, hurt if step == when else None)
         states.append([state_of(population, network) for network in range(SIZE) if network != ILL])
-    assert (governor.rollbacks > 0).tolist() == [hurt is not None and network == ILL for network in range(SIZE)]
+    assert (guard.governor.rollbacks > 0).tolist() == [hurt is not None and network == ILL for network in range(SIZE)]
     return states, population
 
 
@@ -199,11 +218,11 @@ def test_the_first_step_after_a_rollback_is_that_of_a_new_optimizer(name: str) -
     chosen = instances(SIZE)
     shared = plan(QUICK, OptimizerSettings(name=name, weight_decay=0.01))
     population, draws = Population(shared, networks(chosen)), Draws(chosen)
-    governor = governor_of(population)
+    guard = guard_of(population)
     for _ in range(3):
         population.decide(wait(SIZE))
-        checked(population, governor, draws)
-    checked(population, governor, draws, poison)
+        checked(population, guard, draws)
+    checked(population, guard, draws, poison)
     host = SUITE.host(chosen[ILL]).double()
     values = population.host.layout.unflatten(population.host.values.detach()[ILL : ILL + 1])
     with torch.no_grad():
@@ -249,13 +268,13 @@ def some(seed: int, size: int = 8) -> Batch:
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
 def test_running_statistics_are_restored_with_the_row(strategy: Strategy) -> None:
     population = normed((1, 2, 3), strategy)
-    governor = PopulationGovernor(population, GovernorSettings(), 3)
-    everyone = np.ones(3, np.bool_)
+    suite = copy.copy(SUITE)
+    suite.classes = 3
+    guard, everyone = Guard(population, GovernorSettings(), suite), np.ones(3, np.bool_)
 
     def advance(seed: int, batch: Batch) -> Intervention:
         population.decide(wait(3))
-        report, evaluation = train(population, [batch]), evaluate(population, some(seed))
-        return governor.check(report, evaluation, governor.finite().fetch(), everyone)
+        return guard.check(train(population, [batch]), some(seed), everyone)
 
     assert not advance(1, some(10)).rows.any()
     kept = {name: buffer.clone() for name, buffer in population.host.buffers.items()}
@@ -303,22 +322,21 @@ def test_running_statistics_do_not_notice_a_seed_that_trains_apart(strategy: Str
 
 def test_rollbacks_are_counted_and_bounded() -> None:
     population, draws = grown()
-    governor = governor_of(population, max_rollbacks=2)
-    ended = [checked(population, governor, draws, poison) for _ in range(3)]
+    guard = guard_of(population, max_rollbacks=2)
+    ended = [checked(population, guard, draws, poison) for _ in range(3)]
     assert [bool(found.exhausted[ILL]) for found in ended] == [False, False, True]
-    assert governor.rollbacks.tolist() == [0, 0, 3, 0]
-    assert governor.rollbacks_used.tolist() == [0, 0, 1, 0]
-    governor.restart(np.arange(SIZE) == ILL)
-    assert governor.rollbacks.tolist() == [0, 0, 0, 0]
+    assert guard.governor.rollbacks.tolist() == [0, 0, 3, 0]
+    assert guard.governor.rollbacks_used.tolist() == [0, 0, 1, 0]
+    guard.governor.restart(np.arange(SIZE) == ILL)
+    assert guard.governor.rollbacks.tolist() == [0, 0, 0, 0]
 
 
 def test_whoever_rests_is_left_alone() -> None:
     population, draws = grown()
-    governor = governor_of(population)
+    guard = guard_of(population)
     report = train(population, [draws.batch()])
     poison(population, ILL)
-    evaluation = evaluate(population, draws.batch(VALIDATION))
-    found = governor.check(report, evaluation, governor.finite().fetch(), np.arange(SIZE) != ILL)
+    found = guard.check(report, draws.batch(VALIDATION), np.arange(SIZE) != ILL)
     assert not found.rows.any()
     assert population.host.values[ILL].isnan().all()
 
@@ -326,12 +344,12 @@ def test_whoever_rests_is_left_alone() -> None:
 @pytest.mark.parametrize("moment", ["mean", "square"])
 def test_a_moment_that_overflowed_is_trouble(moment: str) -> None:
     population, draws = grown()
-    governor = governor_of(population)
+    guard = guard_of(population)
 
     def overflow(population: Population, network: int) -> None:
         population.host.moments[moment][network, 0] = torch.inf
 
-    found = checked(population, governor, draws, overflow)
+    found = checked(population, guard, draws, overflow)
     assert found.rows.tolist() == [False, False, True, False]
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from esper.population.governor import Governor, GovernorSettings, Trouble
 from torch import Tensor, nn
 
+from esper.engine.governor import GovernorSettings, Trouble
 from esper.errors import DivergedError
+from esper.grower.governor import ModelSnapshot, Rollback, TrainingGovernor
 from esper.growth.model import GrowingModel
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -60,15 +61,15 @@ def test_a_blow_up_is_undone_in_place(make: MakeOptimizer) -> None:
     torch.manual_seed(0)
     model = Host()
     optimizer = make(model)
-    governor = Governor(model, optimizer)
+    governor = TrainingGovernor(model, optimizer)
     for seed in range(3):
         assert not governor.check(learn(model, optimizer, seed))
     kept, identities = copy.deepcopy(model.state_dict()), [id(parameter) for parameter in model.parameters()]
     random = torch.get_rng_state()
-    trouble = governor.check(learn(model, optimizer, 3, spoil=math.nan))
-    assert trouble is Trouble.NOT_FINITE
+    loss = learn(model, optimizer, 3, spoil=math.nan)
     assert not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
-    done = governor.rollback()
+    done = governor.check(loss)
+    assert done is not None
     assert [id(parameter) for parameter in model.parameters()] == identities
     assert {id(one) for group in optimizer.param_groups for one in group["params"]} == set(identities)
     for name, tensor in model.state_dict().items():
@@ -86,11 +87,10 @@ def test_the_first_step_after_a_rollback_is_that_of_a_new_optimizer(make: MakeOp
     torch.manual_seed(0)
     model = Host()
     optimizer = make(model)
-    governor = Governor(model, optimizer)
+    governor = TrainingGovernor(model, optimizer)
     for seed in range(4):
         governor.check(learn(model, optimizer, seed))
-    governor.check(learn(model, optimizer, 4, spoil=math.inf))
-    governor.rollback()
+    assert governor.check(learn(model, optimizer, 4, spoil=math.inf))
     twin = copy.deepcopy(model)
     newborn, random = make(twin), torch.get_rng_state()
     learn(model, optimizer, 5)
@@ -104,14 +104,14 @@ def test_moments_that_survived_would_have_made_another_step(make: MakeOptimizer)
     torch.manual_seed(0)
     model = Host().eval()  # without the randomness of dropout
     optimizer = make(model)
-    governor = Governor(model, optimizer)
+    snapshot = ModelSnapshot(model, optimizer)
     for seed in range(4):
         learn(model, optimizer, seed)
-    governor.snapshot()
+    snapshot.take()
     twin = copy.deepcopy(model)
     stale = make(twin)
     stale.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    governor.rollback()
+    snapshot.restore()
     learn(model, optimizer, 5)
     learn(twin, stale, 5)
     assert not torch.equal(model.first.weight, twin.first.weight)
@@ -120,54 +120,59 @@ def test_moments_that_survived_would_have_made_another_step(make: MakeOptimizer)
 def test_snapshots_are_taken_on_good_vitals_only() -> None:
     model = Host()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    governor = Governor(model, optimizer)
+    governor = TrainingGovernor(model, optimizer)
     for value, loss in ((1.0, 1.0), (2.0, 1.0), (3.0, 0.9), (4.0, 1.5), (5.0, 9.0)):
         nn.init.constant_(model.last.bias, value)
-        governor.check(loss)
-    assert governor.rollback().loss_restored == pytest.approx(0.9)
+        assert governor.check(loss) is None
+    rollback = governor.check(math.nan)
+    assert rollback is not None
+    assert rollback.loss_restored == pytest.approx(0.9)
     assert model.last.bias.tolist() == [3.0] * 3
 
 
 def test_an_explosion_and_a_collapse_are_told_apart() -> None:
     model = Host()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    exploding, collapsing = (Governor(model, optimizer, classes=3) for _ in range(2))
+    exploding, collapsing = (TrainingGovernor(model, optimizer, classes=3) for _ in range(2))
     for _ in range(4):
         assert not exploding.check(1.0, 0.8)
         assert not collapsing.check(1.0, 0.8)
-    assert [exploding.check(9.0, 0.8) for _ in range(3)][-1] is Trouble.EXPLODED
-    assert [collapsing.check(1.0, 0.33) for _ in range(3)][-1] is Trouble.COLLAPSED
+    assert troubles([exploding.check(9.0, 0.8) for _ in range(3)]) == [None, None, Trouble.EXPLODED]
+    assert troubles([collapsing.check(1.0, 0.33) for _ in range(3)]) == [None, None, Trouble.COLLAPSED]
+
+
+def troubles(rollbacks: list[Rollback | None]) -> list[Trouble | None]:
+    return [None if rollback is None else rollback.trouble for rollback in rollbacks]
 
 
 def test_an_optimizer_that_overflowed_is_seen() -> None:
     model = Host()
     optimizer = torch.optim.AdamW(model.parameters())
-    governor = Governor(model, optimizer)
+    governor = TrainingGovernor(model, optimizer)
     loss = learn(model, optimizer, 0)
     optimizer.state[model.last.bias]["exp_avg_sq"].fill_(math.inf)
-    assert governor.check(loss) is Trouble.NOT_FINITE
+    assert troubles([governor.check(loss)]) == [Trouble.NOT_FINITE]
 
 
 def test_rollbacks_are_bounded() -> None:
     model = Host()
     optimizer = torch.optim.AdamW(model.parameters())
-    governor = Governor(model, optimizer, GovernorSettings(max_rollbacks=2))
+    governor = TrainingGovernor(model, optimizer, GovernorSettings(max_rollbacks=2))
     for _ in range(2):
-        governor.check(math.nan)
-        governor.rollback()
+        assert governor.check(math.nan)
+    assert governor.rollbacks == 2
     learn(model, optimizer, 0, spoil=math.nan)
-    governor.check(math.nan)
     with pytest.raises(DivergedError, match=r"again \(NOT_FINITE\) after 2 rollbacks: .* lower the learning rate"):
-        governor.rollback()
+        governor.check(math.nan)
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
 def test_generators_of_ones_own_are_put_back() -> None:
     model, generator = Host(), torch.Generator().manual_seed(5)
-    governor = Governor(model, torch.optim.AdamW(model.parameters()), generators=[generator])
+    governor = TrainingGovernor(model, torch.optim.AdamW(model.parameters()), generators=[generator])
     first, everyone = torch.rand(3, generator=generator), torch.get_rng_state()
     torch.rand(3)
-    governor.rollback()
+    assert governor.check(math.nan)
     assert torch.equal(torch.rand(3, generator=generator), first)
     assert not torch.equal(torch.get_rng_state(), everyone), "the global one was left alone"
 
@@ -178,18 +183,23 @@ class Growing:
     def __init__(self) -> None:
         self.model = GrowingModel(Host(), ("first", "norm"), torch.randn(4, 6))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.governor = Governor(self.model, self.optimizer)
+        self.governor = TrainingGovernor(self.model, self.optimizer)
 
     def germinate(self, slot: str, alpha: float = 1.0) -> None:
         seed = self.model.slots[slot].germinate("mlp", torch.Generator().manual_seed(3))
         seed.alpha.fill_(alpha)
         self.optimizer.add_param_group({"params": list(seed.parameters())})
 
-    def learn(self, seed: int, spoil: float = 0.0) -> Trouble:
+    def learn(self, seed: int, spoil: float = 0.0) -> Rollback | None:
         return self.governor.check(learn(self.model, self.optimizer, seed, spoil))
 
     def owned(self) -> set[int]:
         return {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+
+
+def pruned(rollback: Rollback | None) -> tuple[str, ...]:
+    assert rollback is not None
+    return rollback.pruned
 
 
 def test_live_seeds_are_pruned_and_fossils_restored() -> None:
@@ -199,8 +209,7 @@ def test_live_seeds_are_pruned_and_fossils_restored() -> None:
     grown.model.slots["first"].fossilize()
     grown.learn(0)
     kept = copy.deepcopy(grown.model.seeds["first"].state_dict())
-    assert grown.learn(1, math.nan)
-    assert grown.governor.rollback().pruned == ("norm",)
+    assert pruned(grown.learn(1, math.nan)) == ("norm",)
     assert set(grown.model.seeds) == {"first"}
     for name, tensor in grown.model.seeds["first"].state_dict().items():
         assert torch.equal(tensor, kept[name])
@@ -216,8 +225,7 @@ def test_a_seed_fossilized_since_the_snapshot_stays_at_its_alpha() -> None:
     kept = copy.deepcopy(seed.blueprint.state_dict())
     seed.alpha.fill_(1.0)
     grown.model.slots["first"].fossilize()
-    grown.learn(1, math.nan)
-    assert grown.governor.rollback().pruned == ()
+    assert pruned(grown.learn(1, math.nan)) == ()
     assert seed.alpha == 1.0
     for name, tensor in seed.blueprint.state_dict().items():
         assert torch.equal(tensor, kept[name])
@@ -228,6 +236,26 @@ def test_a_fossil_that_the_snapshot_lacks_goes() -> None:
     grown.learn(0)
     grown.germinate("first")
     grown.model.slots["first"].fossilize()
-    grown.learn(1, math.nan)
-    assert grown.governor.rollback().pruned == ("first",)
+    assert pruned(grown.learn(1, math.nan)) == ("first",)
     assert grown.owned() == {id(parameter) for parameter in grown.model.parameters()}
+
+
+def test_it_goes_on_where_it_was_saved() -> None:
+    """The window of losses, the rollbacks and the snapshot come back; the model is what its own state dict has."""
+    grown = Growing()
+    for seed in range(4):
+        grown.learn(seed)
+    grown.learn(4, math.nan)
+    grown.learn(5)
+    saved, model = copy.deepcopy(grown.governor.state_dict()), copy.deepcopy(grown.model.state_dict())
+    twin = Growing()
+    twin.model.load_state_dict(model)
+    twin.governor.load_state_dict(saved)
+    for one in (grown, twin):
+        nn.init.zeros_(one.model.host.last.bias)
+    first, other = ([one.governor.check(loss) for loss in (1.0, 40.0, 40.0, 40.0, 40.0)] for one in (grown, twin))
+    assert [rollback is not None for rollback in first].count(True) == 1
+    assert first == other
+    assert twin.governor.rollbacks == grown.governor.rollbacks == 2
+    for name, tensor in grown.model.state_dict().items():
+        assert torch.equal(tensor, twin.model.state_dict()[name]), name
