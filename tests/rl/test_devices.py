@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.population import Work
 from esper.control.rules import Uniform
-from esper.population import deferred
+from esper.numerics import deferred
 from esper.population.population import Strategy
 from esper.population.snapshots import Snapshots, roll_back
 from esper.rl.episodes import CPU, Episodes

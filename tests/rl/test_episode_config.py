@@ -355,7 +355,7 @@ def test_a_network_that_was_rolled_back_is_measured_whole() -> None:
     with torch.no_grad():
         running.population.host.values[1] = torch.nan
     found = running.step(wait(3))
-    assert {one.environment for one in found.incidents} == {1}
+    assert {one.environment for one in found.rollbacks} == {1}
     assert found.evaluation.fresh[1].all()
     assert found.evaluation.fresh[[0, 2]].tolist() == [due(4, 3)] * 2
     truth = evaluate(running.population, running.validation)

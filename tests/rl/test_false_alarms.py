@@ -22,5 +22,5 @@ def test_healthy_networks_are_not_rolled_back(name: str, count: int, count_figur
     state = controller.start([one.seed for one in chosen])
     while not running.finished.all():
         actions, state = controller.act(running.observe(), running.legal_actions(), state)
-        assert not running.step(actions).incidents
+        assert not running.step(actions).rollbacks
     count_figure("checks of healthy networks without a false alarm", count * suite.steps)
