@@ -205,10 +205,10 @@ def train_host(pair: Pair, controller: str, seed: int, epochs: int, rules: Rules
     for epoch in range(1, epochs + 1):
         forward = model.host_flops + count_seed_flops(*model.slots.values())
         # Each fork goes without the seed of the slot that it is named by.
-        forks = sum(forward - count_seed_flops(model.slots[name]) for name in grower.apart.forks)
+        forks = sum(forward - count_seed_flops(model.slots[name]) for name in grower.isolated.forks)
         flops += TRAINING_PASSES * learned * (forward + forks)
         epoch_began, order = time.perf_counter(), numpy_generator(seed, ORDER, epoch)
-        trained = train_epoch(model, optimizer, splits.train, kind.batch_size, order, grower.learn_apart)
+        trained = train_epoch(model, optimizer, splits.train, kind.batch_size, order, grower.isolated_backward)
         learning_seconds += time.perf_counter() - epoch_began
         grower.step(train_loss=trained.loss, train_accuracy=trained.accuracy)
     seconds = time.perf_counter() - began

@@ -100,7 +100,7 @@ def main(
     # Train and decide, epoch by epoch
     for epoch in range(1, epochs + 1):
         order = numpy_generator(seed, ORDER, epoch)
-        trained = train_epoch(model, optimizer, splits.train, kind.batch_size, order, grower.learn_apart)
+        trained = train_epoch(model, optimizer, splits.train, kind.batch_size, order, grower.isolated_backward)
         decision = grower.step(train_loss=trained.loss, train_accuracy=trained.accuracy)
         print(
             f"epoch {epoch}/{epochs}: accuracy {decision.value:.3f}, loss {decision.loss:.3f}, "

@@ -178,7 +178,7 @@ def test_grower_finish_keeps_what_is_worth_something_and_prunes_the_rest(kind: K
         found = usual(model)
         return {"loss": found[0] if isinstance(found, tuple) else found, "likeness": -sum(off)}
 
-    training = grown(kind, evaluate=evaluate, metric="likeness", higher_is_better=True)
+    training = grown(kind, evaluate=esper.Metric(evaluate, "likeness", higher_is_better=True))
     first, *others = training.model.slots
     with training.model.slots[first].vacate():
         wanted = outputs(kind, training.model)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
+import esper
 from esper import Grower, Score, warmup_stable_decay
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.promises import PromiseSettings
@@ -54,18 +55,20 @@ def main(folder: Path, rank: int, how: str) -> None:
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     # Torch refuses to wrap what does not learn; the gradients of seeds are averaged by the grower.
     network = model if how == "frozen" else DistributedDataParallel(model, find_unused_parameters=resume)
+    evaluate: Any = _only_first(rank, constrained=how == "constrained")
+    if how == "constrained":
+        evaluate = esper.Constrained(evaluate, "target", {"source": 0.01})
+    if how == "refit":
+        evaluate = esper.Refit(evaluate)
     # Only the first process's controller and seed matter.
     grower = Grower(
         model,
         optimizer,
         EAGER if how == "look" else "random",
-        evaluate=_only_first(rank, constrained=how == "constrained"),
-        objective="target" if how == "constrained" else None,
-        constraints={"source": 0.01} if how == "constrained" else None,
+        evaluate=evaluate,
         horizon=20,
         seed=SEED + rank,
         rules=rules,
-        evidence="refit" if how == "refit" else "dependence",
         loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
         run=None if how == "shadow" else folder / RUN,
         verbose=True,
@@ -117,7 +120,7 @@ def copy_forks(grower: Grower) -> dict[str, dict[str, Any]]:
     """The tensors of all forks there are now, by slot."""
     return {
         slot: {name: copy.deepcopy(value) for name, value in fork.items() if not isinstance(value, str)}
-        for slot, fork in grower.apart.state_dict()["forks"].items()
+        for slot, fork in grower.isolated.state_dict()["forks"].items()
     }
 
 

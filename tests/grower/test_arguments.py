@@ -13,11 +13,12 @@ import torch
 
 from esper.control.rules import Heuristic
 from esper.errors import ConfigError
-from esper.grower import Grower
+from esper.grower import Constrained, Grower, GrowerConfig, Metric, Refit, RunRecorder
 from grower.training_loop import Loop, growing, validate
 from strangers import (
     CALLABLE,
     FRACTION,
+    LIST,
     MAPPING,
     NAN,
     NEGATIVE,
@@ -41,8 +42,8 @@ FITS: dict[str, dict[str, Fits]] = {
         "optimizer": (),
         "controller": (),
         "evaluate": (*CALLABLE, SCRIPTED),
-        "metric": (NONE,),
-        "higher_is_better": (NONE,),
+        "config": (),
+        "callbacks": (LIST,),
         "classes": (NONE, NUMBER),
         "horizon": (NONE, NUMBER),
         "rules": (NONE,),
@@ -55,9 +56,6 @@ FITS: dict[str, dict[str, Fits]] = {
         "scaler": (NONE,),
         "run": (NONE, TEXT),
         "verbose": (TRUTH,),
-        "evidence": (),
-        "objective": (NONE, TEXT),
-        "constraints": (NONE, MAPPING),
         "training_flops": (NONE, NUMBER, FRACTION),
         "seconds": (NONE, NUMBER, FRACTION),
     },
@@ -69,10 +67,11 @@ FITS: dict[str, dict[str, Fits]] = {
         "train_accuracy": (NONE, ZERO),
         "look": (NONE,),
     },
-    "learn_apart": {"loss": (VECTOR,)},
+    "isolated_backward": {"loss": (VECTOR,)},
     "load_state_dict": {"state": ()},
     "close": {},
     "finish": {},
+    "describe_config": {},
     "rehearse": {},  # passes, which test_rehearsal looks at
     "state_dict": {},
 }
@@ -87,13 +86,12 @@ def given() -> dict[str, Any]:
 
 def test_every_argument_of_every_method_is_looked_at() -> None:
     methods = {
-        name: method
+        name: set(named(method))
         for name, method in inspect.getmembers(Grower, inspect.isfunction)
-        if name == "__init__" or not name.startswith("_")
+        if name != "learn_apart" and (name == "__init__" or not name.startswith("_"))  # test_former_arguments.py
     }
-    assert {name: set(named(method)) for name, method in methods.items()} == {
-        name: set(arguments) for name, arguments in FITS.items()
-    }
+    methods["__init__"] |= GrowerConfig.model_fields.keys()
+    assert methods == {name: set(arguments) for name, arguments in FITS.items()}
 
 
 @pytest.mark.parametrize("argument", FITS["__init__"])
@@ -102,9 +100,33 @@ def test_a_grower_refuses_what_does_not_fit(argument: str, tmp_path: Path, monke
     require_refused(Grower, given(), argument, FITS["__init__"][argument])
 
 
+EVALUATORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Fits]]] = {
+    "Metric": (
+        Metric,
+        {"evaluate": validate, "name": "f1", "higher_is_better": True},
+        {"evaluate": (*CALLABLE, SCRIPTED), "name": (TEXT,), "higher_is_better": (NONE, TRUTH)},
+    ),
+    "Constrained": (
+        Constrained,
+        {"evaluate": validate, "objective": "target", "limits": {"source": 0.1}},
+        {"evaluate": (*CALLABLE, SCRIPTED), "objective": (NONE, TEXT), "limits": (NONE, MAPPING)},
+    ),
+    "Refit": (Refit, {"evaluate": validate}, {"evaluate": (*CALLABLE, SCRIPTED)}),
+    "RunRecorder": (RunRecorder, {"path": "run"}, {"path": (TEXT,)}),
+}
+
+
+@pytest.mark.parametrize("kind", EVALUATORS)
+def test_so_do_evaluators_and_callbacks(kind: str) -> None:
+    make, right, fits = EVALUATORS[kind]
+    assert set(named(make)) == fits.keys()
+    for argument in fits:
+        require_refused(make, right, argument, fits[argument])
+
+
 CALLS: dict[str, tuple[Callable[[Grower], Any], dict[str, Any]]] = {
     "step": (lambda grower: grower.step, {"train_loss": 1.0, "val_loss": 0.9, "accuracy": 0.5}),
-    "learn_apart": (lambda grower: grower.learn_apart, {}),
+    "isolated_backward": (lambda grower: grower.isolated_backward, {}),
     "load_state_dict": (lambda grower: grower.load_state_dict, {}),
 }
 

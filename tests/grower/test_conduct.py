@@ -9,19 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from esper.population.governor import GovernorSettings, PopulationGovernor
 from pydantic import BaseModel
 from torch import nn
 
 import esper
 from esper.engine.budget import Budget
 from esper.engine.config import EpisodeConfig
+from esper.engine.governor import Governor, GovernorSettings
 from esper.engine.gradients import HealthTable
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.errors import ConfigError, DivergedError
 from esper.grower import Grower
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Rules
+from esper.population.backend import PopulationBackend
+from esper.population.learning import Batch
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
 from grower.training_loop import Loop, growing, validate
@@ -78,7 +80,9 @@ def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
     population = Population(
         plan, [NetworkSpec(SUITE.host(instance), instance.widths, instance.learning_rate, instance.seed, ())]
     )
-    governor, found = PopulationGovernor(population, settings, CLASSES), list[Any]()
+    nothing = Batch(torch.empty(0), torch.empty(0))
+    backend = PopulationBackend(population, SUITE, nothing, lambda: nothing)
+    governor, found = Governor(backend, settings), list[Any]()
     one, slots = np.ones(1, np.bool_), len(SUITE.sites)
     for step, (loss, accuracy) in enumerate(course, start=1):
         with torch.no_grad():
@@ -88,7 +92,7 @@ def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
             np.array([loss]), np.array([accuracy]), np.ones(1), np.zeros((1, slots)), HealthTable.none(1, slots)
         )
         evaluation = Evaluation(np.array([1.0]), np.array([accuracy]), seeds, seeds, np.isnan(seeds))
-        intervention = governor.check(training, evaluation, one, one)
+        intervention = governor.check(backend._make_measurement((training, evaluation), one).vitals, one)
         found.append((float(population.host.values[0, 0]), float(governor.rollbacks_used[0])))
         if intervention.exhausted.any():
             return [*found, "over"]
@@ -115,7 +119,7 @@ def in_a_grower(settings: GovernorSettings, course: Course) -> list[Any]:
             grower.step(train_loss=loss, val_loss=1.0, accuracy=accuracy)
         except DivergedError:
             return [*found, (float(weight.detach()[0, 0]), 1.0), "over"]
-        found.append((float(weight.detach()[0, 0]), 0.0 if grower.governor is None else grower.governor.rollbacks_used))
+        found.append((float(weight.detach()[0, 0]), float(grower.governor.rollbacks_used[0])))
     return found
 
 

@@ -66,8 +66,9 @@ def adapting(controller: Any = "look", **options: Any) -> tuple[GrowingModel, to
     x, _ = data(-1)
     model = esper.attach(trained(), {"inner": ["lora", "mlp"], "head": ["lora_4"]}, x, freeze_host=True)
     optimizer = torch.optim.Adam(model.parameter_groups(lr=0.02))
-    told: dict[str, Any] = {"evaluate": both, "objective": "target", "constraints": {"source": 0.01}, **options}
-    return model, optimizer, esper.Grower(model, optimizer, controller=controller, classes=CLASSES, **told)
+    parts: dict[str, Any] = {"evaluate": both, "objective": "target", "constraints": {"source": 0.01}, **options}
+    evaluate = esper.Constrained(parts.pop("evaluate"), parts.pop("objective"), parts.pop("constraints"))
+    return model, optimizer, esper.Grower(model, optimizer, evaluate, controller=controller, classes=CLASSES, **parts)
 
 
 def go(model: GrowingModel, optimizer: torch.optim.Optimizer, steps: int = 20) -> float:
@@ -123,7 +124,8 @@ def test_the_worst_seed_goes_at_once_whatever_the_controller_wants() -> None:
 def test_the_worst_seed_goes_though_training_is_unusual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise nothing is pruned then, since what is measured may soon be another."""
     model, optimizer, grower = adapting("all_at_start", constraints={"source": 0.0}, horizon=16)
-    monkeypatch.setattr(grower._oversight, "find_barred", lambda *_, **__: (Op.PRUNE, Op.FOSSILIZE))
+    disallowed = {Op.PRUNE, Op.FOSSILIZE}
+    monkeypatch.setattr(grower._learning, "find_disallowed_operations", lambda *_, **__: {*disallowed})
     decisions = [grower.step(train_loss=go(model, optimizer)) for _ in range(8)]
     assert Op.PRUNE in [decision.op for decision in decisions if decision.broken]
     assert Op.PRUNE not in [decision.op for decision in decisions if not decision.broken]
@@ -213,7 +215,7 @@ def test_finish_keeps_nothing_that_breaks_a_constraint_however_far_beyond_it_is(
 
 def test_excess_has_no_limit_and_nan_is_the_largest() -> None:
     constraints = ConstraintSet("target", {"source": 0.1})
-    constraints.refer_to({"loss": 1.0, "source loss": 2.0})
+    constraints.set_references({"loss": 1.0, "source loss": 2.0})
     losses = (2.2, 2.4, 8.0, 20.0, float("nan"))
     found = [constraints.excess({"loss": 1.0, "source loss": loss}) for loss in losses]
     assert found == [0.0, pytest.approx(0.1), pytest.approx(2.9), pytest.approx(8.9), float("inf")]
@@ -222,7 +224,7 @@ def test_excess_has_no_limit_and_nan_is_the_largest() -> None:
 @pytest.mark.parametrize("level", [0.0, 0.5, 3.0])
 def test_whatever_breaks_a_constraint_loses_a_whole_accuracy_at_least(level: float) -> None:
     constraints = ConstraintSet("target", {"source": 0.1})
-    constraints.refer_to({"loss": 1.0, "source loss": 2.0})
+    constraints.set_references({"loss": 1.0, "source loss": 2.0})
     assert constraints.penalty({"loss": 1.0, "source loss": 2.2}) == 0
     assert constraints.find_broken({"loss": 1.0, "source loss": 2.2}) == {}
     loss = 2.2 * (1.0001 + level)

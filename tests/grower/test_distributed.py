@@ -181,11 +181,10 @@ def test_forks_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
         model,
         optimizer,
         controller="random",
-        evaluate=validate,
+        evaluate=esper.Refit(validate),
         horizon=20,
         seed=SEED,
         rules=HELD,
-        evidence="refit",
         loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
     )
     told: list[str] = []
@@ -202,6 +201,6 @@ def test_alone_nothing_is_sent():
     processes = Processes()
     model = growing()
     processes.average_gradients([model.slots["0"].germinate("mlp", alpha=1.0)])
-    assert processes.agree(lambda: 3) == 3
+    assert processes.broadcast(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        processes.agree(lambda: 1 // 0)
+        processes.broadcast(lambda: 1 // 0)

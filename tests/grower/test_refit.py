@@ -26,7 +26,7 @@ from esper.grower.isolated import REFIT, SeedlessFork
 from esper.grower.state_dict import regrow
 from esper.lifecycle.rules import Reason, Rules, gate_ahead
 from esper.lifecycle.stages import Stage
-from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate
+from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate, with_evidence
 
 HORIZON = 20
 DECISIONS = 9
@@ -143,14 +143,13 @@ def planting(*steps: int) -> Schedule:
 
 
 def grown(training: Training, controller: Any, **options: Any) -> Grower:
-    options = {"rules": HELD, "evidence": "refit", "scaler": training.scaler, **options}
+    options = {"rules": HELD, "evaluate": esper.Refit(validate), "scaler": training.scaler, **options}
     if not training.scaler.is_enabled():
         options["scaler"] = None
     return Grower(
         training.model,
         training.optimizer,
         controller=controller,
-        evaluate=validate,
         horizon=HORIZON,
         loss=training.loss,
         **options,
@@ -214,7 +213,7 @@ def compared(training: Training, grower: Grower) -> int:
         if hand is not None:
             hand.learn(seen)
             expected = hand.mine.tensors()
-            found = forked(grower.apart.forks["0"], training.model)
+            found = forked(grower.isolated.forks["0"], training.model)
             assert expected.keys() == found.keys()
             for name, tensor in expected.items():
                 torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=name)
@@ -227,7 +226,7 @@ def compared(training: Training, grower: Grower) -> int:
             else:
                 assert "0" not in decision.contributions
             hand.follow()
-        elif "0" in grower.apart.forks:
+        elif "0" in grower.isolated.forks:
             hand = ByHand(training)
     return checked
 
@@ -271,11 +270,11 @@ def test_the_model_does_not_notice(host: Build, how: str) -> None:
         seen: list[Any] = []
         for parameter in training.model.host.parameters():
             parameter.register_hook(lambda gradient: seen.append(gradient.clone()))
-        grower = grown(training, planting(0, 1), evidence=evidence)
+        grower = grown(training, planting(0, 1), evaluate=with_evidence(evidence))
         for _ in range(DECISIONS):
-            training.learn(grower.learn_apart)
+            training.learn(grower.isolated_backward)
             grower.step(train_loss=1.0)
-        assert (len(grower.apart.forks) == 2) is (evidence == "refit")
+        assert (len(grower.isolated.forks) == 2) is (evidence == "refit")
         moments = [v for s in training.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
         return training.tensors(), [*seen, *moments, torch.get_rng_state()]
 
@@ -308,10 +307,9 @@ def judged(evidence: str, seed: int, trial: int, decisions: int, **options: Any)
     grower = Grower(
         model,
         optimizer,
-        Heuristic(HeuristicSettings(preferences=((0, 0),), most=1, trial=trial), HORIZON),
-        evaluate=evaluate,
+        with_evidence(evidence, evaluate),
+        controller=Heuristic(HeuristicSettings(preferences=((0, 0),), most=1, trial=trial), HORIZON),
         horizon=HORIZON,
-        evidence=evidence,
         loss=lambda x, y: F.cross_entropy(model(x), y),
         **options,
     )
@@ -363,7 +361,7 @@ def test_the_gate_says_that_nothing_was_measured() -> None:
     grower = grown(training, "all_at_start", rules=Rules())
     reasons: list[list[int]] = []
     while not any(seed.fossilized for seed in training.model.seeds.values()) and grower.decisions < HORIZON:
-        training.learn(grower.learn_apart)
+        training.learn(grower.isolated_backward)
         before = grower.network.table
         grower.step(train_loss=1.0)
         verdicts = gate_ahead(before, grower.network.evidence, grower.rules)
@@ -378,13 +376,13 @@ def test_forks_go_when_trials_end() -> None:
     grower = grown(training, "all_at_start", rules=Rules(harm_tolerance=1.0))
     seen = set()
     for _ in range(DECISIONS):
-        training.learn(grower.learn_apart)
+        training.learn(grower.isolated_backward)
         grower.step(train_loss=1.0)
-        seen |= grower.apart.forks.keys()
+        seen |= grower.isolated.forks.keys()
         held = {
             slot for slot, stage in zip(SLOTS, grower.network.table.stage[0], strict=True) if stage == Stage.HOLDING
         }
-        assert grower.apart.forks.keys() == held
+        assert grower.isolated.forks.keys() == held
     assert seen == set(SLOTS)
     assert all(seed.fossilized for seed in training.model.seeds.values())
 
@@ -394,13 +392,13 @@ def test_a_rollback_drops_forks_and_they_begin_anew() -> None:
     grower = grown(training, planting(0, DECISIONS + 2))
     begun: list[SeedlessFork] = []
     for number in range(HORIZON):
-        training.learn(grower.learn_apart)
+        training.learn(grower.isolated_backward)
         decision = grower.step(train_loss=math.nan if number == DECISIONS else 1.0)
         if number == DECISIONS:
             assert decision.rollback is not None
-            assert not grower.apart.forks
-        begun += [fork for fork in grower.apart.forks.values() if fork not in begun]
-    assert grower.apart.forks.keys() == {"2"}
+            assert not grower.isolated.forks
+        begun += [fork for fork in grower.isolated.forks.values() if fork not in begun]
+    assert grower.isolated.forks.keys() == {"2"}
     assert len(begun) == 2
 
 
@@ -430,11 +428,11 @@ def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
     states: list[dict[str, Any]] = []
 
     def go_on(training: Training, grower: Grower) -> None:
-        training.learn(grower.learn_apart)
+        training.learn(grower.isolated_backward)
         decisions.append(grower.step(train_loss=1.0))
         states.append({"grower": packed(grower.state_dict()), "model": training.tensors()})
 
-    while not grower.apart.forks:
+    while not grower.isolated.forks:
         go_on(training, grower)
     other, again = resumed(training, grower, lambda training: grown(training, planting(0, 7)))
     cut = len(decisions)
@@ -445,31 +443,30 @@ def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
     never, late = slice(cut, cut + DECISIONS), slice(cut + DECISIONS, None)
     assert [one.contributions for one in decisions[late]] == [one.contributions for one in decisions[never]]
     torch.testing.assert_close(states[late], states[never], rtol=0, atol=0)
-    assert len(again.apart.forks) == 2
+    assert len(again.isolated.forks) == 2
     with pytest.raises(CheckpointError, match="saved with evidence 'refit', but here it is 'dependence'"):
-        resumed(training, grower, lambda training: grown(training, planting(0, 7), evidence="dependence"))
+        resumed(training, grower, lambda training: grown(training, planting(0, 7), evaluate=validate))
 
 
 def test_what_could_not_act_is_refused() -> None:
     training = Training(Batched)
-    options: dict[str, Any] = {"evaluate": validate, "horizon": HORIZON}
-    with pytest.raises(ConfigError, match="evidence is 'worth': give 'dependence' or 'refit'"):
-        grown(training, "none", evidence="worth")
-    with pytest.raises(ConfigError, match=r"loss=lambda inputs, labels: .*grower.learn_apart\(loss, inputs, labels\)"):
-        Grower(training.model, training.optimizer, **options, evidence="refit")
+    options: dict[str, Any] = {"evaluate": esper.Refit(validate), "horizon": HORIZON}
+    backward = r"loss=lambda inputs, labels: .*grower.isolated_backward\(loss, inputs, labels\)"
+    with pytest.raises(ConfigError, match=backward):
+        Grower(training.model, training.optimizer, **options)
     with pytest.raises(ConfigError, match="controller 'none' plants none"):
-        Grower(training.model, training.optimizer, controller="none", **options, evidence="refit", loss=training.loss)
+        Grower(training.model, training.optimizer, controller="none", **options, loss=training.loss)
     closing = torch.optim.LBFGS([{"params": list(training.model.host.parameters())}])
     with pytest.raises(ConfigError, match="evidence refit cannot step LBFGS"):
-        Grower(training.model, closing, **options, evidence="refit", loss=training.loss)
+        Grower(training.model, closing, **options, loss=training.loss)
 
 
 def on_trial(how: str = "plain") -> tuple[Training, Grower]:
     """Until the first fork has begun."""
     training = Training(Batched, how=how)
     grower = grown(training, planting(0, 1))
-    while not grower.apart.forks:
-        training.learn(grower.learn_apart)
+    while not grower.isolated.forks:
+        training.learn(grower.isolated_backward)
         grower.step(train_loss=1.0)
     return training, grower
 
@@ -477,7 +474,7 @@ def on_trial(how: str = "plain") -> tuple[Training, Grower]:
 @pytest.mark.landing
 def test_no_fork_outlives_the_end() -> None:
     grower = on_trial()[1]
-    forks = [weakref.ref(fork) for fork in grower.apart.forks.values()]
+    forks = [weakref.ref(fork) for fork in grower.isolated.forks.values()]
     assert forks
     grower.finish()
     gc.collect()
@@ -489,12 +486,12 @@ def test_a_fork_that_learns_nothing_is_an_error() -> None:
     with pytest.raises(ConfigError, match="step without a gradient for the fork without the seed in slot '0'"):
         training.learn(lambda *_: None)
     _, grower = on_trial()
-    with pytest.raises(ConfigError, match="learned nothing since the last decision: call grower.learn_apart"):
+    with pytest.raises(ConfigError, match="learned nothing since the last decision: call grower.isolated_backward"):
         grower.step(train_loss=1.0)
     training, grower = on_trial()
-    training.learn(grower.learn_apart)
+    training.learn(grower.isolated_backward)
     grower.step(train_loss=1.0)
-    assert grower.apart.forks
+    assert grower.isolated.forks
     with pytest.raises(ConfigError, match="learned nothing since the last decision"):
         grower.step(train_loss=1.0)
 
@@ -504,35 +501,35 @@ def test_a_loss_that_does_not_depend_on_the_model_alone_is_refused() -> None:
     inputs, labels = data()
     kept = list(training.model.host.parameters())
     loss = training.loss(inputs, labels)
-    grower.apart._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
+    grower.isolated._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
     with pytest.raises(ConfigError, match="uses parameters of the growing model that were taken from it before"):
         grower.isolated_backward(loss, inputs, labels)
-    grower.apart._loss = lambda *_: torch.ones((), requires_grad=True) * 2
+    grower.isolated._loss = lambda *_: torch.ones((), requires_grad=True) * 2
     with pytest.raises(ConfigError, match="does not depend on the model without the seed in slot '0'"):
         grower.isolated_backward(loss, inputs, labels)
 
 
 def test_what_is_only_measured_teaches_nothing() -> None:
     training, grower = on_trial()
-    before = forked(grower.apart.forks["0"], training.model)
+    before = forked(grower.isolated.forks["0"], training.model)
     with torch.no_grad():
         grower.isolated_backward(training.loss(*data()), *data())
-    torch.testing.assert_close(forked(grower.apart.forks["0"], training.model), before, rtol=0, atol=0)
+    torch.testing.assert_close(forked(grower.isolated.forks["0"], training.model), before, rtol=0, atol=0)
 
 
 def test_a_step_that_the_scaler_skips_is_skipped_by_forks_too() -> None:
     training, grower = on_trial("scaled")
-    fork = grower.apart.forks["0"]
+    fork = grower.isolated.forks["0"]
     before = [value.clone() for value in fork._parameters.values()]
     training.scaler.update(float("inf"))  # too much for both
-    training.learn(grower.learn_apart)
+    training.learn(grower.isolated_backward)
     training.scaler.update(2.0**10)
-    grower.apart._loss = lambda x, y: training.loss(x, y) * 1e38  # too much for the fork
-    training.learn(grower.learn_apart)
+    grower.isolated._loss = lambda x, y: training.loss(x, y) * 1e38  # too much for the fork
+    training.learn(grower.isolated_backward)
     for mine, usual in zip(fork._parameters.values(), before, strict=True):
         assert torch.equal(mine, usual)
-    grower.apart._loss = training.loss
-    training.learn(grower.learn_apart)
+    grower.isolated._loss = training.loss
+    training.learn(grower.isolated_backward)
     assert all(value.isfinite().all() for value in fork._parameters.values())
     assert any(not torch.equal(mine, usual) for mine, usual in zip(fork._parameters.values(), before, strict=True))
 
@@ -550,9 +547,9 @@ def test_a_compiled_model_has_forks_like_any_other() -> None:
         grower = grown(training, planting(0, 1))
         found: list[dict[str, float]] = []
         for _ in range(DECISIONS):
-            training.learn(grower.learn_apart)
+            training.learn(grower.isolated_backward)
             found.append(grower.step(train_loss=1.0).contributions)
-        assert len(grower.apart.forks) == 2
+        assert len(grower.isolated.forks) == 2
         return found
 
     assert contributions(compiles=True) == contributions(compiles=False)
@@ -566,12 +563,12 @@ def test_a_seed_that_learns_apart_joins_forks_when_it_counts() -> None:
     slots = training.model.slots
     alone = 0
     for _ in range(HORIZON):
-        training.learn(grower.learn_apart)
+        training.learn(grower.isolated_backward)
         before = grower.network.table.stage[0, 1]
         grower.step(train_loss=1.0)
-        if "0" not in grower.apart.forks or before != Stage.TRAINING:
+        if "0" not in grower.isolated.forks or before != Stage.TRAINING:
             continue
-        fork, seed = grower.apart.forks["0"], slots["2"].seed
+        fork, seed = grower.isolated.forks["0"], slots["2"].seed
         mine = forked(fork, training.model)
         theirs = training.tensors()
         own = [name for name in theirs if name.startswith("slots.2.")]

@@ -19,13 +19,20 @@ from esper.engine.governor import Trouble
 from esper.errors import ConfigError
 from esper.grower import Grower
 from grower.divergence import CLASSES, Training, data
-from grower.training_loop import Loop
+from grower.training_loop import Loop, validate
+
+
+def growth_about(
+    evaluate: Any, metric: str | None = None, higher_is_better: bool | None = None, **options: Any
+) -> dict[str, Any]:
+    """Arguments of a grower: of growth about that metric, if one is named."""
+    return {"evaluate": evaluate if metric is None else esper.Metric(evaluate, metric, higher_is_better), **options}
 
 
 def grower(evaluate: Any, **options: Any) -> tuple[Training, Grower]:
     """With two unfinished seeds."""
     training = Training()
-    found = Grower(training.model, training.optimizer, controller="all_at_start", evaluate=evaluate, **options)
+    found = Grower(training.model, training.optimizer, controller="all_at_start", **growth_about(evaluate, **options))
     return training, found
 
 
@@ -143,7 +150,6 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"metric": "accuracy", "higher_is_better": False}, "better the higher it is"),
     ({"metric": "loss", "higher_is_better": True}, "better the lower it is"),
     ({"metric": "f1"}, "say whether it is better the higher it is"),
-    ({"higher_is_better": True}, "of what"),
     ({"metric": ""}, "give the name of a figure"),
     ({"metric": 3}, "give the name of a figure"),
     ({"metric": "f1", "higher_is_better": "yes"}, "give True or False"),
@@ -238,10 +244,8 @@ def test_a_seed_that_harms_is_harmful_and_one_that_helps_helps(about: str) -> No
 def test_what_was_measured_first_is_remembered(about: str) -> None:
     training, found = trained(about)
     given, evaluate = ABOUT[about]
-    options: dict[str, Any] = {**given, "conduct": found.conduct}
-    again = Grower(
-        training.model, training.optimizer, controller="all_at_start", evaluate=evaluate, horizon=30, **options
-    )
+    options = growth_about(evaluate, **given, conduct=found.conduct)
+    again = Grower(training.model, training.optimizer, controller="all_at_start", horizon=30, **options)
     again.load_state_dict(found.state_dict())
     own, other = found.step(train_loss=0.5), again.step(train_loss=0.5)
     assert (own.loss, own.score, own.contributions) == (other.loss, other.score, other.contributions)
@@ -283,7 +287,7 @@ def test_a_train_accuracy_is_no_mistake_before_it_is_known_what_growth_is_about(
 def test_an_accuracy_that_comes_late_is_refused(first: Any, later: Any) -> None:
     told = iter([first, later])
     found = Loop("none").grower
-    found._examiner._evaluate = lambda _: next(told)
+    found.backend._evaluate = lambda _: next(told)
     found.step(train_loss=1.0)
     with pytest.raises(ConfigError, match="growth is about the loss, since what was measured first had no accuracy"):
         found.step(train_loss=1.0)
@@ -305,8 +309,8 @@ def test_a_metric_that_is_better_than_any_can_be_is_refused(
     metric: str, higher: bool, value: float, decision: int
 ) -> None:
     told = iter([{"loss": 0.3, metric: 1.0}] * (decision - 1) + [{"loss": 0.3, metric: value}] * 9)
-    found = Loop("none", metric=metric, higher_is_better=higher).grower
-    found._examiner._evaluate = lambda _: next(told)
+    found = Loop("none", **growth_about(validate, metric, higher)).grower
+    found.backend._evaluate = lambda _: next(told)
     for _ in range(decision - 1):
         found.step(train_loss=1.0)
     with pytest.raises(ConfigError, match=f"a {metric} that is .* better than any can be"):
@@ -316,8 +320,8 @@ def test_a_metric_that_is_better_than_any_can_be_is_refused(
 @pytest.mark.parametrize(("metric", "higher", "value"), [("psnr", True, -math.inf), ("perplexity", False, math.inf)])
 def test_a_metric_that_is_infinitely_bad_is_a_blow_up(metric: str, higher: bool, value: float) -> None:
     told = iter([{"loss": 0.3, metric: 1.0}, {"loss": 700.0, metric: value}, {"loss": 0.3, metric: 1.0}])
-    found = Loop("none", metric=metric, higher_is_better=higher).grower
-    found._examiner._evaluate = lambda _: next(told)
+    found = Loop("none", **growth_about(validate, metric, higher)).grower
+    found.backend._evaluate = lambda _: next(told)
     assert found.step(train_loss=1.0).rollback is None
     rollback = found.step(train_loss=1.0).rollback
     assert rollback is not None
@@ -340,10 +344,10 @@ def test_a_plateau_is_one_of_the_metric_that_was_named(
 ) -> None:
     """The loss stands still meanwhile."""
     told = iter([{"loss": 0.9, name: value} for value in values])
-    found = Loop("none", **options).grower
-    found._examiner._evaluate = lambda _: next(told)
+    found = Loop("none", **growth_about(validate, **options)).grower
+    found.backend._evaluate = lambda _: next(told)
     seen = []
     for _ in values:
         found.step(train_loss=1.0)
-        seen.append(int(found._examiner.history.plateau_age[0]))
+        seen.append(int(found.engine.history.plateau_age[0]))
     assert seen == ages

@@ -208,7 +208,7 @@ def test_a_step_of_the_optimizer_that_leaves_an_isolated_seed_out_is_refused() -
 @pytest.mark.parametrize("blind", [lambda *_: torch.ones(()), lambda *_: torch.ones((), requires_grad=True) * 2])
 def test_a_loss_that_does_not_depend_on_the_seed_is_refused(blind: Callable[..., Tensor]) -> None:
     run = begun("all_at_start")
-    run.grower.apart._loss = blind
+    run.grower.isolated._loss = blind
     for _ in range(3):
         run.grower.step(train_loss=1.0)
     with pytest.raises(ConfigError, match="does not depend on the seed in slot '0': it must call the growing model"):

@@ -21,7 +21,7 @@ from esper.control.rules import LookRule, LookSettings
 from esper.engine.promises import PromiseSettings
 from esper.errors import CheckpointError, ConfigError, DistributedError, SlotError
 from esper.grower.distributed import Processes
-from esper.grower.governor import Governor
+from esper.grower.governor import ModelSnapshot
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.sharding import count_copies
 from grower.training_loop import APART, CLASSES, HELD, WIDTH, data, growing, packed, validate
@@ -172,8 +172,7 @@ def _resume(mine: slice, folder: str, rank: int) -> None:
     elsewhere = make(growing(), "random").state_dict()
     with pytest.raises(CheckpointError, match="the governor"):
         make_again(grower).load_state_dict({**elsewhere, "seeds": saved["seeds"]})
-    assert again.governor is not None
-    again.governor.rollback()
+    again._snapshot.restore()
     values = dict(zip(WHEN, (then, whole(model)), strict=True))
     torch.save({"saved": packed(saved), "loaded": loaded, **values}, f"{folder}/resumed-{rank}.pt")
 
@@ -181,7 +180,7 @@ def _resume(mine: slice, folder: str, rank: int) -> None:
 def make_again(grower: Grower) -> Grower:
     """Another grower of the same model."""
     return Grower(
-        grower.model, grower.optimizer, controller="random", evaluate=grower._examiner._evaluate, horizon=20, seed=7
+        grower.model, grower.optimizer, controller="random", evaluate=grower.backend._evaluate, horizon=20, seed=7
     )
 
 
@@ -189,15 +188,16 @@ def _find_broken(rank: int) -> dict[str, Any]:
     """Whether a governor finds all well, before and after a number that only the second process has is none."""
     model = growing()
     share(model, RANKS)
-    governor = Governor(model, torch.optim.AdamW(model.parameter_groups(lr=1e-2)))
-    before, bias = governor.finite(), model.host.get_parameter("0.bias")
+    snapshot = ModelSnapshot(model, torch.optim.AdamW(model.parameter_groups(lr=1e-2)))
+    snapshot.take()
+    before, bias = snapshot.is_finite(), model.host.get_parameter("0.bias")
     assert isinstance(bias, DTensor)
     if rank == 1:
         with torch.no_grad():
             bias.to_local().fill_(float("nan"))
-    after = governor.finite()
-    governor.rollback()
-    return {"found": [before, after, governor.finite()]}
+    after = snapshot.is_finite()
+    snapshot.restore()
+    return {"found": [before, after, snapshot.is_finite()]}
 
 
 @pytest.fixture(scope="module")

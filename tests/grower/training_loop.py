@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import esper
 from esper import Grower, GrowingModel
 from esper.control.controller import Controller
+from esper.grower.evaluation import Evaluate
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Isolation, Rules
@@ -67,6 +68,11 @@ def validate(model: nn.Module) -> tuple[float, float]:
     return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
 
 
+def with_evidence(evidence: str, evaluate: Evaluate = validate) -> Evaluate:
+    """``evaluate`` for a grower that judges seeds on trial by this evidence: ``dependence`` or ``refit``."""
+    return esper.Refit(evaluate) if evidence == "refit" else evaluate
+
+
 def packed(state: dict[str, Any]) -> Tensor:
     """A grower's state but for what was spent: no two runs take the same seconds, and a resumed one compares its first
     shared pass with single ones anew."""
@@ -76,7 +82,7 @@ def packed(state: dict[str, Any]) -> Tensor:
 def remembered(grower: Grower) -> Tensor:
     """Such a state without that of torch's global generator, which trainers need not restore."""
     state = grower.state_dict()
-    del state["memory"]["governor"]["generators"]
+    del state["memory"]["snapshot"]["generators"]
     return packed(state)
 
 
