@@ -20,10 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.api import (
+        Constrained,
         Decision,
         EpisodeConfig,
         Grower,
+        GrowerConfig,
         GrowingModel,
+        Metric,
+        Refit,
         Score,
         Spending,
         Validation,
@@ -40,10 +44,14 @@ __version__ = "0.2.0"
 """The version of this package, by the rules of semantic versioning."""
 
 __all__ = [
+    "Constrained",
     "Decision",
     "EpisodeConfig",
     "Grower",
+    "GrowerConfig",
     "GrowingModel",
+    "Metric",
+    "Refit",
     "Score",
     "Spending",
     "Validation",

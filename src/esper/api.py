@@ -2,7 +2,7 @@
 
 from esper.adaptation.adapt import adapt
 from esper.engine.config import EpisodeConfig
-from esper.grower import Decision, Grower
+from esper.grower import Constrained, Decision, Grower, GrowerConfig, Metric, Refit
 from esper.grower.branch import branch
 from esper.grower.constraints import Score
 from esper.grower.spending import Spending, warmup_stable_decay
@@ -13,10 +13,14 @@ from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 
 __all__ = [
+    "Constrained",
     "Decision",
     "EpisodeConfig",
     "Grower",
+    "GrowerConfig",
     "GrowingModel",
+    "Metric",
+    "Refit",
     "Score",
     "Spending",
     "Validation",
