@@ -190,7 +190,7 @@ def train_host(pair: Pair, controller: str, seed: int, epochs: int, rules: Rules
     grower = esper.Grower(
         model,
         optimizer,
-        Never.name if controller == ALL_FROM_START else controller,
+        controller=Never.name if controller == ALL_FROM_START else controller,
         evaluate=lambda model: measure(model, splits.validation),
         classes=splits.classes,
         horizon=epochs,

@@ -20,6 +20,7 @@ from zoo.data import Minibatch, load
 from zoo.hosts import HOSTS
 from zoo.training import (
     ORDER,
+    Score,
     build_model,
     cross_entropy,
     host_for,
@@ -80,12 +81,15 @@ def main(
     def loss(batch: Minibatch) -> torch.Tensor:
         return cross_entropy(model(batch.inputs), batch)
 
+    def validate(model: torch.nn.Module) -> Score:
+        return measure(model, splits.validation)
+
     rules = Rules(isolation="shadow", operations=("wait", "germinate", "advance", "fossilize", "prune"))
     grower = esper.Grower(
         model,
         optimizer,
+        esper.Refit(validate) if evidence == "refit" else validate,
         controller=controller,
-        evaluate=lambda model: measure(model, splits.validation),
         classes=splits.classes,
         horizon=epochs,
         rules=rules if isolation == "shadow" else None,  # None: those that the controller knows
@@ -93,7 +97,6 @@ def main(
         train_size=len(splits.train),
         seed=seed,
         loss=loss,
-        evidence=evidence,
         run=run_dir,
     )
 

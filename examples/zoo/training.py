@@ -71,7 +71,7 @@ def train_epoch(
 ) -> Score:
     """One pass over the examples in an order drawn from ``rng``.
 
-    ``before_backward`` takes each loss and its minibatch: `Grower.isolated_backward`, for what learns in passes of its own.
+    ``before_backward`` takes each loss and its minibatch: `Grower.isolated_backward`, for passes of their own.
     """
     model.train()
     scores: list[Tensor] = []

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import esper
 from esper import Grower
 from esper.grower.distributed import Processes
 from esper.runs.events import RunResumed, StepTaken

@@ -6,6 +6,7 @@ import copy
 import io
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from inspect import signature
 from typing import Any
 
@@ -22,11 +23,12 @@ from esper.engine.config import EpisodeConfig
 from esper.engine.governor import GovernorSettings
 from esper.engine.observation import list_features
 from esper.errors import CheckpointError, ConfigError, SlotError
-from esper.grower import Grower
+from esper.grower import Grower, GrowerConfig
+from esper.grower.evaluators import Criterion
 from esper.grower.state_dict import KEY, GrowthInStateDict, regrow, structure
 from esper.lifecycle.actions import Op
 from esper.serialization.state_files import from_plain, pack, to_plain, unpack
-from grower.training_loop import HELD, SLOTS, Loop, growing, host, packed, validate
+from grower.training_loop import HELD, SLOTS, Loop, growing, host, packed, validate, with_evidence
 
 DECISIONS = 8
 SPEC = list_features(promise=False).spec
@@ -148,7 +150,7 @@ OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
     "rules": ({"rules": HELD}, lambda grower: grower.rules),
     "conduct": (
         {"conduct": EpisodeConfig(plateau=3, counterfactual_every=2, governor=GovernorSettings(max_rollbacks=1))},
-        lambda grower: (grower.conduct, grower.governor and grower.governor.settings),
+        lambda grower: (grower.conduct, grower.governor.settings),
     ),
     "rent": ({"rent": 0.5}, lambda grower: grower.config.rent),
     "rent_on": ({"rent_on": "flops"}, lambda grower: grower.network.charge.hosts.tolist()),
@@ -159,8 +161,8 @@ OTHER: dict[str, tuple[dict[str, Any], Callable[[Grower], Any]]] = {
 """Arguments that may be others from the next decision on, and where that shows."""
 RESTORED = {"model", "optimizer"}
 """By their owner, from states of their own."""
-UNKNOWN = {"evaluate", "loss", "scaler", "run", "verbose"}
-"""Functions and means of the loop, of which a state says nothing; a run knows its grower again by itself."""
+UNKNOWN = {"evaluate", "loss", "scaler", "run", "verbose", "callbacks"}
+"""Functions and means of the loop, of which a state says nothing; callbacks have states of their own."""
 
 
 def told(**options: Any) -> Grower:
@@ -169,13 +171,23 @@ def told(**options: Any) -> Grower:
     evaluate: Any = (lambda _: {"loss": 0.5, "f1": 0.5}) if options.get("metric") == "f1" else validate
     if "objective" in options:
         evaluate = lambda model: {name: esper.Score(*validate(model)) for name in ("target", "source")}  # noqa: E731
-    return Grower(model, optimizer, **{"controller": "none", "evaluate": evaluate, "horizon": 20, **options})
+    if "metric" in options:
+        evaluate = esper.Metric(evaluate, options.pop("metric"), options.pop("higher_is_better", None))
+    if "objective" in options:
+        evaluate = esper.Constrained(evaluate, options.pop("objective"), options.pop("constraints", None))
+    evaluate = with_evidence(options.pop("evidence", "dependence"), evaluate)
+    return Grower(model, optimizer, evaluate, **{"controller": "none", "horizon": 20, **options})
 
 
 def test_of_every_argument_it_is_known_whether_it_must_be_the_same() -> None:
     kinds = [set(SAME), set(OTHER), RESTORED, UNKNOWN]
     assert sum(map(len, kinds)) == len(set().union(*kinds))
-    assert set().union(*kinds) == set(signature(Grower).parameters)
+    criterion = {field.name for field in fields(Criterion)}
+    assert set().union(*kinds) == {
+        *(set(signature(Grower).parameters) - {"config", "fields"}),
+        *GrowerConfig.model_fields,
+        *criterion,
+    }
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -202,7 +214,7 @@ def test_what_may_be_another_is_as_it_was_told_last(name: str) -> None:
     assert again.step(train_loss=1.0).number == 2
 
 
-@pytest.mark.parametrize("part", ["version", "seed", "seeds", "memory", "refit"])
+@pytest.mark.parametrize("part", ["version", "seed", "seeds", "memory", "refit", "callbacks"])
 def test_a_state_that_lacks_a_part_is_refused(part: str) -> None:
     state = told().state_dict()
     del state[part]
