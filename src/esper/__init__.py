@@ -20,10 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.api import (
+        Constrained,
         Decision,
         EpisodeConfig,
         Grower,
+        GrowerConfig,
         GrowingModel,
+        Metric,
+        PrintDecisions,
+        Refit,
+        RunRecorder,
         Score,
         Spending,
         Validation,
@@ -40,10 +46,16 @@ __version__ = "0.2.0"
 """The version of this package, by the rules of semantic versioning."""
 
 __all__ = [
+    "Constrained",
     "Decision",
     "EpisodeConfig",
     "Grower",
+    "GrowerConfig",
     "GrowingModel",
+    "Metric",
+    "PrintDecisions",
+    "Refit",
+    "RunRecorder",
     "Score",
     "Spending",
     "Validation",

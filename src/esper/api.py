@@ -2,7 +2,16 @@
 
 from esper.adaptation.adapt import adapt
 from esper.engine.config import EpisodeConfig
-from esper.grower import Decision, Grower
+from esper.grower import (
+    Constrained,
+    Decision,
+    Grower,
+    GrowerConfig,
+    Metric,
+    PrintDecisions,
+    Refit,
+    RunRecorder,
+)
 from esper.grower.branch import branch
 from esper.grower.constraints import Score
 from esper.grower.spending import Spending, warmup_stable_decay
@@ -13,10 +22,16 @@ from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 
 __all__ = [
+    "Constrained",
     "Decision",
     "EpisodeConfig",
     "Grower",
+    "GrowerConfig",
     "GrowingModel",
+    "Metric",
+    "PrintDecisions",
+    "Refit",
+    "RunRecorder",
     "Score",
     "Spending",
     "Validation",
