@@ -2,7 +2,16 @@
 
 from esper.adaptation.adapt import adapt
 from esper.engine.config import EpisodeConfig
-from esper.grower import Constrained, Decision, Grower, GrowerConfig, Metric, Refit
+from esper.grower import (
+    Constrained,
+    Decision,
+    Grower,
+    GrowerConfig,
+    Metric,
+    PrintDecisions,
+    Refit,
+    RunRecorder,
+)
 from esper.grower.branch import branch
 from esper.grower.constraints import Score
 from esper.grower.spending import Spending, warmup_stable_decay
@@ -20,7 +29,9 @@ __all__ = [
     "GrowerConfig",
     "GrowingModel",
     "Metric",
+    "PrintDecisions",
     "Refit",
+    "RunRecorder",
     "Score",
     "Spending",
     "Validation",

@@ -69,6 +69,11 @@ class GrowthBackend(Restorable, Protocol):
         ...
 
     @property
+    def skills(self) -> int:
+        """M, how many measures of skill the `Vitals` of a measurement have."""
+        ...
+
+    @property
     def chance_level(self) -> tuple[float, float]:
         """Loss and score of networks that guess, as far as they are known."""
         ...

@@ -70,10 +70,10 @@ class GrowthEngine:
         config: Governor, budget, how often modules are measured, and the plateau that ends growth.
     """
 
-    def __init__(self, backend: GrowthBackend, config: EpisodeConfig, *, skills: int = 1) -> None:
+    def __init__(self, backend: GrowthBackend, config: EpisodeConfig) -> None:
         self.backend, self.networks, self.config = backend, backend.networks, config
         size, slots, blueprints = self.networks.specs.compatible.shape
-        self.governor = Governor(backend, config.governor, skills)
+        self.governor = Governor(backend, config.governor, backend.skills)
         self.history = History(size, slots, blueprints, *backend.chance_level)
         self.promises = None if config.promise is None else PromiseRecord(size, slots, blueprints, config.promise)
         """What blueprints promise; None where it is not measured."""

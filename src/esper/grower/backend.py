@@ -30,9 +30,6 @@ from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.deferred import Deferred
 
-SKILLS = 2
-"""Measures of skill, by accuracy and by losses: a network that guesses by either, and did better before, collapsed."""
-
 
 class ModelBackend:
     """A model that a user's optimizer trains: an `esper.engine.GrowthBackend`.
@@ -54,6 +51,8 @@ class ModelBackend:
     """
 
     size = 1
+    skills = 2
+    """By accuracy and by losses: a network that guesses by either, and did better before, has collapsed."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from esper.engine.engine import GrowthEngine, Situation
 from esper.engine.governor import Governor, Intervention, Vitals
 from esper.engine.measurements import TrainingReport
 from esper.errors import CheckpointError, ConfigError, DivergedError
-from esper.grower.backend import SKILLS, ModelBackend
+from esper.grower.backend import ModelBackend
 from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
 from esper.grower.choosing import choose_controller, require_promise, require_time_to_plant, warn_of_unknown
 from esper.grower.config import GrowerConfig, check_step, require_rules, require_same
@@ -188,7 +188,7 @@ class Grower:
             processes=processes,
             scaled=config.scaler is not None,
         )
-        engine = GrowthEngine(backend, conduct.model_copy(update={"promise": promise}), skills=SKILLS)
+        engine = GrowthEngine(backend, conduct.model_copy(update={"promise": promise}))
         backend.measure_constraint_references()
 
         self.model, self.optimizer, self.network = model, optimizer, network
@@ -458,7 +458,7 @@ class Grower:
         require_growable(self.model)
         if unfinished and self.governor.settings is not None and not self.backend.is_finite(0.0):
             unknown = np.full(1, math.nan)
-            vitals = Vitals(unknown, np.full((1, SKILLS), math.nan), np.zeros(1, np.bool_))
+            vitals = Vitals(unknown, np.full((1, self.backend.skills), math.nan), np.zeros(1, np.bool_))
             self._require_rollbacks_left(self.governor.check(vitals, _EVERYONE))
         ending = resolve_unfinished(
             self.network, self.config.rent, self._measure_dependence, self._resolve, list(self.model.slots)

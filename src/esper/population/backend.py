@@ -32,6 +32,9 @@ class PopulationBackend:
         newest_examples: Returns the training examples by which promises are measured, ``[E, n, ...]``.
     """
 
+    skills = 1
+    """By accuracy."""
+
     def __init__(
         self, population: Population, suite: Suite, validation: Batch, newest_examples: Callable[[], Batch]
     ) -> None:

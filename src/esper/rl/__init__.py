@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from esper.engine.config import EpisodeConfig
     from esper.rl.gym import GrowthEnv, GrowthSettings, GrowthVectorEnv, make_vector
     from esper.rl.rewards import MODES, RewardInputs, RewardMode, RewardSettings, RewardState, register_reward
-from esper.rl.settings import PPOSettings
+    from esper.rl.settings import PPOSettings
 
 ENVIRONMENT = "esper/Growth-v0"
 """The name by which Gymnasium knows the environment."""
@@ -41,9 +41,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "esper.engine.config": ("EpisodeConfig",),
     "esper.rl.gym": ("GrowthEnv", "GrowthSettings", "GrowthVectorEnv", "make_vector"),
     "esper.rl.rewards": ("MODES", "RewardInputs", "RewardMode", "RewardSettings", "RewardState", "register_reward"),
-    "esper.rl.settings": ("EpisodeConfig", "PPOSettings"),
+    "esper.rl.settings": ("PPOSettings",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
