@@ -215,7 +215,7 @@ class Host:
         return model
 
     def attached(self) -> GrowingModel:
-        return attach(self.network(), self.places, self.arguments(), apart=self.isolated)
+        return attach(self.network(), self.places, self.arguments(), apart=self.apart)
 
 
 def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> None:

@@ -266,7 +266,7 @@ def warn_of_unknown(
         warnings.warn(
             f"the policy was trained on {', '.join(kinds)} and never met {'; '.join(foreign)}: it may plant and prune "
             "without keeping anything; compare it with controller 'look', or train one on problems like yours",
-            stacklevel=4,
+            stacklevel=5,  # at the call of `Grower`, which has two decorators
         )
 
 

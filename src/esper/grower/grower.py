@@ -6,13 +6,13 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.config.arguments import check_arguments, describe
+from esper.config.arguments import Advice, FilePath, check_arguments, describe
 from esper.control.rules import ActionBuilder
 from esper.engine.backend import Promises
 from esper.engine.engine import GrowthEngine, Situation
@@ -107,7 +107,7 @@ class Grower:
         config: GrowerConfig = GrowerConfig(),  # noqa: B008 (immutable)
         callbacks: Sequence[GrowerCallback] = (),
         *,
-        run: str | Path | None = None,
+        run: Annotated[FilePath, Advice("give the path of a new folder")] | None = None,
         verbose: bool = False,
         **fields: Any,
     ) -> None:
