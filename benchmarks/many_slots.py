@@ -241,7 +241,7 @@ def model_parts(slots: int) -> Parts:
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
         "validation, all counterfactuals": lambda: measure_model(
-            grower.passes, grower.network.table, validate, check_figures, None, every_slot
+            grower.backend.evaluator, grower.network.table, validate, check_figures, None, every_slot
         ),
     }
 

@@ -42,7 +42,7 @@ FITS: dict[str, dict[str, Fits]] = {
         "optimizer": (),
         "controller": (),
         "evaluate": (*CALLABLE, SCRIPTED),
-        "config": (),
+        "config": (MAPPING,),
         "callbacks": (LIST,),
         "classes": (NONE, NUMBER),
         "horizon": (NONE, NUMBER),

@@ -95,5 +95,5 @@ def test_a_new_alpha_leaves_a_seed_its_blend_its_parameters_and_their_moments(bl
         assert all(one is other for one, other in zip(seed.parameters(), parameters, strict=True))
         assert loop.grower.network.table.blend[0, 0] == seed.blend == blend
         assert_counted(loop)
-    assert loop.grower._state >= 3, "the test means to see other alphas"
+    assert loop.grower._controller_state >= 3, "the test means to see other alphas"
     assert all(loop.optimizer.state[parameter]["step"] >= 10 for parameter in parameters)

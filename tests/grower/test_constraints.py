@@ -247,9 +247,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the loss of 'source' is a mapping",
     ),
     "one figure": ({"evaluate": lambda model: 1.0}, "mapping of target, source"),
-    "negative": ({"constraints": {"source": -0.1}}, "constraints is"),
-    "no number": ({"constraints": {"source": "1%"}}, "constraints is"),
-    "no mapping": ({"constraints": ["source"]}, "constraints is"),
+    "negative": ({"constraints": {"source": -0.1}}, "limits is"),
+    "no number": ({"constraints": {"source": "1%"}}, "limits is"),
+    "no mapping": ({"constraints": ["source"]}, "limits is"),
     "no loss to rise": (
         {"evaluate": lambda model: {"target": esper.Score(1.0), "source": esper.Score(0.0)}},
         "before growth",

@@ -49,7 +49,8 @@ def grower_of(model: GrowingModel, rate: float = 0.0, **options: Any) -> tuple[G
 
 def promises(grower: Grower) -> dict[tuple[str, str], tuple[float, float]]:
     """Those that controllers see."""
-    record = grower._memory()["promises"].record
+    record = grower.engine.promises
+    assert record is not None
     return {
         (slot, name): (record.fitted[0, place, index], record.held_out[0, place, index])
         for place, slot in enumerate(grower.model.slots)
@@ -189,7 +190,7 @@ def test_what_learns_apart_is_not_heard() -> None:
         total.backward()
         optimizer.step()
     assert any(seed.isolation is Isolation.SHADOW for seed in model.seeds.values())
-    kept = grower.state_dict()["memory"]["promises"]["heard"]
+    kept = grower.state_dict()["memory"]["promises"]
     assert [len(minibatches) for minibatches in kept.values()] == [1, 1]
 
 
@@ -207,7 +208,7 @@ def test_no_more_is_kept_than_it_takes() -> None:
     grower, optimizer = grower_of(model)
     for _ in range(5):
         plainly(model, optimizer, inputs, labels)
-    kept = grower.state_dict()["memory"]["promises"]["heard"]
+    kept = grower.state_dict()["memory"]["promises"]
     for minibatches in kept.values():
         assert [len(wishes) for _, _, wishes, *_ in minibatches] == [16, 32]
 
@@ -314,7 +315,7 @@ def test_what_nobody_goes_by_is_refused() -> None:
     with pytest.raises(ConfigError, match="look"):
         Loop("heuristic", model).grower.step(train_loss=1.0, look=look(model, *data()))
     other = esper.attach(host(), {"4": ["mlp"]}, torch.zeros(2, 4))
-    with pytest.raises(ConfigError, match="not of this model"):
+    with pytest.raises(ConfigError, match="which this model lacks"):
         grower_of(model)[0].step(train_loss=1.0, look=look(other, *data()))
 
 
@@ -439,10 +440,12 @@ def test_a_look_that_could_not_be_taken_is_taken_next_time() -> None:
     (F.cross_entropy(model(inputs), labels) * float("inf")).backward()
     optimizer.zero_grad()
     optimizer.step()
-    with pytest.warns(UserWarning, match="nothing was heard"):
+    with pytest.warns(UserWarning, match="no gradients were recorded") as found:
         grower.step(train_loss=1.0)
+    assert all(warning.filename == __file__ for warning in found), "warnings point to the loop"
     assert grower.looks_next
-    assert np.isinf(grower._memory()["promises"].record.age[0])
+    assert grower.engine.promises is not None
+    assert np.isinf(grower.engine.promises.age[0])
     plainly(model, optimizer, inputs, labels)
     grower.step(train_loss=1.0)
     assert promises(grower)

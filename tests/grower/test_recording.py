@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import pytest
 import torch
 import yaml
 
-from esper import Decision, Grower, attach
+import esper
+from esper import Decision, GrowerConfig, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.grower.decision import Change, Ending
@@ -40,7 +40,7 @@ from esper.runs.events import (
 )
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory, State, read_progress
-from grower.training_loop import Loop, growing, host
+from grower.training_loop import Loop, growing, host, validate
 
 BLOWN_UP = 6
 """Decision whose loss is not finite."""
@@ -266,8 +266,8 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     loop = Loop("all_at_start", run=tmp_path / "run")
     train(loop, 3)
     kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
-    assert loop.grower.reporter.recording is not None
-    loop.grower.reporter.recording.keep_ending(3, Ending((kept,), {"0": 0.25}))
+    (recorder,) = loop.grower.callbacks
+    recorder.on_finish(loop.grower, Ending((kept,), {"0": 0.25}))
     assert state(tmp_path / "run") is State.FINISHED
     assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
         iteration=3,
@@ -342,13 +342,13 @@ def test_verbose_prints_a_line_for_every_seed_that_finish_judges(capsys: pytest.
 
 
 def test_a_run_says_all_that_its_grower_was_told(tmp_path: Path):
-    options: dict[str, Any] = {"metric": "f1", "higher_is_better": True, "rent": 0.5, "seed": 3, "classes": 3}
-    options |= {"train_size": 96, "evidence": "dependence", "controller": "none"}
-    Loop(**options, run=tmp_path / "run")
+    options: dict[str, Any] = {"rent": 0.5, "seed": 3, "classes": 3, "train_size": 96, "controller": "none"}
+    Loop(**options, evaluate=esper.Metric(validate, "f1", higher_is_better=True), run=tmp_path / "run")
+    criterion: dict[str, Any] = {"metric": "f1", "higher_is_better": True, "evidence": "dependence"}
+    criterion |= {"objective": None, "constraints": {}}
     said = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert {name: said[name] for name in options} == options
-    means = {"model", "optimizer", "evaluate", "loss", "scaler", "run", "verbose"}
-    assert said.keys() - {"host", "slots"} == signature(Grower).parameters.keys() - means
+    assert {name: said[name] for name in (*options, *criterion)} == {**options, **criterion}
+    assert said.keys() - {"host", "slots"} == GrowerConfig.model_fields.keys() - {"loss", "scaler"} | criterion.keys()
 
 
 def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

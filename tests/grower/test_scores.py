@@ -273,7 +273,7 @@ def test_figures_may_be_handed_in() -> None:
     found = grower(lambda _: named, metric="f1", higher_is_better=True)[1]
     decision = found.step(train_loss=1.0, val_loss=0.5, metrics={"f1": 0.8})
     assert (decision.loss, decision.score) == (0.5, 0.8)
-    with pytest.raises(ConfigError, match="train_accuracy says nothing where growth is about 'f1'"):
+    with pytest.raises(ConfigError, match="train_accuracy means nothing where growth is about 'f1'"):
         found.step(train_loss=1.0, val_loss=0.5, metrics={"f1": 0.8}, train_accuracy=0.5)
 
 

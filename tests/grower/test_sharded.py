@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from esper import Grower, GrowingModel, Score, attach
+from esper import Grower, GrowingModel, Refit, Score, attach
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.promises import PromiseSettings
 from esper.errors import CheckpointError, ConfigError, DistributedError, SlotError
@@ -269,14 +269,14 @@ def alone(tmp_path: Path) -> Iterator[GrowingModel]:
 
 def test_passes_are_separate(alone: GrowingModel) -> None:
     """What a process finds out about its own passes must not make their number another one."""
-    assert make(alone, "random").passes.separate == "processes share its parameters"
+    assert make(alone, "random").backend.evaluator.separate == "processes share its parameters"
 
 
 def test_what_learns_apart_is_refused(alone: GrowingModel) -> None:
     optimizer = torch.optim.AdamW(alone.parameter_groups(lr=1e-2))
-    for told in ({"rules": APART}, {"evidence": "refit", "rules": HELD}):
-        with pytest.raises(ConfigError, match="nothing learns apart.*take isolation none and evidence dependence"):
-            Grower(alone, optimizer, controller="random", evaluate=validate, loss=F.cross_entropy, **told)
+    for evaluate, rules in ((validate, APART), (Refit(validate), HELD)):
+        with pytest.raises(ConfigError, match="nothing trains in isolation.*take isolation none and no esper.Refit"):
+            Grower(alone, optimizer, evaluate, controller="random", loss=F.cross_entropy, rules=rules)
 
 
 def test_a_rehearsal_is_refused(alone: GrowingModel) -> None:
@@ -337,4 +337,4 @@ def test_copies_are_counted(alone: GrowingModel, shape: tuple[int, ...], parts: 
 
 
 def test_without_processes_to_share_with_all_is_as_ever() -> None:
-    assert Processes(sharing=True).agree_on_model(lambda: 3) == 3
+    assert Processes(sharing=True).run_on_model(lambda: 3) == 3

@@ -131,7 +131,7 @@ def test_a_grower_shares_its_passes() -> None:
         loss.backward()
         optimizer.step()
         decision = grower.step(train_loss=loss)
-    assert grower.passes.separate is None
+    assert grower.backend.evaluator.separate is None
     assert len(decision.contributions) == len(SLOTS)
     assert decision.metric == "accuracy"
     assert model(inputs).shape[1] == CLASSES
