@@ -44,7 +44,7 @@ from esper.grower.state_dict import require_planted, require_structure, structur
 from esper.grower.validation import Validation
 from esper.growth.hooks import require_growable
 from esper.growth.look import Look
-from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
+from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
 from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
@@ -98,7 +98,7 @@ class Grower:
     """
 
     @accept_former_arguments
-    @check_arguments(ConfigError, model=GROWING, optimizer=OPTIMIZER, evaluate=EVALUATE_ADVICE)
+    @check_arguments(ConfigError, model=MODEL_ADVICE, optimizer=OPTIMIZER_ADVICE, evaluate=EVALUATE_ADVICE)
     def __init__(
         self,
         model: GrowingModel,
@@ -164,7 +164,7 @@ class Grower:
             average=processes.average,
         )
         for slot in model.slots.values():
-            slot.listener = None  # of a former grower
+            slot.feature_hook = None  # of a former grower
         recorder = None
         if promise is not None:
             active = model.sharded or processes.first

@@ -207,7 +207,7 @@ class GrowingNetwork:
             seed.alpha.fill_(float(self.table.alpha[0, place]))
             seed.isolation = self.rules.isolation if stage is Stage.TRAINING else Isolation.NONE
             seed.requires_grad_(stage is not Stage.GERMINATED)
-            self.model.copies.align(slot)
+            self.model.copies.sync_slot(slot)
 
     def state_dict(self) -> dict[str, Any]:
         """Table, evidence and germinations, as plain values."""

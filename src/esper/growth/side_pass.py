@@ -30,7 +30,7 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
     for slot, _ in listeners:
-        slot.listener = None
+        slot.feature_hook = None
     try:
         with ExitStack() as weights:
             weights.enter_context(keep_generators(network))
@@ -41,7 +41,7 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
         for module, name, buffer in buffers:
             setattr(module, name, buffer)
         for slot, listener in listeners:
-            slot.listener = listener
+            slot.feature_hook = listener
 
 
 @contextmanager
@@ -110,7 +110,7 @@ class FeatureRecorder:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], *, first: bool, arguments: bool) -> None:
-        self.asked = {name: Asked() for name in modules}
+        self.asked = {name: RecordedGradients() for name in modules}
         self._keeps_arguments = arguments
         self._calls: dict[str, list[_Call]] = {name: [] for name in modules}
         self._handles = [
@@ -127,9 +127,9 @@ class FeatureRecorder:
             if self._keeps_arguments and (not tensors or len(tensors) < len(arguments)):
                 return output
             call = LayerCall(arguments, keywords)
-            kept, first = tensors if self._keeps_arguments else (), call.first
+            kept, first = tensors if self._keeps_arguments else (), call.first_argument
             kept_first = None if first is None else first.detach()
-            self._calls[name].append(_Call(kept, output.detach(), kept_first, call.alone, leaf))
+            self._calls[name].append(_Call(kept, output.detach(), kept_first, call.has_single_argument, leaf))
             return output + leaf
 
         return note
@@ -155,10 +155,10 @@ class FeatureRecorder:
             asked = self.asked[name]
             asked.arguments.append(call.arguments)
             asked.features.append(call.features)
-            asked.alone &= call.alone
-            if call.first is not None:
-                asked.firsts.append(call.first)
-            asked.wishes.append(torch.zeros_like(call.features) if gradient is None else gradient)
+            asked.alone &= call.has_single_argument
+            if call.first_argument is not None:
+                asked.firsts.append(call.first_argument)
+            asked.gradients.append(torch.zeros_like(call.features) if gradient is None else gradient)
 
     def remove(self) -> None:
         """Take the hooks off."""
