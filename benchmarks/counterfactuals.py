@@ -33,7 +33,7 @@ def episodes(networks: int) -> Episodes:
     chosen = SUITE.sample(networks, "train", rng)
     bare = Episodes(SUITE, chosen, Rules()).population
     serving = [
-        [number for number, name in enumerate(SUITE.blueprints) if get(name).serves(site)]
+        [number for number, name in enumerate(SUITE.blueprints) if get(name).supports(site)]
         for site in bare.execution.sites
     ]
     fossils = [tuple(SeedKind(slot, int(rng.choice(kinds))) for slot, kinds in enumerate(serving)) for _ in chosen]

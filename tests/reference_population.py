@@ -58,7 +58,7 @@ class ReferencePopulation:
         """Take one action per network; arguments and errors as `Population.decide`."""
         kinds = [get(name) for name in self.config.blueprints]
         compatible = np.array(
-            [[[kind.serves(slot.site) for kind in kinds] for slot in self._slots(model)] for model in self.models]
+            [[[kind.supports(slot.site) for kind in kinds] for slot in self._slots(model)] for model in self.models]
         )
         result = step(self.table, self.evidence, actions, self.config.rules, compatible)
         self.table = result.table

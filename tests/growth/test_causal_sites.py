@@ -74,7 +74,7 @@ def test_a_mixture_of_a_fixed_number_of_tokens_says_so():
 
 
 class Reader(nn.Module):
-    """Reads tokens from the first to the last, or both ways."""
+    """Context tokens from the first to the last, or both ways."""
 
     def __init__(self, *, both_ways: bool = False, pooled: bool = False) -> None:
         super().__init__()

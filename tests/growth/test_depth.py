@@ -201,7 +201,7 @@ def test_two_lists_of_blocks_of_one_configuration_give_it_back() -> None:
 
 
 class Counted(nn.Module):
-    """Reads its configuration when it is called."""
+    """Context its configuration when it is called."""
 
     def __init__(self, block: Callable[[int], nn.Module]) -> None:
         super().__init__()

@@ -474,7 +474,7 @@ def test_tracing_leaves_the_mode_of_a_seed() -> None:
 
 
 class Reading(nn.Module):
-    """Reads the weight of a layer by itself as well, as a tied autoencoder does."""
+    """Context the weight of a layer by itself as well, as a tied autoencoder does."""
 
     def __init__(self) -> None:
         super().__init__()

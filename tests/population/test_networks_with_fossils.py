@@ -149,7 +149,7 @@ def test_a_start_that_cannot_be_made_changes_nothing(monkeypatch: pytest.MonkeyP
             population.replace(np.array([1]), given()[:1])
     assert population.state is state
     unfit = given()[1]._replace(fossils=(SeedKind(0, 0),))
-    monkeypatch.setattr(get(SUITE.blueprints[0]), "serves", classmethod(lambda cls, site: False))
+    monkeypatch.setattr(get(SUITE.blueprints[0]), "supports", classmethod(lambda cls, site: False))
     with pytest.raises(IllegalActionError, match="cannot start with blueprint 0 in slot 0"):
         population.replace(np.array([1]), [unfit])
     assert population.state is state

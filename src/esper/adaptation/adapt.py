@@ -300,7 +300,7 @@ def adapt(
             seconds=spending.seconds,
         )
     finally:
-        model.tap.clocks.remove(spending)
+        model.tap.pass_counters.remove(spending)
         model.train(training)
 
 

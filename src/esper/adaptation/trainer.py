@@ -171,7 +171,7 @@ class Trainer:
 
     def measure_without(self, slot: str, batches: Sequence[Any]) -> Figures:
         """As `measure`, with what grew in ``slot`` switched off."""
-        with self.model.slots[slot].vacate():
+        with self.model.slots[slot].disabled():
             return self.measure(batches)
 
     def _retain(self) -> Retention:
@@ -204,7 +204,7 @@ class Trainer:
         return optimizer
 
     def _compute_loss(self, batch: Any) -> Tensor:
-        self.model.tap.forget()
+        self.model.tap.clear()
         loss = self.recipe.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(

@@ -69,6 +69,6 @@ def branch(
     require_attached(model)
     model.link(optimizer)
     own, its = copy.deepcopy((model, optimizer))
-    model.copies.dismiss(own.copies)
+    model.copies.unregister(own.copies)
     own.link(its)
     return Branch(own, its, Spending(own, training_flops, counted_in=counted_in))

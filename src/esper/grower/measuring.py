@@ -315,7 +315,7 @@ class Examiner:
     def listen_before(self, decision: int | None) -> None:
         """Listen, if what is promised matters to the decision of that number; None: to nothing any more."""
         for slot in self._passes.model.slots.values():
-            slot.listener = None  # of this or of a former grower
+            slot.feature_hook = None  # of this or of a former grower
         if self._listener is not None and decision is not None:
             self._listener.listen_before(decision)
 

@@ -183,4 +183,4 @@ class GrowingNetwork:
             seed.alpha.fill_(float(self.table.alpha[0, place]))
             seed.isolation = isolation if stage is Stage.TRAINING else Isolation.NONE
             seed.requires_grad_(stage is not Stage.GERMINATED)
-            self.model.copies.align(slot)
+            self.model.copies.sync_slot(slot)

@@ -26,7 +26,7 @@ from esper.grower.network import GrowingNetwork
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.positions import find_output_tensor
-from esper.growth.probe import call, fit_example
+from esper.growth.probe import call_host, fit_example
 from esper.growth.seed import Seed
 from esper.growth.side_pass import keep_modes, side_pass
 from esper.lifecycle.actions import Blend, Op
@@ -153,7 +153,7 @@ def _refuse_step(*_: Any) -> None:
 def _learn(model: GrowingModel) -> None:
     """Forward and backward on the example input, in training mode."""
     model.train()
-    output = find_output_tensor(call(model, _example_of(model)))
+    output = find_output_tensor(call_host(model, _example_of(model)))
     if output is not None:
         output.float().square().mean().backward()
 
@@ -162,7 +162,7 @@ def _learn(model: GrowingModel) -> None:
 def _evaluate(model: GrowingModel) -> None:
     """Forward on the example input, in evaluation mode."""
     model.eval()
-    call(model, _example_of(model))
+    call_host(model, _example_of(model))
 
 
 def _example_of(model: GrowingModel) -> Any:
@@ -177,7 +177,7 @@ def _perform(model: GrowingModel, structure: Structure, passes: Sequence[Pass]) 
         for place, name, blend in structure.seeds:
             slot = slots[place]
             seed = Seed(get(name)(slot.site, torch.Generator().manual_seed(0)), slot.site, blend)
-            stack.enter_context(slot.try_on(seed.requires_grad_(place != structure.newborn)))
+            stack.enter_context(slot.temporary_seed(seed.requires_grad_(place != structure.newborn)))
         for one in passes:
             one()
 

@@ -67,7 +67,7 @@ class Spending:
         self._unknown = "torch cannot count those of this model's host" if model.host_flops is None else ""
         if training_flops is not None:
             self._require_known()
-        model.tap.clocks.append(self)
+        model.tap.pass_counters.append(self)
 
     @property
     def flops(self) -> float:
@@ -117,7 +117,7 @@ class Spending:
         if self._counted_in is not None:
             self._counted_in.add(flops)
 
-    def count(self, inputs: Tensor) -> None:
+    def count_forward(self, inputs: Tensor) -> None:
         """A forward pass begins, of these inputs of the model; what is compiled is not seen."""
         model = self._model
         examples, host = inputs.numel() / model.example_size, model.host_flops or 0
@@ -127,7 +127,7 @@ class Spending:
         self._backward = examples * (host * passes + seeds * (TRAINING_PASSES - 1))
         self.add(examples * (host + seeds))
 
-    def follow(self, outputs: Sequence[Tensor]) -> None:
+    def count_backward(self, outputs: Sequence[Tensor]) -> None:
         """The forward pass is over: count any backward pass that begins at these of its outputs."""
         flops, self._backward = self._backward, 0.0
         if outputs:

@@ -70,7 +70,7 @@ class Depth:
         """By the name of the host's block that each follows."""
         self._replaced: list[_Replaced] = []
 
-    def follow(self, name: str, block: nn.Module | None) -> None:
+    def set_block(self, name: str, block: nn.Module | None) -> None:
         """``block`` lives behind the host's submodule ``name`` from now on; None: nothing does.
 
         Raises:

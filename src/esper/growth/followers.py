@@ -79,13 +79,13 @@ class Ownership:
         self.optimizer = optimizer
         self._watch = _Watch(optimizer, named_parameters)
 
-    def extend(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
+    def add_parameters(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
         """The optimizer trains these, too."""
         if self.optimizer is not None and self._watch is not None:
             self._group(self.optimizer, slot).extend(parameters)
             self._watch.due = True
 
-    def withdraw(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
+    def remove_parameters(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
         """The optimizer forgets these and all it knew of them."""
         if self.optimizer is None:
             return
@@ -177,25 +177,25 @@ class Copies:
         self._mirrors.add(mirror)
         self._unasked.discard(mirror.copies)
         for slot in slots:
-            self.align(slot)
+            self.sync_slot(slot)
 
     @property
     def mirrored(self) -> bool:
         """Whether there are any that are to grow as the model does."""
         return bool(self._mirrors)
 
-    def dismiss(self, other: Copies) -> None:
+    def unregister(self, other: Copies) -> None:
         """The copy to which ``other`` belongs goes its own way."""
         self._unasked.discard(other)
 
-    def align(self, slot: Slot) -> None:
+    def sync_slot(self, slot: Slot) -> None:
         """Let the same live in the mirrors as in ``slot`` of the model."""
         for mirror in self._mirrors:
-            _align(slot, mirror.slots[slot.name])
+            _sync_seed(slot, mirror.slots[slot.name])
 
-    def follow_change(self, slot: Slot) -> None:
-        """`align` where a seed came or went; warns once of copies that are no mirrors."""
-        self.align(slot)
+    def sync_seed_change(self, slot: Slot) -> None:
+        """`sync_slot` where a seed came or went; warns once of copies that are no mirrors."""
+        self.sync_slot(slot)
         if self._warned or all(unasked.released for unasked in self._unasked):
             return
         self._warned = True
@@ -206,7 +206,7 @@ class Copies:
         )
 
     @torch.no_grad()
-    def restart(self, model: nn.Module) -> None:
+    def reset_mirrors(self, model: nn.Module) -> None:
         """Let the mirrors have the values of ``model``, whose training went wrong since."""
         for mirror in self._mirrors:
             for theirs, ours in zip(mirror.parameters(), model.parameters(), strict=True):
@@ -215,7 +215,7 @@ class Copies:
                 theirs.copy_(ours)
 
 
-def _align(slot: Slot, other: Slot) -> None:
+def _sync_seed(slot: Slot, other: Slot) -> None:
     seed = slot.seed
     if seed is None:
         other.remove()
@@ -225,7 +225,7 @@ def _align(slot: Slot, other: Slot) -> None:
         other.remove()
         present = other.fit(copy.deepcopy(seed))
         other.occupant = present
-        other.depth.follow(other.name, present.blueprint.find_block())
+        other.depth.set_block(other.name, present.blueprint.find_block())
     with torch.no_grad():
         present.alpha.copy_(seed.alpha)
     present.fossilized, present.isolation, present.contribution = seed.fossilized, seed.isolation, seed.contribution

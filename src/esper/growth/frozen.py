@@ -39,9 +39,9 @@ class FrozenParts:
         for part in self._find(host):
             part.requires_grad_(False)
             part.zero_grad()  # of former training, which clipping would count
-        self.rest(host)
+        self.set_eval(host)
 
-    def thaw(self, host: nn.Module, *, training: bool) -> None:
+    def unfreeze(self, host: nn.Module, *, training: bool) -> None:
         """Let those parameters learn again that did before, of ``host`` or a copy of it.
 
         If it is in ``training``, so are those modules again that were before.
@@ -57,9 +57,9 @@ class FrozenParts:
         """As a hook before the host's passes, but in those that are compiled: whoever still holds the host may have put
         it in training mode."""
         if not torch.compiler.is_compiling() and any(module.training for module in self._resting):
-            self.rest(host)
+            self.set_eval(host)
 
-    def rest(self, host: nn.Module) -> None:
+    def set_eval(self, host: nn.Module) -> None:
         """Put the parts in evaluation mode."""
         for part in self._find(host):
             part.eval()

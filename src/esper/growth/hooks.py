@@ -58,7 +58,7 @@ def require_attached(model: GrowingModel) -> None:
 
 def _require_seen(model: GrowingModel) -> None:
     for slot in model.slots.values():
-        slot.require_seen()
+        slot.require_not_disabled()
 
 
 def require_savable(model: GrowingModel) -> None:
@@ -112,9 +112,9 @@ def hide_growth(model: GrowingModel) -> Generator[None]:
     So they stay where the block itself is in a function that is compiled.
     """
     with ExitStack() as stack:
-        stack.enter_context(model.depth.forget())
+        stack.enter_context(model.depth.without_blocks())
         for slot in model.slots.values():
-            stack.enter_context(slot.vacate())
+            stack.enter_context(slot.disabled())
         if any(isinstance(part, _TAKING_FAST_PATHS) for part in model.host.modules()):
             with suppress(RuntimeError):  # of torch, where the block itself is in a function that is compiled
                 stack.enter_context(_run_eagerly(torch))

@@ -161,7 +161,9 @@ class GrowingModel(nn.Module):
         super().__init__()
         require_attachable(host)
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
-        silenced = [name for name, offer in offers.items() if any(get(one).silences for one in offer or ())]
+        silenced = [
+            name for name, offer in offers.items() if any(get(kind).needs_branch_outputs for kind in offer or ())
+        ]
         probed = probe(host, list(slots), example_input, causal=causal, apart=apart, silenced=silenced)
         self.host = host
         self.example = Example(example_input)
@@ -228,7 +230,7 @@ class GrowingModel(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """As `torch.nn.Module.train`; what is frozen stays in evaluation mode."""
         super().train(mode)
-        self.frozen.rest(self.host)
+        self.frozen.set_eval(self.host)
         return self
 
     def without_growth(self) -> AbstractContextManager[None]:
@@ -285,7 +287,7 @@ class GrowingModel(nn.Module):
             SlotError: a slot is switched off by a block.
         """
         for slot in self.slots.values():
-            slot.require_seen()
+            slot.require_not_disabled()
         reshard(self)  # or those would be groups of what a forward pass has gathered
         learning = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
         groups: list[dict[str, Any]] = [{"params": learning, **options}]
@@ -438,11 +440,11 @@ class GrowingModel(nn.Module):
 
     def release(self) -> None:
         """Take the slots off the host, which then computes and learns as it did before it was attached to."""
-        self.frozen.thaw(self.host, training=self.training)
+        self.frozen.unfreeze(self.host, training=self.training)
         for one in (*self._hooks, *self._guards):
             one.remove()
         self._guards.clear()
-        self.depth.restore()
+        self.depth.restore_config()
         self.copies.released = True
 
     @check_arguments(ConfigError)

@@ -14,8 +14,8 @@ constant wish "every example's loss falls by one" on what the module can do. It 
 helps, and near one where one step could help every example alike. It is free of scale: the ridge lambda is a share of
 the mean of K's diagonal, so losses and features may be multiplied by constants.
 
-Any N generic rows can be fitted if P > N, noise too. `held_out_promise` fits dtheta on one half of the examples and
-applies it to the other: what is granted there was learned, and noise cannot raise it.
+Any N generic rows can be fitted if P > N, noise too. `compute_held_out_promise` fits dtheta on one half of the examples
+and applies it to the other: what is granted there was learned, and noise cannot raise it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXAMPLES_AT_ONCE = 32
 """Examples that are differentiated side by side."""
 
 
-def promise(gram: Tensor) -> Tensor:
+def compute_promise(gram: Tensor) -> Tensor:
     """The share of the examples' wish that one step grants, in [0, 1).
 
     Args:
@@ -51,7 +51,7 @@ def promise(gram: Tensor) -> Tensor:
     return _apply(scaled, _fit(scaled))
 
 
-def held_out_promise(gram: Tensor) -> Tensor:
+def compute_held_out_promise(gram: Tensor) -> Tensor:
     """The same for each half of the examples (first and second in order), with the step that the other half asks for.
 
     Args:
@@ -93,22 +93,22 @@ def _apply(gram: Tensor, weights: Tensor) -> Tensor:
     return (gram @ weights).squeeze(-1).mean(-1)
 
 
-class Promised(NamedTuple):
+class PromiseEstimate(NamedTuple):
     """What one candidate, or each of many, promises."""
 
     fitted: Tensor
     """``[...]``, as `promise`."""
     held_out: Tensor
-    """``[..., 2]``, as `held_out_promise`."""
+    """``[..., 2]``, as `compute_held_out_promise`."""
 
 
-def promise_of_rows(rows: Tensor) -> Promised:
+def compute_promise_from_gradients(rows: Tensor) -> PromiseEstimate:
     """Both figures from the per-example gradients themselves, G ``[..., N, P]``, N at least 2."""
     half = rows.shape[-2] // 2
     halves = rows[..., :half, :], rows[..., half:, :]
     first, second = map(_fit_step, halves)
-    held_out = torch.stack([_grant(halves[0], second), _grant(halves[1], first)], -1)
-    return Promised(_grant(rows, _fit_step(rows)), held_out)
+    held_out = torch.stack([_apply_step(halves[0], second), _apply_step(halves[1], first)], -1)
+    return PromiseEstimate(_apply_step(rows, _fit_step(rows)), held_out)
 
 
 def _fit_step(rows: Tensor) -> Tensor:
@@ -129,12 +129,12 @@ def _fit_step(rows: Tensor) -> Tensor:
     return (rows * solved).sum(-2) if by_example else solved.squeeze(-1)
 
 
-def _grant(rows: Tensor, step: Tensor) -> Tensor:
+def _apply_step(rows: Tensor, step: Tensor) -> Tensor:
     """What a step ``[..., P]`` grants the examples ``[..., n, P]``, in the mean."""
     return (rows.mean(-2) * step).sum(-1)
 
 
-class AskedBatch(NamedTuple):
+class GradientBatch(NamedTuple):
     """Examples that go through a module together."""
 
     inputs: tuple[Tensor, ...]
@@ -143,54 +143,54 @@ class AskedBatch(NamedTuple):
     """``[B, ...]`` as its output: the gradient of every example's loss with respect to that."""
 
 
-def gram_of(module: nn.Module, batches: Sequence[AskedBatch]) -> Tensor:
+def compute_gram_matrix(module: nn.Module, batches: Sequence[GradientBatch]) -> Tensor:
     """K ``[N, N]`` of all examples of ``batches``, whose shapes may differ, for a module that works under ``vmap``.
 
     At most `GRAM_BYTES` of gradients are held at a time, or those of two examples.
     """
     wishes = batches[0].wishes
     count = sum(len(batch.wishes) for batch in batches)
-    names = find_reached_parameters(module, batches)
+    names = find_parameters_with_gradient(module, batches)
     if not names:
         return wishes.new_zeros(count, count)
     size = sum(parameter.numel() for name, parameter in module.named_parameters() if name in names)
     held = max(1, GRAM_BYTES // (size * wishes.element_size()))
     parts = list(_split(batches, held if held >= count else max(1, held // 2)))
     if held >= count:
-        rows = torch.cat([example_gradients(module, names, part) for part in parts])
+        rows = torch.cat([compute_example_gradients(module, names, part) for part in parts])
         return rows @ rows.mT
     ends = list(itertools.accumulate(len(part.wishes) for part in parts))
     places = [slice(end - len(part.wishes), end) for end, part in zip(ends, parts, strict=True)]
     gram = wishes.new_empty(count, count)
     for number, across in enumerate(places):
-        rows = example_gradients(module, names, parts[number])
+        rows = compute_example_gradients(module, names, parts[number])
         gram[across, across] = rows @ rows.mT
         for other, down in enumerate(places[:number]):
-            product = rows @ example_gradients(module, names, parts[other]).mT
+            product = rows @ compute_example_gradients(module, names, parts[other]).mT
             gram[across, down], gram[down, across] = product, product.mT
     return gram
 
 
-def _split(batches: Iterable[AskedBatch], size: int) -> Iterator[AskedBatch]:
+def _split(batches: Iterable[GradientBatch], size: int) -> Iterator[GradientBatch]:
     """Batches of at most ``size`` examples, in order."""
     for inputs, wishes in batches:
         for start in range(0, len(wishes), size):
             part = slice(start, start + size)
-            yield AskedBatch(tuple(one[part] for one in inputs), wishes[part])
+            yield GradientBatch(tuple(one[part] for one in inputs), wishes[part])
 
 
-def example_gradients(module: nn.Module, names: Sequence[str], batch: AskedBatch) -> Tensor:
+def compute_example_gradients(module: nn.Module, names: Sequence[str], batch: GradientBatch) -> Tensor:
     """G ``[B, P]``: gradients of ``<wish_i, module(input_i)>`` by the parameters ``names``, side by side."""
     values = {name: parameter.detach() for name, parameter in module.named_parameters()}
     moving = {name: values.pop(name) for name in names}
     with sdpa_kernel(SDPBackend.MATH):  # vmap would go through fused attention example by example
-        gradients = vmap(grad(partial(grant, module)), in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE)(
-            moving, values, batch.inputs, batch.wishes
-        )
+        gradients = vmap(
+            grad(partial(inner_product_with_output, module)), in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE
+        )(moving, values, batch.inputs, batch.wishes)
     return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
 
 
-def grant(
+def inner_product_with_output(
     module: nn.Module,
     moving: Mapping[str, Tensor],
     fixed: Mapping[str, Tensor],
@@ -202,7 +202,7 @@ def grant(
     return (output.squeeze(0) * wish).sum()
 
 
-def find_reached_parameters(module: nn.Module, batches: Iterable[AskedBatch]) -> list[str]:
+def find_parameters_with_gradient(module: nn.Module, batches: Iterable[GradientBatch]) -> list[str]:
     """The parameters that any gradient reaches: at birth, those that feed a last layer of zeros have none."""
     named = {name: parameter.detach().requires_grad_() for name, parameter in module.named_parameters()}
     total = {name: torch.zeros_like(parameter) for name, parameter in named.items()}

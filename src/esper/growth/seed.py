@@ -20,7 +20,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint, Reads
+from esper.growth.blueprints.registry import Blueprint, Context
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
@@ -68,9 +68,9 @@ class BlendedBlueprint(nn.Module):
         self.gate = BlendGate(site) if blend is Blend.GATE else None
 
     @property
-    def reads(self) -> Reads:
+    def context(self) -> Context:
         """What the blueprint looks at beside the features."""
-        return self.blueprint.reads
+        return self.blueprint.context
 
     def flops_at(self, site: Site) -> int:
         """FLOPs of one forward pass for one example."""
@@ -116,7 +116,7 @@ class Seed(BlendedBlueprint):
     """``h + alpha * change(h)``, where ``h`` is the host's features and ``alpha`` the seed's weight.
 
     A seed in isolation ``shadow`` leaves the host's output as it is without it: it takes no part until it is given a
-    weight by `weigh`, in a pass of its own.
+    weight by `temporary_alpha`, in a pass of its own.
     """
 
     alpha: Tensor
@@ -157,7 +157,7 @@ class Seed(BlendedBlueprint):
         return features + self.alpha * self.change(features, inputs)
 
     @contextmanager
-    def weigh(self, alpha: float) -> Generator[None]:
+    def temporary_alpha(self, alpha: float) -> Generator[None]:
         """Within the block the seed counts with ``alpha``, whatever it did before and will do after."""
         usual, isolation = self.alpha.clone(), self.isolation
         self.isolation = Isolation.NONE

@@ -61,14 +61,14 @@ def count_copies(tensor: Tensor) -> int:
     return replicas * world // mesh.size()  # what other meshes have is the same, or they would not learn alike
 
 
-def add_up_norms(norms: Tensor) -> Tensor:
+def combine_norms(norms: Tensor) -> Tensor:
     """L2 norms of all parts together, from those of the parts that each process has, of the same shape."""
     squares = norms.square()
     distributed.all_reduce(squares)
     return squares.sqrt()
 
 
-def all_agree(holds: bool) -> bool:
+def holds_in_all_processes(holds: bool) -> bool:
     """Whether it holds in all processes, which wait for each other."""
     answers: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(answers, holds)

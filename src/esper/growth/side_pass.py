@@ -25,23 +25,23 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     The buffers are other tensors meanwhile, so a pass from before the block can still be differentiated after it.
     Nobody listens to the slots.
     """
-    listeners = [(module, module.listener) for module in network.modules() if isinstance(module, Slot)]
+    listeners = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
     buffers = [(module, *named) for module in network.modules() for named in module.named_buffers(recurse=False)]
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
     for slot, _ in listeners:
-        slot.listener = None
+        slot.feature_hook = None
     try:
         with ExitStack() as weights:
             weights.enter_context(keep_generators(network))
             for seed in seeds:
-                weights.enter_context(seed.weigh(1.0))
+                weights.enter_context(seed.temporary_alpha(1.0))
             yield
     finally:
         for module, name, buffer in buffers:
             setattr(module, name, buffer)
         for slot, listener in listeners:
-            slot.listener = listener
+            slot.feature_hook = listener
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def keep_modes(network: nn.Module) -> Generator[None]:
 
 
 @dataclass
-class Asked:
+class RecordedGradients:
     """What is asked of one module's output, over the examples that were looked at."""
 
     arguments: list[tuple[Tensor, ...]] = field(default_factory=list[tuple[Tensor, ...]])
@@ -110,7 +110,7 @@ class FeatureRecorder:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], *, first: bool, arguments: bool) -> None:
-        self.asked = {name: Asked() for name in modules}
+        self.asked = {name: RecordedGradients() for name in modules}
         self._keeps_arguments = arguments
         self._calls: dict[str, list[_Call]] = {name: [] for name in modules}
         self._handles = [
@@ -127,9 +127,9 @@ class FeatureRecorder:
             if self._keeps_arguments and (not tensors or len(tensors) < len(arguments)):
                 return output
             call = LayerCall(arguments, keywords)
-            kept, first = tensors if self._keeps_arguments else (), call.first
+            kept, first = tensors if self._keeps_arguments else (), call.first_argument
             kept_first = None if first is None else first.detach()
-            self._calls[name].append(_Call(kept, output.detach(), kept_first, call.alone, leaf))
+            self._calls[name].append(_Call(kept, output.detach(), kept_first, call.has_single_argument, leaf))
             return output + leaf
 
         return note
@@ -155,10 +155,10 @@ class FeatureRecorder:
             asked = self.asked[name]
             asked.arguments.append(call.arguments)
             asked.features.append(call.features)
-            asked.alone &= call.alone
-            if call.first is not None:
-                asked.firsts.append(call.first)
-            asked.wishes.append(torch.zeros_like(call.features) if gradient is None else gradient)
+            asked.alone &= call.has_single_argument
+            if call.first_argument is not None:
+                asked.firsts.append(call.first_argument)
+            asked.gradients.append(torch.zeros_like(call.features) if gradient is None else gradient)
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -185,7 +185,7 @@ def ask(
 ) -> Measured:
     """Run ``loss(model, batch)`` until ``examples`` were seen, and let ``recorders`` note all they can.
 
-    It is called within `quietly`. ``after`` is called after each batch's forward and backward pass.
+    It is called within `eval_without_side_effects`. ``after`` is called after each batch's forward and backward pass.
 
     Raises:
         LookError: the loss is not one number per example, nor their mean; it is not finite; no gradient follows from
@@ -230,7 +230,7 @@ def _sum(losses: Any, count: int) -> Tensor:
 
 
 @contextmanager
-def quietly(model: nn.Module) -> Generator[None]:
+def eval_without_side_effects(model: nn.Module) -> Generator[None]:
     """Within the block ``model`` is in evaluation mode, differentiable and uncompiled.
 
     Nothing of it remains: modes, buffers and random numbers are as they were.

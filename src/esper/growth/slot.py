@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper.config.arguments import Name, NonNegativeFloat, check_arguments
 from esper.errors import SlotError
-from esper.growth.blueprints.registry import OF_LAYER, LayerCall, Reads, for_site, get
+from esper.growth.blueprints.registry import LAYER_CONTEXTS, Context, LayerCall, for_site, get
 from esper.growth.depth import Depth, convert_block
 from esper.growth.followers import Compilations, Copies, Ownership
 from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, refuse_to_mix
@@ -61,7 +61,7 @@ def share(change: Callable[[Owner], AbstractContextManager[Any]]) -> Callable[[O
     return block
 
 
-class Occupant(Protocol):
+class SlotModule(Protocol):
     """Whatever lives in a slot: it sees the host's features and the network's input and returns new features.
 
     A seed is given what its blueprint `reads`, and features in place of nothing: parts of a host can then be called
@@ -71,7 +71,7 @@ class Occupant(Protocol):
     def __call__(self, features: Tensor, inputs: Any) -> Tensor: ...
 
 
-Listener = Callable[["Slot", LayerCall, Tensor], Tensor]
+FeatureHook = Callable[["Slot", LayerCall, Tensor], Tensor]
 """Hears what a slot's layer was called with and what the slot returns in a forward pass, and returns the same, or what
 takes its place with equal values."""
 
@@ -125,18 +125,18 @@ class Slot(GrowthHook):
         # Not persistent: it only tells, after any `.to()`, where new seeds belong.
         anchor = torch.zeros(()) if site.layer is None else torch.zeros_like(site.layer.anchor)
         self.register_buffer("anchor", anchor, persistent=False)
-        self.occupant: Occupant | None = None
-        self._hidden: list[Occupant | None] = []  # a list, or what is not seen would be a submodule
+        self.occupant: SlotModule | None = None
+        self._hidden: list[SlotModule | None] = []  # a list, or what is not seen would be a submodule
         self.begins_graph = False
         """Whether to give a loss something to be differentiated by where nothing before and behind learns."""
-        self.listener: Listener | None = None
+        self.feature_hook: FeatureHook | None = None
         """Hears all forward passes of the loop that trains, but what is compiled and passes on the side."""
         self.sharding: dict[str, Any] | None = None
         """Options of `fully_shard` for seeds; None: they are whole, as is the host."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies are not what the loop trains, and whoever is not seen now does not come back to them.
-        return {**self.__dict__, "listener": None, "_hidden": []}
+        return {**self.__dict__, "feature_hook": None, "_hidden": []}
 
     def forward(
         self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor
@@ -147,40 +147,40 @@ class Slot(GrowthHook):
             self.compilations.uncompiled += 1
         call = LayerCall(arguments, keywords)
         passed = self._begin_graph(self._pass(module, call, output))
-        if torch.compiler.is_compiling() or self.listener is None:  # in this order nothing is compiled anew for it
+        if torch.compiler.is_compiling() or self.feature_hook is None:  # in this order nothing is compiled anew for it
             return passed
-        return self.listener(self, call, passed)
+        return self.feature_hook(self, call, passed)
 
     def _pass(self, module: nn.Module, call: LayerCall, output: Tensor) -> Tensor:
         if self.occupant is None:
             return output
         seed = self.seed
         if seed is not None and seed.blueprint.mixes_positions and self.site.layout in IN_ORDER:
-            refuse_to_mix(self.name, seed.blueprint.name, self.tap.given, output)
+            refuse_to_mix(self.name, seed.blueprint.name, self.tap.hints, output)
         if output.dtype != self.anchor.dtype and self.sharding is None:  # there a policy may say otherwise
             self._require_same_type(module, output)
-        reads = Reads.NETWORK if seed is None else seed.reads
+        context = Context.NETWORK if seed is None else seed.context
         if output.is_nested:
-            return self._pass_nested(self.occupant, reads, call, output)
-        match reads:
-            case Reads.NOTHING:
+            return self._pass_nested(self.occupant, context, call, output)
+        match context:
+            case Context.NOTHING:
                 return self.occupant(output, output)
-            case Reads.NETWORK:
+            case Context.NETWORK:
                 return self.occupant(output, self.tap.inputs)
-            case Reads.LAYER:
+            case Context.LAYER:
                 return self.occupant(output, self._require_first(call))
-            case Reads.CALL:
+            case Context.CALL:
                 return self.occupant(output, call)
 
-    def _pass_nested(self, occupant: Occupant, reads: Reads, call: LayerCall, output: Tensor) -> Tensor:
+    def _pass_nested(self, occupant: SlotModule, context: Context, call: LayerCall, output: Tensor) -> Tensor:
         """With zeros where an example has ended."""
         padded, inputs = pad_nested(output, self.site.positions), None
-        if reads is Reads.NETWORK:
+        if context is Context.NETWORK:
             inputs = self.tap.inputs
             padded = pad_nested(output, inputs.shape[1])
-        elif reads is Reads.LAYER:
+        elif context is Context.LAYER:
             inputs = pad_nested(self._require_first(call), self.site.positions)
-        elif reads is Reads.CALL:
+        elif context is Context.CALL:
             raise SlotError(
                 f"the seed in slot {self.name!r} calls a copy of its block, which is given nested tensors: build "
                 "torch's TransformerEncoder with enable_nested_tensor=False"
@@ -188,8 +188,8 @@ class Slot(GrowthHook):
         return cut_to_lengths(occupant(padded, padded if inputs is None else inputs), output)
 
     def _require_first(self, call: LayerCall) -> Tensor:
-        if call.first is not None:
-            return call.first
+        if call.first_argument is not None:
+            return call.first_argument
         raise SlotError(f"the layer that slot {self.name!r} follows was called without a tensor to begin with")
 
     def _begin_graph(self, output: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class Slot(GrowthHook):
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         if not self.enabled:
             raise SlotError(f"slot {self.name!r} is disabled; enable it first")
-        if not kind.serves(self.site):
+        if not kind.supports(self.site):
             why = explain_apart(self.site) if kind.mixes_positions else ""
             raise SlotError(
                 f"blueprint {blueprint!r} does not serve {self.site.layout} features at slot {self.name!r}{why}"
@@ -243,7 +243,7 @@ class Slot(GrowthHook):
         if blueprint not in self.blueprints:
             offered = ", ".join(self.blueprints)
             raise SlotError(f"blueprint {blueprint!r} is not on offer at slot {self.name!r}, which has {offered}")
-        if blend is not Blend.ADD and kind.reads in OF_LAYER:
+        if blend is not Blend.ADD and kind.context in LAYER_CONTEXTS:
             raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
         if generator is None and self.sharding is not None:
             raise SlotError("processes share what grows: give a generator, which has the same seed in all of them")
@@ -260,7 +260,7 @@ class Slot(GrowthHook):
             SlotError: the slot is taken, or switched off by a block; the host is sharded and seeds are not to be, or
                 the other way round; or its configuration cannot be told of another block.
         """
-        self.require_seen()
+        self.require_not_disabled()
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         if self.sharding is None:
@@ -270,10 +270,10 @@ class Slot(GrowthHook):
             reshard(self.depth.host)
             require_shared(self.depth.host.parameters())
             shard(self.fit(seed), self.sharding)
-        self.depth.follow(self.name, seed.blueprint.find_block())
-        self.ownership.extend(self.name, list(seed.parameters()))
-        self._settle(seed)
-        self.copies.follow_change(self)
+        self.depth.set_block(self.name, seed.blueprint.find_block())
+        self.ownership.add_parameters(self.name, list(seed.parameters()))
+        self._set_module(seed)
+        self.copies.sync_seed_change(self)
         return seed
 
     def fit(self, seed: Seed) -> Seed:
@@ -292,7 +292,7 @@ class Slot(GrowthHook):
         Raises:
             SlotError: the seed is fossilized, or the slot is switched off by a block.
         """
-        self.require_seen()
+        self.require_not_disabled()
         seed = self.seed
         if seed is None:
             return
@@ -306,12 +306,12 @@ class Slot(GrowthHook):
         Raises:
             SlotError: the slot is switched off by a block.
         """
-        self.require_seen()
+        self.require_not_disabled()
         if self.seed is not None:
-            self.ownership.withdraw(self.name, list(self.seed.parameters()))
-            self._settle(None)
-            self.depth.follow(self.name, None)
-            self.copies.follow_change(self)
+            self.ownership.remove_parameters(self.name, list(self.seed.parameters()))
+            self._set_module(None)
+            self.depth.set_block(self.name, None)
+            self.copies.sync_seed_change(self)
 
     def fossilize(self) -> None:
         """Make the seed part of the model for good; its parameters go on learning.
@@ -320,7 +320,7 @@ class Slot(GrowthHook):
             SlotError: there is no seed.
         """
         self._require_seed().fossilized = True
-        self.copies.align(self)
+        self.copies.sync_slot(self)
 
     @check_arguments(SlotError, alpha=_WEIGHT)
     def set_alpha(self, alpha: NonNegativeFloat) -> None:
@@ -333,19 +333,19 @@ class Slot(GrowthHook):
         if seed.fossilized:
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
         seed.alpha.fill_(alpha)
-        self.copies.align(self)
+        self.copies.sync_slot(self)
 
     def shard_growth(self, options: dict[str, Any]) -> None:
         """Let what grows here be sharded by ``options`` of `fully_shard`, what grew already at once."""
         self.sharding = options
-        if self.site.layer is not None and any(get(name).reads is Reads.CALL for name in self.blueprints):
+        if self.site.layer is not None and any(get(name).context is Context.CALL for name in self.blueprints):
             self.site = replace(self.site, layer=blank(self.site.layer))
         if self.seed is not None:
             shard(self.seed, options)
 
     @share
     @contextmanager
-    def vacate(self) -> Generator[None]:
+    def disabled(self) -> Generator[None]:
         """Within the block the slot is dormant, whoever lives here; parameters stay with the optimizer.
 
         So it is in all threads, until the last of several blocks ends. A seed follows what became of the model's type,
@@ -353,12 +353,12 @@ class Slot(GrowthHook):
         """
         occupant, before = self.occupant, self._describe_place()
         self._hidden.append(occupant)
-        self._settle(None)
+        self._set_module(None)
         try:
             yield
         finally:
             self._hidden.clear()
-            self._settle(occupant)
+            self._set_module(occupant)
             if self.seed is not None and self._describe_place() != before:
                 self.fit(self.seed)
 
@@ -366,7 +366,7 @@ class Slot(GrowthHook):
         """What a seed here follows."""
         return self.training, self.anchor.dtype, self.anchor.device
 
-    def require_seen(self) -> None:
+    def require_not_disabled(self) -> None:
         """Refuse to change what is not seen: it comes back when the block ends, in place of what came meanwhile.
 
         Raises:
@@ -379,18 +379,18 @@ class Slot(GrowthHook):
             )
 
     @contextmanager
-    def try_on(self, seed: Seed) -> Generator[None]:
+    def temporary_seed(self, seed: Seed) -> Generator[None]:
         """Within the block ``seed`` lives in this slot, which is free, and nobody is told: for a rehearsal."""
         assert self.occupant is None
-        self.depth.follow(self.name, self.fit(seed).blueprint.find_block())
-        self._settle(seed)
+        self.depth.set_block(self.name, self.fit(seed).blueprint.find_block())
+        self._set_module(seed)
         try:
             yield
         finally:
-            self._settle(None)
-            self.depth.follow(self.name, None)
+            self._set_module(None)
+            self.depth.set_block(self.name, None)
 
-    def _settle(self, occupant: Occupant | None) -> None:
+    def _set_module(self, occupant: SlotModule | None) -> None:
         """Let ``occupant`` live here; what was compiled for the same before is good for it again."""
         del self.occupant  # or a module that left would leave another trace than one that never came
         self.occupant = occupant
@@ -413,10 +413,10 @@ class Slot(GrowthHook):
 
 def _require_offers(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[str, ...]:
     fit = tuple(kind.name for kind in for_site(site))
-    if blueprints is None and (usual := tuple(name for name in fit if get(name).reads not in OF_LAYER)):
+    if blueprints is None and (usual := tuple(name for name in fit if get(name).context not in LAYER_CONTEXTS)):
         return usual
     asked = () if blueprints is None else tuple(dict.fromkeys(blueprints))
-    unfit = [blueprint for blueprint in asked if not get(blueprint).serves(site)]
+    unfit = [blueprint for blueprint in asked if not get(blueprint).supports(site)]
     if asked and not unfit:
         return asked
     order = "causal " if site.causal else ""

@@ -59,14 +59,14 @@ def require_untraced() -> None:
         )
 
 
-class Clock(Protocol):
+class PassCounter(Protocol):
     """Counts passes."""
 
-    def count(self, inputs: Tensor) -> None:
+    def count_forward(self, inputs: Tensor) -> None:
         """A pass forward begins."""
         ...
 
-    def follow(self, outputs: Sequence[Tensor]) -> None:
+    def count_backward(self, outputs: Sequence[Tensor]) -> None:
         """It is over, and these can be differentiated; none: it is not known what can."""
         ...
 
@@ -86,10 +86,10 @@ class InputTap(nn.Module):
         super().__init__()
         self.place = place
         self.names = names
-        self.given = NO_HINTS
+        self.hints = NO_HINTS
         """Masks and caches of the forward pass now under way."""
         self._inputs: Tensor | None = None
-        self.clocks: list[Clock] = []
+        self.pass_counters: list[PassCounter] = []
         """Hear the network's input in every pass, but in those that are compiled."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -99,9 +99,9 @@ class InputTap(nn.Module):
         if tensors:
             self._inputs = tensors.get(self.place, next(iter(tensors.values())))
             if not torch.compiler.is_compiling():
-                for clock in self.clocks:
-                    clock.count(self._inputs)
-        self.given = find_hints(self.names, arguments, keywords)
+                for counter in self.pass_counters:
+                    counter.count_forward(self._inputs)
+        self.hints = find_hints(self.names, arguments, keywords)
 
     @property
     def called(self) -> bool:
@@ -127,7 +127,7 @@ class InputTap(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
-        return {**self.__dict__, "_inputs": None, "given": NO_HINTS, "clocks": []}
+        return {**self.__dict__, "_inputs": None, "hints": NO_HINTS, "pass_counters": []}
 
 
 class OutputTap:
@@ -137,13 +137,13 @@ class OutputTap:
         self.tap = tap
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling() or not (self.tap.clocks and torch.is_grad_enabled()):
+        if torch.compiler.is_compiling() or not (self.tap.pass_counters and torch.is_grad_enabled()):
             return
         tensors = list(find_tensors(output))
         # A leaf, such as a parameter that is returned as well, outlives the pass.
         made = [tensor for tensor in tensors if tensor.grad_fn is not None]
-        for clock in self.tap.clocks if made or not tensors else ():
-            clock.follow(made)
+        for counter in self.tap.pass_counters if made or not tensors else ():
+            counter.count_backward(made)
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:

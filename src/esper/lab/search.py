@@ -65,7 +65,7 @@ def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instanc
     drawn: list[SeedKind] = []
     for slot, site in enumerate(prices.sites(instance)):
         kinds = [get(name) for name in suite.blueprints]
-        choices = [None, *(index for index, kind in enumerate(kinds) if kind.serves(site))]
+        choices = [None, *(index for index, kind in enumerate(kinds) if kind.supports(site))]
         choice = choices[int(rng.integers(len(choices)))]
         if choice is None:
             continue

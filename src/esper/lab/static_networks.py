@@ -116,7 +116,7 @@ class Prices:
         if widths not in self._known:
             sites = self.sites(instance)
             kinds = [get(name) for name in self._suite.blueprints]
-            seeds = [[kind.flops_at(site) if kind.serves(site) else 0 for kind in kinds] for site in sites]
+            seeds = [[kind.flops_at(site) if kind.supports(site) else 0 for kind in kinds] for site in sites]
             blends = [[count_blend_flops(blend, site) for blend in Blend] for site in sites]
             self._known[widths] = self._suite.flops(instance), Cost(np.array([seeds]), np.array([blends]))
         return self._known[widths]

@@ -147,7 +147,7 @@ class _SlotPrices(NamedTuple):
 
 
 def _price_slot(kinds: Sequence[type[Blueprint]], site: Site) -> _SlotPrices:
-    serves = [kind.serves(site) for kind in kinds]
+    serves = [kind.supports(site) for kind in kinds]
     return _SlotPrices(
         np.array([kind.parameters_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
         np.array([kind.flops_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),

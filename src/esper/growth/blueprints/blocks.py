@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint, Family, Folded, LayerCall, Reads, register
+from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register
 from esper.growth.sharding import copy_whole
 from esper.growth.site import Layer, Layout, Site
 
@@ -28,7 +28,7 @@ class BlockCopy(Blueprint):
     family: ClassVar[Family] = Family.ATTENTION
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
     mixes_positions: ClassVar[bool] = False  # more than the host itself does
-    reads: ClassVar[Reads] = Reads.CALL
+    context: ClassVar[Context] = Context.CALL
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -64,21 +64,21 @@ class BlockCopy(Blueprint):
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:
-        assert site.layer is not None, "ask serves(site) first"
+        assert site.layer is not None, "ask supports(site) first"
         return sum(parameter.numel() for parameter in site.layer.module.parameters())
 
     @classmethod
     def flops_at(cls, site: Site) -> int:
-        assert site.layer is not None, "ask serves(site) first"
+        assert site.layer is not None, "ask supports(site) first"
         assert site.layer.flops is not None
         return site.layer.flops
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
+    def supports(cls, site: Site) -> bool:
         layer = site.layer
         if layer is None or layer.flops is None or layer.quantised:
             return False
-        return super().serves(site) and layer.keeps_shape
+        return super().supports(site) and layer.keeps_shape
 
 
 @register
@@ -91,7 +91,7 @@ class BlockZero(BlockCopy):
     """
 
     name: ClassVar[str] = "block_zero"
-    silences: ClassVar[bool] = True
+    needs_branch_outputs: ClassVar[bool] = True
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -101,8 +101,8 @@ class BlockZero(BlockCopy):
                 self.block.get_parameter(name).zero_().requires_grad_(True)  # or it would stay the identity
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
-        return super().serves(site) and site.layer is not None and bool(site.layer.outputs)
+    def supports(cls, site: Site) -> bool:
+        return super().supports(site) and site.layer is not None and bool(site.layer.outputs)
 
 
 def _list_learning(layer: Layer) -> set[str]:

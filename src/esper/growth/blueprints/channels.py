@@ -17,7 +17,7 @@ from esper.growth.blueprints.layers import (
     to_columns,
     zeros,
 )
-from esper.growth.blueprints.registry import Blueprint, Family, Reads, register
+from esper.growth.blueprints.registry import Blueprint, Context, Family, register
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 from esper.numerics.stacking import Stackable, linear
 
@@ -163,7 +163,7 @@ class InputSkip(Blueprint, Stackable):
     family: ClassVar[Family] = Family.SKIP
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
     mixes_positions: ClassVar[bool] = False
-    reads: ClassVar[Reads] = Reads.NETWORK
+    context: ClassVar[Context] = Context.NETWORK
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -183,8 +183,8 @@ class InputSkip(Blueprint, Stackable):
         return 2 * site.positions * site.width * site.input_shape[-1]
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
-        return super().serves(site) and site.input_shape[:-1] == site.extent and len(site.input_shape) > 0
+    def supports(cls, site: Site) -> bool:
+        return super().supports(site) and site.input_shape[:-1] == site.extent and len(site.input_shape) > 0
 
 
 HIDDEN = 4

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.errors import ExportError
 from esper.growth.blueprints.layers import zeros
-from esper.growth.blueprints.registry import Blueprint, Family, Folded, Reads, register
+from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, register
 from esper.growth.site import Layout, Site
 
 _CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d}
@@ -32,7 +32,7 @@ class LoRA(Blueprint):
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
     mixes_positions: ClassVar[bool] = False
-    reads: ClassVar[Reads] = Reads.LAYER
+    context: ClassVar[Context] = Context.LAYER
     rank: ClassVar[int] = 8
     lora_alpha: ClassVar[float] = 8.0
 
@@ -90,8 +90,8 @@ class LoRA(Blueprint):
         return 2 * positions * cls.parameters_at(site)
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
-        return super().serves(site) and _find_layer(site) is not None
+    def supports(cls, site: Site) -> bool:
+        return super().supports(site) and _find_layer(site) is not None
 
 
 def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
@@ -114,7 +114,7 @@ def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
 def _require_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d:
     layer = None if site.layer is None else site.layer.module
     # Its weight may be computed from others by now, which changes no shape.
-    assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d), "ask serves(site) first"
+    assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d), "ask supports(site) first"
     return layer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from enum import StrEnum
@@ -35,7 +36,7 @@ class Family(StrEnum):
     """Mixes neighbouring samples or pixels."""
 
 
-class Reads(StrEnum):
+class Context(StrEnum):
     """What a blueprint looks at beside the features."""
 
     NOTHING = "nothing"
@@ -83,7 +84,7 @@ class Folded(StrEnum):
     """It is the next module in the container that the submodule is in: those behind it have other names now."""
 
 
-OF_LAYER = frozenset({Reads.LAYER, Reads.CALL})
+LAYER_CONTEXTS = frozenset({Context.LAYER, Context.CALL})
 """What blueprints read that are made for one layer of one host. Populations have none, and ``"auto"`` offers none."""
 
 
@@ -115,16 +116,27 @@ class Blueprint(nn.Module, ABC):
     layouts: ClassVar[frozenset[Layout]]
     mixes_positions: ClassVar[bool] = True
     """Whether what comes out at one position may depend on others; where positions stay apart only others serve."""
-    looks_ahead: ClassVar[bool] = True
-    """Whether one that mixes positions may depend on later ones; at causal sites only others serve."""
-    reads: ClassVar[Reads] = Reads.NOTHING
+    is_causal: ClassVar[bool] = False
+    """Whether no position depends on later ones, although positions mix. Others do not support causal sites."""
+    context: ClassVar[Context] = Context.NOTHING
     """What ``forward`` is given as ``inputs``; those that read nothing there may be given anything."""
-    silences: ClassVar[bool] = False
+    needs_branch_outputs: ClassVar[bool] = False
     """Whether it is to know the `Layer.outputs` of its layer, which cost a few calls of the layer to find."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take class members by their former names, with a warning."""
+        super().__init_subclass__(**options)
+        for former, name in _RENAMED_MEMBERS.items():
+            if former in vars(cls):
+                warnings.warn(f"{cls.__qualname__}.{former}: rename it to {name}", DeprecationWarning, stacklevel=2)
+                value = vars(cls)[former]
+                setattr(cls, name, not value if name == "is_causal" else value)
+        if "supports" in vars(cls):
+            cls.serves = vars(cls)["supports"]  # for subclasses that call super().serves(site)
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__()
-        if not self.serves(site):
+        if not self.supports(site):
             raise SlotError(f"blueprint {self.name!r} does not serve {site}; use one of `for_site(site)`")
         self.layout = site.layout
 
@@ -167,11 +179,21 @@ class Blueprint(nn.Module, ABC):
         """
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
+    def supports(cls, site: Site) -> bool:
         """Whether the blueprint can live at ``site``."""
-        mixes_wrongly = site.apart or (site.causal and cls.looks_ahead)
+        mixes_wrongly = site.apart or (site.causal and not cls.is_causal)
         return site.layout in cls.layouts and not (cls.mixes_positions and mixes_wrongly)
 
+    serves = supports
+
+
+_RENAMED_MEMBERS = {
+    "looks_ahead": "is_causal",
+    "reads": "context",
+    "serves": "supports",
+    "silences": "needs_branch_outputs",
+}
+"""Present names of class members by their former names; ``is_causal`` is the opposite of ``looks_ahead``."""
 
 _registry: dict[str, type[Blueprint]] = {}
 
@@ -213,4 +235,4 @@ def names() -> tuple[str, ...]:
 
 def for_site(site: Site) -> tuple[type[Blueprint], ...]:
     """The blueprints that can live at ``site``, sorted by name."""
-    return tuple(_registry[name] for name in names() if _registry[name].serves(site))
+    return tuple(_registry[name] for name in names() if _registry[name].supports(site))

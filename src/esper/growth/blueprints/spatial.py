@@ -37,8 +37,8 @@ class Convolution(Blueprint):
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
-        return super().serves(site) and has_neighbours(site)
+    def supports(cls, site: Site) -> bool:
+        return super().supports(site) and has_neighbours(site)
 
 
 @register

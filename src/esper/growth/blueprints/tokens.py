@@ -35,8 +35,8 @@ class TokenMixer(Blueprint, Stackable):
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
-        return super().serves(site) and has_neighbours(site)
+    def supports(cls, site: Site) -> bool:
+        return super().supports(site) and has_neighbours(site)
 
 
 @register
@@ -127,7 +127,7 @@ class Attention(TokenMixer):
 
     name: ClassVar[str] = "attention"
     family: ClassVar[Family] = Family.ATTENTION
-    looks_ahead: ClassVar[bool] = False
+    is_causal: ClassVar[bool] = True
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
