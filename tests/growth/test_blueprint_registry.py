@@ -103,7 +103,7 @@ def test_former_names_of_class_members_work_with_a_warning():
         "serves": classmethod(lambda cls, site: super(Former, cls).serves(site) and site.width == 4),
         "silences": True,
     }
-    with pytest.warns(DeprecationWarning) as warned:
+    with pytest.warns(DeprecationWarning, match=r"^Former\.\w+: rename it to") as warned:
         Former = type("Former", (LowRank,), former)
     assert [str(one.message) for one in warned] == [
         "Former.looks_ahead: rename it to is_causal",
