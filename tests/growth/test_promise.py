@@ -24,16 +24,18 @@ from growth.blueprint_cases import batch, draw, every_case, grown, newborn
 EXAMPLES = 12
 
 
-def wishes_like(features: Tensor) -> Tensor:
+def gradients_like(features: Tensor) -> Tensor:
     return draw(*features.shape, seed=5)
 
 
-def plain_gram(module: nn.Module, features: Tensor, inputs: Tensor, wishes: Tensor) -> Tensor:
+def plain_gram(module: nn.Module, features: Tensor, inputs: Tensor, functional_gradients: Tensor) -> Tensor:
     """Example by example, by nothing but autograd."""
     rows = []
     for one in range(len(features)):
         output = module(features[one : one + 1], inputs[one : one + 1])
-        gradients = torch.autograd.grad((output * wishes[one]).sum(), list(module.parameters()), allow_unused=True)
+        gradients = torch.autograd.grad(
+            (output * functional_gradients[one]).sum(), list(module.parameters()), allow_unused=True
+        )
         rows.append(torch.cat([each.flatten() for each in gradients if each is not None]))
     stacked = torch.stack(rows)
     return stacked @ stacked.mT
@@ -43,17 +45,19 @@ def plain_gram(module: nn.Module, features: Tensor, inputs: Tensor, wishes: Tens
 @pytest.mark.parametrize("make", [newborn, grown])
 def test_the_gram_matrix_is_that_of_gradients_example_by_example(kind: type[Blueprint], site: Site, make) -> None:
     features, inputs = batch(site, EXAMPLES)
-    module, wishes = make(kind, site), wishes_like(features)
-    expected = plain_gram(module, features, inputs, wishes)
+    module, functional_gradients = make(kind, site), gradients_like(features)
+    expected = plain_gram(module, features, inputs, functional_gradients)
     assert expected.abs().max() > 0
-    torch.testing.assert_close(compute_gram_matrix(module, [GradientBatch((features, inputs), wishes)]), expected)
+    torch.testing.assert_close(
+        compute_gram_matrix(module, [GradientBatch((features, inputs), functional_gradients)]), expected
+    )
 
 
 def test_memory_is_bounded_without_changing_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(Layout.TOKENS, width=6, extent=(4,), input_shape=(4, 6))
     features, inputs = batch(site, EXAMPLES)
-    module, wishes = newborn_of("mlp", site), wishes_like(features)
-    whole = compute_gram_matrix(module, [GradientBatch((features, inputs), wishes)])
+    module, functional_gradients = newborn_of("mlp", site), gradients_like(features)
+    whole = compute_gram_matrix(module, [GradientBatch((features, inputs), functional_gradients)])
     usual, sizes = promises.compute_example_gradients, []
 
     def counted(module: nn.Module, names: list[str], given: GradientBatch) -> Tensor:
@@ -65,7 +69,9 @@ def test_memory_is_bounded_without_changing_the_matrix(monkeypatch: pytest.Monke
     for limit in (sum(p.nbytes for p in module.parameters()) * 5, 1):
         sizes.clear()
         monkeypatch.setattr(promises, "GRAM_BYTES", limit)
-        torch.testing.assert_close(compute_gram_matrix(module, [GradientBatch((features, inputs), wishes)]), whole)
+        torch.testing.assert_close(
+            compute_gram_matrix(module, [GradientBatch((features, inputs), functional_gradients)]), whole
+        )
         assert 2 * max(sizes) <= limit or max(sizes) == min(sizes)
         assert len(sizes) > 1
 
@@ -80,7 +86,7 @@ def test_examples_may_come_in_batches_of_different_shapes() -> None:
     module, parts = newborn_of("attention", long), []
     for site in (long, short):
         features, _ = batch(site, EXAMPLES)
-        parts.append(GradientBatch((features, features), wishes_like(features)))
+        parts.append(GradientBatch((features, features), gradients_like(features)))
     gram = compute_gram_matrix(module, parts)
     assert gram.shape == (2 * EXAMPLES, 2 * EXAMPLES)
     torch.testing.assert_close(gram, gram.mT)
@@ -91,13 +97,13 @@ def test_examples_may_come_in_batches_of_different_shapes() -> None:
 def test_what_is_padded_asks_for_nothing() -> None:
     site = Site(Layout.TOKENS, width=6, extent=(5,), input_shape=())
     features, _ = batch(site, EXAMPLES)
-    wishes = wishes_like(features)
+    functional_gradients = gradients_like(features)
     wide = torch.cat([features, draw(EXAMPLES, 3, 6, seed=9)], 1)
-    asked = torch.cat([wishes, torch.zeros(EXAMPLES, 3, 6, dtype=wishes.dtype)], 1)
+    padded = torch.cat([functional_gradients, torch.zeros(EXAMPLES, 3, 6, dtype=functional_gradients.dtype)], 1)
     module = newborn_of("mlp", site)
     torch.testing.assert_close(
-        compute_gram_matrix(module, [GradientBatch((wide, wide), asked)]),
-        compute_gram_matrix(module, [GradientBatch((features, features), wishes)]),
+        compute_gram_matrix(module, [GradientBatch((wide, wide), padded)]),
+        compute_gram_matrix(module, [GradientBatch((features, features), functional_gradients)]),
     )
 
 
@@ -142,10 +148,10 @@ def test_a_linear_problem_with_a_known_answer() -> None:
             return self.bias.expand_as(features)
 
     features = torch.zeros(200, 1, dtype=torch.float64)
-    wishes = (2 * (features - targets.unsqueeze(1))).detach()
-    assert compute_promise(compute_gram_matrix(Bias(), [GradientBatch((features,), wishes)])).item() == pytest.approx(
-        expected
-    )
+    functional_gradients = (2 * (features - targets.unsqueeze(1))).detach()
+    assert compute_promise(
+        compute_gram_matrix(Bias(), [GradientBatch((features,), functional_gradients)])
+    ).item() == pytest.approx(expected)
 
 
 def test_promise_is_the_natural_gradient_s_squared_length() -> None:
