@@ -128,7 +128,7 @@ def test_a_taken_name_raises_and_keeps_the_first_holder(monkeypatch: pytest.Monk
 
 
 def test_a_site_that_is_not_served_raises():
-    with pytest.raises(SlotError, match=r"'token_mix' does not serve .*features"):
+    with pytest.raises(SlotError, match=r"'token_mix' does not support .*features"):
         get("token_mix")(SITES[0], generator())
 
 

@@ -18,8 +18,8 @@ from esper.errors import SlotError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import deepen, find_configuration
 from esper.growth.model import GrowingModel
-from esper.growth.probe import find_outputs
-from esper.growth.sharding import blank
+from esper.growth.probe import find_branch_outputs
+from esper.growth.sharding import add_blank_copy
 from growth.hosts import TransformerBlock
 
 WIDTH = 6
@@ -114,7 +114,7 @@ def swapped(model: GrowingModel) -> GrowingModel:
 
 def copied_as_shards_are(model: GrowingModel) -> GrowingModel:
     slot = model.slots["blocks.0"]
-    slot.site = replace(slot.site, layer=blank(slot.site.layer))
+    slot.site = replace(slot.site, layer=add_blank_copy(slot.site.layer))
     return germinated(model)
 
 
@@ -265,7 +265,7 @@ def test_a_configuration_that_cannot_be_set_is_refused_before_anything_is_plante
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
     model.link(optimizer)
     model.slots["0.blocks.0"].germinate("block_copy")
-    with pytest.raises(SlotError, match=r"says by 'n_layer' that there are 3 blocks, and cannot be told of more"):
+    with pytest.raises(SlotError, match=r"has 3 blocks by 'n_layer', which cannot be changed"):
         model.slots["1.blocks.0"].germinate("block_copy")
     assert list(model.seeds) == ["0.blocks.0"]
     assert [len(group["params"]) for group in optimizer.param_groups[1:]] == [2, 0]
@@ -331,12 +331,12 @@ def test_the_ends_of_branches_are_found_even_where_they_are_zero() -> None:
     torch.manual_seed(0)
     block = Gated()
     before = {name: value.clone() for name, value in block.state_dict().items()}
-    found = find_outputs(block, LayerCall((inputs(),), {}))
+    found = find_branch_outputs(block, LayerCall((inputs(),), {}))
     assert sorted(found) == ["attention.out_proj.bias", "attention.out_proj.weight", "scale"]
     assert all(torch.equal(value, before[name]) for name, value in block.state_dict().items())
     block = TransformerBlock(WIDTH, causal=False)
     torch.manual_seed(1)
-    ends = find_outputs(block, LayerCall((inputs(),), {}))
+    ends = find_branch_outputs(block, LayerCall((inputs(),), {}))
     for name in ends:
         nn.init.zeros_(block.get_parameter(name))
     assert torch.equal(block(inputs()), inputs())
@@ -346,11 +346,11 @@ def test_the_ends_of_branches_are_found_even_where_they_are_zero() -> None:
 
 def test_caches_are_left_out_when_ends_are_looked_for() -> None:
     cache: dict[int, list[Tensor]] = {0: [inputs() + 1]}
-    found = find_outputs(Mixing(None, 0), LayerCall((inputs(), cache), {}))
+    found = find_branch_outputs(Mixing(None, 0), LayerCall((inputs(), cache), {}))
     assert sorted(found) == ["linear.bias", "linear.weight"]
     assert len(cache[0]) == 1
 
 
 @pytest.mark.parametrize("block", [nn.Linear(WIDTH, WIDTH), nn.TransformerEncoderLayer(WIDTH, 2, 8)])
 def test_what_cannot_be_the_identity_has_none(block: nn.Module) -> None:
-    assert find_outputs(block, LayerCall((inputs(),), {})) == ()
+    assert find_branch_outputs(block, LayerCall((inputs(),), {})) == ()

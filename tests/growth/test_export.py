@@ -21,10 +21,9 @@ from esper.errors import ExportError, RunError
 from esper.growth import export as exporting
 from esper.growth import reloading
 from esper.growth.attach import attach
-from esper.growth.export import Format, export, verify
+from esper.growth.export import Format, Inputs, export, verify
 from esper.growth.persist import save
 from esper.growth.reloading import collect_tensors
-from esper.growth.tracing import Inputs
 from esper.lifecycle.actions import Blend
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
@@ -159,7 +158,7 @@ def test_a_file_returns_what_the_model_does_with_infinities_at_the_same_places(
 
     monkeypatch.setattr(subprocess, "run", run)
     with nullcontext() if same else pytest.raises(ExportError, match="off by more than .*, or infinite or NaN"):
-        verify(kind, tmp_path / NAMES[kind], Inputs.of(random(3, 5)), [torch.tensor(expected)])
+        verify(kind, tmp_path / NAMES[kind], Inputs.from_arguments(random(3, 5)), [torch.tensor(expected)])
 
 
 def test_a_file_that_needs_more_than_torch_is_refused(tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ def test_weights_alone_need_no_model_that_can_be_traced(tmp_path: Path) -> None:
 
 def test_random_inputs_have_the_range_of_the_example() -> None:
     words = torch.tensor([[3, 7], [7, 9]])
-    drawn = Inputs.of({"words": words, "scale": torch.full((2, 1), 5.0), "shift": torch.ones(3)}).draw(
+    drawn = Inputs.from_arguments({"words": words, "scale": torch.full((2, 1), 5.0), "shift": torch.ones(3)}).draw(
         50, torch.Generator().manual_seed(0)
     )
     assert drawn.keywords["words"].shape == (50, 2)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 import tiny_transformers
 from esper.errors import EsperError
 from esper.growth.attach import attach
-from esper.growth.export import Format, export
+from esper.growth.export import Format, export, make_plain
 from esper.growth.probe import Arguments
-from esper.growth.tracing import make_plain
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, classifier, seeded
 

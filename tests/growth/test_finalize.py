@@ -20,7 +20,7 @@ import esper
 from esper.errors import ExportError
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint, Family, get
-from esper.growth.fossils import trace
+from esper.growth.fossils import trace_seed
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 from esper.growth.seed import Seed
@@ -349,7 +349,7 @@ class Branching(Blueprint):
 def test_a_blueprint_that_is_no_graph_is_named() -> None:
     site = Site(Layout.FEATURES, 3, (), (3,))
     with pytest.raises(ExportError, match="cannot trace blueprint 'branching'.*slot 'here'"):
-        trace(Seed(Branching(site, generator()), site), site, "here")
+        trace_seed(Seed(Branching(site, generator()), site), site, "here")
 
 
 @pytest.mark.landing
@@ -469,7 +469,7 @@ def test_of_a_copy_that_is_a_graph_you_are_warned() -> None:
 def test_tracing_leaves_the_mode_of_a_seed() -> None:
     site = Site(Layout.FEATURES, 3, (), (3,))
     seed = Seed(get("mlp")(site, generator()), site).train()
-    trace(seed, site, "here")
+    trace_seed(seed, site, "here")
     assert all(part.training for part in seed.modules())
 
 

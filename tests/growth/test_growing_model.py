@@ -170,7 +170,7 @@ def test_what_cannot_germinate_is_refused_and_changes_nothing() -> None:
         model.slots["layer0"].germinate("mlp", generator())
     with pytest.raises(UnknownBlueprintError, match="did you mean 'mlp'"):
         model.slots["layer2"].germinate("mpl", generator())
-    with pytest.raises(SlotError, match="'conv3x3' does not serve tokens"):
+    with pytest.raises(SlotError, match="'conv3x3' does not support tokens"):
         model.slots["layer2"].germinate("conv3x3", generator())
     with pytest.raises(SlotError, match="no slot 'layer9'"):
         model.slots["layer9"].germinate("mlp", generator())

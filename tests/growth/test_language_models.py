@@ -315,5 +315,5 @@ def test_moments_and_schedules_survive() -> None:
 
 def test_a_block_after_which_something_is_normalised_cannot_be_the_identity() -> None:
     host = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2, enable_nested_tensor=False)
-    with pytest.raises(SlotError, match="'block_zero' does not serve"):
+    with pytest.raises(SlotError, match="'block_zero' does not support"):
         esper.attach(host, {"layers.0": ["block_zero"]}, torch.randn(2, 3, 8))

@@ -129,7 +129,7 @@ def test_a_shared_weight_is_not_changed_elsewhere() -> None:
     ids=["groups", "circular", "norm"],
 )
 def test_what_has_no_such_weight_is_not_served(layer: nn.Module) -> None:
-    with pytest.raises(SlotError, match="'lora' does not serve"):
+    with pytest.raises(SlotError, match="'lora' does not support"):
         esper.attach(Net(layer), {"layer": ["lora"]}, torch.randn(2, 4, 8, 8))
 
 
@@ -160,7 +160,7 @@ def wrapped(layer: nn.Linear) -> nn.Linear:
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_layers_that_use_another_weight_than_their_own_are_not_served(make: Callable[[nn.Linear], nn.Module]) -> None:
-    with pytest.raises(SlotError, match="'lora' does not serve"):
+    with pytest.raises(SlotError, match="'lora' does not support"):
         esper.attach(Net(make(nn.Linear(WIDTH, WIDTH))), {"layer": ["lora"]}, torch.randn(3, WIDTH))
 
 
@@ -330,7 +330,7 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("blueprint", ["block_copy", "block_zero"])
 def test_quantised_blocks_are_not_served(blueprint: str) -> None:
-    with pytest.raises(SlotError, match=f"'{blueprint}' does not serve"):
+    with pytest.raises(SlotError, match=f"'{blueprint}' does not support"):
         esper.attach(nn.Sequential(Scaled(quantised=True)), {"0": [blueprint]}, tokens())
 
 
@@ -406,7 +406,7 @@ def test_a_copy_has_the_types_of_its_block() -> None:
 
 
 def test_what_changes_its_shape_has_no_copy() -> None:
-    with pytest.raises(SlotError, match="'block_copy' does not serve"):
+    with pytest.raises(SlotError, match="'block_copy' does not support"):
         esper.attach(Net(nn.Linear(WIDTH, 5)), {"layer": ["block_copy"]}, torch.randn(3, WIDTH))
 
 

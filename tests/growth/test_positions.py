@@ -80,7 +80,9 @@ def test_padding_changes_nothing_or_the_blueprint_is_withheld(host: PaddedHost, 
     for slot in host.slots:
         assert name not in MIXING or name not in free.slots[slot].blueprints
         if name in MIXING:
-            sentence = f"'{name}' does not serve .* slot {slot!r}, where positions must stay apart since .* apart=False"
+            sentence = (
+                f"'{name}' does not support .* slot {slot!r}, where positions must stay apart since .* apart=False"
+            )
             with pytest.raises(SlotError, match=sentence):
                 attach(host.network(), {slot: [name]}, host.unpadded())
             with pytest.raises(SlotError, match=sentence):
@@ -321,5 +323,5 @@ def test_a_model_saved_before_positions_were_kept_apart_computes_as_then(tmp_pat
 def test_the_user_knows_better() -> None:
     model = attach(Ordered(), ["layer"], torch.randn(EXAMPLES, TOKENS, WIDTH), apart=True)
     assert model.slots["layer"].site.apart
-    with pytest.raises(SlotError, match="'attention' does not serve .* you said that they do"):
+    with pytest.raises(SlotError, match="'attention' does not support .* apart=True was passed"):
         model.slots["layer"].germinate("attention")

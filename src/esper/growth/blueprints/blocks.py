@@ -97,15 +97,15 @@ class BlockZero(BlockCopy):
         super().__init__(site, generator)
         assert site.layer is not None
         with torch.no_grad():
-            for name in site.layer.outputs:
+            for name in site.layer.branch_outputs:
                 self.block.get_parameter(name).zero_().requires_grad_(True)  # or it would stay the identity
 
     @classmethod
     def supports(cls, site: Site) -> bool:
-        return super().supports(site) and site.layer is not None and bool(site.layer.outputs)
+        return super().supports(site) and site.layer is not None and bool(site.layer.branch_outputs)
 
 
 def _list_learning(layer: Layer) -> set[str]:
     """Names of the parameters of a layer's module that are to learn in a copy."""
     named = dict(layer.module.named_parameters())
-    return {name for name, one in named.items() if one.requires_grad or name in layer.learning} or set(named)
+    return {name for name, one in named.items() if one.requires_grad or name in layer.trainable} or set(named)
