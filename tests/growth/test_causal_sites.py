@@ -69,7 +69,7 @@ def test_sequences_of_other_lengths_than_the_probe_s(name, length):
 def test_a_mixture_of_a_fixed_number_of_tokens_says_so():
     seed = grown(get("token_mix"), TOKENS)
     features = torch.zeros(2, 4, 6, dtype=torch.float64)
-    with pytest.raises(SlotError, match="token_mix mixes 5 tokens and was given 4"):
+    with pytest.raises(SlotError, match="token_mix mixes 5 tokens, not 4"):
         seed(features, features)
 
 

@@ -1,4 +1,4 @@
-"""A seed: a blueprint's module in a slot, and how its output joins the host's features.
+"""A seed: a blueprint's module in a slot, and the blend by which its output joins the host's features.
 
 Whatever the blend, a seed adds ``alpha`` times its *change* to the features ``h``; ``s`` is the blueprint's output:
 

@@ -124,7 +124,7 @@ class LowRank(Blueprint, Stackable):
 
     @staticmethod
     def rank_at(site: Site) -> int:
-        """A quarter of the width, at least one."""
+        """The rank at ``site``: a quarter of the width, at least one."""
         return max(1, site.width // 4)
 
     @classmethod
@@ -142,7 +142,7 @@ RANK = 8
 
 @register
 class LowRank8(LowRank):
-    """`LowRank` on tokens, of one small rank whatever the width."""
+    """`LowRank` on tokens, with the same small rank at any width."""
 
     name: ClassVar[str] = "lowrank_8"
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
@@ -156,7 +156,7 @@ class LowRank8(LowRank):
 class InputSkip(Blueprint, Stackable):
     """``s(h) = W x + b`` with the network's input ``x``, token by token where the site has tokens; ``W = b = 0``.
 
-    Serves tokens where the network reads as many tokens, and features where it reads a plain vector.
+    Supports tokens if the network's input has as many tokens, and features if it is a plain vector.
     """
 
     name: ClassVar[str] = "input_skip"
@@ -190,7 +190,7 @@ class InputSkip(Blueprint, Stackable):
 HIDDEN = 4
 """A gate's units between the mean over positions and the gate."""
 REDUCTION = 4
-"""Channels per hidden unit of squeeze-and-excitation; Hu et al. 2018 use 16 in networks of hundreds of channels."""
+"""Channels per hidden unit of squeeze-and-excitation; Hu et al. 2018 use 16, with hundreds of channels."""
 
 
 @register
@@ -222,8 +222,8 @@ class Gate(Blueprint, Stackable):
         return from_columns((columns * gate.unsqueeze(-2)).flatten(-2), features, self.layout)
 
     @classmethod
-    def hidden_at(cls, site: Site) -> int:  # noqa: ARG003 (other gates look at it)
-        """Hidden units."""
+    def hidden_at(cls, site: Site) -> int:  # noqa: ARG003 (other gates need it)
+        """Number of hidden units at ``site``."""
         return HIDDEN
 
     @classmethod

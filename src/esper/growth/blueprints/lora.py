@@ -1,4 +1,4 @@
-"""Low-rank updates of a layer's weight, which become part of it for good."""
+"""Low-rank updates of a layer's weight, which are added to it when the model is finalized."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from esper.errors import ExportError
 from esper.growth.blueprints.layers import zeros
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, register
 from esper.growth.site import Layout, Site
-
-_CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d}
 
 
 @register
@@ -41,17 +39,18 @@ class LoRA(Blueprint):
         layer = _find_layer(site)
         assert layer is not None
         outputs, *inner = layer.weight.shape
-        drawn = torch.empty(self.rank, *inner, device=generator.device)
-        self.inner = nn.Parameter(nn.init.kaiming_uniform_(drawn, math.sqrt(5), generator=generator))
+        values = torch.empty(self.rank, *inner, device=generator.device)
+        self.inner = nn.Parameter(nn.init.kaiming_uniform_(values, math.sqrt(5), generator=generator))
         self.outer = zeros(generator, outputs, self.rank, *[1] * (len(inner) - 1))
-        self._convolve = None if isinstance(layer, nn.Linear) else _CONVOLUTIONS[_kind_of(layer)]
+        self._convolve = None
         self._options: dict[str, Any] = {}
         if not isinstance(layer, nn.Linear):
+            self._convolve = F.conv1d if isinstance(layer, nn.Conv1d) else F.conv2d
             self._options = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
 
     @property
     def scale(self) -> float:
-        """``lora_alpha / rank``."""
+        """Factor of the update, ``lora_alpha / rank``."""
         return self.lora_alpha / self.rank
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
@@ -61,7 +60,7 @@ class LoRA(Blueprint):
 
     @torch.no_grad()
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
-        """Add it to the layer's weight, which becomes another parameter: a module that shares it keeps the old one.
+        """Add the update to the layer's weight, as a new parameter: a module that shares the weight keeps the old one.
 
         Raises:
             ExportError: the weight is no parameter any more.
@@ -95,10 +94,10 @@ class LoRA(Blueprint):
 
 
 def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
-    """The layer, if its weight can be updated so: it is called with its weight as it is, and that is a parameter.
+    """The layer, if an update can be added to its weight; else None.
 
-    Subclasses with a forward of their own, layers whose output something changes (a hook, a forward of the instance),
-    and weights that are computed from others (weight norm, pruning and other parametrizations), are left alone.
+    Not supported are subclasses with a forward of their own, layers whose output is changed (by a hook, or a forward of
+    the instance), and weights that are computed from others (weight norm, pruning and other parametrizations).
     """
     layer = None if site.layer is None or not site.layer.unaltered else site.layer.module
     if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
@@ -113,13 +112,9 @@ def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
 
 def _require_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d:
     layer = None if site.layer is None else site.layer.module
-    # Its weight may be computed from others by now, which changes no shape.
-    assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d), "ask supports(site) first"
+    # The weight may be computed from others meanwhile, which does not change its shape.
+    assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d), "call supports(site) first"
     return layer
-
-
-def _kind_of(layer: nn.Conv1d | nn.Conv2d) -> type[nn.Conv1d] | type[nn.Conv2d]:
-    return nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
 
 
 @register

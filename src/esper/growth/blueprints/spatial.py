@@ -26,12 +26,12 @@ from esper.numerics.stacking import linear
 
 
 def count_taps(site: Site) -> int:
-    """Entries of a kernel for one pair of channels: 9 on images, 3 on sequences."""
+    """Entries of a kernel for a pair of channels: 9 on images, 3 on sequences."""
     return TAPS ** len(site.extent)
 
 
 class Convolution(Blueprint):
-    """What the blueprints here share. Beyond the edges lie zeros."""
+    """Base of blueprints with a convolution, padded by zeros."""
 
     family: ClassVar[Family] = Family.SPATIAL
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})
@@ -79,7 +79,7 @@ class Conv3x3(Convolution):
 class Depthwise(Convolution):
     """``s(h) = W (k * h) + b``, ``k`` one 3x3 kernel per channel (3 on sequences); ``W = b = 0``.
 
-    No ReLU between: the host's own follows soon, and what ``k`` finds keeps its sign.
+    No ReLU between: the host's own follows soon, and the output of ``k`` keeps its sign.
     """
 
     name: ClassVar[str] = "depthwise"
@@ -148,7 +148,7 @@ class Bottleneck(Convolution):
 
     @staticmethod
     def inner_width(site: Site) -> int:
-        """A quarter of the channels, at least one."""
+        """Channels of the convolution at ``site``: a quarter of the site's, at least one."""
         return max(1, site.width // REDUCTION)
 
     @classmethod
