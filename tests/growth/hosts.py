@@ -219,7 +219,7 @@ class Host:
 
 
 def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> None:
-    """Plant a seed that has something to say."""
+    """Plant a seed that changes the output."""
     generator = torch.Generator().manual_seed(2)
     seed = model.slots[slot].germinate(blueprint, generator, alpha=alpha)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What `esper.attach` refuses, in words that say what to do."""
+"""Errors of `esper.attach`, with advice."""
 
 from __future__ import annotations
 

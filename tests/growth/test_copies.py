@@ -65,7 +65,7 @@ def mirrored(average: Callable[[nn.Module], Any]) -> tuple[GrowingModel, Any]:
 
 @torch.no_grad()
 def learn(growing: GrowingModel, kept: Any) -> None:
-    """All parameters move, and the average is told."""
+    """All parameters move, and the average is updated."""
     for place, parameter in enumerate(growing.parameters()):
         parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(place)) / 8)
     kept.update_parameters(growing)

@@ -1,4 +1,4 @@
-"""Growing deeper tells configurations and caches, by the names that they have, of models of any kind."""
+"""Growing deeper updates configurations and caches, by their names, of models of any kind."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_two_lists_of_blocks_of_one_configuration_give_it_back() -> None:
     host.config = given = Config(2)  # type: ignore[assignment]
     model = esper.attach(host, {r"re:\d\.blocks\.0": ["block_copy"]}, inputs())
     model.slots["0.blocks.0"].germinate("block_copy")
-    model.slots["1.blocks.0"].germinate("block_copy")  # whose list now is as long as the configuration says
+    model.slots["1.blocks.0"].germinate("block_copy")  # whose list now has the length in the configuration
     assert model.config.n_layer == 4
     model.release()
     assert host.config is given
@@ -234,9 +234,9 @@ def test_without_growth_a_host_reads_how_many_blocks_it_has_itself() -> None:
         with model.without_growth():
             assert torch.equal(model(inputs()), expected)
         assert model.config is given
-        given.layer_types = ("said", "meanwhile")
+        given.layer_types = ("full", "sliding")
     assert (model.config.n_layer, given.n_layer) == (3, 2)
-    assert model.config.layer_types == ("said", "meanwhile", "said")
+    assert model.config.layer_types == ("full", "sliding", "full")
 
 
 class Tuple(NamedTuple):

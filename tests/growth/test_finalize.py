@@ -485,7 +485,7 @@ class Reading(nn.Module):
 
 
 def updated(host: nn.Module, name: str) -> GrowingModel:
-    """With a low-rank update that says something."""
+    """With a low-rank update that is not zero."""
     model = attach(host, {name: ["lora_4"]}, random(4, 5))
     fossilize(model, name, "lora_4")
     return model

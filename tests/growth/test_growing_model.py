@@ -36,7 +36,7 @@ def inputs(count: int = 3) -> Tensor:
 
 
 def stir(model: GrowingModel, slot: str, blueprint: str = "mlp", alpha: float = 0.7) -> None:
-    """Plant a seed that has something to say."""
+    """Plant a seed that changes the output."""
     seed = model.slots[slot].germinate(blueprint, generator(2))
     with torch.no_grad():
         for parameter in seed.parameters():

@@ -201,7 +201,7 @@ def test_language_models_leak_no_later_token(host: Host) -> None:
 
 @every_causal_host
 def test_a_leak_would_be_seen(host: Host) -> None:
-    """A seed that is told that its site is not causal lets later tokens through, and the test above notices."""
+    """A seed of a site that is not causal lets later tokens through, and the test above notices."""
     model = host.attached().eval()
     slot = model.slots[host.slots[0]]
     slot.site = replace(slot.site, causal=False)

@@ -49,7 +49,7 @@ LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 
 def updated(layer: str, blueprint: str = "lora", alpha: float = 0.7) -> tuple[GrowingModel, Tensor]:
-    """With an update that says something."""
+    """With an update that is not zero."""
     torch.manual_seed(0)
     made, x = LAYERS[layer]()
     model = esper.attach(Net(made), {"layer": [blueprint]}, x)
@@ -165,9 +165,9 @@ def test_layers_that_use_another_weight_than_their_own_are_not_served(make: Call
 
 
 def test_hooks_that_change_no_output_are_no_hindrance() -> None:
-    layer, heard = nn.Linear(WIDTH, WIDTH), list[Tensor]()
+    layer, outputs = nn.Linear(WIDTH, WIDTH), list[Tensor]()
     layer.register_forward_pre_hook(lambda _, arguments: 2 * arguments[0])
-    layer.register_forward_hook(lambda _, arguments, output: heard.append(output))
+    layer.register_forward_hook(lambda _, arguments, output: outputs.append(output))
     x = torch.randn(3, WIDTH)
     model = esper.attach(Net(layer), {"layer": ["lora"]}, x)
     nn.init.normal_(model.slots["layer"].germinate("lora", alpha=1.0).blueprint.outer)

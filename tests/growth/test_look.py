@@ -243,7 +243,7 @@ def test_a_layer_that_unlearned_all_is_told() -> None:
     nn.init.zeros_(net[1].weight)
     nn.init.zeros_(net[1].bias)
     needs.append(model.look(squared_error, [(inputs, targets)], examples=512, layers=True).layers)
-    assert [[(one.layer, one.kind, one.parameters) for one in told] for told in needs] == [
+    assert [[(one.layer, one.kind, one.parameters) for one in layers] for layers in needs] == [
         [("0", "Linear", 72), ("1", "Linear", 18)]
     ] * 2
     assert max(one.promise_held_out for one in needs[0]) < ERROR

@@ -268,7 +268,7 @@ def test_any_damaged_byte_is_refused_in_one_sentence_or_harmless(
     content[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(bytes(content[: data.draw(st.sampled_from([len(content), place]))]))
     if path.name == TOPOLOGY and loads(folder):
-        return  # a flag, a figure or a name may say one thing as well as another
+        return  # a flag, a figure or a name may have another valid value
     with pytest.raises(CheckpointError) as caught:
         load(folder, fresh(), images())
     assert "\n" not in str(caught.value)

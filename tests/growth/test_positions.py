@@ -64,7 +64,7 @@ def test_a_blueprint_says_whether_it_mixes_positions(kind, site):
 def test_only_what_keeps_positions_apart_serves_where_they_are(name):
     kind = get(name)
     for site in SITES:
-        assert kind.supports(replace(site, apart="a test says so")) is (
+        assert kind.supports(replace(site, apart="a test requires it")) is (
             kind.supports(site) and not kind.mixes_positions
         )
 
@@ -169,7 +169,7 @@ def test_plain_is_grown_at_real_positions(name: str, slot: str) -> None:
 @pytest.mark.parametrize("name", MIXING)
 @pytest.mark.parametrize("host", [TORCH, HAND_MADE, BERT], ids=lambda host: host.name)
 def test_padding_that_nobody_expected_is_refused_where_seeds_mix(host: PaddedHost, name: str) -> None:
-    """The example input had no mask, and the model does not say that it takes one, or its owner that it never will."""
+    """The example input had no mask, the signature has none, and ``apart`` is not passed."""
     model = host.attached(host.whole(), apart=False if host.named else None)
     plant(model, host.slots[0], name)
     for gradient in (True, False):
@@ -223,7 +223,7 @@ def test_images_are_not_padded() -> None:
 
 
 class Wrapped(nn.Module):
-    """A model of its owner's around another one, which says nothing of what that takes."""
+    """A model of a user's around another one, with a signature without masks."""
 
     def __init__(self, inner: nn.Module, **options: bool) -> None:
         super().__init__()

@@ -133,6 +133,7 @@ def _find_frozen_names(model: nn.Module, freeze_host: bool | Sequence[str]) -> l
     """
     if isinstance(freeze_host, bool):
         return [WHOLE] if freeze_host else []
+    # Names must be those of submodules; a shared submodule has several.
     names = [name for place in freeze_host for name in _match_names(model, place)]
     module_names = {
         name for name, _ in cast("Iterator[tuple[str, nn.Module]]", model.named_modules(remove_duplicate=False))
@@ -160,6 +161,7 @@ def _match_names(model: nn.Module, place: str) -> list[str]:
         raise SlotError(f"slot {place!r} is no regular expression: {error}") from error
     modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
     names = [name for name, _ in modules if name]
+    # The whole name must match; a part of one makes the error more helpful.
     matches = [name for name in names if pattern.fullmatch(name)]
     if not matches:
         part = next((name for name in names if pattern.search(name)), None)

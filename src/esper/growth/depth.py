@@ -37,6 +37,7 @@ def copy_block(block: nn.Module, replacements: Mapping[int, Any] = MappingProxyT
 
     ``replacements`` take the places of parts of the block in it, by their ids.
     """
+    # Slots and configurations are not copied, but shared; then the slots are taken off the copy.
     hooks = [hook for module in block.modules() for table in find_hook_tables(module) for hook in table.values()]
     shared = [hook for hook in hooks if isinstance(hook, GrowthHook)]
     shared += [vars(module)[CONFIGURATION] for module in block.modules() if CONFIGURATION in vars(module)]
@@ -77,6 +78,7 @@ class DepthTracker:
         Raises:
             SlotError: as `BlockCount.deepen`; nothing is changed then.
         """
+        # Count again from the host's own configurations, without or with the new block.
         before = self._blocks
         if block is before.get(name):
             return
@@ -91,7 +93,7 @@ class DepthTracker:
                     setattr(module, CONFIGURATION, vars(originals[path])[CONFIGURATION])
         try:
             self._count_blocks()
-        except SlotError:
+        except SlotError:  # back to the blocks before
             self.restore_config()
             self._blocks = before
             self._count_blocks()
@@ -178,27 +180,23 @@ class BlockCount(NamedTuple):
                 deeper_kinds = [kinds[block] for block in blocks]
                 changes[name] = tuple(deeper_kinds) if isinstance(value, tuple) else deeper_kinds
         try:
-            return _change(self.configuration, changes)
+            # A shallow copy, if the number of blocks is a plain attribute of the object itself.
+            plain = not _list_attributes(self.configuration).keys().isdisjoint(DEPTHS)
+            changed = copy.copy(self.configuration) if plain else copy.deepcopy(self.configuration)
+            if changed is self.configuration:
+                raise TypeError("it cannot be copied")
+            try:
+                for name, value in changes.items():
+                    setattr(changed, name, value)
+            except dataclasses.FrozenInstanceError:
+                changed = dataclasses.replace(self.configuration, **changes)
         except (AttributeError, TypeError, ValueError) as error:
             raise SlotError(
                 f"the host's configuration, {describe(self.configuration)}, has {self.depth} blocks by "
                 f"{self.name!r}, which cannot be changed: {error}. Make it an attribute that can be set, as those of "
                 "ordinary classes and dataclasses can"
             ) from error
-
-
-def _change(configuration: Any, changes: Mapping[str, Any]) -> Any:
-    """A changed copy of a configuration: shallow, if the number of blocks is a plain attribute of the object."""
-    plain = not _list_attributes(configuration).keys().isdisjoint(DEPTHS)
-    changed = copy.copy(configuration) if plain else copy.deepcopy(configuration)
-    if changed is configuration:
-        raise TypeError("it cannot be copied")
-    try:
-        for name, value in changes.items():
-            setattr(changed, name, value)
-    except dataclasses.FrozenInstanceError:
-        return dataclasses.replace(configuration, **changes)
-    return changed
+        return changed
 
 
 def find_configuration(host: nn.Module, container: str, depth: int) -> BlockCount | None:
@@ -225,9 +223,11 @@ def deepen(host: nn.Module, inserted: Mapping[str, str]) -> None:
         places = sorted(int(inserted[name].rpartition(".")[2]) for name in names)
         depth = len(list(container.children())) - len(places)
         count = find_configuration(host, parent, depth)
+        # The configuration for all blocks, with an inserted one behind its original.
         if count is not None:
             blocks = sorted([*range(depth), *places])
             _replace_configuration(host.modules(), count.configuration, count.deepen(blocks))
+        # Number all cache layers of the container anew.
         first = min((number for _, number in _list_layers(container)), default=0)
         for place, block in enumerate(container.children()):
             for module, _ in _list_layers(block):

@@ -52,6 +52,7 @@ class Ownership:
             SlotError: a slot has no group, or several, or the groups are of another model; from the optimizer's steps,
                 if it lacks the parameters of a seed.
         """
+        # Every slot needs exactly one group.
         groups = Counter(group.get(SLOT_KEY) for group in optimizer.param_groups)
         missing = [name for name in slots if name not in groups]
         split = [name for name in slots if groups[name] > 1]
@@ -66,6 +67,7 @@ class Ownership:
                 f"the optimizer has no parameter group for slot {missing[0]!r}: "
                 "make it from model.parameter_groups(lr=...)"
             )
+        # The other groups must have parameters of this very model.
         owned = {
             parameter for group in optimizer.param_groups if SLOT_KEY not in group for parameter in group["params"]
         }
@@ -74,6 +76,7 @@ class Ownership:
                 "the optimizer's groups hold no parameter of this model: it was made for another one, for a copy, or "
                 "before it was sharded; make it from this model's model.parameter_groups(lr=...)"
             )
+        # The check of a former optimizer is replaced.
         if self._check is not None:
             self._check.handle.remove()
         self.optimizer = optimizer
@@ -121,6 +124,7 @@ class _OwnershipCheck:
         if not self.due:
             return
         self.due = False
+        # A seed that the optimizer lacks is an error; parameters of the host may be left out on purpose.
         owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         lacking = [(name, parameter) for name, parameter in self._named_parameters() if parameter not in owned]
         seed_name = next((name for name, _ in lacking if name.startswith(SLOTS_PREFIX)), None)
@@ -193,12 +197,14 @@ class Copies:
             if seed is None:
                 other.remove()
                 continue
+            # Another seed: a copy of this one. `germinate` would draw other values.
             present = other.seed
             if present is None or (present.blueprint.name, present.blend) != (seed.blueprint.name, seed.blend):
                 other.remove()
                 present = other.convert_seed(copy.deepcopy(seed))
                 other.occupant = present
                 other.depth.set_block(other.name, present.blueprint.find_block())
+            # The same seed: its weight, stage and isolation.
             with torch.no_grad():
                 present.alpha.copy_(seed.alpha)
             present.fossilized, present.isolation = seed.fossilized, seed.isolation
@@ -207,6 +213,7 @@ class Copies:
     def sync_seed_change(self, slot: Slot) -> None:
         """`sync_slot` after a seed was planted or removed; warns once of copies that are no mirrors."""
         self.sync_slot(slot)
+        # A copy that was neither declared as a mirror nor taken off its slots may be an average that falls behind.
         if self._warned or all(copies.released for copies in self._undeclared):
             return
         self._warned = True

@@ -76,6 +76,7 @@ class FrozenParts:
             return False
         if WHOLE in self.names:
             return True
+        # Some parts: all modules without children, and all of the state, must be in them.
         modules = cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
         leaves = [f"{name}." for name, part in modules if not any(True for _ in part.children())]
         return all(map(self.holds, [*leaves, *host.state_dict()]))
@@ -136,6 +137,7 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
             "freeze_host=True to swap what grows"
         )
     growth = Growth({}, {}) if growth is None else growth
+    # Refuse what does not fit before anything is removed.
     for name, seed in growth.seeds.items():
         if name in model.slots and seed.blueprint.name not in model.slots[name].blueprints:
             raise SlotError(
@@ -146,7 +148,9 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
         if name not in model.slots or model.slots[name].site != site:
             here = model.slots[name].site.shape if name in model.slots else "no such slot"
             raise SlotError(f"the growth has a seed for features {site.shape} at slot {name!r}; here is {here}")
+    # The former growth is kept without the host: its sites have no layers.
     leaving = Growth(model.seeds, {name: replace(model.slots[name].site, layer=None) for name in model.seeds})
+    # Swap the seeds.
     for slot in model.slots.values():
         slot.remove()
     for name, seed in growth.seeds.items():

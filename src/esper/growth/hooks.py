@@ -91,6 +91,7 @@ def require_called(model: GrowingModel) -> None:
         SlotError: a submodule was replaced since slots were attached, or the model was released.
     """
     modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
+    # The slot must be among the hooks of the module that has its name by now.
     for name, slot in model.slots.items():
         if name not in modules or slot not in _list_hooks(modules[name]):
             raise SlotError(
@@ -104,6 +105,7 @@ def require_called(model: GrowingModel) -> None:
 def hide_growth(model: GrowingModel) -> Generator[None]:
     """Within the block the host computes without growth, in all threads; several such blocks may overlap."""
     with ExitStack() as stack:
+        # Configurations count no grown blocks, and slots return the host's features.
         stack.enter_context(model.depth.without_blocks())
         for slot in model.slots.values():
             stack.enter_context(slot.disabled())

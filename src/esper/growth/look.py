@@ -131,6 +131,7 @@ class Look:
         blueprints = sorted({row.blueprint for row in self.rows})
         cells = {(row.slot, row.blueprint): row.promise_held_out for row in self.rows}
         figure = Figure(figsize=(1.8 + 0.75 * len(slots), 1.3 + 0.32 * len(blueprints)), layout="constrained")
+        # A heat map with the figures in its cells.
         axes = figure.add_subplot()
         values = [[cells.get((slot, blueprint), math.nan) for slot in slots] for blueprint in blueprints]
         axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
@@ -140,6 +141,7 @@ class Look:
         axes.set_xticks(range(len(slots)), slots, rotation=30, ha="right")
         axes.set_yticks(range(len(blueprints)), blueprints)
         axes.set_title("held-out promise", fontsize=10)
+        # The SVG element alone, to be put into HTML.
         file = io.StringIO()
         with mpl.rc_context({"svg.fonttype": "none"}):  # text stays text
             figure.savefig(file, format="svg", metadata={"Date": None})
@@ -223,11 +225,13 @@ def measure_promise(
     Raises:
         LookError: the blueprint does not work under ``vmap``.
     """
+    # The newborn's arguments and the functional gradients, batch by batch.
     contexts = _find_contexts(slot, kind, record, inputs)
     batches = [
         GradientBatch((raise_precision(features), raise_precision(context)), raise_precision(gradients))
         for features, context, gradients in zip(record.features, contexts, record.gradients, strict=True)
     ]
+    # One Gram matrix per draw of the initial values.
     like = batches[0].gradients
     grams: list[Tensor] = []
     first_values: list[Tensor] = []

@@ -197,6 +197,7 @@ class GrowingModel(nn.Module):
             self._hooks.append(host.register_forward_pre_hook(self.frozen))
         for last in self.slots.values()[-1:]:
             last.adds_leaf = self.frozen.holds_all(host)
+        # Methods of Hugging Face's that would save the host without its seeds raise an error.
         self._guards = guard_saving(self)
         self.sharded = False
         """Whether `shard_growth` was called."""
@@ -208,15 +209,17 @@ class GrowingModel(nn.Module):
         """FLOPs of the host's forward pass for one example, before any growth; None if torch cannot count them."""
         self.outputs = probed.outputs
         """Channels of the host's output, which are the classes of a classifier; None if it returns no tensor."""
+        # A state dict has no structure: refuse to make or load one if seeds would be lost.
         self.register_state_dict_pre_hook(_require_called)
         self.register_load_state_dict_post_hook(_require_planted)
+        # From here on the class has the host's name and signature.
         self.__class__ = make_subclass(type(self), type(host))
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError as error:
-            if name.startswith("_"):
+            if name.startswith("_"):  # of the host only public names are read
                 raise
             try:
                 return getattr(super().__getattr__("host"), name)
@@ -230,6 +233,7 @@ class GrowingModel(nn.Module):
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """The host's output, with growth."""
+        # An export would fix the present seeds, and graphs hide passes from counters.
         require_untraced()
         if torch.compiler.is_compiling():
             self.compilations.record_graph()
@@ -294,10 +298,12 @@ class GrowingModel(nn.Module):
         Raises:
             SlotError: a slot is switched off by a block.
         """
+        # Refuse disabled slots, whose seeds would be left out.
         for slot in self.slots.values():
             slot.require_not_disabled()
         reshard(self)  # or the groups would have parameters that a forward pass gathered
         trainable = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
+        # One group for the host, and one per slot.
         groups: list[dict[str, Any]] = [{"params": trainable, **options}]
         for slot in self.slots.values():
             parameters = [] if slot.seed is None else list(slot.seed.parameters())
@@ -369,6 +375,7 @@ class GrowingModel(nn.Module):
             SlotError: the host is sharded already, linked to an optimizer, or mirrored; an option is unknown; or there
                 is no process group.
         """
+        # Refuse what has whole parameters already, and could not follow.
         if self.sharded:
             raise SlotError("shard_growth was called already")
         require_attached(self)
@@ -447,6 +454,7 @@ class GrowingModel(nn.Module):
 
     def release(self) -> None:
         """Take the slots off the host, which then computes and learns as before `esper.attach`."""
+        # The host as it was: what was frozen learns again, without hooks and with its own configuration.
         self.frozen.unfreeze(self.host, training=self.training)
         for handle in (*self._hooks, *self._guards):
             handle.remove()

@@ -53,10 +53,12 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     """
     require_attached(model)
     folder = Path(folder)
+    # Encode the tensors, whose hash is in the record.
     data = encode(copy_to_cpu(_collect_tensors(model)))
     saved = Topology.of(model, data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # First the tensors, in a file of a new name, then the record that refers to it.
         path = _tensors_path(folder, saved.tensors_sha256)
         write_atomically(path, data)
         write_atomically(folder / TOPOLOGY_FILE, saved.encode())
@@ -85,6 +87,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
         CheckpointError: the folder holds no saved model, or a damaged one, or that of another host; ``host`` has no
             slots and its own values then.
     """
+    # Read and check both files.
     source = Path(folder) / TOPOLOGY_FILE
     saved = _FORMAT.read_manifest(source)
     tensors = _FORMAT.read_tensors(_tensors_path(Path(folder), saved.tensors_sha256), saved)
@@ -93,6 +96,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
             f"{source} is of a frozen host with other values than this one's: give the host the values that it had "
             "when the model was saved"
         )
+    # Build a model with the same slots and seeds, and load the tensors into it.
     try:
         model = _build_model(saved, host, example_input)
     except EsperError as error:

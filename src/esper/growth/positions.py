@@ -53,8 +53,10 @@ def list_argument_names(module: nn.Module) -> tuple[str, ...]:
 
 def find_hints(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> PositionHints:
     """Masks and caches among the arguments of a call; ``names`` are those of positional arguments."""
+    # Arguments beyond the names, as of ``*args``, have none.
     padded_names = (*names, *[""] * (len(arguments) - len(names)))
     bound = [*zip(padded_names, arguments, strict=False), *keywords.items()]
+    # Masks go by their names, and Boolean tensors by their type; caches by their names alone.
     masks = {
         name: value
         for name, value in bound
@@ -89,7 +91,7 @@ class CallRecorder:
         ]
 
     def _record(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # within a submodule that the user compiled
             return
         self._packed |= any(isinstance(value, PackedSequence) for value in (*arguments, *keywords.values()))
         hints = find_hints(list_argument_names(module), arguments, keywords)
@@ -125,9 +127,11 @@ def find_declared_reason(host: nn.Module, keywords: Collection[str], *, images: 
         keywords: Names of the keyword arguments of its call.
         images: Whether its input is images: they are not padded, so the signature does not count.
     """
+    # Names of arguments that the host could be called with.
     for name in keywords if images else (*keywords, *list_argument_names(host)):
         if _is_mask(name) or _is_cache(name) or _LENGTH_WORDS & _words(name):
             return f"the model takes {name!r}"
+    # Embeddings that reserve an index for padding.
     for module in host.modules():
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             return f"an embedding has the padding index {module.padding_idx}"
@@ -181,6 +185,7 @@ def _holds_padding(masks: Iterable[Tensor], features: Tensor) -> bool:
     """
     if features.is_nested:
         return len({len(example) for example in features.unbind()}) > 1
+    # Reading values costs a synchronisation with the device, so only masks of the right size are read.
     batch, positions = features.shape[:2]
     of_positions = (mask for mask in masks if mask.shape[:1] == (batch,) and mask.numel() == batch * positions)
     return any(bool((mask != mask.flatten()[0]).any()) for mask in of_positions)
@@ -192,6 +197,7 @@ def _masks_examples(name: str, mask: Tensor, batch: int, lengths: Collection[int
         return False
     if not _is_mask(name):
         return mask.shape[0] == batch and mask.shape[1] in lengths
+    # A square mask without "padding" in its name is that of an order, alike for all examples.
     rows, columns = mask.shape[0], mask.shape[1]
     square = mask.dim() == 2 and rows == columns and not _PADDING_WORDS & _words(name)
     return rows % batch == 0 and not square
@@ -220,25 +226,19 @@ def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
     """
     if inputs.dim() < 2 or inputs.shape[1] < 2:
         return False
+    # Compare the outputs at earlier positions before and after the last position changes.
     before = find_output_tensor(network(inputs))
     if before is None or before.dim() != 3 or before.shape[1] != inputs.shape[1]:
         return False
-    after = find_output_tensor(network(_change_last(inputs)))
-    assert after is not None
-    return torch.allclose(before[:, :-1], after[:, :-1])
-
-
-def _change_last(inputs: Tensor) -> Tensor:
-    """``inputs`` with another last position: an index that occurs elsewhere in them, if any, or random numbers."""
-    changed = inputs.clone()
+    last, changed = inputs[:, -1], inputs.clone()
     if inputs.is_floating_point():
-        noise = torch.randn(inputs[:, -1].shape, generator=torch.Generator().manual_seed(0))
-        changed[:, -1] = noise.to(inputs)
-    else:
-        last = inputs[:, -1]
+        changed[:, -1] = torch.randn(last.shape, generator=torch.Generator().manual_seed(0)).to(inputs)
+    else:  # an index that occurs elsewhere, if any: others may be invalid
         candidates = inputs[inputs != last.unsqueeze(1)]
         changed[:, -1] = candidates[0] if len(candidates) else (last == 0).to(inputs.dtype)
-    return changed
+    after = find_output_tensor(network(changed))
+    assert after is not None
+    return torch.allclose(before[:, :-1], after[:, :-1])
 
 
 def find_output_tensor(returned: Any) -> Tensor | None:

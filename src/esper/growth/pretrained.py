@@ -42,6 +42,7 @@ def is_built_alike(model: nn.Module) -> bool:
             built = type(model)(copy.deepcopy(vars(model)[CONFIGURATION]))
     except (*TRACING_ERRORS, NotImplementedError):
         return False
+    # Shapes of all tensors, and numbers that make blocks depend on their place.
     shapes, built_shapes = (
         {name: value.shape for name, value in module.state_dict().items()} for module in (model, built)
     )
@@ -131,11 +132,14 @@ def refuse_saving(plain: nn.Module, grown: Iterable[str], inserted: Iterable[str
     The refusal needs no Esper: it is made of torch and Python alone, and copies and pickles with the module. Calls with
     ``state_dict``, which write checkpoints, pass with a warning.
     """
+    # Parts with fossils, which the class does not have.
     refused = [(part, method, _PLAIN) for part, method in _list_methods(plain, grown)]
     parts = {part for part, _, _ in refused}
+    # Parts that became deeper, if the class does not build them from their configuration.
     deeper = [(part, method) for part, method in _list_methods(plain, inserted) if part not in parts]
     unlike = {part: not is_built_alike(part) for part in {part for part, _ in deeper}}
     refused += [(part, method, _DEEPER) for part, method in deeper if unlike[part]]
+    # Put a refusal in the place of each method.
     for part, method, reason in refused:
         # A graph cannot unpack arguments; a thread that is run, and not started, calls its target at once with them.
         functions = (assert_close, warnings.warn, threading.Thread, type(part), part)
@@ -167,6 +171,7 @@ def _make_refusal(method: str, reason: str) -> fx.GraphModule:
     def call(function: fx.Node, *values: Any, **named: Any) -> fx.Node:
         return graph.call_method("__call__", (function, *values), named)
 
+    # Refuse a call without a state dict; others write a checkpoint, with a warning.
     lacking = graph.call_method("isdisjoint", (graph.call_method("keys", (keywords,)), (_OWN_STATE,)))
     call(expect, lacking, False, msg=reason)
     call(warn, _CHECKPOINT)

@@ -87,6 +87,7 @@ class _OutputRecorder:
         self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> None:
         call = LayerCall(arguments, keywords)
+        # A block can be copied behind itself if its output can be its input.
         first, keeps_shape = call.first_argument, False
         if first is not None and isinstance(output, Tensor) and not output.is_nested:
             keeps_shape = (first.shape, first.dtype) == (output.shape, output.dtype)
@@ -148,8 +149,7 @@ def probe(
         host: Any module.
         names: Names of submodules.
         example_input: A batch of arguments of the host.
-        causal: Whether no token may depend on later ones; None: found by changing the last token, which does not work
-            with a single token, for one.
+        causal: Whether no token may depend on later ones; None: found by changing the last token, of two or more.
         apart: Whether no position may depend on any other; None: found by the arguments of the host's modules.
         with_branch_outputs: Names of the submodules of which to find the `Layer.branch_outputs`, too.
 
@@ -171,6 +171,7 @@ def probe(
         with keep_modes(host), torch.no_grad():
             host.eval()
             returned = find_output_tensor(call_host(host, example_input))
+            # Counting FLOPs runs the host once more, and finding causality twice: without hooks.
             calls.remove()
             outputs.remove()
             counted = count_flops(lambda: call_host(host, example_input), modules)
@@ -282,12 +283,13 @@ def _is_unaltered(module: nn.Module, call: LayerCall, output: Any) -> bool:
     """`Layer.unaltered`, within rounding. A hook that changes nothing does not count."""
     if type(module).forward not in _PLAIN_LAYERS:
         return True
+    # The output is compared with that of the class, without hooks and without a forward of the instance.
     try:
         expected = _pad_if_nested(type(module).forward(module, *call.arguments, **call.keywords))
     except (TypeError, RuntimeError, AttributeError):  # other arguments, or the weight is elsewhere
         return False
     output = _pad_if_nested(output)
-    if expected.is_meta:
+    if expected.is_meta:  # no values to compare
         return True
     if not isinstance(output, Tensor) or (expected.shape, expected.dtype) != (output.shape, output.dtype):
         return False
@@ -343,6 +345,7 @@ def _require_features(name: str, outputs: Sequence[Any], batch: int) -> None:
     Raises:
         SlotError: it was not called once, or its output is no tensor of floating-point features, batch first.
     """
+    # Called exactly once.
     if not outputs:
         raise SlotError(
             f"submodule {name!r} was never called in the probe forward, which is in eval mode: its parent may not use "
@@ -352,6 +355,7 @@ def _require_features(name: str, outputs: Sequence[Any], batch: int) -> None:
         raise SlotError(
             f"submodule {name!r} runs {len(outputs)} times in one forward pass; a slot needs a module that runs once"
         )
+    # A floating-point tensor of rank 2 to 4, batch first.
     output = outputs[0]
     if not isinstance(output, Tensor):
         raise SlotError(
@@ -381,7 +385,9 @@ def _describe_site(layer: Layer, output: Tensor, inputs: Tensor, causal: bool) -
     if layout is Layout.TOKENS and any(isinstance(part, _CHANNEL_FIRST_TYPES) for part in layer.module.modules()):
         layout = Layout.SEQUENCE
     shape = tuple(output.shape)
+    # Indices, as of tokens, are no features that a blueprint could add.
     input_shape = tuple(inputs.shape[1:]) if inputs.is_floating_point() else ()
+    # Axis 1 has the channels of sequences and images, the last axis those of features and tokens.
     if layout in (Layout.SEQUENCE, Layout.IMAGE):
         return Site(layout, shape[1], shape[2:], input_shape, layer=layer)
     return Site(layout, shape[-1], shape[1:-1], input_shape, causal and layout is Layout.TOKENS, layer=layer)

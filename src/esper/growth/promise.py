@@ -104,6 +104,7 @@ class PromiseEstimate(NamedTuple):
 
 def compute_promise_from_gradients(gradients: Tensor) -> PromiseEstimate:
     """Both kinds of promise from the per-example gradients themselves, G ``[..., N, P]``, N at least 2."""
+    # Fit a step on all examples, and on each half to be applied to the other.
     half = gradients.shape[-2] // 2
     halves = gradients[..., :half, :], gradients[..., half:, :]
     first, second = map(_fit_step, halves)
@@ -182,6 +183,7 @@ def compute_gram_matrix(module: nn.Module, batches: Sequence[GradientBatch]) -> 
 
 def compute_example_gradients(module: nn.Module, names: Sequence[str], batch: GradientBatch) -> Tensor:
     """G ``[B, P]``: gradients of ``<g_i, module(input_i)>`` by the parameters ``names``, side by side."""
+    # Differentiated by some parameters only, example by example.
     fixed = {name: parameter.detach() for name, parameter in module.named_parameters()}
     moving = {name: fixed.pop(name) for name in names}
     differentiate = grad(partial(inner_product_with_output, module))
@@ -214,6 +216,7 @@ def inner_product_with_output(
 
 def find_parameters_with_gradient(module: nn.Module, batches: Iterable[GradientBatch]) -> list[str]:
     """Names of the parameters that get a gradient: at birth, those before a last layer of zeros have none."""
+    # Sum of absolute gradients over all batches; only zero stays zero.
     parameters = {name: parameter.detach().requires_grad_() for name, parameter in module.named_parameters()}
     totals = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for inputs, functional_gradients in batches:

@@ -83,6 +83,7 @@ class BlendedBlueprint(nn.Module):
         """The change at full weight, shaped and typed as ``features``."""
         # Under autocast some blueprints compute in float32; the host expects its own type.
         contribution: Tensor = self.blueprint(features, inputs).to(features.dtype)
+        # GATE, MULTIPLY or ADD, as in the formulas above.
         if self.gate is not None:
             return self.gate(features).to(features.dtype) * contribution
         if self.blend is Blend.MULTIPLY:

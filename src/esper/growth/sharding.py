@@ -63,6 +63,7 @@ def count_copies(tensor: Tensor) -> int:
 
 def combine_norms(norms: Tensor) -> Tensor:
     """L2 norms over all processes, from the norms of the parts in each process."""
+    # Squared norms of disjoint parts add up.
     squares = norms.square()
     distributed.all_reduce(squares)
     return squares.sqrt()
@@ -145,6 +146,7 @@ def copy_whole(layer: Layer) -> nn.Module:
     """A copy of a layer's module with its present values; all processes gather those of a sharded one."""
     if layer.blank is None:
         return copy_block(layer.module)
+    # Fill the blank copy: each parameter once, as several names may share one.
     copied, gathered = copy.deepcopy(layer.blank), dict[nn.Parameter, nn.Parameter]()
     for name, parameter in layer.module.named_parameters(remove_duplicate=False):
         if parameter not in gathered:
@@ -153,6 +155,7 @@ def copy_whole(layer: Layer) -> nn.Module:
             gathered[parameter] = nn.Parameter(full.clone(), requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
         copied.get_submodule(owner).register_parameter(last, gathered[parameter])
+    # Buffers, among them those that were registered since the blank copy was made.
     buffer_names = {name for name, _ in copied.named_buffers()}
     for name, buffer in layer.module.named_buffers():
         owner, _, last = name.rpartition(".")

@@ -25,6 +25,7 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     other tensors within the block, so a pass from before it can still be differentiated after it. Feature hooks of
     slots are off.
     """
+    # Passes write to clones of the buffers, and no hook records them.
     feature_hooks = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
     buffers = [(module, *named) for module in network.modules() for named in module.named_buffers(recurse=False)]
     for module, name, buffer in buffers:
@@ -79,6 +80,7 @@ def eval_without_side_effects(model: nn.Module) -> Generator[None]:
     Modes, buffers and random generators are restored afterwards.
     """
     with ExitStack() as stack:
+        # Gradients are needed, also where the caller has none, and hooks do not run in compiled code.
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -138,6 +140,7 @@ class FeatureRecorder:
 
     def _make_hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]:
         def record_call(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+            # Calls that cannot be recorded do not count.
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return output
             tensors = tuple(argument.detach() for argument in arguments if isinstance(argument, Tensor))
@@ -145,6 +148,7 @@ class FeatureRecorder:
                 return output
             call = LayerCall(arguments, keywords)
             first = call.first_argument
+            # The loss is differentiated by the leaf, which also exists in frozen parts of the network.
             leaf = torch.zeros_like(output, requires_grad=True)
             self._calls[name].append(
                 _Call(
@@ -206,9 +210,11 @@ def record_gradients(
     """
     recorders, seen, total = list(recorders), 0, 0.0
     for batch in batches:
+        # The forward pass leaves a leaf at every recorded module.
         losses = loss(model, batch)
         leaves = [leaf for recorder in recorders for leaf in recorder.list_leaves()]
         count = len(leaves[0]) if leaves else 0
+        # The gradient of the sum has each example's own functional gradient in its row.
         summed = _sum_losses(losses, count)
         gradients = iter(torch.autograd.grad(summed, leaves, allow_unused=True))
         for recorder in recorders:

@@ -231,6 +231,7 @@ class Slot(GrowthHook):
             UnknownBlueprintError: no such blueprint.
             SlotError: the slot is taken or disabled, the blueprint is not on offer here, or an argument is invalid.
         """
+        # Refuse what does not fit here.
         kind = get(blueprint)
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
@@ -246,6 +247,7 @@ class Slot(GrowthHook):
             raise SlotError(f"blueprint {blueprint!r} is not on offer at slot {self.name!r}, which has {offered}")
         if blend is not Blend.ADD and kind.context in LAYER_CONTEXTS:
             raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
+        # Make the seed.
         if generator is None and self.sharding is not None:
             raise SlotError("processes share what grows: give a generator, which has the same seed in all of them")
         if generator is None:
@@ -264,6 +266,7 @@ class Slot(GrowthHook):
         self.require_not_disabled()
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
+        # Give the seed the placement of the features, whole or sharded.
         if self.sharding is None:
             require_whole(self.depth.host.named_parameters())
             self.convert_seed(seed)
@@ -271,6 +274,7 @@ class Slot(GrowthHook):
             reshard(self.depth.host)
             require_sharded_host(self.depth.host.parameters())
             shard(self.convert_seed(seed), self.sharding)
+        # Update all that follow growth: configurations, the optimizer, and copies.
         self.depth.set_block(self.name, seed.blueprint.find_block())
         self.ownership.add_parameters(self.name, list(seed.parameters()))
         self._set_module(seed)
@@ -336,6 +340,7 @@ class Slot(GrowthHook):
     def shard_growth(self, options: dict[str, Any]) -> None:
         """Shard seeds by ``options`` of `fully_shard` from now on, and the present one at once."""
         self.sharding = options
+        # Torch cannot copy sharded blocks, so a copy is made in time, for blueprints that copy them.
         if self.site.layer is not None and any(get(name).context is Context.CALL for name in self.blueprints):
             self.site = replace(self.site, layer=add_blank_copy(self.site.layer))
         if self.seed is not None:

@@ -94,10 +94,12 @@ class InputTap(nn.Module):
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
+        # Find the input as in the example input, or as the first tensor.
         places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
         tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
         if tensors:
             self._inputs = tensors.get(self.place, next(iter(tensors.values())))
+            # Counters run Python code, which would break a graph.
             if not torch.compiler.is_compiling():
                 for counter in self.pass_counters:
                     counter.count_forward(self._inputs)
@@ -179,6 +181,7 @@ def flatten(value: Any) -> list[Any]:
         if value.is_nested or value.layout is not torch.strided:
             raise IncomparableError("a tensor that is nested or sparse")
         return [value]
+    # Containers: their type and keys or length, then their leaves.
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)
         return [type(mapping), *mapping, *(leaf for part in mapping.values() for leaf in flatten(part))]
