@@ -52,11 +52,11 @@ class Unfinished(StrEnum):
     """What to do with live seeds."""
 
     KEEP = "keep"
-    """Fold in those that count and were not measured to do harm, as they are; drop the others; warn of either."""
+    """Fold in live seeds that count and were not measured to do harm; drop the others; warn of both."""
     DROP = "drop"
-    """Drop them all. The host, which has learned together with them, may do much worse then."""
+    """Drop all live seeds. The host, which has learned together with them, may do much worse then."""
     RAISE = "raise"
-    """Refuse a model that has any."""
+    """Refuse a model with live seeds."""
 
 
 def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:

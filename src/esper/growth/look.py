@@ -73,7 +73,7 @@ class Look:
     """Promises of all candidates; prints as a table, in a notebook with a map."""
 
     rows: tuple[Candidate, ...]
-    """The most promising first."""
+    """Candidates, the most promising first."""
     slots: tuple[str, ...]
     """Slots in the order of the forward pass."""
     layers: tuple[LayerNeed, ...]

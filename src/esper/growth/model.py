@@ -449,7 +449,7 @@ class GrowingModel(nn.Module):
 
     @check_arguments(SlotError, slot=_SLOT)
     def enable(self, slot: Name) -> None:
-        """Undo `disable`."""
+        """Let blueprints germinate in ``slot`` again."""
         self.slots[slot].enabled = True
 
     def release(self) -> None:

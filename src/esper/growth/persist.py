@@ -8,13 +8,14 @@ path.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from safetensors.torch import save as encode
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
@@ -55,7 +56,7 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     folder = Path(folder)
     # Encode the tensors, whose hash is in the record.
     data = encode(copy_to_cpu(_collect_tensors(model)))
-    saved = Topology.of(model, data)
+    saved = Topology.from_model(model, data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # First the tensors, in a file of a new name, then the record that refers to it.
@@ -96,40 +97,43 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
             f"{source} is of a frozen host with other values than this one's: give the host the values that it had "
             "when the model was saved"
         )
-    # Build a model with the same slots and seeds, and load the tensors into it.
-    try:
-        model = _build_model(saved, host, example_input)
-    except EsperError as error:
-        raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
-    try:
-        _require_equal_shapes(source, tensors, _collect_tensors(model))
-    except CheckpointError:
-        model.release()
-        raise
-    model.load_state_dict(tensors, strict=False)  # checked above; frozen parts are not in it
-    return model
-
-
-def _build_model(saved: Topology, host: nn.Module, example_input: Arguments) -> GrowingModel:
-    """A model with the slots and seeds of the saved one, and initial values."""
-    offers = {record.name: record.blueprints for record in saved.slots}
-    model = GrowingModel(host, offers, example_input, causal=saved.causal, apart=saved.apart, frozen=saved.frozen)
-    try:
-        for record in saved.slots:
-            slot = model.slots[record.name]
-            before, site = record.site, SavedSite.of(slot.site)
-            if site != before:
+    # Build a model with the same slots and seeds. After an error the host has no slots again.
+    with ExitStack() as after_error:
+        try:
+            offers = {record.name: record.blueprints for record in saved.slots}
+            model = GrowingModel(
+                host, offers, example_input, causal=saved.causal, apart=saved.apart, frozen=saved.frozen
+            )
+            after_error.callback(model.release)
+            for record in saved.slots:
+                slot = model.slots[record.name]
+                before, site = record.site, SavedSite.from_site(slot.site)
+                if site != before:
+                    raise CheckpointError(
+                        f"slot {record.name!r} had {before.layout} {before.extent} of width {before.width} when it was "
+                        f"saved, and has {site.layout} {site.extent} of width {site.width} now: build the host and "
+                        "give the example input as then"
+                    )
+                if record.seed is not None:
+                    record.seed.plant(slot)
+                slot.enabled = record.enabled
+        except EsperError as error:
+            raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
+        # Names, shapes and types of its tensors must be those of the saved ones.
+        advice = f"build the host as it was when {source} was saved"
+        expected = _collect_tensors(model)
+        differing = sorted(tensors.keys() ^ expected.keys())
+        if differing:
+            holder = "the saved model" if differing[0] in tensors else "the model built here"
+            raise CheckpointError(f"only {holder} has {differing[0]!r}: {advice}")
+        for name, tensor in expected.items():
+            if tensors[name].shape != tensor.shape or tensors[name].dtype != tensor.dtype:
                 raise CheckpointError(
-                    f"slot {record.name!r} had {before.layout} {before.extent} of width {before.width} when it was "
-                    f"saved, and has {site.layout} {site.extent} of width {site.width} now: build the host and give "
-                    "the example input as then"
+                    f"{name!r} is {tensors[name].dtype} {tuple(tensors[name].shape)} in the saved model, and "
+                    f"{tensor.dtype} {tuple(tensor.shape)} here: {advice}"
                 )
-            if record.seed is not None:
-                record.seed.plant(slot)
-            slot.enabled = record.enabled
-    except EsperError:
-        model.release()
-        raise
+        after_error.pop_all()
+    model.load_state_dict(tensors, strict=False)  # checked above; frozen parts are not in it
     return model
 
 
@@ -148,20 +152,6 @@ def _collect_tensors(model: GrowingModel) -> dict[str, Tensor]:
     if invalid:
         raise CheckpointError(f"the model's state has {invalid[0]!r}, which is no tensor: only tensors can be saved")
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
-
-
-def _require_equal_shapes(source: Path, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse saved tensors whose names, shapes or types are not those of the model built here."""
-    differing = sorted(saved.keys() ^ expected.keys())
-    if differing:
-        holder = "the saved model" if differing[0] in saved else "the model built here"
-        raise CheckpointError(f"only {holder} has {differing[0]!r}: build the host as it was when {source} was saved")
-    for name, tensor in expected.items():
-        if saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
-            raise CheckpointError(
-                f"{name!r} is {saved[name].dtype} {tuple(saved[name].shape)} in the saved model, and {tensor.dtype} "
-                f"{tuple(tensor.shape)} here: build the host as it was when {source} was saved"
-            )
 
 
 def _tensors_path(folder: Path, sha256: str) -> Path:
@@ -183,8 +173,8 @@ class SavedSite(Settings):
     apart: bool = False
 
     @classmethod
-    def of(cls, site: Site) -> SavedSite:
-        """The record of ``site``."""
+    def from_site(cls, site: Site) -> SavedSite:
+        """Make the record of ``site``."""
         return cls(
             layout=site.layout,
             width=site.width,
@@ -208,8 +198,8 @@ class SavedSeed(Settings):
     """Names of parameters that do not learn; None: as in a fresh seed."""
 
     @classmethod
-    def of(cls, seed: Seed) -> SavedSeed:
-        """The record of ``seed``."""
+    def from_seed(cls, seed: Seed) -> SavedSeed:
+        """Make the record of ``seed``."""
         return cls.model_validate(
             {
                 "blueprint": seed.blueprint.name,
@@ -256,15 +246,15 @@ class Topology(Manifest):
     frozen_sha256: str = ""
 
     @classmethod
-    def of(cls, model: GrowingModel, tensors: bytes) -> Topology:
-        """The record of ``model``, whose tensors file is ``tensors``."""
+    def from_model(cls, model: GrowingModel, tensors: bytes) -> Topology:
+        """Make the record of ``model``, whose tensors file is ``tensors``."""
         slots = tuple(
             SavedSlot(
                 name=slot.name,
-                site=SavedSite.of(slot.site),
+                site=SavedSite.from_site(slot.site),
                 blueprints=slot.blueprints,
                 enabled=slot.enabled,
-                seed=None if slot.seed is None else SavedSeed.of(slot.seed),
+                seed=None if slot.seed is None else SavedSeed.from_seed(slot.seed),
             )
             for slot in model.slots.values()
         )

@@ -60,10 +60,12 @@ def find_hints(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Map
     masks = {
         name: value
         for name, value in bound
-        if isinstance(value, Tensor) and (_is_mask(name) or value.dtype is torch.bool)
+        if isinstance(value, Tensor) and (_has_word(name, _MASK_WORDS) or value.dtype is torch.bool)
     }
     caches = tuple(
-        name for name, value in bound if value is not None and not isinstance(value, bool) and _is_cache(name)
+        name
+        for name, value in bound
+        if value is not None and not isinstance(value, bool) and _has_word(name, _CACHE_WORDS)
     )
     return PositionHints(masks, caches) if masks or caches else NO_HINTS
 
@@ -129,7 +131,11 @@ def find_declared_reason(host: nn.Module, keywords: Collection[str], *, images: 
     """
     # Names of arguments that the host could be called with.
     for name in keywords if images else (*keywords, *list_argument_names(host)):
-        if _is_mask(name) or _is_cache(name) or _LENGTH_WORDS & _words(name):
+        if (
+            _has_word(name, _MASK_WORDS)
+            or _has_word(name, _CACHE_WORDS)
+            or _LENGTH_WORDS & set(name.lower().split("_"))
+        ):
             return f"the model takes {name!r}"
     # Embeddings that reserve an index for padding.
     for module in host.modules():
@@ -195,26 +201,18 @@ def _masks_examples(name: str, mask: Tensor, batch: int, lengths: Collection[int
     """Whether a mask differs between examples, unlike a mask ``[T, T]`` of their order."""
     if mask.dim() < 2:
         return False
-    if not _is_mask(name):
+    if not _has_word(name, _MASK_WORDS):
         return mask.shape[0] == batch and mask.shape[1] in lengths
     # A square mask without "padding" in its name is that of an order, alike for all examples.
     rows, columns = mask.shape[0], mask.shape[1]
-    square = mask.dim() == 2 and rows == columns and not _PADDING_WORDS & _words(name)
+    square = mask.dim() == 2 and rows == columns and not _has_word(name, _PADDING_WORDS)
     return rows % batch == 0 and not square
 
 
-def _is_mask(name: str) -> bool:
-    words = _words(name)
-    return bool(words & _MASK_WORDS) and not words & _NO_POSITIONS
-
-
-def _is_cache(name: str) -> bool:
-    words = _words(name)
-    return bool(words & _CACHE_WORDS) and not words & _NO_POSITIONS
-
-
-def _words(name: str) -> frozenset[str]:
-    return frozenset(name.lower().split("_"))
+def _has_word(name: str, words: Collection[str]) -> bool:
+    """Whether an argument's name has one of the ``words``, and concerns positions."""
+    parts = set(name.lower().split("_"))
+    return not parts.isdisjoint(words) and parts.isdisjoint(_NO_POSITIONS)
 
 
 def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:

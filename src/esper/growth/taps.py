@@ -90,7 +90,7 @@ class InputTap(nn.Module):
         """Masks and caches of the current forward pass."""
         self._inputs: Tensor | None = None
         self.pass_counters: list[PassCounter] = []
-        """Count every forward pass, but compiled ones."""
+        """Counters that are called in every forward pass, but compiled ones."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
