@@ -162,6 +162,7 @@ def write_weights(model: nn.Module, path: Path) -> None:
 
 def _copy_state(model: nn.Module) -> dict[str, Tensor]:
     """Copies of a model's tensors on the CPU. They share no memory, as tied weights do: safetensors needs that."""
+    # A module may put anything into its state dict, by `get_extra_state`.
     state: Mapping[str, object] = model.state_dict()
     copies: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -252,6 +253,7 @@ def trace_model(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) 
     Raises:
         ExportError: `torch.export` cannot trace it, or not for other batch sizes.
     """
+    # The first axis of all tensors with a batch varies.
     axes = None
     if not fixed_batch:
         arguments = inspect.signature(model.forward).bind(*inputs.positional, **inputs.keywords).arguments
@@ -263,6 +265,7 @@ def trace_model(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) 
         return torch.export.export(model, positional, keywords, dynamic_shapes=axes)
     except TRACING_ERRORS as error:
         name, reason = type(model).__name__, str(error).strip().partition("\n")[0] or type(error).__name__
+        # Is the batch size the reason? Then a fixed one would help.
         if not fixed_batch:
             try:
                 trace_model(model, inputs, fixed_batch=True)
@@ -303,6 +306,7 @@ class Inputs:
         Raises:
             ExportError: an argument is no tensor or empty, there is none, or the first has no axis for the batch.
         """
+        # Positional arguments and keywords, each of which must be a tensor with numbers.
         positional: tuple[Any, ...] = (arguments,) if isinstance(arguments, Tensor) else ()
         keywords: dict[str, Any] = {}
         if isinstance(arguments, tuple):
@@ -343,6 +347,7 @@ class Inputs:
         Floating-point tensors are normal, with the mean and deviation of these. Others, and those with infinities, may
         be indices and masks that belong together: their examples are drawn from these, and what has no batch is kept.
         """
+        # All tensors that are not random have the same examples, in the same order.
         examples = torch.randint(self.batch, (batch,), generator=generator)
 
         def draw_like(like: Tensor) -> Tensor:

@@ -222,6 +222,7 @@ def _runs_children(module: nn.Module) -> bool:
         return False
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return True
+    # Names in the code of all methods that are not torch's own.
     kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))
     foreign = (kind for kind in kinds if not kind.__module__.startswith("torch.nn."))
     methods = (method for kind in foreign for method in vars(kind).values() if inspect.isfunction(method))
@@ -326,6 +327,7 @@ def _is_close(network: nn.Module, expected: Tensor, output: Tensor) -> bool:
     """Whether two outputs of a network are equal but for rounding, by the largest value and the coarsest numbers."""
     if (expected.shape, expected.dtype) != (output.shape, output.dtype):
         return False
+    # A tolerance for the coarsest type, and for TF32 on accelerators.
     finite, types = expected[expected.isfinite()], {expected.dtype, *(values.dtype for values in network.parameters())}
     rounding = max(torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point)
     if expected.device.type != "cpu":

@@ -92,6 +92,7 @@ def trace_seed(seed: Seed, site: Site, slot: str) -> TracedFossil:
         channel_axis = len(shape) if site.layout in CHANNELS_LAST else 1
         lengths = [axis for axis in range(1, len(shape) + 1) if axis != channel_axis]
         axes.append({0: Dim.DYNAMIC, **dict.fromkeys(lengths, Dim.AUTO)})
+    # Lengths are dynamic where the blueprint's code allows it.
     try:
         with keep_modes(seed):
             program = export(_Traced(seed).eval(), example, dynamic_shapes=(tuple(axes),))
@@ -101,6 +102,7 @@ def trace_seed(seed: Seed, site: Site, slot: str) -> TracedFossil:
             f"torch.export cannot trace blueprint {kind.name!r}, which grew in slot {slot!r} ({reason}): "
             "write its forward without Python branches on sizes or values, or save the growing model by esper.save"
         ) from error
+    # All tensors of the graph, by their names in the seed.
     state: dict[str, Any] = {**program.constants, **program.state_dict}
     targets = [spec.target for spec in program.graph_signature.input_specs if spec.target is not None]
     tensors = {target.removeprefix(_TRACED_PREFIX): state[target] for target in targets}
@@ -163,6 +165,7 @@ def make_block_mixer(fossil: str, first: str) -> functools.partial[Tensor]:
     owner = _attribute(graph, module, fossil)
     rest = graph.call_function(operator.getitem, (arguments, slice(1, None)))
     positional = graph.call_function(operator.add, ((features,), rest))
+    # The block's output takes the place of its first argument, positional or not.
     keywords = graph.call_method("copy", (keywords,))
     graph.call_method("pop", (keywords, first, None))
     block = _attribute(graph, owner, BLOCK)

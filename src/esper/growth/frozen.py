@@ -37,6 +37,7 @@ class FrozenParts:
         """Names of parameters that required a gradient before."""
         self._in_training_mode = frozenset(name for name, part in self._list_modules(host) if part.training)
         """Names of modules that were in training mode before."""
+        # No gradients, and no dropout or new statistics.
         for part in self._list_parts(host):
             part.requires_grad_(False)
             part.zero_grad()  # or gradient clipping would count gradients of former training
@@ -103,6 +104,7 @@ def hash_frozen(host: nn.Module, names: Sequence[str]) -> str:
     """
     if not names:
         return ""
+    # Name, type, shape and bytes of each tensor, sorted by name.
     digest, state = hashlib.sha256(), host.state_dict()
     for name in sorted(key for key in state if is_frozen(key, names)):
         if not isinstance(state[name], Tensor):  # from a module's get_extra_state

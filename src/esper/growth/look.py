@@ -84,6 +84,7 @@ class Look:
     """Mean loss of the examples."""
 
     def __repr__(self) -> str:
+        # A row per candidate, and below a row per layer.
         titles = ("slot", "blueprint", "promise", "held out", "error", "parameters", "FLOPs", "promise/1k")
         rows = [
             (
@@ -269,6 +270,7 @@ def _find_contexts(
             contexts = record.features if record.single_argument else []
         case Context.NOTHING:
             return record.features
+    # Calls without a first tensor, or with further arguments, were not recorded as such.
     if len(contexts) < len(record.features):
         raise LookError(
             f"blueprint {kind.name!r} in slot {slot.name!r}: the layer there is called with more than its features, so "
@@ -313,6 +315,7 @@ def _compute_gram(what: str, module: nn.Module, batches: Sequence[GradientBatch]
 def _summarise_grams(grams: Tensor) -> tuple[float, float, float]:
     """Promise, held-out promise and its standard error, from ``[draws, N, N]``."""
     grams = grams.detach()
+    # Each half of each draw is a sample of the held-out promise.
     held_out = compute_held_out_promise(grams).flatten()
     error = float(held_out.std() / held_out.numel() ** 0.5)
     return float(compute_promise(grams).mean()), float(held_out.mean()), error

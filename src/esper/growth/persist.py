@@ -143,6 +143,7 @@ def _collect_tensors(model: GrowingModel) -> dict[str, Tensor]:
     Raises:
         CheckpointError: something else than tensors is in it.
     """
+    # Frozen parts are left out: `load` gets them with the host.
     state: Mapping[str, object] = {
         name: value
         for name, value in model.state_dict().items()
@@ -217,6 +218,7 @@ class SavedSeed(Settings):
             UnknownBlueprintError: the blueprint is not registered.
             SlotError: the blueprint does not fit there, or has no such parameter.
         """
+        # Values come later, but structure and what is fixed belong to the record.
         seed = slot.germinate(self.blueprint, torch.Generator().manual_seed(0), blend=Blend[self.blend.upper()])
         seed.fossilized, seed.contribution = self.fossilized, self.contribution
         if self.fixed is not None:

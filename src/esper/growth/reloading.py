@@ -31,8 +31,10 @@ def collect_tensors(returned: Any) -> list[Tensor]:
 def main(kind: str, file: str, inputs: str, outputs: str) -> None:
     """Run the model and write its outputs."""
     cast("dict[str, Any]", sys.modules)["esper"] = None  # so that every import of it fails
+    # Inputs in the order of their positions, with keywords or without.
     named = [(key.partition(":")[::2], tensor) for key, tensor in load(Path(inputs).read_bytes()).items()]
     named.sort(key=lambda entry: int(entry[0][0]))
+    # ONNX takes inputs by its own names, in order; a program of torch.export is called as the model was.
     if kind == "onnx":
         session = importlib.import_module("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
         feeds = zip(session.get_inputs(), named, strict=True)

@@ -152,6 +152,7 @@ class Seed(BlendedBlueprint):
     def forward(self, features: Tensor, inputs: Any) -> Tensor:
         if self.isolation is Isolation.SHADOW:
             return features
+        # ADD leaves the sum to the blueprint: that of a block is exact at alpha 1.
         if self.blend is Blend.ADD:
             return self.blueprint.add_to(features, inputs, self.alpha)
         return features + self.alpha * self.change(features, inputs)
@@ -159,6 +160,7 @@ class Seed(BlendedBlueprint):
     @contextmanager
     def temporary_alpha(self, alpha: float) -> Generator[None]:
         """Within the block the seed counts with ``alpha``, in isolation or not."""
+        # In place: compiled code and averages hold the buffer.
         alpha_before, isolation = self.alpha.clone(), self.isolation
         self.isolation = Isolation.NONE
         self.alpha.fill_(alpha)

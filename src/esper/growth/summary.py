@@ -126,6 +126,7 @@ class Preview:
 
 def summarise(slots: Iterable[Slot], host_parameters: int) -> GrowthSummary:
     """Figures of all slots and their seeds."""
+    # A slot without a seed has only a place and a state.
     summaries: list[SlotSummary] = []
     for slot in slots:
         seed = slot.seed

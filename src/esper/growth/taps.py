@@ -177,6 +177,7 @@ def flatten(value: Any) -> list[Any]:
     """
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return [value]
+    # Only dense tensors can be compared element by element.
     if isinstance(value, Tensor):
         if value.is_nested or value.layout is not torch.strided:
             raise IncomparableError("a tensor that is nested or sparse")
@@ -219,6 +220,7 @@ def are_equal(leaves: list[Any], others: list[Any]) -> bool:
 def _is_equal(leaf: Any, other: Any) -> bool:
     if not isinstance(leaf, Tensor) or not isinstance(other, Tensor):
         return type(leaf) is type(other) and bool(leaf == other)
+    # Equal without not-a-numbers is the usual case, and cheaper to find out.
     if (leaf.shape, leaf.dtype, leaf.device) != (other.shape, other.dtype, other.device):
         return False
     return torch.equal(leaf, other) or bool(((leaf == other) | (leaf.isnan() & other.isnan())).all())

@@ -33,6 +33,7 @@ class BlockCopy(Blueprint):
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         assert site.layer is not None
+        # What is frozen in the block is so in the copy, unless all of it is.
         self.block = copy_whole(site.layer)
         parameters = dict(site.layer.module.named_parameters())
         trainable = {
@@ -58,6 +59,7 @@ class BlockCopy(Blueprint):
 
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
         """Insert the block behind the other, in the container that it is in; at alpha 1 only."""
+        # Only a container that is run module by module can take another one.
         parent, _, place = name.rpartition(".")
         container = host.get_submodule(parent)
         if weight != 1 or not isinstance(container, nn.Sequential | nn.ModuleList) or not place.isdecimal():

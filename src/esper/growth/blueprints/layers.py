@@ -91,6 +91,7 @@ TAPS = 3
 
 def shift(columns: Tensor, positions: int) -> list[Tensor]:
     """Columns ``[..., C, P * B]`` one position before, at, and one after each position; zeros beyond the ends."""
+    # With the batch last, a step to the next position is a step of the batch; each tap is a view of one padded copy.
     count = columns.shape[-1]
     step = count // positions
     padded = F.pad(columns, (TAPS // 2 * step, TAPS // 2 * step))
@@ -117,5 +118,6 @@ def normalise(columns: Tensor, live: Tensor) -> Tensor:
     ``live [..., C]`` is one for real channels and zero for padded ones. Padded channels must be zero, so they change
     only the count, not the sum. The mean is not subtracted: that would leave nothing of one channel, and little of two.
     """
+    # The mean is over real channels only.
     count = live.sum(-1)[..., None, None]
     return columns * (columns.square().sum(-2, keepdim=True) / count + EPSILON).rsqrt()

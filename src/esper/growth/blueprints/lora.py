@@ -38,6 +38,7 @@ class LoRA(Blueprint):
         super().__init__(site, generator)
         layer = _find_layer(site)
         assert layer is not None
+        # A has the layer's kernel, B one of size 1.
         outputs, *inner = layer.weight.shape
         values = torch.empty(self.rank, *inner, device=generator.device)
         self.inner = nn.Parameter(nn.init.kaiming_uniform_(values, math.sqrt(5), generator=generator))
@@ -72,6 +73,7 @@ class LoRA(Blueprint):
                 f"the weight of {name!r} is computed from other tensors since {self.name!r} grew there, as by a weight "
                 "norm or pruning, so nothing can be added to it: take that off again before finalize()"
             )
+        # B A as one matrix has the weight's rows, and its other axes flattened.
         update = (self.outer.flatten(1) @ self.inner.flatten(1)).view_as(old)
         merged = nn.Parameter(old + (weight * self.scale * update).to(old.dtype), old.requires_grad)
         layer.register_parameter("weight", merged)
@@ -102,6 +104,7 @@ def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
     layer = None if site.layer is None or not site.layer.unaltered else site.layer.module
     if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
         return None
+    # The class's own forward, with a weight that is a parameter; of convolutions only ungrouped ones, padded by zeros.
     plain = any(type(layer).forward is kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d))
     if not plain or "weight" not in dict(layer.named_parameters(recurse=False)):
         return None

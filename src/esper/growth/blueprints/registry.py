@@ -186,6 +186,7 @@ class Blueprint(nn.Module, ABC):
     @classmethod
     def supports(cls, site: Site) -> bool:
         """Whether a seed of this blueprint can be planted at ``site``."""
+        # Mixing is wrong where positions must stay apart, and where later ones would be mixed in.
         mixes_wrongly = site.apart or (site.causal and not cls.is_causal)
         return site.layout in cls.layouts and not (cls.mixes_positions and mixes_wrongly)
 

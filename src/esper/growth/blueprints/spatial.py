@@ -58,6 +58,7 @@ class Conv3x3(Convolution):
         self.outer_bias = zeros(generator, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        # Images by torch's convolutions; sequences as columns, by one product with all neighbours.
         if self.layout is Layout.IMAGE:
             kernel = self.kernel.permute(0, 3, 1, 2)
             hidden = F.conv2d(features, kernel, self.bias, padding=TAPS // 2).relu()
@@ -92,6 +93,7 @@ class Depthwise(Convolution):
         self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        # Images by torch's convolutions; sequences as columns, by one product per tap.
         if self.layout is Layout.IMAGE:
             kernel = self.kernel[:, None]
             filtered = F.conv2d(features, kernel, padding=TAPS // 2, groups=kernel.shape[0])

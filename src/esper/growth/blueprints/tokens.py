@@ -141,6 +141,7 @@ class Attention(TokenMixer):
         self.causal = site.causal
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        # Normalised, so that the scale of features does not change the attention.
         columns = normalise(to_columns(features, self.layout), self.live)
         positions, stacked = count_positions(features, self.layout), columns.dim() > _COLUMNS_RANK
         queries, keys, tokens = (
