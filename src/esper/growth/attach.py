@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, cast
 
 from pydantic import PlainValidator
@@ -15,6 +15,7 @@ from esper.growth.blueprints.registry import get
 from esper.growth.frozen import WHOLE
 from esper.growth.model import GrowingModel
 from esper.growth.probe import Arguments, PlainModule
+from esper.growth.taps import list_named_modules
 
 PATTERN = "re:"
 """Prefix of a regular expression in `Places`."""
@@ -135,9 +136,7 @@ def _find_frozen_names(model: nn.Module, freeze_host: bool | Sequence[str]) -> l
         return [WHOLE] if freeze_host else []
     # Names must be those of submodules; a shared submodule has several.
     names = [name for place in freeze_host for name in _match_names(model, place)]
-    module_names = {
-        name for name, _ in cast("Iterator[tuple[str, nn.Module]]", model.named_modules(remove_duplicate=False))
-    }
+    module_names = {name for name, _ in list_named_modules(model, remove_duplicate=False)}
     for name in names:
         if name not in module_names or not name:
             raise SlotError(
@@ -159,8 +158,7 @@ def _match_names(model: nn.Module, place: str) -> list[str]:
         pattern = re.compile(place.removeprefix(PATTERN))
     except re.error as error:
         raise SlotError(f"slot {place!r} is no regular expression: {error}") from error
-    modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
-    names = [name for name, _ in modules if name]
+    names = [name for name, _ in list_named_modules(model) if name]
     # The whole name must match; a part of one makes the error more helpful.
     matches = [name for name in names if pattern.fullmatch(name)]
     if not matches:

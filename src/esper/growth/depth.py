@@ -20,7 +20,7 @@ from torch import nn
 
 from esper.config.arguments import describe
 from esper.errors import SlotError
-from esper.growth.taps import GrowthHook, find_hook_tables
+from esper.growth.taps import GrowthHook, find_hook_tables, list_named_modules
 
 LAYER = "layer_idx"
 """Attribute of a module with the number of its layer of the cache."""
@@ -87,8 +87,8 @@ class DepthTracker:
         if block is not None:
             self._blocks[name] = block
             # The block has the configurations of the block that it follows, wherever it was made.
-            originals = dict(cast("Iterator[tuple[str, nn.Module]]", self.host.get_submodule(name).named_modules()))
-            for path, module in cast("Iterator[tuple[str, nn.Module]]", block.named_modules()):
+            originals = dict(list_named_modules(self.host.get_submodule(name)))
+            for path, module in list_named_modules(block):
                 if path in originals and CONFIGURATION in vars(module) and CONFIGURATION in vars(originals[path]):
                     setattr(module, CONFIGURATION, vars(originals[path])[CONFIGURATION])
         try:

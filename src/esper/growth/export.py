@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +33,7 @@ from esper.growth.hooks import find_attached
 from esper.growth.probe import Arguments
 from esper.growth.reloading import collect_tensors
 from esper.growth.slot import Slot
+from esper.growth.taps import list_named_modules
 
 TOLERANCE = 1e-5
 """Greatest difference of finite outputs, relative to the largest one or to 1; more if numbers are coarser."""
@@ -155,8 +156,7 @@ def write_weights(model: nn.Module, path: Path) -> None:
     Raises:
         ExportError: something else than tensors is in the state.
     """
-    modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
-    classes = {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in modules}
+    classes = {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in list_named_modules(model)}
     path.write_bytes(save(_copy_state(model), metadata={"classes": json.dumps(classes)}))
 
 

@@ -7,12 +7,11 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Iterator
 from contextlib import ExitStack
 from enum import StrEnum
 from inspect import Parameter
 from types import CodeType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,7 +27,7 @@ from esper.growth.probe import call_host, fit_example
 from esper.growth.seed import Seed
 from esper.growth.side_pass import keep_modes, side_pass
 from esper.growth.slot import Slot
-from esper.growth.taps import find_tensors
+from esper.growth.taps import find_tensors, list_named_modules
 from esper.lifecycle.rules import Isolation
 
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ def _add_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed, place: int |
         )
     # In evaluation mode torch's encoder makes nested tensors of padded examples, which a graph cannot read. As in
     # training it goes on with padding, where it then has other values that mean nothing in place of zeros.
-    for name, module in cast(Iterator[tuple[str, nn.Module]], host.named_modules()):
+    for name, module in list_named_modules(host):
         if isinstance(module, nn.TransformerEncoder) and path.startswith(f"{name}." if name else ""):
             module.enable_nested_tensor = module.use_nested_tensor = False
     if block is not None and not runs_children:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from esper.errors import SlotError
 from esper.growth.seed import Seed
 from esper.growth.site import Site
+from esper.growth.taps import list_named_modules
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -78,14 +79,12 @@ class FrozenParts:
         if WHOLE in self.names:
             return True
         # Some parts: all modules without children, and all of the state, must be in them.
-        modules = cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
-        leaves = [f"{name}." for name, part in modules if not any(True for _ in part.children())]
+        leaves = [f"{name}." for name, part in list_named_modules(host) if not any(True for _ in part.children())]
         return all(map(self.holds, [*leaves, *host.state_dict()]))
 
     def _list_modules(self, host: nn.Module) -> list[tuple[str, nn.Module]]:
         """Modules of the frozen parts, with their names."""
-        named = cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
-        return [(name, part) for name, part in named if is_frozen(f"{name}.", self.names)]
+        return [(name, part) for name, part in list_named_modules(host) if is_frozen(f"{name}.", self.names)]
 
     def _list_parts(self, host: nn.Module) -> Iterable[nn.Module]:
         return (host.get_submodule(name) for name in self.names)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from esper.errors import SlotError
 from esper.growth.sharding import require_sharded_host, require_whole, reshard
 from esper.growth.slot import Slot, reference_counted
-from esper.growth.taps import find_hook_tables
+from esper.growth.taps import find_hook_tables, list_named_modules
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -40,8 +40,10 @@ def require_attachable(host: nn.Module) -> None:
 
 def find_attached(model: nn.Module) -> str | None:
     """The name of a submodule behind which there is a slot; None if there is none."""
-    named = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
-    return next((name for name, part in named if any(isinstance(hook, Slot) for hook in _list_hooks(part))), None)
+    for name, part in list_named_modules(model):
+        if any(isinstance(hook, Slot) for hook in _list_hooks(part)):
+            return name
+    return None
 
 
 def require_attached(model: GrowingModel) -> None:
@@ -90,7 +92,7 @@ def require_called(model: GrowingModel) -> None:
     Raises:
         SlotError: a submodule was replaced since slots were attached, or the model was released.
     """
-    modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
+    modules = dict(list_named_modules(model.host, remove_duplicate=False))
     # The slot must be among the hooks of the module that has its name by now.
     for name, slot in model.slots.items():
         if name not in modules or slot not in _list_hooks(modules[name]):

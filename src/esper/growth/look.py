@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import matplotlib as mpl
 import torch
@@ -23,6 +23,7 @@ from esper.growth.promise import GradientBatch, compute_gram_matrix, compute_hel
 from esper.growth.side_pass import FeatureRecorder, RecordedGradients, eval_without_side_effects, record_gradients
 from esper.growth.slot import Slot
 from esper.growth.summary import align_columns
+from esper.growth.taps import list_named_modules
 from esper.numerics.random_streams import seed_generator
 
 
@@ -164,9 +165,10 @@ def look(
     """Measure every blueprint on offer in every slot of ``model``, a model around ``host``; see `GrowingModel.look`."""
     host_layers: dict[str, nn.Module] = {}
     if layers:
-        named = cast(Iterator[tuple[str, nn.Module]], host.named_modules())
         host_layers = {
-            name: module for name, module in named if name and not list(module.children()) and list(module.parameters())
+            name: module
+            for name, module in list_named_modules(host)
+            if name and not list(module.children()) and list(module.parameters())
         }
     inputs: list[Tensor] = []
     tap = next(iter(slots.values())).tap

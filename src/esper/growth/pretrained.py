@@ -13,8 +13,8 @@ import re
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -23,6 +23,7 @@ from torch.testing import assert_close
 from esper.errors import ExportError
 from esper.growth.depth import CONFIGURATION
 from esper.growth.fossils import TRACING_ERRORS
+from esper.growth.taps import list_named_modules
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -52,7 +53,7 @@ def is_built_alike(model: nn.Module) -> bool:
 def _list_block_attributes(model: nn.Module) -> dict[str, list[Any]]:
     """Plain attributes that differ between modules whose names differ by numbers alone, by name."""
     values: dict[str, list[Any]] = defaultdict(list)
-    for path, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
+    for path, module in list_named_modules(model):
         for name, value in vars(module).items():
             if isinstance(value, _PLAIN_TYPES) and name != "training":
                 values[re.sub(r"\b\d+\b", "*", f"{path}.{name}")].append(value)
@@ -151,7 +152,7 @@ def _list_methods(host: nn.Module, slots: Iterable[str]) -> list[tuple[nn.Module
     names = [f"{name}." for name in slots]
     return [
         (part, method)
-        for name, part in cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
+        for name, part in list_named_modules(host)
         if any(slot_name.startswith(name and f"{name}.") for slot_name in names)
         for method in METHODS
         if callable(getattr(type(part), method, None))

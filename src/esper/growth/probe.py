@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -26,6 +26,7 @@ from esper.growth.positions import (
 )
 from esper.growth.side_pass import keep_modes
 from esper.growth.site import IN_ORDER, Layer, Layout, Site
+from esper.growth.taps import list_named_modules
 from esper.numerics.flops import count_flops
 
 
@@ -315,7 +316,7 @@ def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Modu
     Raises:
         SlotError: a name matches no module, or one that cannot have a slot, or two names the same one.
     """
-    modules_of_host = dict(cast(Iterator[tuple[str, nn.Module]], host.named_modules(remove_duplicate=False)))
+    modules_of_host = dict(list_named_modules(host, remove_duplicate=False))
     resolved: dict[str, nn.Module] = {}
     for name in names:
         if name in resolved:

@@ -42,6 +42,11 @@ def _take_tables(handles: Sequence[RemovableHandle]) -> HookTables:
     return tables
 
 
+def list_named_modules(module: nn.Module, *, remove_duplicate: bool = True) -> list[tuple[str, nn.Module]]:
+    """`torch.nn.Module.named_modules`, which has no type, as a list."""
+    return list(cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=remove_duplicate)))
+
+
 def _do_nothing(*_: Any) -> None:
     """A hook that does nothing."""
 

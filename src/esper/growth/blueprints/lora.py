@@ -120,49 +120,9 @@ def _require_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d:
     return layer
 
 
-@register
-class LoRA1(LoRA):
-    """LoRA of rank 1."""
-
-    name: ClassVar[str] = "lora_1"
-    rank: ClassVar[int] = 1
+def _make_rank(rank: int) -> type[LoRA]:
+    members = {"__module__": __name__, "__doc__": f"LoRA of rank {rank}.", "name": f"lora_{rank}", "rank": rank}
+    return register(type(f"LoRA{rank}", (LoRA,), members))
 
 
-@register
-class LoRA2(LoRA):
-    """LoRA of rank 2."""
-
-    name: ClassVar[str] = "lora_2"
-    rank: ClassVar[int] = 2
-
-
-@register
-class LoRA4(LoRA):
-    """LoRA of rank 4."""
-
-    name: ClassVar[str] = "lora_4"
-    rank: ClassVar[int] = 4
-
-
-@register
-class LoRA16(LoRA):
-    """LoRA of rank 16."""
-
-    name: ClassVar[str] = "lora_16"
-    rank: ClassVar[int] = 16
-
-
-@register
-class LoRA32(LoRA):
-    """LoRA of rank 32."""
-
-    name: ClassVar[str] = "lora_32"
-    rank: ClassVar[int] = 32
-
-
-@register
-class LoRA64(LoRA):
-    """LoRA of rank 64."""
-
-    name: ClassVar[str] = "lora_64"
-    rank: ClassVar[int] = 64
+LoRA1, LoRA2, LoRA4, LoRA16, LoRA32, LoRA64 = map(_make_rank, (1, 2, 4, 16, 32, 64))
