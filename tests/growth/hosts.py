@@ -252,8 +252,8 @@ def score(network: nn.Module, arguments: Arguments) -> tuple[float, float]:
     network.eval()
     logits = outputs(network, arguments)
     network.train(was_training)
-    wanted = classes(len(logits))
-    return float(F.cross_entropy(logits, wanted)), float((logits.argmax(-1) == wanted).float().mean())
+    targets = classes(len(logits))
+    return float(F.cross_entropy(logits, targets)), float((logits.argmax(-1) == targets).float().mean())
 
 
 RESNET = Host(

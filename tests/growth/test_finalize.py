@@ -65,8 +65,8 @@ def grown_classifier() -> GrowingModel:
     return model
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+def assert_close(computed: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(computed, expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.landing
@@ -221,8 +221,8 @@ def test_it_compiles_as_one_graph() -> None:
 def test_the_input_may_come_by_keyword() -> None:
     model = attach(Tokenwise(), {"first": ["input_skip"]}, {"tokens": random(3, 4, 5), "scale": torch.tensor(2.0)})
     fossilize(model, "first", "input_skip")
-    given = {"tokens": random(6, 4, 5), "scale": torch.tensor(0.5)}
-    assert_close(model.finalize()(**given), model(**given))
+    arguments = {"tokens": random(6, 4, 5), "scale": torch.tensor(0.5)}
+    assert_close(model.finalize()(**arguments), model(**arguments))
 
 
 def test_what_was_finalized_may_grow_again() -> None:
@@ -449,16 +449,16 @@ class Encoder(nn.Module):
 def test_a_copy_of_torchs_own_block_drops_out_and_takes_masks_in_the_plain_model(masked: bool) -> None:
     seeded()
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    given = (random(2, 5, 6), padding)
-    model = attach(Encoder(), {"encoder.layers.0": ["block_copy"]}, given if masked else given[0])
+    arguments = (random(2, 5, 6), padding)
+    model = attach(Encoder(), {"encoder.layers.0": ["block_copy"]}, arguments if masked else arguments[0])
     plant(model, "encoder.layers.0", "block_copy", alpha=0.5)
     model.slots["encoder.layers.0"].fossilize()
     plain = model.train().finalize()
-    found, expected = (seeded_call(one, *given, seed=1) for one in (plain, model))
-    assert torch.equal(found, expected)
+    computed, expected = (seeded_call(one, *arguments, seed=1) for one in (plain, model))
+    assert torch.equal(computed, expected)
     model.eval(), plain.eval()
-    assert_close(plain(*given), model(*given))
-    assert torch.equal(plain(*given), plain(*given))
+    assert_close(plain(*arguments), model(*arguments))
+    assert torch.equal(plain(*arguments), plain(*arguments))
 
 
 def test_of_a_copy_that_is_a_graph_you_are_warned() -> None:
@@ -640,8 +640,8 @@ class Scaled(nn.Module):
 
 
 class ScaledByPlace(Scaled):
-    def forward(self, *given: Tensor) -> Tensor:
-        return super().forward(*given)
+    def forward(self, *arguments: Tensor) -> Tensor:
+        return super().forward(*arguments)
 
 
 class Calling(nn.Module):
@@ -704,8 +704,8 @@ def test_arguments_of_several_types_keep_theirs() -> None:
         def forward(self, features: Tensor, others: Tensor) -> Tensor:
             return self.first(features) + self.second(others).float()
 
-    given = (torch.randn(3, 4), torch.randn(3, 4, dtype=torch.float64))
-    model = esper.attach(Host(), {"first": ["lora_4"]}, given).eval()
+    arguments = (torch.randn(3, 4), torch.randn(3, 4, dtype=torch.float64))
+    model = esper.attach(Host(), {"first": ["lora_4"]}, arguments).eval()
     model.slots["first"].germinate("lora_4", alpha=1.0)
     model.slots["first"].fossilize()
-    assert torch.allclose(model.finalize()(*given), model(*given), atol=1e-6)
+    assert torch.allclose(model.finalize()(*arguments), model(*arguments), atol=1e-6)

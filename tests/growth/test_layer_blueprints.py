@@ -433,8 +433,8 @@ def test_a_layer_that_takes_more_than_its_class_is_attached_to_and_gets_no_lora(
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 4)
-            usual = self.layer.forward
-            self.layer.forward = lambda features, scale=1.0: scale * usual(features)  # pyright: ignore[reportAttributeAccessIssue]
+            original_forward = self.layer.forward
+            self.layer.forward = lambda features, scale=1.0: scale * original_forward(features)  # pyright: ignore[reportAttributeAccessIssue]
 
         def forward(self, features: Tensor) -> Tensor:
             return self.layer(features, scale=2.0)

@@ -37,8 +37,8 @@ def planted_grams(host: Host, slot: str, blueprint: str, draw: int) -> Tensor:
     seed = model.slots[slot].germinate(blueprint, seed_generator(0, list(model.slots).index(slot), draw), alpha=1.0)
     rows = []
     for loss in example_losses(model, host.arguments()):
-        found = torch.autograd.grad(loss, list(seed.parameters()), retain_graph=True, allow_unused=True)
-        rows.append(torch.cat([each.flatten() for each in found if each is not None]))
+        gradients = torch.autograd.grad(loss, list(seed.parameters()), retain_graph=True, allow_unused=True)
+        rows.append(torch.cat([each.flatten() for each in gradients if each is not None]))
     stacked = torch.stack(rows).double()
     return stacked @ stacked.mT
 
@@ -100,8 +100,8 @@ def test_it_sees_the_same(change: str) -> None:
     with {"under no_grad": torch.no_grad(), "under inference_mode": torch.inference_mode()}.get(
         change, torch.enable_grad()
     ):
-        found = model.look(loss, [inputs])
-    for one, other in zip(found.rows, expected.rows, strict=True):
+        looked = model.look(loss, [inputs])
+    for one, other in zip(looked.rows, expected.rows, strict=True):
         assert (one.slot, one.blueprint) == (other.slot, other.blueprint)
         assert one.promise == pytest.approx(other.promise, abs=1e-5)
 
@@ -114,11 +114,11 @@ def test_low_precision_sees_much_the_same() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return example_losses(model, batch)
 
-    found = host.attached().look(under_autocast, [host.arguments()])
+    looked = host.attached().look(under_autocast, [host.arguments()])
     with torch.autocast("cpu", torch.bfloat16):
-        assert repr(host.attached().look(example_losses, [host.arguments()])) == repr(found)
+        assert repr(host.attached().look(example_losses, [host.arguments()])) == repr(looked)
     for row in expected.rows:
-        twin = next(one for one in found.rows if (one.slot, one.blueprint) == (row.slot, row.blueprint))
+        twin = next(one for one in looked.rows if (one.slot, one.blueprint) == (row.slot, row.blueprint))
         assert twin.promise == pytest.approx(row.promise, abs=ERROR)
 
 
@@ -257,8 +257,8 @@ def test_a_layer_under_a_seed_is_asked_through_the_seed_too() -> None:
     taken = model.look(example_losses, [host.arguments()], layers=True).layers
     rows = []
     for loss in example_losses(model.eval(), host.arguments()):
-        found = torch.autograd.grad(loss, list(model.host.get_submodule("0").parameters()), retain_graph=True)
-        rows.append(torch.cat([each.flatten() for each in found]).double())
+        gradients = torch.autograd.grad(loss, list(model.host.get_submodule("0").parameters()), retain_graph=True)
+        rows.append(torch.cat([each.flatten() for each in gradients]).double())
     assert taken[0].layer == "0"
     gram = torch.stack(rows) @ torch.stack(rows).mT
     assert taken[0].promise == pytest.approx(float(compute_promise(gram)), abs=1e-3)

@@ -231,8 +231,8 @@ def test_a_topology_that_lies_is_refused_and_leaves_the_host_as_it_was(
 
 def test_tensors_that_lie_are_refused(tmp_path: Path) -> None:
     save(grown(), tmp_path)
-    whole = tensors_file(tmp_path).read_bytes()
-    tensors = decode(whole)
+    content = tensors_file(tmp_path).read_bytes()
+    tensors = decode(content)
     name = "host.stem.weight"
     damages = {
         "is not a safetensors file": pickle.dumps({"x": 1}),
@@ -245,8 +245,8 @@ def test_tensors_that_lie_are_refused(tmp_path: Path) -> None:
         put(tmp_path, data)
         with pytest.raises(CheckpointError, match=message):
             load(tmp_path, fresh(), images())
-    put(tmp_path, whole)
-    tensors_file(tmp_path).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    put(tmp_path, content)
+    tensors_file(tmp_path).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(CheckpointError, match="torn or corrupt"):
         load(tmp_path, fresh(), images())
     tensors_file(tmp_path).unlink()

@@ -54,8 +54,8 @@ def test_a_blueprint_says_whether_it_mixes_positions(kind, site):
         changed[:, position] += 1.0
         shaped = changed.reshape(len(features), *site.extent, site.width).movedim(-1, channels)
         after = seed(shaped, inputs).movedim(channels, -1).reshape(before.shape)
-        others = torch.arange(site.positions) != position
-        mixes |= not torch.allclose(before[:, others], after[:, others])
+        rest = torch.arange(site.positions) != position
+        mixes |= not torch.allclose(before[:, rest], after[:, rest])
     if site.positions > 1:
         assert kind.mixes_positions is mixes
 
@@ -92,9 +92,9 @@ def test_padding_changes_nothing_or_the_blueprint_is_withheld(host: PaddedHost, 
             without = outputs(model, host.unpadded())
             plant(model, slot, name)
             with torch.set_grad_enabled(host is not TORCH):  # there the batch is a nested tensor
-                found = outputs(model, host.unpadded())
-                torch.testing.assert_close(outputs(model, host.padded()), found)
-            assert not torch.allclose(found, without, atol=1e-3)
+                returned = outputs(model, host.unpadded())
+                torch.testing.assert_close(outputs(model, host.padded()), returned)
+            assert not torch.allclose(returned, without, atol=1e-3)
 
 
 @every_padded_host
@@ -109,7 +109,7 @@ def test_a_leak_would_be_seen(host: PaddedHost) -> None:
 
 def generated(network: nn.Module, **options: bool) -> Tensor:
     """Logits of the tokens that the network adds to the text."""
-    found = network.generate(
+    returned = network.generate(
         text(),
         attention_mask=torch.ones_like(text()),
         max_new_tokens=5,
@@ -119,7 +119,7 @@ def generated(network: nn.Module, **options: bool) -> Tensor:
         return_dict_in_generate=True,
         **options,
     )
-    return torch.stack(found.logits)
+    return torch.stack(returned.logits)
 
 
 @pytest.mark.landing
@@ -162,8 +162,8 @@ def test_plain_is_grown_at_real_positions(name: str, slot: str) -> None:
     for training, gradient, longest in itertools.product([True, False], [True, False], [TOKENS, TOKENS - 1]):
         arguments = {"tokens": numbers(), "padding": ragged_padding(longest)}
         with torch.set_grad_enabled(gradient):
-            found, expected = (each.train(training)(**arguments) for each in (plain, model))
-        torch.testing.assert_close(found[~arguments["padding"]], expected[~arguments["padding"]])
+            returned, expected = (each.train(training)(**arguments) for each in (plain, model))
+        torch.testing.assert_close(returned[~arguments["padding"]], expected[~arguments["padding"]])
 
 
 @pytest.mark.parametrize("name", MIXING)

@@ -57,20 +57,20 @@ def test_memory_is_bounded_without_changing_the_matrix(monkeypatch: pytest.Monke
     site = Site(Layout.TOKENS, width=6, extent=(4,), input_shape=(4, 6))
     features, inputs = batch(site, EXAMPLES)
     module, functional_gradients = newborn_of("mlp", site), gradients_like(features)
-    whole = compute_gram_matrix(module, [GradientBatch((features, inputs), functional_gradients)])
-    usual, sizes = promises.compute_example_gradients, []
+    expected = compute_gram_matrix(module, [GradientBatch((features, inputs), functional_gradients)])
+    original, sizes = promises.compute_example_gradients, []
 
-    def counted(module: nn.Module, names: list[str], given: GradientBatch) -> Tensor:
-        found = usual(module, names, given)
-        sizes.append(found.nbytes)
-        return found
+    def counted(module: nn.Module, names: list[str], gradient_batch: GradientBatch) -> Tensor:
+        computed = original(module, names, gradient_batch)
+        sizes.append(computed.nbytes)
+        return computed
 
     monkeypatch.setattr(promises, "compute_example_gradients", counted)
     for limit in (sum(p.nbytes for p in module.parameters()) * 5, 1):
         sizes.clear()
         monkeypatch.setattr(promises, "GRAM_BYTES", limit)
         torch.testing.assert_close(
-            compute_gram_matrix(module, [GradientBatch((features, inputs), functional_gradients)]), whole
+            compute_gram_matrix(module, [GradientBatch((features, inputs), functional_gradients)]), expected
         )
         assert 2 * max(sizes) <= limit or max(sizes) == min(sizes)
         assert len(sizes) > 1
@@ -165,14 +165,14 @@ def test_promise_is_the_natural_gradient_s_squared_length() -> None:
 
 def test_held_out_promise_is_what_a_fitted_step_does_to_others() -> None:
     rows = draw(21, 7) + 0.3
-    for (judged, fitted), found in zip(
+    for (judged, fitted), computed in zip(
         ((rows[:10], rows[10:]), (rows[10:], rows[:10])), compute_held_out_promise(from_rows(rows)), strict=True
     ):
         ridge = RIDGE * fitted.square().sum(1).mean()
         step = fitted.mT @ torch.linalg.solve(
             fitted @ fitted.mT + ridge * torch.eye(len(fitted), dtype=rows.dtype), rows.new_ones(len(fitted))
         )
-        torch.testing.assert_close(found, (judged @ step).mean())
+        torch.testing.assert_close(computed, (judged @ step).mean())
 
 
 def test_order_and_scale_of_examples_do_not_matter() -> None:
@@ -191,8 +191,8 @@ def test_order_and_scale_of_examples_do_not_matter() -> None:
 def test_noise_promises_nothing_to_others() -> None:
     """Over 200 draws the held-out mean is zero within three standard errors; what is fitted is not."""
     grams = torch.stack([from_rows(draw(40, 60, seed=seed)) for seed in range(200)])
-    found = compute_held_out_promise(grams).mean(-1)
-    assert abs(found.mean()) < 3 * found.std() / math.sqrt(200)
+    computed = compute_held_out_promise(grams).mean(-1)
+    assert abs(computed.mean()) < 3 * computed.std() / math.sqrt(200)
     assert compute_promise(grams).mean() > 0.5
 
 
@@ -223,13 +223,13 @@ def test_one_diverged_network_does_not_touch_others() -> None:
 def test_it_is_the_same_from_the_gradients_themselves_in_either_space(examples: int, parameters: int) -> None:
     rows = draw(3, examples, parameters, seed=8).double() + 0.3
     rows[1] = 0
-    gram, found = rows @ rows.mT, compute_promise_from_gradients(rows)
-    torch.testing.assert_close(found.fitted, compute_promise(gram))
-    torch.testing.assert_close(found.held_out, compute_held_out_promise(gram))
-    assert found.held_out[0, 0] != found.held_out[0, 1]
+    gram, computed = rows @ rows.mT, compute_promise_from_gradients(rows)
+    torch.testing.assert_close(computed.fitted, compute_promise(gram))
+    torch.testing.assert_close(computed.held_out, compute_held_out_promise(gram))
+    assert computed.held_out[0, 0] != computed.held_out[0, 1]
     for bad in (math.nan, math.inf):
         rows[2, 0, 0] = bad
         broken = compute_promise_from_gradients(rows)
         assert broken.fitted[2].isnan()
         assert broken.held_out[2].mean().isnan()
-        torch.testing.assert_close(broken.fitted[:2], found.fitted[:2])
+        torch.testing.assert_close(broken.fitted[:2], computed.fitted[:2])
