@@ -201,6 +201,7 @@ class BlockCount(NamedTuple):
 
 def find_configuration(host: nn.Module, container: str, depth: int) -> BlockCount | None:
     """The configuration of the nearest module around the submodule ``container`` that counts ``depth`` blocks."""
+    # From the container outwards, to the host itself.
     parts = container.split(".") if container else []
     for length in range(len(parts), -1, -1):
         configuration = vars(host.get_submodule(".".join(parts[:length]))).get(CONFIGURATION)
@@ -257,6 +258,7 @@ def _replace_configuration(modules: Iterable[nn.Module], configuration: Any, rep
 
 def _list_attributes(configuration: Any) -> dict[str, Any]:
     """A configuration's own attributes by name, whether in ``__slots__`` or not."""
+    # With ``__slots__`` the state is a pair of dictionaries.
     state = object.__getstate__(configuration)
     parts = cast("tuple[Any, ...]", state if isinstance(state, tuple) else (state,))
     return {name: value for part in parts if part is not None for name, value in part.items()}

@@ -133,6 +133,7 @@ def _choose_kept(model: GrowingModel, unfinished: Unfinished) -> list[str]:
 
 def _shift_path(path: str, inserted: str) -> str:
     """The name of the submodule ``path`` after another module was inserted behind ``inserted``."""
+    # Siblings behind the inserted module move by one, with all that is in them.
     parent, _, place = inserted.rpartition(".")
     suffix = path.removeprefix(f"{parent}." if parent else "")
     if suffix == path and parent:

@@ -94,6 +94,7 @@ class Ownership:
             return
         removed = set(parameters)
         group = self._find_group(self.optimizer, slot)
+        # In place, as the optimizer holds the list.
         group[:] = [parameter for parameter in group if parameter not in removed]
         for parameter in removed:
             self.optimizer.state.pop(parameter, None)

@@ -66,6 +66,7 @@ def require_savable(model: GrowingModel) -> None:
         SlotError: a submodule was replaced since slots were attached, the model was released, its host was sharded
             without `GrowingModel.shard_growth`, or growth is switched off by a block.
     """
+    # A model that is hidden would be saved without its seeds.
     if model.hidden:
         for slot in model.slots.values():
             slot.require_not_disabled()
@@ -139,6 +140,7 @@ def _run_eagerly(_: ModuleType) -> AbstractContextManager[None]:
 @contextmanager
 def _remove_hooks(model: GrowingModel) -> Generator[None]:
     """Within the block the host does not call its slots."""
+    # Taken out of torch's tables and put back, since the handles cannot do so.
     tables = [table for name in model.slots for table in find_hook_tables(model.host.get_submodule(name))]
     before = [dict(table) for table in tables]
     for table in tables:

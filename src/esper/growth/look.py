@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import torch
@@ -25,6 +25,9 @@ from esper.growth.slot import Slot
 from esper.growth.summary import align_columns
 from esper.growth.taps import list_named_modules
 from esper.numerics.random_streams import seed_generator
+
+if TYPE_CHECKING:
+    from esper.growth.model import GrowingModel
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,7 @@ class Look:
 
 
 def look(
-    model: nn.Module,
-    host: nn.Module,
-    slots: Mapping[str, Slot],
+    model: GrowingModel,
     loss: Callable[[Any, Any], Any],
     batches: Iterable[Any],
     *,
@@ -162,7 +163,8 @@ def look(
     layers: bool,
     seed: int,
 ) -> Look:
-    """Measure every blueprint on offer in every slot of ``model``, a model around ``host``; see `GrowingModel.look`."""
+    """Measure every blueprint on offer in every slot of ``model``; see `GrowingModel.look`."""
+    host, slots = model.host, dict(model.slots.items())
     host_layers: dict[str, nn.Module] = {}
     if layers:
         host_layers = {
@@ -171,7 +173,7 @@ def look(
             if name and not list(module.children()) and list(module.parameters())
         }
     inputs: list[Tensor] = []
-    tap = next(iter(slots.values())).tap
+    tap = model.tap
     with eval_without_side_effects(model):
         # Record features and functional gradients, behind the slots and at the host's own layers.
         modules = {name: host.get_submodule(name) for name in slots}

@@ -340,6 +340,7 @@ class GrowingModel(nn.Module):
             SlotError: there is no such copy in ``average``, or a slot is not called any more.
         """
         require_attached(self)
+        # Averages hold the copy in a module of their own.
         mirrors = [part for part in average.modules() if isinstance(part, GrowingModel)]
         if not mirrors or any(mirror is self or list(mirror.slots) != list(self.slots) for mirror in mirrors):
             raise SlotError(
@@ -435,8 +436,7 @@ class GrowingModel(nn.Module):
             SlotError: a slot is not called any more.
         """
         require_attached(self)
-        slots = dict(self.slots.items())
-        return look(self, self.host, slots, loss, batches, examples=examples, draws=draws, layers=layers, seed=seed)
+        return look(self, loss, batches, examples=examples, draws=draws, layers=layers, seed=seed)
 
     @check_arguments(SlotError, slot=_SLOT)
     def disable(self, slot: Name) -> None:

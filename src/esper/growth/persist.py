@@ -250,6 +250,7 @@ class Topology(Manifest):
     @classmethod
     def from_model(cls, model: GrowingModel, tensors: bytes) -> Topology:
         """Make the record of ``model``, whose tensors file is ``tensors``."""
+        # Sites and seeds in the order of the forward pass.
         slots = tuple(
             SavedSlot(
                 name=slot.name,

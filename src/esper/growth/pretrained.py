@@ -104,6 +104,7 @@ class SaveGuard:
         """
         if self._model.seeds:
             raise ExportError(_GROWING)
+        # The attribute that was in its place, or the class's method.
         if self._before is not None:
             return self._before(*arguments, **keywords)
         return getattr(type(self._part), self._method)(self._part, *arguments, **keywords)

@@ -237,6 +237,7 @@ def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Argument
 
     Device and type are those of the first parameter of the example's type, or else of ``like``.
     """
+    # The host may have been moved or converted since it was probed.
     dtype, types = first_tensor(arguments).dtype, {values.dtype for values in host.parameters()}
     like = next((values for values in host.parameters() if values.dtype == dtype), like)
 
@@ -317,6 +318,7 @@ def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Modu
         SlotError: a name matches no module, or one that cannot have a slot, or two names the same one.
     """
     modules_of_host = dict(list_named_modules(host, remove_duplicate=False))
+    # Each name once, of a module that takes hooks, and no module twice.
     resolved: dict[str, nn.Module] = {}
     for name in names:
         if name in resolved:

@@ -35,6 +35,7 @@ class BlendGate(nn.Module):
 
     def __init__(self, site: Site) -> None:
         super().__init__()
+        # One value per channel, with an axis of size 1 for each axis behind the channels.
         trailing_axes = 0 if site.layout in CHANNELS_LAST else len(site.extent)
         shape = (site.width, *[1] * trailing_axes)
         self._leading_axes = 1 + len(site.shape) - len(shape)  # the batch, and tokens

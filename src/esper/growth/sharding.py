@@ -56,6 +56,7 @@ def count_copies(tensor: Tensor) -> int:
     if not is_sharded(tensor):
         return world
     values: Any = tensor
+    # Replicated dimensions of the mesh hold equal parts.
     mesh, placements = values.device_mesh, values.placements
     replicas = math.prod(mesh.size(at) for at, placement in enumerate(placements) if placement.is_replicate())
     return replicas * world // mesh.size()  # other meshes hold the same, or they would learn differently
@@ -113,6 +114,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415 (as above)
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 (as above)
 
+    # Options that Esper does not set itself.
     allowed = [name for name in inspect.signature(fully_shard).parameters if name not in ("module", RESHARD)]
     unknown = next((name for name in options if name not in allowed), None)
     if unknown is not None:

@@ -68,6 +68,7 @@ class GrowthSummary:
 
     def __repr__(self) -> str:
         titles = ("slot", "layout", "shape", "stage", "blueprint", "parameters", "FLOPs", "alpha", "contribution")
+        # One row per slot, and the sums.
         rows = [
             (
                 slot.slot,
@@ -167,6 +168,7 @@ def _format_share(parameters: int, table: GrowthSummary | Preview) -> str:
 
 def align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
     """Rows as text with aligned columns: left, and right from the column ``numbers_from`` on."""
+    # The widest cell of each column.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = ["<" if place < numbers_from else ">" for place in range(len(widths))]
     template = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))

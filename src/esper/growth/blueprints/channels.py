@@ -68,6 +68,7 @@ class Mlp(Blueprint, Stackable):
         hidden = self.expansion * site.width
         self.inner = he_normal(generator, hidden, site.width, fan_in=site.width)
         self.inner_bias = zeros(generator, hidden)
+        # Zero at birth, as is the output; the outer map gets a gradient at once, the inner one after a step.
         self.outer = zeros(generator, site.width, hidden)
         self.outer_bias = zeros(generator, site.width)
 
@@ -78,6 +79,7 @@ class Mlp(Blueprint, Stackable):
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:
+        # Two maps and two biases.
         hidden = cls.expansion * site.width
         return 2 * hidden * site.width + hidden + site.width
 
@@ -171,6 +173,7 @@ class InputSkip(Blueprint, Stackable):
         self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        # The network's input has the layout of the features, with another width.
         columns = to_columns(inputs, self.layout)
         return from_columns(linear(self.weight, columns, self.bias), features, self.layout)
 
@@ -184,6 +187,7 @@ class InputSkip(Blueprint, Stackable):
 
     @classmethod
     def supports(cls, site: Site) -> bool:
+        # A token of the input for each token of the features; nothing is resampled.
         return super().supports(site) and site.input_shape[:-1] == site.extent and len(site.input_shape) > 0
 
 
@@ -232,6 +236,7 @@ class Gate(Blueprint, Stackable):
 
     @classmethod
     def flops_at(cls, site: Site) -> int:
+        # Two small maps per example, and a product per feature.
         return 4 * cls.hidden_at(site) * site.width + 2 * site.positions * site.width
 
 

@@ -42,6 +42,7 @@ def zeros(generator: torch.Generator, *shape: int) -> nn.Parameter:
 
 def to_columns(features: Tensor, layout: Layout) -> Tensor:
     """``[..., B, *example]`` -> ``[..., C, P * B]``, contiguous; plain features have one position."""
+    # Channels go to the front and the batch to the back; then positions and batch become one axis.
     match layout:
         case Layout.FEATURES:
             columns = features.mT

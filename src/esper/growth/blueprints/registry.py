@@ -212,6 +212,7 @@ def register(kind: type[_B]) -> type[_B]:
     Raises:
         ConfigError: another blueprint has that name.
     """
+    # Saved models find blueprints by name: one name must never stand for two classes.
     if kind.name in _registry:
         holder = _registry[kind.name]
         raise ConfigError(

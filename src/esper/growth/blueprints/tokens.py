@@ -54,6 +54,7 @@ class TokenConv(TokenMixer):
         self.outer = zeros(generator, width, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        # With the neighbours' channels side by side the convolution is one product.
         around = gather_neighbours(to_columns(features, self.layout), count_positions(features, self.layout))
         hidden = linear(self.kernel.flatten(-2), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden), features, self.layout)
