@@ -36,7 +36,7 @@ from esper.grower.state_dict import require_planted, require_structure, structur
 from esper.grower.validation import Validation
 from esper.growth.hooks import require_growable
 from esper.growth.look import Look
-from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
+from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
 from esper.lifecycle.actions import Op, wait
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
@@ -125,8 +125,8 @@ class Grower:
     @check_arguments(
         ConfigError,
         GrowerConfig,
-        model=GROWING,
-        optimizer=OPTIMIZER,
+        model=MODEL_ADVICE,
+        optimizer=OPTIMIZER_ADVICE,
         evaluate=f"give a function that takes the model and returns {EXPECTED}",
     )
     def __init__(

@@ -12,7 +12,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from esper.config.arguments import Flops, NonNegativeFloat, Seconds, check_arguments
 from esper.errors import ConfigError
-from esper.growth.model import GROWING, GrowingModel
+from esper.growth.model import MODEL_ADVICE, GrowingModel
 from esper.population.budget import TRAINING_PASSES
 from esper.serialization.state_files import from_plain, to_plain
 
@@ -48,7 +48,7 @@ class Spending:
         ConfigError: an argument is of another kind; FLOPs are limited, and torch cannot count those of the host.
     """
 
-    @check_arguments(ConfigError, model=GROWING, counted_in="give an esper.Spending")
+    @check_arguments(ConfigError, model=MODEL_ADVICE, counted_in="give an esper.Spending")
     def __init__(
         self,
         model: GrowingModel,

@@ -57,14 +57,14 @@ def make_empty(model: type[M], host: type[nn.Module]) -> M:
     return subclass.__new__(subclass)
 
 
-OPTIMIZER = "give a torch.optim optimizer that is made from model.parameter_groups(lr=...)"
+OPTIMIZER_ADVICE = "give a torch.optim optimizer that is made from model.parameter_groups(lr=...)"
 """Advice in errors about an optimizer argument."""
-GROWING = (
+MODEL_ADVICE = (
     "give the very model that esper.attach returned: neither its host, nor a compiled, averaged or distributed module "
     "around it"
 )
 """Advice in errors about a growing model argument."""
-_SLOT = "give the name of a slot"
+_SLOT_ADVICE = "give the name of a slot"
 
 
 class Slots(nn.Module):
@@ -310,7 +310,7 @@ class GrowingModel(nn.Module):
             groups.append({"params": parameters, SLOT_KEY: slot.name, **options})
         return groups
 
-    @check_arguments(SlotError, optimizer=OPTIMIZER)
+    @check_arguments(SlotError, optimizer=OPTIMIZER_ADVICE)
     def link(self, optimizer: torch.optim.Optimizer) -> None:
         """Hand the parameters of future seeds to ``optimizer``; `esper.Grower` does so by itself.
 
@@ -360,7 +360,7 @@ class GrowingModel(nn.Module):
             fully_shard(block, mesh=mesh)
         fully_shard(net, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
-        grower = esper.Grower(model, optimizer, "all_at_plateau", evaluate=validate)  # in all processes
+        grower = esper.Grower(model, optimizer, controller="all_at_plateau", evaluate=validate)  # in all processes
         ```
 
         Shard the host itself, not the growing model, which would leave out later seeds. Seeds are planted by a grower,
@@ -438,7 +438,7 @@ class GrowingModel(nn.Module):
         require_attached(self)
         return look(self, loss, batches, examples=examples, draws=draws, layers=layers, seed=seed)
 
-    @check_arguments(SlotError, slot=_SLOT)
+    @check_arguments(SlotError, slot=_SLOT_ADVICE)
     def disable(self, slot: Name) -> None:
         """Let nothing germinate in ``slot`` from now on; a seed in it stays.
 
@@ -447,7 +447,7 @@ class GrowingModel(nn.Module):
         """
         self.slots[slot].enabled = False
 
-    @check_arguments(SlotError, slot=_SLOT)
+    @check_arguments(SlotError, slot=_SLOT_ADVICE)
     def enable(self, slot: Name) -> None:
         """Let blueprints germinate in ``slot`` again."""
         self.slots[slot].enabled = True

@@ -77,7 +77,7 @@ FeatureHook = Callable[["Slot", LayerCall, Tensor], Tensor]
 """Called with a slot, the call of its layer and the slot's output; returns the output, or a tensor of equal values."""
 
 
-_WEIGHT = "give a weight: a finite number from 0 on, usually 1 at most"
+_WEIGHT_ADVICE = "give a weight: a finite number from 0 on, usually 1 at most"
 
 
 class Slot(GrowthHook):
@@ -208,7 +208,7 @@ class Slot(GrowthHook):
         SlotError,
         blueprint="give the name of a blueprint",
         blend="give an esper.lifecycle.actions.Blend",
-        alpha=_WEIGHT,
+        alpha=_WEIGHT_ADVICE,
     )
     def germinate(
         self,
@@ -324,7 +324,7 @@ class Slot(GrowthHook):
         self._require_seed().fossilized = True
         self.copies.sync_slot(self)
 
-    @check_arguments(SlotError, alpha=_WEIGHT)
+    @check_arguments(SlotError, alpha=_WEIGHT_ADVICE)
     def set_alpha(self, alpha: NonNegativeFloat) -> None:
         """Give the seed another weight.
 
