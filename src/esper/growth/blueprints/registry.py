@@ -92,14 +92,14 @@ LAYER_CONTEXTS = frozenset({Context.LAYER, Context.CALL})
 class Blueprint(nn.Module, ABC):
     """A module that computes a seed's contribution ``s(h)``; the slot returns ``h + alpha * s(h)``.
 
-    Every blueprint keeps these promises, and the tests hold the whole registry to them:
+    Every blueprint guarantees these properties, which are tested for the whole registry:
 
     - *identity at birth, and alive*: ``s`` is exactly zero at birth, a gradient reaches the module all the same, and
       within two optimizer steps every parameter tensor moves;
     - *padding*: with parameters and buffers padded by zeros at the end of each axis to the shapes of a wider site, and
-      features padded by zero channels, the first channels come out as from the narrow module, and the padded entries
-      get gradients of exactly zero as long as only those channels are read;
-    - *batching*: works under ``vmap(functional_call(...))`` over stacked parameters and buffers, at any batch size,
+      features padded by zero channels, the first channels of the output equal those of the narrow module, and the
+      padded entries get gradients of exactly zero if the loss depends on the first channels only;
+    - *batching*: it works under ``vmap(functional_call(...))`` over stacked parameters and buffers, at any batch size,
       and, if it is also `Stackable`, without the vmap as well, which spares a population its cost;
     - *explicit randomness*: parameters live on the generator's device and are drawn from it alone;
     - it is stateless: no running statistics, no dropout.
@@ -190,7 +190,7 @@ class Blueprint(nn.Module, ABC):
         mixes_wrongly = site.apart or (site.causal and not cls.is_causal)
         return site.layout in cls.layouts and not (cls.mixes_positions and mixes_wrongly)
 
-    serves = supports
+    serves = supports  # its former name
 
 
 _RENAMED_MEMBERS = {
