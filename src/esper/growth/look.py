@@ -121,7 +121,7 @@ class Look:
         return "\n\n".join([*parts, f"{self.examples} examples, mean loss {self.loss:.4g}"])
 
     def _repr_html_(self) -> str:
-        return f"<div>{self._draw()}<pre>{html.escape(repr(self))}</pre></div>"
+        return f"<div>{self._draw_svg()}<pre>{html.escape(repr(self))}</pre></div>"
 
     def to_svg(self, path: str | Path) -> None:
         """Write a map of ``promise_held_out``: slots across, blueprints down, darker where the promise is higher.
@@ -129,9 +129,9 @@ class Look:
         Raises:
             RunError: the file cannot be written.
         """
-        write_atomically(Path(path), self._draw().encode())
+        write_atomically(Path(path), self._draw_svg().encode())
 
-    def _draw(self) -> str:
+    def _draw_svg(self) -> str:
         slots = list(self.slots)
         blueprints = sorted({row.blueprint for row in self.rows})
         cells = {(row.slot, row.blueprint): row.promise_held_out for row in self.rows}
@@ -141,8 +141,8 @@ class Look:
         values = [[cells.get((slot, blueprint), math.nan) for slot in slots] for blueprint in blueprints]
         axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         for (slot, blueprint), value in cells.items():
-            place = slots.index(slot), blueprints.index(blueprint)
-            axes.text(*place, f"{value:.2f}", ha="center", va="center", color="white" if value > 0.6 else "black")
+            column, row, color = slots.index(slot), blueprints.index(blueprint), "white" if value > 0.6 else "black"
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
         axes.set_xticks(range(len(slots)), slots, rotation=30, ha="right")
         axes.set_yticks(range(len(blueprints)), blueprints)
         axes.set_title("held-out promise", fontsize=10)

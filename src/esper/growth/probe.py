@@ -388,7 +388,7 @@ def _describe_site(layer: Layer, output: Tensor, inputs: Tensor, causal: bool) -
     if layout is Layout.TOKENS and any(isinstance(part, _CHANNEL_FIRST_TYPES) for part in layer.module.modules()):
         layout = Layout.SEQUENCE
     shape = tuple(output.shape)
-    # Indices, as of tokens, are no features that a blueprint could add.
+    # Blueprints cannot use indices as an input.
     input_shape = tuple(inputs.shape[1:]) if inputs.is_floating_point() else ()
     # Axis 1 has the channels of sequences and images, the last axis those of features and tokens.
     if layout in (Layout.SEQUENCE, Layout.IMAGE):
