@@ -113,7 +113,18 @@ def attach(
             raise SlotError(f"the blueprints of slot {place!r} are {blueprints!r}: give a list of names, or 'auto'")
         if not isinstance(blueprints, str):
             offers[place] = [get(name).name for name in blueprints]
-    frozen = _find_frozen_names(model, freeze_host)
+    # Names of the submodules to freeze; a shared submodule has several names.
+    if isinstance(freeze_host, bool):
+        frozen = [WHOLE] if freeze_host else []
+    else:
+        frozen = list(dict.fromkeys(name for place in freeze_host for name in _match_names(model, place)))
+        module_names = {name for name, _ in list_named_modules(model, remove_duplicate=False)}
+        for name in frozen:
+            if name not in module_names or not name:
+                raise SlotError(
+                    f"freeze_host: the host has no submodule {name!r}{did_you_mean(name, module_names) or ''}; "
+                    "print(model) shows the names, and freeze_host=True freezes all"
+                )
     # Patterns are replaced by the names that they match.
     if not offers:
         raise SlotError("no slots: name the submodules behind which the model may grow")
@@ -124,26 +135,6 @@ def attach(
                 raise SlotError(f"{place!r} matches submodule {name!r}, which an earlier slot has already")
             blueprints_by_name[name] = offer
     return GrowingModel(model, blueprints_by_name, example_input, causal=causal, apart=apart, frozen=frozen)
-
-
-def _find_frozen_names(model: nn.Module, freeze_host: bool | Sequence[str]) -> list[str]:
-    """Names of the submodules to freeze.
-
-    Raises:
-        SlotError: the host has no such submodule.
-    """
-    if isinstance(freeze_host, bool):
-        return [WHOLE] if freeze_host else []
-    # Names must be those of submodules; a shared submodule has several.
-    names = [name for place in freeze_host for name in _match_names(model, place)]
-    module_names = {name for name, _ in list_named_modules(model, remove_duplicate=False)}
-    for name in names:
-        if name not in module_names or not name:
-            raise SlotError(
-                f"freeze_host: the host has no submodule {name!r}{did_you_mean(name, module_names) or ''}; "
-                "print(model) shows the names, and freeze_host=True freezes all"
-            )
-    return list(dict.fromkeys(names))
 
 
 def _match_names(model: nn.Module, place: str) -> list[str]:

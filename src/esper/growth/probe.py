@@ -187,12 +187,18 @@ def probe(
     sites: dict[str, Site] = {}
     for name, (record, *_) in outputs.records.items():
         module = modules[name]
+        # Seeds get the type and device of the features, if a parameter has that type, which none has under autocast;
+        # or else of the module's or the host's first parameter.
+        floating = [part for owner in (module, host) for part in owner.parameters() if part.is_floating_point()]
+        like: Tensor = record.output
+        if all(part.dtype != like.dtype for part in floating):
+            like = next(iter(floating), like)
         layer = Layer(
             module=module,
             flops=None if counted is None else counted.parts[name] // len(inputs),
             keeps_shape=record.keeps_shape,
             single_argument=record.call.has_single_argument,
-            anchor=_choose_anchor(host, module, record.output),
+            anchor=torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None),
             trainable=frozenset(path for path, values in module.named_parameters() if values.requires_grad),
             unaltered=record.unaltered,
         )
@@ -212,17 +218,6 @@ def probe(
         sites |= {name: replace(sites[name], apart=reason) for name in ordered}
     channels = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
     return ProbeResult(sites, channels, None if counted is None else counted.whole // len(inputs))
-
-
-def _choose_anchor(host: nn.Module, module: nn.Module, features: Tensor) -> Tensor:
-    """A scalar with the type and device for seeds behind ``module``.
-
-    They are those of the features, if any parameter has that type; under autocast none has, and the first parameter of
-    the module or the host counts.
-    """
-    floating = [values for part in (module, host) for values in part.parameters() if values.is_floating_point()]
-    like = features if any(values.dtype == features.dtype for values in floating) else next(iter(floating), features)
-    return torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None)
 
 
 def call_host(host: nn.Module, arguments: Arguments) -> Any:
