@@ -138,11 +138,7 @@ def attach(
 
 
 def _match_names(model: nn.Module, place: str) -> list[str]:
-    """Names of the submodules that a pattern matches, or the one name.
-
-    Raises:
-        SlotError: the pattern is no regular expression, or matches nothing.
-    """
+    """Names of the submodules that a pattern matches, or the one name."""
     if not place.startswith(PATTERN):
         return [place]
     try:

@@ -173,11 +173,7 @@ def _copy_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _write_onnx(program: ExportedProgram, path: Path) -> None:
-    """Write a program as ONNX operators: those of the operators that it calls, or of their decompositions.
-
-    Raises:
-        ExportError: torch's exporter has no ONNX operator for one.
-    """
+    """Write a program as ONNX operators: those of the operators that it calls, or of their decompositions."""
     options: Any = {"f": path, "dynamo": True, "external_data": False, "verbose": False}
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -99,11 +99,7 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
 
 
 def _choose_kept(model: GrowingModel, unfinished: Unfinished) -> list[str]:
-    """The slots whose seeds become part of the plain model: all fossils, and live seeds as ``unfinished`` decides.
-
-    Raises:
-        SlotError: there are unfinished seeds, which ``unfinished`` forbids.
-    """
+    """The slots whose seeds become part of the plain model: all fossils, and live seeds as ``unfinished`` decides."""
     live = {name: seed for name, seed in model.seeds.items() if not seed.fossilized}
     descriptions: dict[str, str] = {}
     for name, seed in live.items():
@@ -159,9 +155,6 @@ def _add_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed, place: int |
 
     Returns:
         The block, if it runs as it is.
-
-    Raises:
-        ExportError: a graph cannot do it, nor is there a place for the block.
     """
     followed, block, layer = host.get_submodule(path), seed.blueprint.find_block(), slot.site.layer
     runs_children = _runs_children(followed)
@@ -280,9 +273,6 @@ def _require_equal(
 
     The owner of a container may not run a block that was ``inserted`` there, something else may use a weight that a
     seed was ``merged`` into, and ``blocks`` may not be called as before.
-
-    Raises:
-        ExportError: outputs for the example input differ; or a block was inserted, and there are no outputs.
     """
     # Run both on the example input, with the same random numbers.
     outputs: list[list[Tensor]] = [[], []]

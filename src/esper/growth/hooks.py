@@ -127,11 +127,7 @@ def hide_growth(model: GrowingModel) -> Generator[None]:
 
 @reference_counted
 def _run_eagerly(_: ModuleType) -> AbstractContextManager[None]:
-    """Within the block nothing is compiled, and compiled code does not run.
-
-    Raises:
-        RuntimeError: the block is in a function that is compiled.
-    """
+    """Within the block nothing is compiled, and compiled code does not run."""
     if torch.compiler.is_compiling():
         raise RuntimeError("a function that is compiled cannot run eagerly")
     return torch.compiler.set_stance("force_eager")

@@ -138,11 +138,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
 
 
 def _collect_tensors(model: GrowingModel) -> dict[str, Tensor]:
-    """The state dict of a model without frozen parts.
-
-    Raises:
-        CheckpointError: something else than tensors is in it.
-    """
+    """The state dict of a model without frozen parts."""
     # Frozen parts are left out: `load` gets them with the host.
     state: Mapping[str, object] = {
         name: value

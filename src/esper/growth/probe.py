@@ -307,11 +307,7 @@ def _replace_input(arguments: Arguments, tensor: Tensor) -> Arguments:
 
 
 def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
-    """Submodules of ``host`` by name.
-
-    Raises:
-        SlotError: a name matches no module, or one that cannot have a slot, or two names the same one.
-    """
+    """Submodules of ``host`` by name."""
     modules_of_host = dict(list_named_modules(host, remove_duplicate=False))
     # Each name once, of a module that takes hooks, and no module twice.
     resolved: dict[str, nn.Module] = {}
@@ -338,11 +334,7 @@ def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Modu
 
 
 def _require_features(name: str, outputs: Sequence[Any], batch: int) -> None:
-    """Refuse a slot behind the submodule ``name``, if its ``outputs`` are not the features of one call, batch first.
-
-    Raises:
-        SlotError: it was not called once, or its output is no tensor of floating-point features, batch first.
-    """
+    """Refuse a slot behind the submodule ``name``, if its ``outputs`` are not the features of one call, batch first."""
     # Called exactly once.
     if not outputs:
         raise SlotError(

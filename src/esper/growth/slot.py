@@ -407,11 +407,7 @@ class Slot(GrowthHook):
 
 
 def _choose_blueprints(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[str, ...]:
-    """The blueprints on offer at a slot: ``blueprints``, or all that support the site.
-
-    Raises:
-        SlotError: one does not support it, or there is none.
-    """
+    """The blueprints on offer at a slot: ``blueprints``, or all that support the site."""
     supported = tuple(kind.name for kind in for_site(site))
     if blueprints is None:
         default = tuple(kind for kind in supported if get(kind).context not in LAYER_CONTEXTS)
