@@ -88,7 +88,7 @@ def export(
     Args:
         model: From `GrowingModel.finalize`, or any other module.
         example_input: Arguments of the model; tensors only, batch first.
-        format: ``pt2``, ``onnx`` or ``safetensors``; `esper.growth.export.Format` says how each is loaded.
+        format: ``pt2``, ``onnx`` or ``safetensors``; see `esper.growth.export.Format`.
         path: Of the file; its name ends in the format's name. An existing file is replaced.
         fixed_batch: Whether the file works only for batches as large as the example input; for models that cannot be
             traced for all sizes.
