@@ -27,8 +27,8 @@ from esper.growth.promise import (
     inner_product_with_output,
 )
 from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.deferred import Deferred
 from esper.numerics.random_streams import seed_generator
-from esper.population.deferred import Deferred
 from esper.population.execution import Parameters, SlotOp
 from esper.population.forward import build_program, prepare_slot_op, select_blended
 from esper.population.learning import Batch
