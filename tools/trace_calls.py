@@ -135,7 +135,7 @@ def trace_event() -> CallTrace:
             reason="no_gate",
             contribution=None,
         )
-        trace = CallTrace()
+        traces: list[CallTrace] = []
         for _ in range(2):
             with CallTrace() as trace:
                 store.emit(event)
@@ -169,7 +169,7 @@ def main() -> None:
     parser.parse_args()
     for name, run in PATHS.items():
         run()
-        print(f"{name:<32}{run()}", flush=True)
+        sys.stdout.write(f"{name:<32}{run()}\n")
 
 
 if __name__ == "__main__":

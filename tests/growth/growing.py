@@ -1,4 +1,4 @@
-"""Seeds and fossils that have something to say."""
+"""Seeds and fossils that change the output."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class Host:
 
 
 def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> None:
-    """Plant a seed that has something to say."""
+    """Plant a seed that changes the output."""
     generator = torch.Generator().manual_seed(2)
     seed = model.slots[slot].germinate(blueprint, generator, alpha=alpha)
     with torch.no_grad():
@@ -252,8 +252,8 @@ def score(network: nn.Module, arguments: Arguments) -> tuple[float, float]:
     network.eval()
     logits = outputs(network, arguments)
     network.train(was_training)
-    wanted = classes(len(logits))
-    return float(F.cross_entropy(logits, wanted)), float((logits.argmax(-1) == wanted).float().mean())
+    targets = classes(len(logits))
+    return float(F.cross_entropy(logits, targets)), float((logits.argmax(-1) == targets).float().mean())
 
 
 RESNET = Host(

@@ -32,7 +32,7 @@ class TorchEncoder(nn.Module):
 
 
 class HandMade(nn.Module):
-    """Attention by hand; what it is given tells nothing by its name."""
+    """Attention by hand, with arguments whose names are no hint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class PaddedHost:
     """What stands at padding."""
     kind: torch.dtype = torch.bool
     named: bool = True
-    """Whether its mask's name says so."""
+    """Whether the name of its mask is a hint."""
 
     def network(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):

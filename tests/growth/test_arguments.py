@@ -128,8 +128,8 @@ CASES: dict[str, Case] = {
 
 def test_every_argument_is_looked_at() -> None:
     free = {"forward", "summary", "preview", "release", "parameter_groups", "without_growth"}
-    own = {name: one for name, one in vars(GrowingModel).items() if inspect.isfunction(one) and name[0] != "_"}
-    functions = {"attach": esper.attach, "save": esper.save, "load": esper.load, "export": esper.export, **own}
+    methods = {name: one for name, one in vars(GrowingModel).items() if inspect.isfunction(one) and name[0] != "_"}
+    functions = {"attach": esper.attach, "save": esper.save, "load": esper.load, "export": esper.export, **methods}
     functions |= {"germinate": Slot.germinate, "set_alpha": Slot.set_alpha}
     assert all(not named(functions.pop(name)) for name in free)
     functions.pop("train")  # torch looks at that
@@ -172,7 +172,7 @@ def test_a_scripted_part_takes_no_slot_and_hinders_none() -> None:
     def measure(measured: nn.Module) -> float:
         return float(measured(INPUTS + 1).sum())
 
-    usual, others = SharedForwardEvaluator(model).measure(measure, {"0": 0.0, "2": 0.0})
-    assert usual == measure(model)
+    baseline, ablated = SharedForwardEvaluator(model).measure(measure, {"0": 0.0, "2": 0.0})
+    assert baseline == measure(model)
     with model.slots["0"].disabled():
-        assert others["0"] == measure(model)
+        assert ablated["0"] == measure(model)

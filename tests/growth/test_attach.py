@@ -1,4 +1,4 @@
-"""What `esper.attach` refuses, in words that say what to do."""
+"""Errors of `esper.attach`, with advice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def network() -> nn.Module:
         (["0", "re:."], "'re:.' matches submodule '0', which an earlier slot has already"),
         ({"0": "mlp"}, "the blueprints of slot '0' are 'mlp': give a list of names, or 'auto'"),
         ({"0": []}, r"no blueprint was named for the features \(4,\) at slot '0'; those that do are .*mlp"),
-        ({"0": ["conv3x3"]}, r"'conv3x3' does not serve the features \(4,\) at slot '0'; those that do are .*mlp"),
+        ({"0": ["conv3x3"]}, r"'conv3x3' does not support the features \(4,\) at slot '0'; those that do are .*mlp"),
     ],
 )
 def test_places_that_make_no_sense(places: Places, message: str) -> None:
@@ -53,7 +53,7 @@ def test_blueprints_nobody_registered() -> None:
 
 def test_a_slot_at_which_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot, "for_site", lambda site: ())
-    with pytest.raises(SlotError, match=r"no blueprint serves the features \(4,\) at slot '0'; register one of your"):
+    with pytest.raises(SlotError, match=r"no blueprint supports the features \(4,\) at slot '0'; register one of your"):
         attach(network(), {"0": "auto"}, torch.zeros(2, 4))
 
 

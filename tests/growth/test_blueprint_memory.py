@@ -35,10 +35,10 @@ class Largest(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if isinstance(found, Tensor):
-            self.values = max(self.values, found.numel())
-        return found
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.values = max(self.values, result.numel())
+        return result
 
 
 def allowed(site: Site, features: Tensor, seed: Blueprint) -> int:

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from esper.errors import ConfigError, SlotError, UnknownBlueprintError
 from esper.growth.blueprints import registry
-from esper.growth.blueprints.registry import Blueprint, Family, for_site, get, names, register
+from esper.growth.blueprints.channels import LowRank
+from esper.growth.blueprints.registry import Blueprint, Context, Family, for_site, get, names, register
 from esper.growth.site import Layout, Site
 from growth.blueprint_cases import SITES, generator
 
@@ -95,6 +96,30 @@ def test_users_register_their_own(monkeypatch: pytest.MonkeyPatch):
     assert Shift not in for_site(SITES[2])
 
 
+def test_former_names_of_class_members_work_with_a_warning():
+    former = {
+        "looks_ahead": False,
+        "reads": Context.NETWORK,
+        "serves": classmethod(lambda cls, site: super(Former, cls).serves(site) and site.width == 4),
+        "silences": True,
+    }
+    with pytest.warns(DeprecationWarning, match=r"^Former\.\w+: rename it to") as warned:
+        Former = type("Former", (LowRank,), former)
+    assert [str(one.message) for one in warned] == [
+        "Former.looks_ahead: rename it to is_causal",
+        "Former.reads: rename it to context",
+        "Former.serves: rename it to supports",
+        "Former.silences: rename it to needs_branch_outputs",
+    ]
+    assert Former.is_causal
+    assert Former.context is Context.NETWORK
+    assert Former.needs_branch_outputs
+    site = Site(Layout.FEATURES, 4, (), ())
+    assert Former.supports(site)
+    assert not Former.supports(site.with_width(5))  # its own condition
+    assert not Former.supports(Site(Layout.IMAGE, 4, (5, 5), ()))  # that of its base
+
+
 def test_a_taken_name_raises_and_keeps_the_first_holder(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Shift, "name", "mlp")
     with pytest.raises(ConfigError, match=r"'mlp'.*taken by esper\.growth\.blueprints\.channels\.Mlp"):
@@ -103,7 +128,7 @@ def test_a_taken_name_raises_and_keeps_the_first_holder(monkeypatch: pytest.Monk
 
 
 def test_a_site_that_is_not_served_raises():
-    with pytest.raises(SlotError, match=r"'token_mix' does not serve .*features"):
+    with pytest.raises(SlotError, match=r"'token_mix' does not support .*features"):
         get("token_mix")(SITES[0], generator())
 
 

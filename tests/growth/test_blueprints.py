@@ -181,10 +181,10 @@ def assert_equals_a_loop(call: Callable[..., Tensor], kind: type[Blueprint], sit
         gradients = torch.autograd.grad(stacked, leaves, output_gradient, allow_unused=True)
         for row, seed in enumerate(seeds):
             row_features, row_inputs = (value.detach().requires_grad_() for value in (features[row], inputs[row]))
-            alone = seed(row_features, row_inputs)
+            single = seed(row_features, row_inputs)
             row_leaves = [*seed.parameters(), row_features, row_inputs]
-            expected = torch.autograd.grad(alone, row_leaves, output_gradient[row], allow_unused=True)
-            torch.testing.assert_close(stacked[row], alone, rtol=1e-12, atol=1e-12)
+            expected = torch.autograd.grad(single, row_leaves, output_gradient[row], allow_unused=True)
+            torch.testing.assert_close(stacked[row], single, rtol=1e-12, atol=1e-12)
             for ours, theirs in zip(gradients, expected, strict=True):
                 assert (ours is None) == (theirs is None)
                 if ours is not None:
@@ -218,8 +218,8 @@ def test_examples_do_not_see_each_other_and_nothing_is_remembered(kind: type[Blu
     before = copy.deepcopy(blueprint.state_dict())
     features, inputs = batch(site)
     together = blueprint(features, inputs)
-    alone = torch.cat([blueprint(features[[i]], inputs[[i]]) for i in range(len(features))])
-    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+    single = torch.cat([blueprint(features[[i]], inputs[[i]]) for i in range(len(features))])
+    torch.testing.assert_close(together, single, rtol=1e-12, atol=1e-12)
     assert all(torch.equal(value, before[key]) for key, value in blueprint.state_dict().items())
 
 

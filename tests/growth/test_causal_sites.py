@@ -59,8 +59,8 @@ def test_sequences_of_other_lengths_than_the_probe_s(name, length):
     seed = grown(get(name), TOKENS)
     features = torch.randn(3, length, 6, dtype=torch.float64, generator=generator(1))
     together = seed(features, features)
-    alone = torch.cat([seed(one, one) for one in features.split(1)])
-    torch.testing.assert_close(together, alone)
+    separate = torch.cat([seed(one, one) for one in features.split(1)])
+    torch.testing.assert_close(together, separate)
     site = replace(TOKENS, extent=(length,))
     born_there = grown(get(name), site)
     torch.testing.assert_close(together, born_there(features, features))
@@ -69,12 +69,12 @@ def test_sequences_of_other_lengths_than_the_probe_s(name, length):
 def test_a_mixture_of_a_fixed_number_of_tokens_says_so():
     seed = grown(get("token_mix"), TOKENS)
     features = torch.zeros(2, 4, 6, dtype=torch.float64)
-    with pytest.raises(SlotError, match="token_mix mixes 5 tokens and was given 4"):
+    with pytest.raises(SlotError, match="token_mix mixes 5 tokens, not 4"):
         seed(features, features)
 
 
 class Reader(nn.Module):
-    """Reads tokens from the first to the last, or both ways."""
+    """Context tokens from the first to the last, or both ways."""
 
     def __init__(self, *, both_ways: bool = False, pooled: bool = False) -> None:
         super().__init__()

@@ -33,9 +33,9 @@ class ByStateDict:
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        for mine, theirs in zip(self.module.state_dict().values(), model.state_dict().values(), strict=False):
-            if mine.is_floating_point():
-                mine.lerp_(theirs, 1 - DECAY)
+        for average, value in zip(self.module.state_dict().values(), model.state_dict().values(), strict=False):
+            if average.is_floating_point():
+                average.lerp_(value, 1 - DECAY)
 
 
 AVERAGES: dict[str, Callable[[nn.Module], Any]] = {
@@ -65,7 +65,7 @@ def mirrored(average: Callable[[nn.Module], Any]) -> tuple[GrowingModel, Any]:
 
 @torch.no_grad()
 def learn(growing: GrowingModel, kept: Any) -> None:
-    """All parameters move, and the average is told."""
+    """All parameters move, and the average is updated."""
     for place, parameter in enumerate(growing.parameters()):
         parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(place)) / 8)
     kept.update_parameters(growing)
@@ -73,9 +73,9 @@ def learn(growing: GrowingModel, kept: Any) -> None:
 
 def require_alike(growing: GrowingModel, kept: Any) -> None:
     """Same names in the same order, same shapes, same weights of seeds and same stages."""
-    mine, theirs = growing.state_dict(), kept.module.state_dict()
-    assert list(mine) == list(theirs)
-    assert [tensor.shape for tensor in mine.values()] == [tensor.shape for tensor in theirs.values()]
+    state, kept_state = growing.state_dict(), kept.module.state_dict()
+    assert list(state) == list(kept_state)
+    assert [tensor.shape for tensor in state.values()] == [tensor.shape for tensor in kept_state.values()]
     assert [name for name, _ in growing.named_parameters()] == [name for name, _ in kept.module.named_parameters()]
     assert growing.seeds.keys() == kept.module.seeds.keys()
     for name, seed in growing.seeds.items():
@@ -107,9 +107,9 @@ def test_an_average_goes_through_all_that_happens_to_seeds(average: Callable[[nn
     after(second.remove)
     average_of = [parameter.clone() for parameter in kept.module.parameters()]
     learn(growing, kept)
-    for mine, before, new in zip(kept.module.parameters(), average_of, growing.parameters(), strict=True):
-        assert not torch.equal(mine, new)  # an average, not the model
-        assert not torch.equal(mine, before)
+    for mean, before, new in zip(kept.module.parameters(), average_of, growing.parameters(), strict=True):
+        assert not torch.equal(mean, new)  # an average, not the model
+        assert not torch.equal(mean, before)
 
 
 def test_an_average_of_a_seed_is_that_of_its_values_since_it_came() -> None:
@@ -120,7 +120,7 @@ def test_an_average_of_a_seed_is_that_of_its_values_since_it_came() -> None:
     expected = [parameter.detach().clone() for parameter in seed.parameters()]
     for _ in range(3):
         learn(growing, kept)
-        expected = [DECAY * mine + (1 - DECAY) * new for mine, new in zip(expected, seed.parameters(), strict=True)]
+        expected = [DECAY * mean + (1 - DECAY) * new for mean, new in zip(expected, seed.parameters(), strict=True)]
     torch.testing.assert_close(list(kept.module.seeds["0"].parameters()), expected)
 
 
@@ -217,10 +217,10 @@ def test_a_mirror_lives_no_longer_for_being_known() -> None:
     growing = model()
     copied = copy.deepcopy(growing)
     growing.mirror(copied)
-    known = weakref.ref(copied)
+    reference = weakref.ref(copied)
     del copied
     gc.collect()
-    assert known() is None
+    assert reference() is None
     assert grow_twice(growing) == []
 
 

@@ -1,4 +1,4 @@
-"""Growing deeper tells configurations and caches, by the names that they have, of models of any kind."""
+"""Growing deeper updates configurations and caches, by their names, of models of any kind."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from esper.errors import SlotError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import deepen, find_configuration
 from esper.growth.model import GrowingModel
-from esper.growth.probe import find_outputs
-from esper.growth.sharding import blank
+from esper.growth.probe import find_branch_outputs
+from esper.growth.sharding import add_blank_copy
 from growth.hosts import TransformerBlock
 
 WIDTH = 6
@@ -114,7 +114,7 @@ def swapped(model: GrowingModel) -> GrowingModel:
 
 def copied_as_shards_are(model: GrowingModel) -> GrowingModel:
     slot = model.slots["blocks.0"]
-    slot.site = replace(slot.site, layer=blank(slot.site.layer))
+    slot.site = replace(slot.site, layer=add_blank_copy(slot.site.layer))
     return germinated(model)
 
 
@@ -191,17 +191,17 @@ def test_a_configuration_that_keeps_its_attributes_elsewhere_stays_as_it_is() ->
 
 def test_two_lists_of_blocks_of_one_configuration_give_it_back() -> None:
     host = nn.Sequential(Stack(None, 2), Stack(None, 3))
-    host.config = given = Config(2)  # type: ignore[assignment]
+    host.config = original = Config(2)  # type: ignore[assignment]
     model = esper.attach(host, {r"re:\d\.blocks\.0": ["block_copy"]}, inputs())
     model.slots["0.blocks.0"].germinate("block_copy")
-    model.slots["1.blocks.0"].germinate("block_copy")  # whose list now is as long as the configuration says
+    model.slots["1.blocks.0"].germinate("block_copy")  # whose list now has the length in the configuration
     assert model.config.n_layer == 4
     model.release()
-    assert host.config is given
+    assert host.config is original
 
 
 class Counted(nn.Module):
-    """Reads its configuration when it is called."""
+    """Context its configuration when it is called."""
 
     def __init__(self, block: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -226,17 +226,17 @@ def test_a_host_without_a_cache_reads_how_many_blocks_it_has_itself() -> None:
 
 def test_without_growth_a_host_reads_how_many_blocks_it_has_itself() -> None:
     host = Counted(lambda number: Mixing(None, number))
-    given, expected = host.config, host(inputs())
+    original, expected = host.config, host(inputs())
     model = esper.attach(host, {"blocks.0": ["block_copy"]}, inputs())
     model.slots["blocks.0"].germinate("block_copy", alpha=1.0)
     assert not torch.equal(model(inputs()), expected)
     with model.without_growth():
         with model.without_growth():
             assert torch.equal(model(inputs()), expected)
-        assert model.config is given
-        given.layer_types = ("said", "meanwhile")
-    assert (model.config.n_layer, given.n_layer) == (3, 2)
-    assert model.config.layer_types == ("said", "meanwhile", "said")
+        assert model.config is original
+        original.layer_types = ("full", "sliding")
+    assert (model.config.n_layer, original.n_layer) == (3, 2)
+    assert model.config.layer_types == ("full", "sliding", "full")
 
 
 class Tuple(NamedTuple):
@@ -265,7 +265,7 @@ def test_a_configuration_that_cannot_be_set_is_refused_before_anything_is_plante
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
     model.link(optimizer)
     model.slots["0.blocks.0"].germinate("block_copy")
-    with pytest.raises(SlotError, match=r"says by 'n_layer' that there are 3 blocks, and cannot be told of more"):
+    with pytest.raises(SlotError, match=r"has 3 blocks by 'n_layer', which cannot be changed"):
         model.slots["1.blocks.0"].germinate("block_copy")
     assert list(model.seeds) == ["0.blocks.0"]
     assert [len(group["params"]) for group in optimizer.param_groups[1:]] == [2, 0]
@@ -299,16 +299,16 @@ def test_entries_for_each_block_follow_the_order_of_blocks() -> None:
 
 
 def test_the_nearest_configuration_that_counts_the_blocks_is_the_one() -> None:
-    whole = nn.Sequential(Stack(Config(3), 3), Stack(Config(2), 2))
-    whole.config = Config(2)  # type: ignore[assignment]
-    assert find_configuration(whole, "0.blocks", 3).configuration is whole[0].config
-    assert find_configuration(whole, "1.blocks", 2).configuration is whole[1].config
-    assert find_configuration(whole, "0", 2).configuration is whole.config
-    assert find_configuration(whole, "0.blocks", 4) is None
-    whole[1].blocks.insert(1, Mixing(whole[1].config, 0))
-    deepen(whole, {"1.blocks.0": "1.blocks.0"})
-    assert [whole[0].config.n_layer, whole[1].config.n_layer, whole.config.n_layer] == [3, 3, 2]
-    assert numbers(whole[1]) == [0, 1, 2]
+    stacks = nn.Sequential(Stack(Config(3), 3), Stack(Config(2), 2))
+    stacks.config = Config(2)  # type: ignore[assignment]
+    assert find_configuration(stacks, "0.blocks", 3).configuration is stacks[0].config
+    assert find_configuration(stacks, "1.blocks", 2).configuration is stacks[1].config
+    assert find_configuration(stacks, "0", 2).configuration is stacks.config
+    assert find_configuration(stacks, "0.blocks", 4) is None
+    stacks[1].blocks.insert(1, Mixing(stacks[1].config, 0))
+    deepen(stacks, {"1.blocks.0": "1.blocks.0"})
+    assert [stacks[0].config.n_layer, stacks[1].config.n_layer, stacks.config.n_layer] == [3, 3, 2]
+    assert numbers(stacks[1]) == [0, 1, 2]
 
 
 class Gated(nn.Module):
@@ -331,12 +331,12 @@ def test_the_ends_of_branches_are_found_even_where_they_are_zero() -> None:
     torch.manual_seed(0)
     block = Gated()
     before = {name: value.clone() for name, value in block.state_dict().items()}
-    found = find_outputs(block, LayerCall((inputs(),), {}))
-    assert sorted(found) == ["attention.out_proj.bias", "attention.out_proj.weight", "scale"]
+    names = find_branch_outputs(block, LayerCall((inputs(),), {}))
+    assert sorted(names) == ["attention.out_proj.bias", "attention.out_proj.weight", "scale"]
     assert all(torch.equal(value, before[name]) for name, value in block.state_dict().items())
     block = TransformerBlock(WIDTH, causal=False)
     torch.manual_seed(1)
-    ends = find_outputs(block, LayerCall((inputs(),), {}))
+    ends = find_branch_outputs(block, LayerCall((inputs(),), {}))
     for name in ends:
         nn.init.zeros_(block.get_parameter(name))
     assert torch.equal(block(inputs()), inputs())
@@ -346,11 +346,11 @@ def test_the_ends_of_branches_are_found_even_where_they_are_zero() -> None:
 
 def test_caches_are_left_out_when_ends_are_looked_for() -> None:
     cache: dict[int, list[Tensor]] = {0: [inputs() + 1]}
-    found = find_outputs(Mixing(None, 0), LayerCall((inputs(), cache), {}))
-    assert sorted(found) == ["linear.bias", "linear.weight"]
+    names = find_branch_outputs(Mixing(None, 0), LayerCall((inputs(), cache), {}))
+    assert sorted(names) == ["linear.bias", "linear.weight"]
     assert len(cache[0]) == 1
 
 
 @pytest.mark.parametrize("block", [nn.Linear(WIDTH, WIDTH), nn.TransformerEncoderLayer(WIDTH, 2, 8)])
 def test_what_cannot_be_the_identity_has_none(block: nn.Module) -> None:
-    assert find_outputs(block, LayerCall((inputs(),), {})) == ()
+    assert find_branch_outputs(block, LayerCall((inputs(),), {})) == ()

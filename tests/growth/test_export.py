@@ -21,10 +21,9 @@ from esper.errors import ExportError, RunError
 from esper.growth import export as exporting
 from esper.growth import reloading
 from esper.growth.attach import attach
-from esper.growth.export import Format, export, verify
+from esper.growth.export import Format, Inputs, export, verify
 from esper.growth.persist import save
 from esper.growth.reloading import collect_tensors
-from esper.growth.tracing import Inputs
 from esper.lifecycle.actions import Blend
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
@@ -58,8 +57,8 @@ def test_every_format_is_written_once_it_has_proved_itself(
     export(plain, random(1, 5), kind, NAMES[kind])  # a single example does as well, and so does a relative path
     assert names_in(tmp_path) == {NAMES[kind]}
     inputs = random(9, 5)
-    found = by_hand(kind, tmp_path / NAMES[kind], plain, inputs)
-    torch.testing.assert_close(found, plain(inputs), atol=1e-5, rtol=1e-5)
+    returned = by_hand(kind, tmp_path / NAMES[kind], plain, inputs)
+    torch.testing.assert_close(returned, plain(inputs), atol=1e-5, rtol=1e-5)
 
 
 def by_hand(kind: Format, file: Path, plain: nn.Module, inputs: Tensor) -> Tensor:
@@ -89,10 +88,10 @@ def test_images_and_keywords_and_several_outputs_are_exported(kind: Format, tmp_
     images = attach(Convolutional(), ["block"], random(2, 1, 5, 6))
     fossilize(images, "block", "depthwise", Blend.GATE)
     export(images.finalize(), random(2, 1, 5, 6), kind, tmp_path / NAMES[kind])
-    given = {"tokens": random(2, 4, 5), "scale": random(2, 1, 1)}
-    tokens = attach(Tokenwise(), {"first": ["attention"]}, given)
+    arguments = {"tokens": random(2, 4, 5), "scale": random(2, 1, 1)}
+    tokens = attach(Tokenwise(), {"first": ["attention"]}, arguments)
     fossilize(tokens, "first", "attention")
-    export(Both(tokens.finalize()), given, kind, tmp_path / NAMES[kind])
+    export(Both(tokens.finalize()), arguments, kind, tmp_path / NAMES[kind])
     assert names_in(tmp_path) == {NAMES[kind]}
 
 
@@ -159,7 +158,7 @@ def test_a_file_returns_what_the_model_does_with_infinities_at_the_same_places(
 
     monkeypatch.setattr(subprocess, "run", run)
     with nullcontext() if same else pytest.raises(ExportError, match="off by more than .*, or infinite or NaN"):
-        verify(kind, tmp_path / NAMES[kind], Inputs.of(random(3, 5)), [torch.tensor(expected)])
+        verify(kind, tmp_path / NAMES[kind], Inputs.from_arguments(random(3, 5)), [torch.tensor(expected)])
 
 
 def test_a_file_that_needs_more_than_torch_is_refused(tmp_path: Path) -> None:
@@ -235,15 +234,15 @@ def test_weights_alone_need_no_model_that_can_be_traced(tmp_path: Path) -> None:
     model = nn.Sequential(Deciding(), nn.Linear(5, 2).to(torch.bfloat16), nn.BatchNorm1d(2).double())
     model[1].bias.data[0] = torch.nan
     export(model, random(3, 5), "safetensors", tmp_path / "net.safetensors")
-    found = load_file(tmp_path / "net.safetensors")
-    assert {name: tensor.dtype for name, tensor in found.items()} == {
+    returned = load_file(tmp_path / "net.safetensors")
+    assert {name: tensor.dtype for name, tensor in returned.items()} == {
         name: tensor.dtype for name, tensor in model.state_dict().items()
     }
 
 
 def test_random_inputs_have_the_range_of_the_example() -> None:
     words = torch.tensor([[3, 7], [7, 9]])
-    drawn = Inputs.of({"words": words, "scale": torch.full((2, 1), 5.0), "shift": torch.ones(3)}).draw(
+    drawn = Inputs.from_arguments({"words": words, "scale": torch.full((2, 1), 5.0), "shift": torch.ones(3)}).draw(
         50, torch.Generator().manual_seed(0)
     )
     assert drawn.keywords["words"].shape == (50, 2)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 import tiny_transformers
 from esper.errors import EsperError
 from esper.growth.attach import attach
-from esper.growth.export import Format, export
+from esper.growth.export import Format, export, make_plain
 from esper.growth.probe import Arguments
-from esper.growth.tracing import make_plain
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, classifier, seeded
 
@@ -73,8 +72,8 @@ class Deciding(nn.Module):
         return self.head(inputs if inputs.sum() > 0 else -inputs)
 
 
-def grown(host: nn.Module, slot: str, blueprint: str, given: Arguments) -> nn.Module:
-    model = attach(host, {slot: [blueprint]}, given)
+def grown(host: nn.Module, slot: str, blueprint: str, arguments: Arguments) -> nn.Module:
+    model = attach(host, {slot: [blueprint]}, arguments)
     fossilize(model, slot, blueprint)
     return model.finalize()
 
@@ -85,19 +84,19 @@ def words(*shape: int) -> Tensor:
 
 def bert() -> tuple[nn.Module, Arguments]:
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    given = {"attention_mask": mask, "input_ids": words(2, 4)}  # not in the order of the signature
-    return tiny_transformers.bert(vocab_size=30).eval(), given
+    arguments = {"attention_mask": mask, "input_ids": words(2, 4)}  # not in the order of the signature
+    return tiny_transformers.bert(vocab_size=30).eval(), arguments
 
 
 def grown_bert() -> tuple[nn.Module, Arguments]:
-    model, given = bert()
-    return grown(model, "bert.encoder.layer.0.output", "lowrank", given), given
+    model, arguments = bert()
+    return grown(model, "bert.encoder.layer.0.output", "lowrank", arguments), arguments
 
 
 def gpt2() -> tuple[nn.Module, Arguments]:
     model = tiny_transformers.gpt2(vocab_size=30, n_positions=8, n_layer=1).eval()
-    given = {"input_ids": words(2, 4)}
-    return grown(model, "transformer.h.0.mlp", "lowrank", given), given
+    arguments = {"input_ids": words(2, 4)}
+    return grown(model, "transformer.h.0.mlp", "lowrank", arguments), arguments
 
 
 def vit() -> tuple[nn.Module, Arguments]:
@@ -105,8 +104,8 @@ def vit() -> tuple[nn.Module, Arguments]:
 
 
 def t5() -> tuple[nn.Module, Arguments]:
-    given = {"input_ids": words(2, 4), "decoder_input_ids": words(2, 3)}
-    return tiny_transformers.t5(vocab_size=30).eval(), given
+    arguments = {"input_ids": words(2, 4), "decoder_input_ids": words(2, 3)}
+    return tiny_transformers.t5(vocab_size=30).eval(), arguments
 
 
 def mlp(kind: torch.dtype = torch.float32) -> tuple[nn.Module, Arguments]:
@@ -191,8 +190,8 @@ def test_it_is_exported(row: Row, kind: Format, tmp_path: Path) -> None:
     if kind is Format.ONNX:
         pytest.importorskip("onnxruntime")
     seeded()
-    model, given = row.make()
-    export(model, given, kind, tmp_path / f"net{kind.suffix}", fixed_batch=row.fixed_batch)
+    model, arguments = row.make()
+    export(model, arguments, kind, tmp_path / f"net{kind.suffix}", fixed_batch=row.fixed_batch)
     assert (tmp_path / f"net{kind.suffix}").stat().st_size
 
 
@@ -201,9 +200,9 @@ def test_it_is_refused_with_the_cause(row: Row, kind: Format, tmp_path: Path) ->
     if kind is Format.ONNX:
         pytest.importorskip("onnxruntime")
     seeded()
-    model, given = row.make()
+    model, arguments = row.make()
     with pytest.raises(EsperError, match=row.refused[kind]):
-        export(model, given, kind, tmp_path / f"net{kind.suffix}", fixed_batch=row.fixed_batch)
+        export(model, arguments, kind, tmp_path / f"net{kind.suffix}", fixed_batch=row.fixed_batch)
     assert not list(tmp_path.iterdir())
 
 
@@ -213,9 +212,9 @@ def test_numbers_that_onnx_has_not_are_said_before_any_work(
 ) -> None:
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(torch.export, "export", lambda *_, **__: pytest.fail("the work has begun"))
-    model, given = mlp()
+    model, arguments = mlp()
     with pytest.raises(EsperError, match="computes in"):
-        export(model.to(kind), given, "onnx", tmp_path / "net.onnx")
+        export(model.to(kind), arguments, "onnx", tmp_path / "net.onnx")
     with pytest.raises(EsperError, match="computes in"):
         export(model.float(), random(3, 5).to(kind), "onnx", tmp_path / "net.onnx")
 
@@ -226,6 +225,6 @@ def test_what_a_model_returns_becomes_pythons_own() -> None:
     assert make_plain({"a": None, "b": [one, object()]}) == {"b": [one]}
     assert make_plain((one, None, {})) == (one,)
     transformers = pytest.importorskip("transformers")
-    found = make_plain(transformers.modeling_outputs.CausalLMOutputWithPast(logits=one, past_key_values=object()))
-    assert type(found) is dict
-    assert found == {"logits": one}
+    plain = make_plain(transformers.modeling_outputs.CausalLMOutputWithPast(logits=one, past_key_values=object()))
+    assert type(plain) is dict
+    assert plain == {"logits": one}

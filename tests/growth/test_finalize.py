@@ -20,7 +20,7 @@ import esper
 from esper.errors import ExportError
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint, Family, get
-from esper.growth.fossils import trace
+from esper.growth.fossils import trace_seed
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 from esper.growth.seed import Seed
@@ -65,8 +65,8 @@ def grown_classifier() -> GrowingModel:
     return model
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+def assert_close(computed: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(computed, expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.landing
@@ -221,8 +221,8 @@ def test_it_compiles_as_one_graph() -> None:
 def test_the_input_may_come_by_keyword() -> None:
     model = attach(Tokenwise(), {"first": ["input_skip"]}, {"tokens": random(3, 4, 5), "scale": torch.tensor(2.0)})
     fossilize(model, "first", "input_skip")
-    given = {"tokens": random(6, 4, 5), "scale": torch.tensor(0.5)}
-    assert_close(model.finalize()(**given), model(**given))
+    arguments = {"tokens": random(6, 4, 5), "scale": torch.tensor(0.5)}
+    assert_close(model.finalize()(**arguments), model(**arguments))
 
 
 def test_what_was_finalized_may_grow_again() -> None:
@@ -349,7 +349,7 @@ class Branching(Blueprint):
 def test_a_blueprint_that_is_no_graph_is_named() -> None:
     site = Site(Layout.FEATURES, 3, (), (3,))
     with pytest.raises(ExportError, match="cannot trace blueprint 'branching'.*slot 'here'"):
-        trace(Seed(Branching(site, generator()), site), site, "here")
+        trace_seed(Seed(Branching(site, generator()), site), site, "here")
 
 
 @pytest.mark.landing
@@ -449,16 +449,16 @@ class Encoder(nn.Module):
 def test_a_copy_of_torchs_own_block_drops_out_and_takes_masks_in_the_plain_model(masked: bool) -> None:
     seeded()
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    given = (random(2, 5, 6), padding)
-    model = attach(Encoder(), {"encoder.layers.0": ["block_copy"]}, given if masked else given[0])
+    arguments = (random(2, 5, 6), padding)
+    model = attach(Encoder(), {"encoder.layers.0": ["block_copy"]}, arguments if masked else arguments[0])
     plant(model, "encoder.layers.0", "block_copy", alpha=0.5)
     model.slots["encoder.layers.0"].fossilize()
     plain = model.train().finalize()
-    found, expected = (seeded_call(one, *given, seed=1) for one in (plain, model))
-    assert torch.equal(found, expected)
+    computed, expected = (seeded_call(one, *arguments, seed=1) for one in (plain, model))
+    assert torch.equal(computed, expected)
     model.eval(), plain.eval()
-    assert_close(plain(*given), model(*given))
-    assert torch.equal(plain(*given), plain(*given))
+    assert_close(plain(*arguments), model(*arguments))
+    assert torch.equal(plain(*arguments), plain(*arguments))
 
 
 def test_of_a_copy_that_is_a_graph_you_are_warned() -> None:
@@ -469,12 +469,12 @@ def test_of_a_copy_that_is_a_graph_you_are_warned() -> None:
 def test_tracing_leaves_the_mode_of_a_seed() -> None:
     site = Site(Layout.FEATURES, 3, (), (3,))
     seed = Seed(get("mlp")(site, generator()), site).train()
-    trace(seed, site, "here")
+    trace_seed(seed, site, "here")
     assert all(part.training for part in seed.modules())
 
 
 class Reading(nn.Module):
-    """Reads the weight of a layer by itself as well, as a tied autoencoder does."""
+    """Context the weight of a layer by itself as well, as a tied autoencoder does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -485,7 +485,7 @@ class Reading(nn.Module):
 
 
 def updated(host: nn.Module, name: str) -> GrowingModel:
-    """With a low-rank update that says something."""
+    """With a low-rank update that is not zero."""
     model = attach(host, {name: ["lora_4"]}, random(4, 5))
     fossilize(model, name, "lora_4")
     return model
@@ -640,8 +640,8 @@ class Scaled(nn.Module):
 
 
 class ScaledByPlace(Scaled):
-    def forward(self, *given: Tensor) -> Tensor:
-        return super().forward(*given)
+    def forward(self, *arguments: Tensor) -> Tensor:
+        return super().forward(*arguments)
 
 
 class Calling(nn.Module):
@@ -704,8 +704,8 @@ def test_arguments_of_several_types_keep_theirs() -> None:
         def forward(self, features: Tensor, others: Tensor) -> Tensor:
             return self.first(features) + self.second(others).float()
 
-    given = (torch.randn(3, 4), torch.randn(3, 4, dtype=torch.float64))
-    model = esper.attach(Host(), {"first": ["lora_4"]}, given).eval()
+    arguments = (torch.randn(3, 4), torch.randn(3, 4, dtype=torch.float64))
+    model = esper.attach(Host(), {"first": ["lora_4"]}, arguments).eval()
     model.slots["first"].germinate("lora_4", alpha=1.0)
     model.slots["first"].fossilize()
-    assert torch.allclose(model.finalize()(*given), model(*given), atol=1e-6)
+    assert torch.allclose(model.finalize()(*arguments), model(*arguments), atol=1e-6)

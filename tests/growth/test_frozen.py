@@ -115,13 +115,13 @@ def test_growth_is_out_of_sight_within_a_function_that_is_compiled(
     model, host, inputs = make()
 
     @torch.compile(backend="eager")
-    def ask(inputs: Tensor) -> Tensor:
+    def compute(inputs: Tensor) -> Tensor:
         with model.without_growth():
             return model(inputs)
 
     with torch.no_grad():
         expected = model(inputs)
-        assert torch.allclose(ask(inputs), host(inputs), atol=1e-5)
+        assert torch.allclose(compute(inputs), host(inputs), atol=1e-5)
         assert torch.equal(model(inputs), expected)
         assert torch.allclose(torch.compile(model, backend="eager")(inputs), expected, atol=1e-5)
 
@@ -188,13 +188,13 @@ def test_passes_in_many_threads_find_growth_out_of_sight_and_leave_it() -> None:
     with torch.no_grad():
         expected, bare, wrong = model(inputs), host(inputs), list[int]()
 
-        def ask() -> None:
+        def compute() -> None:
             for at in range(20):
                 with torch.no_grad(), model.without_growth():
                     if not torch.equal(model(inputs), bare):
                         wrong.append(at)
 
-        threads = [threading.Thread(target=ask) for _ in range(4)]
+        threads = [threading.Thread(target=compute) for _ in range(4)]
         for one in threads:
             one.start()
         for one in threads:
@@ -248,17 +248,17 @@ def test_seeds_have_the_type_in_which_the_host_computes_there() -> None:
 
 
 def test_hooks_keep_their_order_when_growth_was_out_of_sight() -> None:
-    model, heard = grow(attached(), steps=0), list[Tensor]()
+    model, outputs = grow(attached(), steps=0), list[Tensor]()
     layer = model.host.get_submodule("layer1")
-    first = layer.register_forward_hook(lambda _, inputs, output: heard.append(output))
+    first = layer.register_forward_hook(lambda _, inputs, output: outputs.append(output))
     with model.without_growth():
-        layer.register_forward_hook(lambda _, inputs, output: heard.append(output))
+        layer.register_forward_hook(lambda _, inputs, output: outputs.append(output))
     model(images())
     first.remove()
-    assert torch.equal(heard[0], heard[1])
+    assert torch.equal(outputs[0], outputs[1])
     with model.without_growth():
         model(images())
-    assert not torch.equal(heard[1], heard[2])
+    assert not torch.equal(outputs[1], outputs[2])
 
 
 @pytest.mark.parametrize("change", ["state_dict", "finalize", "swap"])

@@ -36,7 +36,7 @@ def inputs(count: int = 3) -> Tensor:
 
 
 def stir(model: GrowingModel, slot: str, blueprint: str = "mlp", alpha: float = 0.7) -> None:
-    """Plant a seed that has something to say."""
+    """Plant a seed that changes the output."""
     seed = model.slots[slot].germinate(blueprint, generator(2))
     with torch.no_grad():
         for parameter in seed.parameters():
@@ -49,12 +49,12 @@ def by_pickle(model: GrowingModel) -> GrowingModel:
 
 
 def test_the_host_keeps_its_keys_and_its_outputs() -> None:
-    alone, model = host(), growing()
-    assert model.host.state_dict().keys() == alone.state_dict().keys()
-    assert torch.equal(model(inputs()), alone(inputs()))
+    plain, model = host(), growing()
+    assert model.host.state_dict().keys() == plain.state_dict().keys()
+    assert torch.equal(model(inputs()), plain(inputs()))
     stir(model, "layer1.linear")
-    assert model.host.state_dict().keys() == alone.state_dict().keys()
-    grown = model.state_dict().keys() - {f"host.{name}" for name in alone.state_dict()}
+    assert model.host.state_dict().keys() == plain.state_dict().keys()
+    grown = model.state_dict().keys() - {f"host.{name}" for name in plain.state_dict()}
     assert grown
     assert all(key.startswith("slots.layer1/linear.") for key in grown)
 
@@ -98,8 +98,8 @@ def test_a_seed_adds_alpha_times_its_contribution() -> None:
 @pytest.mark.parametrize("slot", SLOTS)
 def test_gradients_reach_host_and_seed(slot: str) -> None:
     """Whatever blueprint: those of the host are of the function with the seed, and no part of the seed goes without."""
-    alone = host()
-    alone(inputs()).square().sum().backward()
+    plain = host()
+    plain(inputs()).square().sum().backward()
     blueprints = growing().slots[slot].blueprints
     assert len(blueprints) >= 5
     for blueprint in blueprints:
@@ -109,7 +109,7 @@ def test_gradients_reach_host_and_seed(slot: str) -> None:
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None, (blueprint, name)
             assert parameter.grad.any(), (blueprint, name)
-        for (name, mine), before in zip(model.host.named_parameters(), alone.parameters(), strict=True):
+        for (name, mine), before in zip(model.host.named_parameters(), plain.parameters(), strict=True):
             assert not torch.allclose(mine.grad, before.grad), (blueprint, name)
 
 
@@ -170,7 +170,7 @@ def test_what_cannot_germinate_is_refused_and_changes_nothing() -> None:
         model.slots["layer0"].germinate("mlp", generator())
     with pytest.raises(UnknownBlueprintError, match="did you mean 'mlp'"):
         model.slots["layer2"].germinate("mpl", generator())
-    with pytest.raises(SlotError, match="'conv3x3' does not serve tokens"):
+    with pytest.raises(SlotError, match="'conv3x3' does not support tokens"):
         model.slots["layer2"].germinate("conv3x3", generator())
     with pytest.raises(SlotError, match="no slot 'layer9'"):
         model.slots["layer9"].germinate("mlp", generator())

@@ -37,10 +37,10 @@ def train(model: GrowingModel, optimizer: torch.optim.Optimizer, host: Host, ste
     losses: list[float] = []
     for _ in range(steps):
         optimizer.zero_grad()
-        found = loss(model, host.arguments())
-        found.backward()
+        returned = loss(model, host.arguments())
+        returned.backward()
         optimizer.step()
-        losses.append(found.item())
+        losses.append(returned.item())
     return losses
 
 
@@ -50,25 +50,25 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 @every_host
 def test_places_stand_for_their_slots_and_the_host_is_left_as_it_is(host: Host) -> None:
-    alone, model = host.network(), host.attached()
+    plain, model = host.network(), host.attached()
     assert tuple(model.slots) == host.slots
     assert all(slot.site.causal is host.causal for slot in model.slots.values())
     assert model.outputs == 5
-    assert model.host.state_dict().keys() == alone.state_dict().keys()
+    assert model.host.state_dict().keys() == plain.state_dict().keys()
 
 
 @every_host
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("gradient", [True, False], ids=["grad", "no_grad"])
 def test_dormant_slots_change_no_bit(host: Host, training: bool, gradient: bool) -> None:
-    alone, model = host.network().train(training), host.attached().train(training)
+    plain, model = host.network().train(training), host.attached().train(training)
     with torch.set_grad_enabled(gradient):
-        found, expected = outputs(model, host.arguments()), outputs(alone, host.arguments())
+        returned, expected = outputs(model, host.arguments()), outputs(plain, host.arguments())
     if host.fused and not training and not gradient:
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(returned, expected)
     else:
-        assert torch.equal(found, expected)
-    for one, other in zip(alone.buffers(), model.host.buffers(), strict=True):
+        assert torch.equal(returned, expected)
+    for one, other in zip(plain.buffers(), model.host.buffers(), strict=True):
         assert torch.equal(one, other)
 
 
@@ -137,24 +137,24 @@ def test_copies_are_equal_and_apart(host: Host, way: str) -> None:
 
 @every_host
 def test_autocast_keeps_the_types_that_the_host_makes(host: Host) -> None:
-    alone, model = host.network(), host.grown_by_hand()
+    plain, model = host.network(), host.grown_by_hand()
     seen: list[torch.dtype] = []
-    for network in (alone, model.host):
+    for network in (plain, model.host):
         for name in host.slots:
             network.get_submodule(name).register_forward_hook(lambda *called: seen.append(called[2].dtype))
     with torch.autocast("cpu", torch.bfloat16):
         try:
-            outputs(alone, host.arguments())
+            outputs(plain, host.arguments())
         except RuntimeError as error:
             if "primitive" not in str(error):
                 raise
             pytest.skip(f"oneDNN has no bfloat16 for {host.name} on this processor")
-        found = loss(model, host.arguments())
-    found.backward()
+        returned = loss(model, host.arguments())
+    returned.backward()
     assert seen[len(host.slots) :] == seen[: len(host.slots)]
     assert all(torch.isfinite(gradient).all() for gradient in gradients(model))
     exact = loss(host.grown_by_hand(), host.arguments())
-    torch.testing.assert_close(found, exact, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(returned, exact, rtol=0.1, atol=0.1)
 
 
 @every_host
@@ -201,7 +201,7 @@ def test_language_models_leak_no_later_token(host: Host) -> None:
 
 @every_causal_host
 def test_a_leak_would_be_seen(host: Host) -> None:
-    """A seed that is told that its site is not causal lets later tokens through, and the test above notices."""
+    """A seed of a site that is not causal lets later tokens through, and the test above notices."""
     model = host.attached().eval()
     slot = model.slots[host.slots[0]]
     slot.site = replace(slot.site, causal=False)

@@ -146,19 +146,19 @@ def test_pruning_gives_layers_of_the_cache_back() -> None:
 
 def test_the_given_configuration_stays_as_it_is() -> None:
     host = host_of("qwen2")
-    given = host.config
-    kinds = list(given.layer_types)
+    config = host.config
+    kinds = list(config.layer_types)
     model = growing("qwen2", host=host)
     plant(model, "model.layers.1")
-    assert (given.num_hidden_layers, given.layer_types) == (2, kinds)
+    assert (config.num_hidden_layers, config.layer_types) == (2, kinds)
     assert (model.config.num_hidden_layers, model.config.layer_types) == (3, [*kinds, kinds[1]])
     model.release()
-    assert all(module.config is given for module in host.modules() if "config" in vars(module))
+    assert all(module.config is config for module in host.modules() if "config" in vars(module))
 
 
 def test_what_is_set_on_the_configuration_while_it_grows_stays() -> None:
     host = host_of("llama")
-    given, expected = host.config, host(TOKENS).logits
+    original, expected = host.config, host(TOKENS).logits
     model = growing("llama", host=host)
     plant(model, "model.layers.0")
     model.config.pad_token_id, model.config.use_cache = 5, False
@@ -171,8 +171,8 @@ def test_what_is_set_on_the_configuration_while_it_grows_stays() -> None:
         configurations = [part.config for part in one.modules() if "config" in vars(part)]
         assert {config._attn_implementation for config in configurations} == {"eager"}
     model.release()
-    assert host.config is given
-    assert (given.pad_token_id, given._attn_implementation, given.num_hidden_layers) == (5, "eager", 2)
+    assert host.config is original
+    assert (original.pad_token_id, original._attn_implementation, original.num_hidden_layers) == (5, "eager", 2)
     torch.testing.assert_close(host(TOKENS).logits, expected)
 
 
@@ -315,5 +315,5 @@ def test_moments_and_schedules_survive() -> None:
 
 def test_a_block_after_which_something_is_normalised_cannot_be_the_identity() -> None:
     host = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2, enable_nested_tensor=False)
-    with pytest.raises(SlotError, match="'block_zero' does not serve"):
+    with pytest.raises(SlotError, match="'block_zero' does not support"):
         esper.attach(host, {"layers.0": ["block_zero"]}, torch.randn(2, 3, 8))

@@ -49,7 +49,7 @@ LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 
 def updated(layer: str, blueprint: str = "lora", alpha: float = 0.7) -> tuple[GrowingModel, Tensor]:
-    """With an update that says something."""
+    """With an update that is not zero."""
     torch.manual_seed(0)
     made, x = LAYERS[layer]()
     model = esper.attach(Net(made), {"layer": [blueprint]}, x)
@@ -129,7 +129,7 @@ def test_a_shared_weight_is_not_changed_elsewhere() -> None:
     ids=["groups", "circular", "norm"],
 )
 def test_what_has_no_such_weight_is_not_served(layer: nn.Module) -> None:
-    with pytest.raises(SlotError, match="'lora' does not serve"):
+    with pytest.raises(SlotError, match="'lora' does not support"):
         esper.attach(Net(layer), {"layer": ["lora"]}, torch.randn(2, 4, 8, 8))
 
 
@@ -160,14 +160,14 @@ def wrapped(layer: nn.Linear) -> nn.Linear:
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_layers_that_use_another_weight_than_their_own_are_not_served(make: Callable[[nn.Linear], nn.Module]) -> None:
-    with pytest.raises(SlotError, match="'lora' does not serve"):
+    with pytest.raises(SlotError, match="'lora' does not support"):
         esper.attach(Net(make(nn.Linear(WIDTH, WIDTH))), {"layer": ["lora"]}, torch.randn(3, WIDTH))
 
 
 def test_hooks_that_change_no_output_are_no_hindrance() -> None:
-    layer, heard = nn.Linear(WIDTH, WIDTH), list[Tensor]()
+    layer, outputs = nn.Linear(WIDTH, WIDTH), list[Tensor]()
     layer.register_forward_pre_hook(lambda _, arguments: 2 * arguments[0])
-    layer.register_forward_hook(lambda _, arguments, output: heard.append(output))
+    layer.register_forward_hook(lambda _, arguments, output: outputs.append(output))
     x = torch.randn(3, WIDTH)
     model = esper.attach(Net(layer), {"layer": ["lora"]}, x)
     nn.init.normal_(model.slots["layer"].germinate("lora", alpha=1.0).blueprint.outer)
@@ -330,7 +330,7 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("blueprint", ["block_copy", "block_zero"])
 def test_quantised_blocks_are_not_served(blueprint: str) -> None:
-    with pytest.raises(SlotError, match=f"'{blueprint}' does not serve"):
+    with pytest.raises(SlotError, match=f"'{blueprint}' does not support"):
         esper.attach(nn.Sequential(Scaled(quantised=True)), {"0": [blueprint]}, tokens())
 
 
@@ -406,7 +406,7 @@ def test_a_copy_has_the_types_of_its_block() -> None:
 
 
 def test_what_changes_its_shape_has_no_copy() -> None:
-    with pytest.raises(SlotError, match="'block_copy' does not serve"):
+    with pytest.raises(SlotError, match="'block_copy' does not support"):
         esper.attach(Net(nn.Linear(WIDTH, 5)), {"layer": ["block_copy"]}, torch.randn(3, WIDTH))
 
 
@@ -433,8 +433,8 @@ def test_a_layer_that_takes_more_than_its_class_is_attached_to_and_gets_no_lora(
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 4)
-            usual = self.layer.forward
-            self.layer.forward = lambda features, scale=1.0: scale * usual(features)  # pyright: ignore[reportAttributeAccessIssue]
+            original_forward = self.layer.forward
+            self.layer.forward = lambda features, scale=1.0: scale * original_forward(features)  # pyright: ignore[reportAttributeAccessIssue]
 
         def forward(self, features: Tensor) -> Tensor:
             return self.layer(features, scale=2.0)

@@ -17,7 +17,7 @@ import esper
 from esper.errors import LookError
 from esper.growth.look import Look
 from esper.growth.model import GrowingModel
-from esper.growth.promise import compute_held_out_promise, promise
+from esper.growth.promise import compute_held_out_promise, compute_promise
 from esper.numerics.random_streams import seed_generator
 from growth.hosts import EXAMPLES, HOSTS, RESNET, Host, classes, every_host, outputs
 
@@ -37,8 +37,8 @@ def planted_grams(host: Host, slot: str, blueprint: str, draw: int) -> Tensor:
     seed = model.slots[slot].germinate(blueprint, seed_generator(0, list(model.slots).index(slot), draw), alpha=1.0)
     rows = []
     for loss in example_losses(model, host.arguments()):
-        found = torch.autograd.grad(loss, list(seed.parameters()), retain_graph=True, allow_unused=True)
-        rows.append(torch.cat([each.flatten() for each in found if each is not None]))
+        gradients = torch.autograd.grad(loss, list(seed.parameters()), retain_graph=True, allow_unused=True)
+        rows.append(torch.cat([each.flatten() for each in gradients if each is not None]))
     stacked = torch.stack(rows).double()
     return stacked @ stacked.mT
 
@@ -52,7 +52,7 @@ def test_it_promises_what_planted_seeds_ask_for(host: Host) -> None:
     }
     for row in looked.rows:
         grams = torch.stack([planted_grams(host, row.slot, row.blueprint, draw) for draw in range(2)])
-        assert row.promise == pytest.approx(float(promise(grams).mean()), abs=1e-3)
+        assert row.promise == pytest.approx(float(compute_promise(grams).mean()), abs=1e-3)
         assert row.promise_held_out == pytest.approx(float(compute_held_out_promise(grams).mean()), abs=1e-3)
     assert [row.promise for row in looked.rows] == sorted((row.promise for row in looked.rows), reverse=True)
     assert looked.slots == host.slots
@@ -100,8 +100,8 @@ def test_it_sees_the_same(change: str) -> None:
     with {"under no_grad": torch.no_grad(), "under inference_mode": torch.inference_mode()}.get(
         change, torch.enable_grad()
     ):
-        found = model.look(loss, [inputs])
-    for one, other in zip(found.rows, expected.rows, strict=True):
+        looked = model.look(loss, [inputs])
+    for one, other in zip(looked.rows, expected.rows, strict=True):
         assert (one.slot, one.blueprint) == (other.slot, other.blueprint)
         assert one.promise == pytest.approx(other.promise, abs=1e-5)
 
@@ -114,11 +114,11 @@ def test_low_precision_sees_much_the_same() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return example_losses(model, batch)
 
-    found = host.attached().look(under_autocast, [host.arguments()])
+    looked = host.attached().look(under_autocast, [host.arguments()])
     with torch.autocast("cpu", torch.bfloat16):
-        assert repr(host.attached().look(example_losses, [host.arguments()])) == repr(found)
+        assert repr(host.attached().look(example_losses, [host.arguments()])) == repr(looked)
     for row in expected.rows:
-        twin = next(one for one in found.rows if (one.slot, one.blueprint) == (row.slot, row.blueprint))
+        twin = next(one for one in looked.rows if (one.slot, one.blueprint) == (row.slot, row.blueprint))
         assert twin.promise == pytest.approx(row.promise, abs=ERROR)
 
 
@@ -243,7 +243,7 @@ def test_a_layer_that_unlearned_all_is_told() -> None:
     nn.init.zeros_(net[1].weight)
     nn.init.zeros_(net[1].bias)
     needs.append(model.look(squared_error, [(inputs, targets)], examples=512, layers=True).layers)
-    assert [[(one.layer, one.kind, one.parameters) for one in told] for told in needs] == [
+    assert [[(one.layer, one.kind, one.parameters) for one in layers] for layers in needs] == [
         [("0", "Linear", 72), ("1", "Linear", 18)]
     ] * 2
     assert max(one.promise_held_out for one in needs[0]) < ERROR
@@ -257,11 +257,11 @@ def test_a_layer_under_a_seed_is_asked_through_the_seed_too() -> None:
     taken = model.look(example_losses, [host.arguments()], layers=True).layers
     rows = []
     for loss in example_losses(model.eval(), host.arguments()):
-        found = torch.autograd.grad(loss, list(model.host.get_submodule("0").parameters()), retain_graph=True)
-        rows.append(torch.cat([each.flatten() for each in found]).double())
+        gradients = torch.autograd.grad(loss, list(model.host.get_submodule("0").parameters()), retain_graph=True)
+        rows.append(torch.cat([each.flatten() for each in gradients]).double())
     assert taken[0].layer == "0"
     gram = torch.stack(rows) @ torch.stack(rows).mT
-    assert taken[0].promise == pytest.approx(float(promise(gram)), abs=1e-3)
+    assert taken[0].promise == pytest.approx(float(compute_promise(gram)), abs=1e-3)
 
 
 # What is shown.

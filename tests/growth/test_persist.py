@@ -204,10 +204,10 @@ def first_seed(**changes: Any) -> Damage:
         (first_slot(name="re:.*"), "no submodule 're:"),
         (first_slot(blueprints=[]), "no blueprint was named"),
         (first_slot(blueprints=["nothing"]), "unknown blueprint 'nothing'"),
-        (lambda content: content["slots"][0]["site"].update(width=9), "width 9 when it was saved, and sees"),
+        (lambda content: content["slots"][0]["site"].update(width=9), "width 9 when it was saved, and has"),
         (lambda content: content["slots"][0]["site"].update(layout="cube"), "corrupt at slots.0.site.layout"),
         (first_seed(blueprint="nothing"), "unknown blueprint 'nothing'"),
-        (first_seed(blueprint="attention"), "'attention' does not serve"),
+        (first_seed(blueprint="attention"), "'attention' does not support"),
         (first_seed(blend="whirl"), r"corrupt at slots\.0\.seed\.blend"),
         (first_seed(blend="gate"), "only the model built here has 'slots.stem.occupant.gate.bias'"),
         (first_seed(fixed=["nothing"]), "has no parameter 'nothing'"),
@@ -231,8 +231,8 @@ def test_a_topology_that_lies_is_refused_and_leaves_the_host_as_it_was(
 
 def test_tensors_that_lie_are_refused(tmp_path: Path) -> None:
     save(grown(), tmp_path)
-    whole = tensors_file(tmp_path).read_bytes()
-    tensors = decode(whole)
+    content = tensors_file(tmp_path).read_bytes()
+    tensors = decode(content)
     name = "host.stem.weight"
     damages = {
         "is not a safetensors file": pickle.dumps({"x": 1}),
@@ -245,8 +245,8 @@ def test_tensors_that_lie_are_refused(tmp_path: Path) -> None:
         put(tmp_path, data)
         with pytest.raises(CheckpointError, match=message):
             load(tmp_path, fresh(), images())
-    put(tmp_path, whole)
-    tensors_file(tmp_path).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    put(tmp_path, content)
+    tensors_file(tmp_path).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(CheckpointError, match="torn or corrupt"):
         load(tmp_path, fresh(), images())
     tensors_file(tmp_path).unlink()
@@ -268,7 +268,7 @@ def test_any_damaged_byte_is_refused_in_one_sentence_or_harmless(
     content[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(bytes(content[: data.draw(st.sampled_from([len(content), place]))]))
     if path.name == TOPOLOGY and loads(folder):
-        return  # a flag, a figure or a name may say one thing as well as another
+        return  # a flag, a figure or a name may have another valid value
     with pytest.raises(CheckpointError) as caught:
         load(folder, fresh(), images())
     assert "\n" not in str(caught.value)

@@ -54,8 +54,8 @@ def test_a_blueprint_says_whether_it_mixes_positions(kind, site):
         changed[:, position] += 1.0
         shaped = changed.reshape(len(features), *site.extent, site.width).movedim(-1, channels)
         after = seed(shaped, inputs).movedim(channels, -1).reshape(before.shape)
-        others = torch.arange(site.positions) != position
-        mixes |= not torch.allclose(before[:, others], after[:, others])
+        rest = torch.arange(site.positions) != position
+        mixes |= not torch.allclose(before[:, rest], after[:, rest])
     if site.positions > 1:
         assert kind.mixes_positions is mixes
 
@@ -64,7 +64,7 @@ def test_a_blueprint_says_whether_it_mixes_positions(kind, site):
 def test_only_what_keeps_positions_apart_serves_where_they_are(name):
     kind = get(name)
     for site in SITES:
-        assert kind.supports(replace(site, apart="a test says so")) is (
+        assert kind.supports(replace(site, apart="a test requires it")) is (
             kind.supports(site) and not kind.mixes_positions
         )
 
@@ -80,7 +80,9 @@ def test_padding_changes_nothing_or_the_blueprint_is_withheld(host: PaddedHost, 
     for slot in host.slots:
         assert name not in MIXING or name not in free.slots[slot].blueprints
         if name in MIXING:
-            sentence = f"'{name}' does not serve .* slot {slot!r}, where positions must stay apart since .* apart=False"
+            sentence = (
+                f"'{name}' does not support .* slot {slot!r}, where positions must stay apart since .* apart=False"
+            )
             with pytest.raises(SlotError, match=sentence):
                 attach(host.network(), {slot: [name]}, host.unpadded())
             with pytest.raises(SlotError, match=sentence):
@@ -90,9 +92,9 @@ def test_padding_changes_nothing_or_the_blueprint_is_withheld(host: PaddedHost, 
             without = outputs(model, host.unpadded())
             plant(model, slot, name)
             with torch.set_grad_enabled(host is not TORCH):  # there the batch is a nested tensor
-                found = outputs(model, host.unpadded())
-                torch.testing.assert_close(outputs(model, host.padded()), found)
-            assert not torch.allclose(found, without, atol=1e-3)
+                returned = outputs(model, host.unpadded())
+                torch.testing.assert_close(outputs(model, host.padded()), returned)
+            assert not torch.allclose(returned, without, atol=1e-3)
 
 
 @every_padded_host
@@ -107,7 +109,7 @@ def test_a_leak_would_be_seen(host: PaddedHost) -> None:
 
 def generated(network: nn.Module, **options: bool) -> Tensor:
     """Logits of the tokens that the network adds to the text."""
-    found = network.generate(
+    returned = network.generate(
         text(),
         attention_mask=torch.ones_like(text()),
         max_new_tokens=5,
@@ -117,7 +119,7 @@ def generated(network: nn.Module, **options: bool) -> Tensor:
         return_dict_in_generate=True,
         **options,
     )
-    return torch.stack(found.logits)
+    return torch.stack(returned.logits)
 
 
 @pytest.mark.landing
@@ -160,14 +162,14 @@ def test_plain_is_grown_at_real_positions(name: str, slot: str) -> None:
     for training, gradient, longest in itertools.product([True, False], [True, False], [TOKENS, TOKENS - 1]):
         arguments = {"tokens": numbers(), "padding": ragged_padding(longest)}
         with torch.set_grad_enabled(gradient):
-            found, expected = (each.train(training)(**arguments) for each in (plain, model))
-        torch.testing.assert_close(found[~arguments["padding"]], expected[~arguments["padding"]])
+            returned, expected = (each.train(training)(**arguments) for each in (plain, model))
+        torch.testing.assert_close(returned[~arguments["padding"]], expected[~arguments["padding"]])
 
 
 @pytest.mark.parametrize("name", MIXING)
 @pytest.mark.parametrize("host", [TORCH, HAND_MADE, BERT], ids=lambda host: host.name)
 def test_padding_that_nobody_expected_is_refused_where_seeds_mix(host: PaddedHost, name: str) -> None:
-    """The example input had no mask, and the model does not say that it takes one, or its owner that it never will."""
+    """The example input had no mask, the signature has none, and ``apart`` is not passed."""
     model = host.attached(host.whole(), apart=False if host.named else None)
     plant(model, host.slots[0], name)
     for gradient in (True, False):
@@ -221,7 +223,7 @@ def test_images_are_not_padded() -> None:
 
 
 class Wrapped(nn.Module):
-    """A model of its owner's around another one, which says nothing of what that takes."""
+    """A model of a user's around another one, with a signature without masks."""
 
     def __init__(self, inner: nn.Module, **options: bool) -> None:
         super().__init__()
@@ -321,5 +323,5 @@ def test_a_model_saved_before_positions_were_kept_apart_computes_as_then(tmp_pat
 def test_the_user_knows_better() -> None:
     model = attach(Ordered(), ["layer"], torch.randn(EXAMPLES, TOKENS, WIDTH), apart=True)
     assert model.slots["layer"].site.apart
-    with pytest.raises(SlotError, match="'attention' does not serve .* you said that they do"):
+    with pytest.raises(SlotError, match="'attention' does not support .* apart=True was passed"):
         model.slots["layer"].germinate("attention")

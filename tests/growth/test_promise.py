@@ -13,10 +13,10 @@ from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.promise import (
     RIDGE,
     GradientBatch,
+    compute_gram_matrix,
     compute_held_out_promise,
+    compute_promise,
     compute_promise_from_gradients,
-    gram_of,
-    promise,
 )
 from esper.growth.site import Layout, Site
 from growth.blueprint_cases import batch, draw, every_case, grown, newborn
@@ -24,16 +24,18 @@ from growth.blueprint_cases import batch, draw, every_case, grown, newborn
 EXAMPLES = 12
 
 
-def wishes_like(features: Tensor) -> Tensor:
+def gradients_like(features: Tensor) -> Tensor:
     return draw(*features.shape, seed=5)
 
 
-def plain_gram(module: nn.Module, features: Tensor, inputs: Tensor, wishes: Tensor) -> Tensor:
+def plain_gram(module: nn.Module, features: Tensor, inputs: Tensor, functional_gradients: Tensor) -> Tensor:
     """Example by example, by nothing but autograd."""
     rows = []
     for one in range(len(features)):
         output = module(features[one : one + 1], inputs[one : one + 1])
-        gradients = torch.autograd.grad((output * wishes[one]).sum(), list(module.parameters()), allow_unused=True)
+        gradients = torch.autograd.grad(
+            (output * functional_gradients[one]).sum(), list(module.parameters()), allow_unused=True
+        )
         rows.append(torch.cat([each.flatten() for each in gradients if each is not None]))
     stacked = torch.stack(rows)
     return stacked @ stacked.mT
@@ -43,29 +45,33 @@ def plain_gram(module: nn.Module, features: Tensor, inputs: Tensor, wishes: Tens
 @pytest.mark.parametrize("make", [newborn, grown])
 def test_the_gram_matrix_is_that_of_gradients_example_by_example(kind: type[Blueprint], site: Site, make) -> None:
     features, inputs = batch(site, EXAMPLES)
-    module, wishes = make(kind, site), wishes_like(features)
-    expected = plain_gram(module, features, inputs, wishes)
+    module, functional_gradients = make(kind, site), gradients_like(features)
+    expected = plain_gram(module, features, inputs, functional_gradients)
     assert expected.abs().max() > 0
-    torch.testing.assert_close(gram_of(module, [GradientBatch((features, inputs), wishes)]), expected)
+    torch.testing.assert_close(
+        compute_gram_matrix(module, [GradientBatch((features, inputs), functional_gradients)]), expected
+    )
 
 
 def test_memory_is_bounded_without_changing_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(Layout.TOKENS, width=6, extent=(4,), input_shape=(4, 6))
     features, inputs = batch(site, EXAMPLES)
-    module, wishes = newborn_of("mlp", site), wishes_like(features)
-    whole = gram_of(module, [GradientBatch((features, inputs), wishes)])
-    usual, sizes = promises.example_gradients, []
+    module, functional_gradients = newborn_of("mlp", site), gradients_like(features)
+    expected = compute_gram_matrix(module, [GradientBatch((features, inputs), functional_gradients)])
+    original, sizes = promises.compute_example_gradients, []
 
-    def counted(module: nn.Module, names: list[str], given: GradientBatch) -> Tensor:
-        found = usual(module, names, given)
-        sizes.append(found.nbytes)
-        return found
+    def counted(module: nn.Module, names: list[str], gradient_batch: GradientBatch) -> Tensor:
+        computed = original(module, names, gradient_batch)
+        sizes.append(computed.nbytes)
+        return computed
 
-    monkeypatch.setattr(promises, "example_gradients", counted)
+    monkeypatch.setattr(promises, "compute_example_gradients", counted)
     for limit in (sum(p.nbytes for p in module.parameters()) * 5, 1):
         sizes.clear()
         monkeypatch.setattr(promises, "GRAM_BYTES", limit)
-        torch.testing.assert_close(gram_of(module, [GradientBatch((features, inputs), wishes)]), whole)
+        torch.testing.assert_close(
+            compute_gram_matrix(module, [GradientBatch((features, inputs), functional_gradients)]), expected
+        )
         assert 2 * max(sizes) <= limit or max(sizes) == min(sizes)
         assert len(sizes) > 1
 
@@ -80,24 +86,24 @@ def test_examples_may_come_in_batches_of_different_shapes() -> None:
     module, parts = newborn_of("attention", long), []
     for site in (long, short):
         features, _ = batch(site, EXAMPLES)
-        parts.append(GradientBatch((features, features), wishes_like(features)))
-    gram = gram_of(module, parts)
+        parts.append(GradientBatch((features, features), gradients_like(features)))
+    gram = compute_gram_matrix(module, parts)
     assert gram.shape == (2 * EXAMPLES, 2 * EXAMPLES)
     torch.testing.assert_close(gram, gram.mT)
     for part, place in zip(parts, (slice(EXAMPLES), slice(EXAMPLES, None)), strict=True):
-        torch.testing.assert_close(gram[place, place], gram_of(module, [part]))
+        torch.testing.assert_close(gram[place, place], compute_gram_matrix(module, [part]))
 
 
 def test_what_is_padded_asks_for_nothing() -> None:
     site = Site(Layout.TOKENS, width=6, extent=(5,), input_shape=())
     features, _ = batch(site, EXAMPLES)
-    wishes = wishes_like(features)
+    functional_gradients = gradients_like(features)
     wide = torch.cat([features, draw(EXAMPLES, 3, 6, seed=9)], 1)
-    asked = torch.cat([wishes, torch.zeros(EXAMPLES, 3, 6, dtype=wishes.dtype)], 1)
+    padded = torch.cat([functional_gradients, torch.zeros(EXAMPLES, 3, 6, dtype=functional_gradients.dtype)], 1)
     module = newborn_of("mlp", site)
     torch.testing.assert_close(
-        gram_of(module, [GradientBatch((wide, wide), asked)]),
-        gram_of(module, [GradientBatch((features, features), wishes)]),
+        compute_gram_matrix(module, [GradientBatch((wide, wide), padded)]),
+        compute_gram_matrix(module, [GradientBatch((features, features), functional_gradients)]),
     )
 
 
@@ -108,20 +114,20 @@ def from_rows(rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e4])
 def test_examples_that_agree_are_granted_all_but_the_ridge(scale: float) -> None:
     gram = from_rows(scale * torch.ones(20, 3, dtype=torch.float64))
-    assert promise(gram).item() == pytest.approx(20 / (20 + RIDGE))
+    assert compute_promise(gram).item() == pytest.approx(20 / (20 + RIDGE))
     assert compute_held_out_promise(gram).tolist() == pytest.approx([10 / (10 + RIDGE)] * 2)
 
 
 def test_examples_that_contradict_each_other_are_granted_nothing() -> None:
     rows = draw(10, 4)
     gram = from_rows(torch.stack([rows, -rows], 1).flatten(0, 1))  # in pairs, so that each half contradicts itself
-    assert promise(gram).item() == pytest.approx(0, abs=1e-12)
+    assert compute_promise(gram).item() == pytest.approx(0, abs=1e-12)
     assert compute_held_out_promise(gram).tolist() == pytest.approx([0, 0], abs=1e-12)
 
 
 def test_examples_with_nothing_in_common_are_granted_only_what_is_fitted() -> None:
     gram = 3.0 * torch.eye(20, dtype=torch.float64)
-    assert promise(gram).item() == pytest.approx(1 / (1 + RIDGE))
+    assert compute_promise(gram).item() == pytest.approx(1 / (1 + RIDGE))
     assert compute_held_out_promise(gram).tolist() == [0, 0]
 
 
@@ -131,7 +137,7 @@ def test_a_linear_problem_with_a_known_answer() -> None:
     rows = (-2 * targets).unsqueeze(1)
     total, ridge = float(targets.square().sum()), RIDGE * float(targets.square().mean())
     expected = float(targets.sum()) ** 2 / (len(targets) * (total + ridge))
-    assert promise(from_rows(rows)).item() == pytest.approx(expected)
+    assert compute_promise(from_rows(rows)).item() == pytest.approx(expected)
 
     class Bias(nn.Module):
         def __init__(self) -> None:
@@ -142,8 +148,10 @@ def test_a_linear_problem_with_a_known_answer() -> None:
             return self.bias.expand_as(features)
 
     features = torch.zeros(200, 1, dtype=torch.float64)
-    wishes = (2 * (features - targets.unsqueeze(1))).detach()
-    assert promise(gram_of(Bias(), [GradientBatch((features,), wishes)])).item() == pytest.approx(expected)
+    functional_gradients = (2 * (features - targets.unsqueeze(1))).detach()
+    assert compute_promise(
+        compute_gram_matrix(Bias(), [GradientBatch((features,), functional_gradients)])
+    ).item() == pytest.approx(expected)
 
 
 def test_promise_is_the_natural_gradient_s_squared_length() -> None:
@@ -152,29 +160,29 @@ def test_promise_is_the_natural_gradient_s_squared_length() -> None:
     mean, fisher = rows.mean(0), rows.mT @ rows / 30
     ridge = RIDGE * rows.square().sum(1).mean() / 30
     expected = mean @ torch.linalg.solve(fisher + ridge * torch.eye(7, dtype=rows.dtype), mean)
-    torch.testing.assert_close(promise(from_rows(rows)), expected)
+    torch.testing.assert_close(compute_promise(from_rows(rows)), expected)
 
 
 def test_held_out_promise_is_what_a_fitted_step_does_to_others() -> None:
     rows = draw(21, 7) + 0.3
-    for (judged, fitted), found in zip(
+    for (judged, fitted), computed in zip(
         ((rows[:10], rows[10:]), (rows[10:], rows[:10])), compute_held_out_promise(from_rows(rows)), strict=True
     ):
         ridge = RIDGE * fitted.square().sum(1).mean()
         step = fitted.mT @ torch.linalg.solve(
             fitted @ fitted.mT + ridge * torch.eye(len(fitted), dtype=rows.dtype), rows.new_ones(len(fitted))
         )
-        torch.testing.assert_close(found, (judged @ step).mean())
+        torch.testing.assert_close(computed, (judged @ step).mean())
 
 
 def test_order_and_scale_of_examples_do_not_matter() -> None:
     rows = draw(20, 6) + 0.2
     shuffled = rows[torch.randperm(20, generator=torch.Generator().manual_seed(1))]
-    torch.testing.assert_close(promise(from_rows(rows)), promise(from_rows(shuffled)))
+    torch.testing.assert_close(compute_promise(from_rows(rows)), compute_promise(from_rows(shuffled)))
     within = torch.cat([rows[:10].flip(0), rows[10:].flip(0)])
     torch.testing.assert_close(compute_held_out_promise(from_rows(rows)), compute_held_out_promise(from_rows(within)))
     for scale in (1e-6, 1e6):
-        torch.testing.assert_close(promise(scale * from_rows(rows)), promise(from_rows(rows)))
+        torch.testing.assert_close(compute_promise(scale * from_rows(rows)), compute_promise(from_rows(rows)))
         torch.testing.assert_close(
             compute_held_out_promise(scale * from_rows(rows)), compute_held_out_promise(from_rows(rows))
         )
@@ -183,27 +191,27 @@ def test_order_and_scale_of_examples_do_not_matter() -> None:
 def test_noise_promises_nothing_to_others() -> None:
     """Over 200 draws the held-out mean is zero within three standard errors; what is fitted is not."""
     grams = torch.stack([from_rows(draw(40, 60, seed=seed)) for seed in range(200)])
-    found = compute_held_out_promise(grams).mean(-1)
-    assert abs(found.mean()) < 3 * found.std() / math.sqrt(200)
-    assert promise(grams).mean() > 0.5
+    computed = compute_held_out_promise(grams).mean(-1)
+    assert abs(computed.mean()) < 3 * computed.std() / math.sqrt(200)
+    assert compute_promise(grams).mean() > 0.5
 
 
 def test_many_networks_at_once() -> None:
     grams = torch.stack([from_rows(draw(10, 4, seed=seed)) for seed in range(6)]).view(2, 3, 10, 10)
-    together, apart = promise(grams), compute_held_out_promise(grams)
+    together, apart = compute_promise(grams), compute_held_out_promise(grams)
     assert together.shape == (2, 3)
     assert apart.shape == (2, 3, 2)
     for row in range(2):
         for column in range(3):
-            torch.testing.assert_close(together[row, column], promise(grams[row, column]))
+            torch.testing.assert_close(together[row, column], compute_promise(grams[row, column]))
             torch.testing.assert_close(apart[row, column], compute_held_out_promise(grams[row, column]))
 
 
 def test_one_diverged_network_does_not_touch_others() -> None:
     grams = torch.stack([from_rows(draw(10, 4)), torch.full((10, 10), math.nan), torch.zeros(10, 10)]).double()
-    torch.testing.assert_close(promise(grams)[0], promise(grams[0]))
-    assert promise(grams)[1].isnan()
-    assert promise(grams)[2] == 0
+    torch.testing.assert_close(compute_promise(grams)[0], compute_promise(grams[0]))
+    assert compute_promise(grams)[1].isnan()
+    assert compute_promise(grams)[2] == 0
     assert compute_held_out_promise(grams)[2].tolist() == [0, 0]
 
 
@@ -215,13 +223,13 @@ def test_one_diverged_network_does_not_touch_others() -> None:
 def test_it_is_the_same_from_the_gradients_themselves_in_either_space(examples: int, parameters: int) -> None:
     rows = draw(3, examples, parameters, seed=8).double() + 0.3
     rows[1] = 0
-    gram, found = rows @ rows.mT, compute_promise_from_gradients(rows)
-    torch.testing.assert_close(found.fitted, promise(gram))
-    torch.testing.assert_close(found.held_out, compute_held_out_promise(gram))
-    assert found.held_out[0, 0] != found.held_out[0, 1]
+    gram, computed = rows @ rows.mT, compute_promise_from_gradients(rows)
+    torch.testing.assert_close(computed.fitted, compute_promise(gram))
+    torch.testing.assert_close(computed.held_out, compute_held_out_promise(gram))
+    assert computed.held_out[0, 0] != computed.held_out[0, 1]
     for bad in (math.nan, math.inf):
         rows[2, 0, 0] = bad
         broken = compute_promise_from_gradients(rows)
         assert broken.fitted[2].isnan()
         assert broken.held_out[2].mean().isnan()
-        torch.testing.assert_close(broken.fitted[:2], found.fitted[:2])
+        torch.testing.assert_close(broken.fitted[:2], computed.fitted[:2])

@@ -43,14 +43,14 @@ def by_formula(seed: Seed, site: Site, features: Tensor, inputs: Tensor) -> Tens
     h, s = features.movedim(axis, -1), seed.blueprint(features, inputs).movedim(axis, -1)
     match seed.blend:
         case Blend.ADD:
-            found = h + seed.alpha * s
+            computed = h + seed.alpha * s
         case Blend.GATE:
             assert seed.gate is not None
             goal, openness = h + s, torch.sigmoid(seed.gate.weight.flatten() * h + seed.gate.bias.flatten())
-            found = torch.lerp(h, goal, seed.alpha * openness)
+            computed = torch.lerp(h, goal, seed.alpha * openness)
         case Blend.MULTIPLY:
-            found = h * (1 + seed.alpha * torch.tanh(s))
-    return found.movedim(-1, axis)
+            computed = h * (1 + seed.alpha * torch.tanh(s))
+    return computed.movedim(-1, axis)
 
 
 @every_blend
@@ -98,15 +98,15 @@ def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint
     }
     drawn = [batch(one, seed=10 * number) for number, one in enumerate(sites)]
     wide = torch.stack([padded(features, (len(features), *shape_of(site))) for features, _ in drawn])
-    found = stacked_call(template)(shape.unflatten(values), buffers, wide, torch.stack([x for _, x in drawn]))
+    computed = stacked_call(template)(shape.unflatten(values), buffers, wide, torch.stack([x for _, x in drawn]))
     directions = [draw(*features.shape, seed=7 + number) for number, (features, _) in enumerate(drawn)]
     live = [tuple(slice(size) for size in direction.shape) for direction in directions]
     (gradients,) = torch.autograd.grad(
-        sum((one[part] * way).sum() for one, part, way in zip(found, live, directions, strict=True)), values
+        sum((one[part] * way).sum() for one, part, way in zip(computed, live, directions, strict=True)), values
     )
     for number, (seed, (features, inputs), way) in enumerate(zip(seeds, drawn, directions, strict=True)):
         expected = seed.change(features, inputs)
-        torch.testing.assert_close(found[number][live[number]], expected, **TOLERANCE)
+        torch.testing.assert_close(computed[number][live[number]], expected, **TOLERANCE)
         (expected * way).sum().backward()
         for name, parameter in held(seed).named_parameters():
             assert parameter.grad is not None

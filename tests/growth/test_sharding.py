@@ -130,9 +130,9 @@ def _work(rank: int, folder: str) -> None:
     for slot, blueprint in LIVES:
         model = attached()
         share(model)
-        found = whole(live(model, half, slot, blueprint))
+        gathered = whole(live(model, half, slot, blueprint))
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-        torch.save(found, f"{folder}/{blueprint}-{rank}.pt")
+        torch.save(gathered, f"{folder}/{blueprint}-{rank}.pt")
     model = attached()
     share(model)
     optimizer = make_optimizer(model)

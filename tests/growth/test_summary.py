@@ -22,15 +22,15 @@ def model() -> GrowingModel:
 
 def test_a_summary_counts_what_is_there() -> None:
     growing = model()
-    found = growing.summary()
-    assert [one.slot for one in found.slots] == ["0", "2", "4"]
-    assert [one.stage for one in found.slots] == [SlotState.LIVE, SlotState.FOSSILIZED, SlotState.DISABLED]
-    assert [one.blueprint for one in found.slots] == ["mlp", "lowrank", None]
-    assert [one.alpha for one in found.slots] == [0.5, 1.0, None]
-    assert found.parameters + found.host_parameters == sum(one.numel() for one in growing.parameters())
+    table = growing.summary()
+    assert [one.slot for one in table.slots] == ["0", "2", "4"]
+    assert [one.stage for one in table.slots] == [SlotState.LIVE, SlotState.FOSSILIZED, SlotState.DISABLED]
+    assert [one.blueprint for one in table.slots] == ["mlp", "lowrank", None]
+    assert [one.alpha for one in table.slots] == [0.5, 1.0, None]
+    assert table.parameters + table.host_parameters == sum(one.numel() for one in growing.parameters())
     site = growing.slots["0"].site
-    assert found.slots[0].flops == get("mlp").flops_at(site)
-    assert found.flops == found.slots[0].flops + found.slots[1].flops
+    assert table.slots[0].flops == get("mlp").flops_at(site)
+    assert table.flops == table.slots[0].flops + table.slots[1].flops
     growing.enable("4")
     assert growing.summary().slots[2].stage is SlotState.DORMANT
 

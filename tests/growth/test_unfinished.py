@@ -25,7 +25,7 @@ SITES: dict[str, tuple[nn.Module, Tensor]] = {
 
 
 def planted(layout: str, blend: Blend, alpha: float) -> tuple[GrowingModel, Tensor]:
-    """A model with one live seed that has something to say, and inputs; blueprints take turns."""
+    """A model with one live seed that changes the output, and inputs; blueprints take turns."""
     host, inputs = SITES[layout]
     model = attach(nn.Sequential(copy.deepcopy(host)), ["0"], inputs)
     offered = model.slots["0"].blueprints
@@ -62,10 +62,10 @@ def test_seeds_stay_that_count_and_do_no_harm(
     model, inputs = planted("features", Blend.ADD, alpha)
     seed = model.seeds["0"]
     seed.isolation, seed.contribution = isolation, contribution
-    with pytest.warns(UserWarning, match=f"{'kept' if kept else 'dropped'} {seed.blueprint.name} in '0'") as said:
+    with pytest.warns(UserWarning, match=f"{'kept' if kept else 'dropped'} {seed.blueprint.name} in '0'") as warned:
         plain = model.finalize()
-    assert len(said) == 1
-    assert said[0].filename == __file__, "the warning points to who called finalize"
+    assert len(warned) == 1
+    assert warned[0].filename == __file__, "the warning points to who called finalize"
     assert torch.equal(plain(inputs), model.finalize(unfinished="drop")(inputs)) != kept
 
 

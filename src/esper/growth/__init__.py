@@ -1,1 +1,1 @@
-"""How a seed lives in a model: slots, blueprints, blending and the growing model."""
+"""Growing models: slots, seeds, blueprints and their promise, and plain models made of them."""

@@ -1,9 +1,9 @@
-"""How many blocks a host has with those that grow in it: its configuration says so, and its cache has a layer for each.
+"""Count the blocks that grow in a host: its configuration gives their number, and its cache has a layer for each.
 
-Both are by names, as Hugging Face's models have them. A module that keeps keys and values of earlier tokens says by
-``layer_idx`` in which layer of the cache: a copy of it needs a layer of its own. A ``config``, which modules share,
-says by ``num_hidden_layers`` or the like how many blocks there are, by which caches are built, and from what a class
-builds the model again. Models without either grow deeper all the same.
+Both go by names, as in Hugging Face's models. A module that keeps keys and values of earlier tokens has its layer of
+the cache in ``layer_idx``: a copy of it needs a layer of its own. A ``config``, which modules share, has the number of
+blocks in ``num_hidden_layers`` or the like; caches, and the model itself when its class builds it again, get as many
+layers. Models without either grow deeper all the same.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from torch import nn
 
 from esper.config.arguments import describe
 from esper.errors import SlotError
-from esper.growth.taps import GrowthHook, find_hook_tables
+from esper.growth.taps import GrowthHook, find_hook_tables, list_named_modules
 
 LAYER = "layer_idx"
-"""Attribute of a module that says which layer of a cache is its own."""
+"""Attribute of a module with the number of its layer of the cache."""
 CONFIGURATION = "config"
-"""Attribute of modules that holds what a model is built from."""
+"""Attribute of modules that holds the configuration from which a model is built."""
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""What a configuration may call the number of blocks."""
+"""Names that a configuration may use for the number of blocks."""
 KINDS = ("layer_types", "mlp_layer_types")
-"""What a configuration may call a list with an entry for each block."""
+"""Names that a configuration may use for a list with an entry for each block."""
 
 
-def copy_block(block: nn.Module, others: Mapping[int, Any] = MappingProxyType({})) -> nn.Module:
+def copy_block(block: nn.Module, replacements: Mapping[int, Any] = MappingProxyType({})) -> nn.Module:
     """A copy without the growth slots on it and within it, which shares the block's configuration.
 
-    ``others`` take the places of parts of the block in it, by their ids.
+    ``replacements`` take the places of parts of the block in it, by their ids.
     """
+    # Slots and configurations are not copied, but shared; then the slots are taken off the copy.
     hooks = [hook for module in block.modules() for table in find_hook_tables(module) for hook in table.values()]
-    shared = [hook for hook in hooks if isinstance(hook, GrowthHook)] + _list_configurations(block)
-    copied = copy.deepcopy(block, {id(one): one for one in shared} | dict(others))
+    shared = [hook for hook in hooks if isinstance(hook, GrowthHook)]
+    shared += [vars(module)[CONFIGURATION] for module in block.modules() if CONFIGURATION in vars(module)]
+    copied = copy.deepcopy(block, {id(part): part for part in shared} | dict(replacements))
     for module in copied.modules():
         for table in find_hook_tables(module):
             for key in [key for key, hook in table.items() if isinstance(hook, GrowthHook)]:
@@ -48,172 +50,185 @@ def copy_block(block: nn.Module, others: Mapping[int, Any] = MappingProxyType({}
 
 
 def convert_block(block: nn.Module, original: nn.Module) -> None:
-    """Let a copy of a block have the types and devices of the block's own tensors, which need not be alike."""
-    theirs = {**dict(original.named_parameters()), **dict(original.named_buffers())}
+    """Give a copy of a block the types and devices of the block's own tensors, which need not be alike."""
+    originals = {**dict(original.named_parameters()), **dict(original.named_buffers())}
     for name, tensor in (*block.named_parameters(), *block.named_buffers()):
-        like = theirs.get(name, tensor)
+        like = originals.get(name, tensor)
         if (tensor.device, tensor.dtype) != (like.device, like.dtype):
             tensor.data = tensor.data.to(like.device, like.dtype)
 
 
-class Depth:
-    """Keeps account of the blocks that grow in a host, beside those that it has.
+class DepthTracker:
+    """Keeps a host's configurations and cache layers in step with the blocks that grow in it.
 
-    Blocks share the configurations of the host's. Where they have layers of a cache, the host's modules and they
-    themselves share another configuration meanwhile, which counts them as well, behind the host's own: the one that was
-    given goes on to say how many blocks the host has. What else is set on the other one is set on it, too.
+    Grown blocks share the host's configurations. If they have layers of a cache, a deeper configuration, which counts
+    them as well, takes the place of the host's in all modules meanwhile. The user's own object still gives the host's
+    own number of blocks; what is set on the deeper one is set on it, too, when it is put back.
     """
 
     def __init__(self, host: nn.Module) -> None:
         self.host = host
         self._blocks: dict[str, nn.Module] = {}
-        """By the name of the host's block that each follows."""
-        self._replaced: list[_Replaced] = []
+        """Grown blocks by the name of the host's block that each follows."""
+        self._swaps: list[_ConfigurationSwap] = []
 
-    def follow(self, name: str, block: nn.Module | None) -> None:
-        """``block`` lives behind the host's submodule ``name`` from now on; None: nothing does.
+    def set_block(self, name: str, block: nn.Module | None) -> None:
+        """Set the block that follows the host's submodule ``name``; None: there is none.
 
         Raises:
-            SlotError: as `Counts.deepen`; all is then as it was.
+            SlotError: as `BlockCount.deepen`; nothing is changed then.
         """
+        # Count again from the host's own configurations, without or with the new block.
         before = self._blocks
         if block is before.get(name):
             return
-        self.restore()
-        self._blocks = {other: one for other, one in before.items() if other != name}
+        self.restore_config()
+        self._blocks = {follower: part for follower, part in before.items() if follower != name}
         if block is not None:
             self._blocks[name] = block
-            _share_configurations(block, self.host.get_submodule(name))
+            # The block has the configurations of the block that it follows, wherever it was made.
+            originals = dict(list_named_modules(self.host.get_submodule(name)))
+            for path, module in list_named_modules(block):
+                if path in originals and CONFIGURATION in vars(module) and CONFIGURATION in vars(originals[path]):
+                    setattr(module, CONFIGURATION, vars(originals[path])[CONFIGURATION])
         try:
-            self._count()
-        except SlotError:
-            self.restore()
+            self._count_blocks()
+        except SlotError:  # back to the blocks before
+            self.restore_config()
             self._blocks = before
-            self._count()
+            self._count_blocks()
             raise
 
-    def restore(self) -> None:
-        """Give the host, and what grew, the configurations back that the host had."""
-        for given, other, made in reversed(self._replaced):
-            _set_changes(given, other, made)
-            _replace(self._list_modules(), other, given)
-        self._replaced.clear()
+    def restore_config(self) -> None:
+        """Put the host's own configurations back, in the host and in grown blocks."""
+        for original, deeper, attributes in reversed(self._swaps):
+            # Keep what was set on the deeper one since, except the number of blocks.
+            for name, value in _list_attributes(deeper).items():
+                if name not in (*DEPTHS, *KINDS) and (name not in attributes or value is not attributes[name]):
+                    object.__setattr__(original, name, value)
+            _replace_configuration(self._list_modules(), deeper, original)
+        self._swaps.clear()
 
     @contextmanager
-    def forget(self) -> Generator[None]:
-        """Within the block the host has the configurations that it had, as if nothing had grown."""
+    def without_blocks(self) -> Generator[None]:
+        """Within the block the host has its own configurations, as if nothing had grown."""
         blocks = self._blocks
-        self.restore()
+        self.restore_config()
         self._blocks = {}
         try:
             yield
         finally:
             self._blocks = blocks
-            self._count()
+            self._count_blocks()
 
-    def _count(self) -> None:
+    def _count_blocks(self) -> None:
+        """Number the cache layers of grown blocks, and swap configurations for deeper ones."""
         grown = {module for block in self._blocks.values() for module in block.modules()}
         for parent, names in _group_by_parent(self._blocks).items():
             container = self.host.get_submodule(parent)
+            # Cache layers of grown blocks come behind those of the host.
             first = 1 + max((number for module, number in _list_layers(container) if module not in grown), default=-1)
-            layers = [(one, place) for place, name in enumerate(names) for one, _ in _list_layers(self._blocks[name])]
+            layers = [
+                (module, place) for place, name in enumerate(names) for module, _ in _list_layers(self._blocks[name])
+            ]
             for module, place in layers:
                 setattr(module, LAYER, first + place)
-            counts = find_configuration(self.host, parent, len(list(container.children())))
+            count = find_configuration(self.host, parent, len(list(container.children())))
             places = [name.rpartition(".")[2] for name in names]
-            if counts is None or not all(map(str.isdecimal, places)):
+            if count is None or not all(map(str.isdecimal, places)):
                 continue
-            deeper = counts.deepen([*range(counts.depth), *map(int, places)])
-            if layers:  # else only a deeper host is to know, but that it can should show before anything grows
-                self._replaced.append(_Replaced(counts.configuration, deeper, _list_attributes(deeper)))
-                _replace(self._list_modules(), counts.configuration, deeper)
+            # Without cache layers only a finalized host needs it, but whether it can be made should show already now.
+            deeper = count.deepen([*range(count.depth), *map(int, places)])
+            if layers:
+                self._swaps.append(_ConfigurationSwap(count.configuration, deeper, _list_attributes(deeper)))
+                _replace_configuration(self._list_modules(), count.configuration, deeper)
 
     def _list_modules(self) -> list[nn.Module]:
         return [module for part in (self.host, *self._blocks.values()) for module in part.modules()]
 
 
-class _Replaced(NamedTuple):
-    """A configuration of the host, and the one that took its place."""
+class _ConfigurationSwap(NamedTuple):
+    """A configuration of the host, and the deeper one that took its place."""
 
-    given: Any
-    other: Any
-    made: Mapping[str, Any]
-    """Attributes of the other one when it was made."""
+    original: Any
+    deeper: Any
+    attributes: Mapping[str, Any]
+    """Attributes of the deeper one when it was made."""
 
 
-class Counts(NamedTuple):
-    """A configuration that says how many blocks a model has."""
+class BlockCount(NamedTuple):
+    """A configuration with the number of blocks of a model."""
 
     configuration: Any
     name: str
-    """Name of the configuration's attribute."""
+    """Name of the configuration's attribute with the number of blocks."""
     depth: int
 
     def deepen(self, blocks: Sequence[int]) -> Any:
-        """The configuration of a model with these of the blocks that there were, by number, some more than once.
+        """The configuration of a model with ``blocks``, the numbers of this model's blocks, some of them repeated.
 
         It shares all else with this one, if that has plain attributes.
 
         Raises:
-            SlotError: what says how many there are cannot be set.
+            SlotError: the number of blocks cannot be set.
         """
         changes: dict[str, Any] = {self.name: len(blocks)}
         for name in KINDS:
-            said = getattr(self.configuration, name, None)
-            kinds = cast("Sequence[Any]", said if isinstance(said, list | tuple) else ())
+            value = getattr(self.configuration, name, None)
+            kinds = cast("Sequence[Any]", value if isinstance(value, list | tuple) else ())
             if len(kinds) == self.depth:
-                same = [kinds[block] for block in blocks]
-                changes[name] = tuple(same) if isinstance(said, tuple) else same
+                deeper_kinds = [kinds[block] for block in blocks]
+                changes[name] = tuple(deeper_kinds) if isinstance(value, tuple) else deeper_kinds
         try:
-            return _change(self.configuration, changes)
+            # A shallow copy, if the number of blocks is a plain attribute of the object itself.
+            plain = not _list_attributes(self.configuration).keys().isdisjoint(DEPTHS)
+            changed = copy.copy(self.configuration) if plain else copy.deepcopy(self.configuration)
+            if changed is self.configuration:
+                raise TypeError("it cannot be copied")
+            try:
+                for name, value in changes.items():
+                    setattr(changed, name, value)
+            except dataclasses.FrozenInstanceError:
+                changed = dataclasses.replace(self.configuration, **changes)
         except (AttributeError, TypeError, ValueError) as error:
             raise SlotError(
-                f"the host's configuration, {describe(self.configuration)}, says by {self.name!r} that there are "
-                f"{self.depth} blocks, and cannot be told of more: {error}. Let it be an attribute that can be set, as "
-                "those of ordinary classes and dataclasses can"
+                f"the host's configuration, {describe(self.configuration)}, has {self.depth} blocks by "
+                f"{self.name!r}, which cannot be changed: {error}. Make it an attribute that can be set, as those of "
+                "ordinary classes and dataclasses can"
             ) from error
+        return changed
 
 
-def _change(configuration: Any, changes: Mapping[str, Any]) -> Any:
-    """Another configuration that says so."""
-    plain = not _list_attributes(configuration).keys().isdisjoint(DEPTHS)
-    changed = copy.copy(configuration) if plain else copy.deepcopy(configuration)
-    if changed is configuration:
-        raise TypeError("it cannot be copied")
-    try:
-        for name, value in changes.items():
-            setattr(changed, name, value)
-    except dataclasses.FrozenInstanceError:
-        return dataclasses.replace(configuration, **changes)
-    return changed
-
-
-def find_configuration(host: nn.Module, container: str, depth: int) -> Counts | None:
-    """The configuration of the nearest module around the submodule ``container`` that says ``depth``, if one does."""
+def find_configuration(host: nn.Module, container: str, depth: int) -> BlockCount | None:
+    """The configuration of the nearest module around the submodule ``container`` that counts ``depth`` blocks."""
+    # From the container outwards, to the host itself.
     parts = container.split(".") if container else []
     for length in range(len(parts), -1, -1):
         configuration = vars(host.get_submodule(".".join(parts[:length]))).get(CONFIGURATION)
         for name in DEPTHS:
-            if type(said := getattr(configuration, name, None)) is int and said == depth:
-                return Counts(configuration, name, depth)
+            value = getattr(configuration, name, None)
+            if type(value) is int and value == depth:
+                return BlockCount(configuration, name, depth)
     return None
 
 
 def deepen(host: nn.Module, inserted: Mapping[str, str]) -> None:
-    """Let a plain host's configurations and cache layers follow blocks that were inserted in its containers.
+    """Update a plain host's configurations and cache layers for blocks that were inserted in its containers.
 
     Args:
-        host: Whose blocks stand where they are to stay.
-        inserted: Names of the blocks behind which others were inserted, as they are by now and as they were before.
+        host: Has the inserted blocks.
+        inserted: By the present name of each block behind which one was inserted, its name before any insertion.
     """
     for parent, names in _group_by_parent(inserted).items():
         container = host.get_submodule(parent)
         places = sorted(int(inserted[name].rpartition(".")[2]) for name in names)
         depth = len(list(container.children())) - len(places)
-        counts = find_configuration(host, parent, depth)
-        if counts is not None:
+        count = find_configuration(host, parent, depth)
+        # The configuration for all blocks, with an inserted one behind its original.
+        if count is not None:
             blocks = sorted([*range(depth), *places])
-            _replace(host.modules(), counts.configuration, counts.deepen(blocks))
+            _replace_configuration(host.modules(), count.configuration, count.deepen(blocks))
+        # Number all cache layers of the container anew.
         first = min((number for _, number in _list_layers(container)), default=0)
         for place, block in enumerate(container.children()):
             for module, _ in _list_layers(block):
@@ -235,33 +250,15 @@ def _list_layers(part: nn.Module) -> Iterator[tuple[nn.Module, int]]:
             yield module, number
 
 
-def _share_configurations(block: nn.Module, original: nn.Module) -> None:
-    """Let a copy of a block have the configurations of the block's own modules, wherever it was made."""
-    theirs = dict(cast("Iterator[tuple[str, nn.Module]]", original.named_modules()))
-    for path, module in cast("Iterator[tuple[str, nn.Module]]", block.named_modules()):
-        if path in theirs and CONFIGURATION in vars(module) and CONFIGURATION in vars(theirs[path]):
-            setattr(module, CONFIGURATION, vars(theirs[path])[CONFIGURATION])
-
-
-def _list_configurations(part: nn.Module) -> list[Any]:
-    return [vars(module)[CONFIGURATION] for module in part.modules() if CONFIGURATION in vars(module)]
-
-
-def _replace(modules: Iterable[nn.Module], configuration: Any, other: Any) -> None:
+def _replace_configuration(modules: Iterable[nn.Module], configuration: Any, replacement: Any) -> None:
     for module in modules:
         if vars(module).get(CONFIGURATION) is configuration:
-            setattr(module, CONFIGURATION, other)
+            setattr(module, CONFIGURATION, replacement)
 
 
 def _list_attributes(configuration: Any) -> dict[str, Any]:
     """A configuration's own attributes by name, whether in ``__slots__`` or not."""
+    # With ``__slots__`` the state is a pair of dictionaries.
     state = object.__getstate__(configuration)
     parts = cast("tuple[Any, ...]", state if isinstance(state, tuple) else (state,))
     return {name: value for part in parts if part is not None for name, value in part.items()}
-
-
-def _set_changes(original: Any, other: Any, made: Mapping[str, Any]) -> None:
-    """Set on a configuration what was set on another since it was ``made``, but how many blocks there are."""
-    for name, value in _list_attributes(other).items():
-        if name not in (*DEPTHS, *KINDS) and (name not in made or value is not made[name]):
-            object.__setattr__(original, name, value)

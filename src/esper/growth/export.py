@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import json
 import logging
 import os
@@ -10,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,47 +21,48 @@ from typing import Any, Literal, cast
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
 from esper.config.arguments import FilePath, check_arguments
 from esper.errors import ConfigError, ExportError, RunError
 from esper.extras import require
 from esper.files import move_durably
 from esper.growth import reloading
+from esper.growth.fossils import TRACING_ERRORS
 from esper.growth.hooks import find_attached
 from esper.growth.probe import Arguments
 from esper.growth.reloading import collect_tensors
 from esper.growth.slot import Slot
-from esper.growth.tracing import Inputs, make_plain, trace_model
+from esper.growth.taps import list_named_modules
 
 TOLERANCE = 1e-5
-"""Greatest difference of a finite output, relative to the largest of them or to one; more in coarser numbers."""
+"""Greatest difference of finite outputs, relative to the largest one or to 1; more if numbers are coarser."""
 _TRACED_BATCH = 3
 _VERIFIED_BATCH = 5
 _VERIFY_SECONDS = 600
 _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 _NOT_FOR_ONNX = (torch.float64, torch.bfloat16)
-"""Floating-point numbers that onnxruntime does not compute with throughout; it convolves no float64, for one."""
+"""Types that onnxruntime does not support in all operators: it has no convolution in float64, for one."""
 _ONNX_EXPORTER_ERRORS = (torch.onnx.OnnxExporterError, RuntimeError, ValueError)
 
 
 class Format(StrEnum):
-    """What a model can be exported as."""
+    """File formats of exported models."""
 
     PT2 = "pt2"
-    """For `torch.export.load`: the graph with its weights."""
+    """The graph with its weights, for `torch.export.load`."""
     ONNX = "onnx"
     """One ONNX file with the weights inside; needs the extra ``onnx``."""
     SAFETENSORS = "safetensors"
     """The state dict alone, with the classes of all modules in the file's metadata. No Esper is needed to load it.
 
-    It fits the module that `GrowingModel.finalize` returned, wherever that comes from, `torch.load` for one:
+    The finalized module loads it, also after `torch.load`:
     ``module.load_state_dict(safetensors.torch.load_file(path))``.
     """
 
     @property
     def suffix(self) -> str:
-        """The suffix that the file's name must have."""
+        """The suffix of file names."""
         return f".{self}"
 
 
@@ -73,29 +77,29 @@ def export(
 ) -> None:
     """Write ``model``, as it computes in eval mode, to ``path``, for batches of any size.
 
-    Before anything appears there, a fresh process that cannot import Esper loads the file and runs it on random inputs
-    of another batch size than the one it was traced with; its outputs must equal the model's to 1e-5, or to the
-    precision of its numbers where that is coarser. Weights alone (``safetensors``) need no model that can be traced:
-    what is read back must be the model's tensors, bit for bit.
+    Before the file is moved there, a fresh process that cannot import Esper loads it and runs it on random inputs of
+    another batch size than the traced one; its outputs must equal the model's to 1e-5, or to the precision of its
+    numbers if that is coarser. Weights alone (``safetensors``) do not need a model that can be traced: the file must
+    hold the model's tensors, bit for bit.
 
-    The file returns tensors in tuples, lists and dictionaries of Python's own, also where the model returns an object
-    such as Hugging Face's `ModelOutput`; what holds no tensor, such as the cache of a language model, is left out.
+    The file returns tensors in plain tuples, lists and dictionaries, also if the model returns an object such as
+    Hugging Face's `ModelOutput`; parts without a tensor, such as the cache of a language model, are left out.
 
     Args:
         model: From `GrowingModel.finalize`, or any other module.
-        example_input: What the model takes; tensors only, batch first.
-        format: ``pt2``, ``onnx`` or ``safetensors``; `esper.growth.export.Format` says how each is loaded.
-        path: Of the file; its name ends in the format's name. What was there before is replaced.
-        fixed_batch: Whether the file need only work for batches as large as the example input. For models that cannot
-            be traced otherwise.
+        example_input: Arguments of the model; tensors only, batch first.
+        format: ``pt2``, ``onnx`` or ``safetensors``; see `esper.growth.export.Format`.
+        path: Of the file; its name ends in the format's name. An existing file is replaced.
+        fixed_batch: Whether the file works only for batches as large as the example input; for models that cannot be
+            traced for all sizes.
 
     Raises:
-        ConfigError: ``fixed_batch`` is given for weights alone.
-        ExportError: the model still grows, or cannot be traced or written in this format, or the file does not compute
-            the same.
+        ConfigError: ``fixed_batch`` is set for weights alone.
+        ExportError: the model still grows, or cannot be traced or written in this format, or the file computes other
+            outputs.
         RunError: the file cannot be written, for instance because its folder is missing.
     """
-    # Refuse what can be refused before any work.
+    # Refuse invalid arguments before any work.
     if find_attached(model) is not None or any(isinstance(part, Slot) for part in model.modules()):
         raise ExportError("a growing model cannot be exported, since its slots may change: export its finalize()")
     kind, path = Format(format), Path(path)
@@ -107,9 +111,15 @@ def export(
         raise ConfigError(
             f"the {kind} format holds weights alone, which fit batches of any size: leave out fixed_batch"
         )
-    inputs = None if kind is Format.SAFETENSORS else Inputs.of(example_input)
+    inputs = None if kind is Format.SAFETENSORS else Inputs.from_arguments(example_input)
     if inputs is not None and kind is Format.ONNX:
-        check_onnx(model, inputs)
+        require("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
+        for tensor in (*model.parameters(), *inputs.tensors):
+            if tensor.dtype in _NOT_FOR_ONNX:
+                raise ExportError(
+                    f"the model computes in {tensor.dtype}, which onnxruntime does not everywhere: export "
+                    "model.float() with an example input of torch.float32, or choose another format"
+                )
     # Write and verify in a temporary folder, then move the file to its place.
     plain = copy.deepcopy(model).cpu().eval()
     try:
@@ -117,7 +127,8 @@ def export(
             file = Path(folder) / path.name
             if inputs is None:
                 write_weights(plain, file)
-                verify_weights(file, model)
+                if save(load(file.read_bytes())) != save(_copy_state(model)):
+                    raise ExportError("the safetensors file holds other tensors than the model: nothing is written")
             else:
                 generator = torch.Generator().manual_seed(0)
                 plain.register_forward_hook(lambda _module, _arguments, returned: make_plain(returned))
@@ -126,37 +137,32 @@ def export(
                 fresh = inputs.draw(inputs.batch if fixed_batch else _VERIFIED_BATCH, generator)
                 with torch.no_grad():
                     expected = collect_tensors(plain(*fresh.positional, **fresh.keywords))
-                PROGRAM_WRITERS[kind](program, file)
-                types = {one.dtype for one in (*plain.parameters(), *plain.buffers()) if one.is_floating_point()}
-                verify(kind, file, fresh, expected, max([TOLERANCE, *(torch.finfo(one).eps for one in types)]))
+                if kind is Format.ONNX:
+                    _write_onnx(program, file)
+                else:
+                    with file.open("wb") as opened:  # given a path, torch wants a certain suffix
+                        torch.export.save(program, opened)
+                values = (*plain.parameters(), *plain.buffers())
+                types = {tensor.dtype for tensor in values if tensor.is_floating_point()}
+                verify(kind, file, fresh, expected, max([TOLERANCE, *(torch.finfo(dtype).eps for dtype in types)]))
             move_durably(file, path)
     except OSError as error:
         raise RunError(f"cannot write {path} ({error.strerror or error}): choose a writable folder") from error
 
 
 def write_weights(model: nn.Module, path: Path) -> None:
-    """Write the state dict of ``model``, with the classes of its modules as metadata, to a safetensors file."""
-    modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
-    classes = {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in modules}
-    path.write_bytes(save(copy_state(model), metadata={"classes": json.dumps(classes)}))
-
-
-def verify_weights(file: Path, model: nn.Module) -> None:
-    """Read ``file``, of the format ``safetensors``, and compare it with the state of ``model``, bit for bit.
+    """Write the state dict of ``model``, with the classes of its modules as metadata, to a safetensors file.
 
     Raises:
-        ExportError: it holds other tensors.
+        ExportError: something else than tensors is in the state.
     """
-    if save(load(file.read_bytes())) != save(copy_state(model)):
-        raise ExportError("the safetensors file holds other tensors than the model: nothing is written")
+    classes = {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in list_named_modules(model)}
+    path.write_bytes(save(_copy_state(model), metadata={"classes": json.dumps(classes)}))
 
 
-def copy_state(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of a model's tensors on the CPU that share no memory, as tied weights do: safetensors wants that.
-
-    Raises:
-        ExportError: something else is among its state.
-    """
+def _copy_state(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of a model's tensors on the CPU. They share no memory, as tied weights do: safetensors needs that."""
+    # A module may put anything into its state dict, by `get_extra_state`.
     state: Mapping[str, object] = model.state_dict()
     copies: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -166,38 +172,12 @@ def copy_state(model: nn.Module) -> dict[str, Tensor]:
     return copies
 
 
-def write_pt2(program: ExportedProgram, path: Path) -> None:
-    """Write the graph with its weights for `torch.export.load`."""
-    # A file object: given a path, torch wants a certain suffix.
-    with path.open("wb") as file:
-        torch.export.save(program, file)
-
-
-def check_onnx(model: nn.Module, inputs: Inputs) -> None:
-    """Refuse, before any work, what ONNX or this installation cannot express.
-
-    Raises:
-        ExportError: a package is missing, or the model computes in other numbers than onnxruntime does.
-    """
-    require("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
-    for tensor in (*model.parameters(), *inputs.tensors):
-        if tensor.dtype in _NOT_FOR_ONNX:
-            raise ExportError(
-                f"the model computes in {tensor.dtype}, which onnxruntime does not everywhere: export model.float() "
-                "with an example input of torch.float32, or choose another format"
-            )
-
-
-def write_onnx(program: ExportedProgram, path: Path) -> None:
-    """Write ONNX operators for the operators that the model calls, or for those that they consist of.
-
-    Raises:
-        ExportError: torch's exporter has no ONNX operator for one.
-    """
+def _write_onnx(program: ExportedProgram, path: Path) -> None:
+    """Write a program as ONNX operators: those of the operators that it calls, or of their decompositions."""
     options: Any = {"f": path, "dynamo": True, "external_data": False, "verbose": False}
     logger = logging.getLogger("torch.onnx")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # without torch's notes to itself, such as which torchvision operators are missing
+    logger.setLevel(logging.ERROR)  # without messages that do not concern this model
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -208,7 +188,7 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
                     torch.onnx.export(program.run_decompositions(), **options)
                 except _ONNX_EXPORTER_ERRORS:
                     cause: BaseException = error
-                    while cause.__cause__ is not None:  # torch's outermost words are about its own steps
+                    while cause.__cause__ is not None:  # the outermost errors describe torch's own steps
                         cause = cause.__cause__
                     reason = str(cause).strip().partition("\n")[0]
                     raise ExportError(
@@ -218,26 +198,21 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
         logger.setLevel(level)
 
 
-PROGRAM_WRITERS: dict[Format, Callable[[ExportedProgram, Path], None]] = {
-    Format.PT2: write_pt2,
-    Format.ONNX: write_onnx,
-}
-
-
 def verify(kind: Format, file: Path, inputs: Inputs, expected: Sequence[Tensor], tolerance: float = TOLERANCE) -> None:
-    """Load ``file`` in a fresh process, run it on ``inputs`` and compare what it returns with ``expected``.
+    """Load ``file`` in a fresh process, run it on ``inputs`` and compare its outputs with ``expected``.
 
     Other files are written beside it. The inputs should be of another batch size than the model was traced with.
 
     Raises:
-        ExportError: the file cannot be run, or returns something else.
+        ExportError: the file cannot be run, or its outputs differ.
     """
+    # Write the inputs, by position and keyword.
     folder = file.parent
     inputs_file, outputs_file = folder / "inputs.safetensors", folder / "outputs.safetensors"
     names = ["" for _ in inputs.positional] + [f":{name}" for name in inputs.keywords]
     tensors = {f"{index}{name}": tensor for index, (name, tensor) in enumerate(zip(names, inputs.tensors, strict=True))}
     inputs_file.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
-    # Run it where Esper cannot be imported.
+    # Run the file where Esper cannot be imported.
     command = [sys.executable, "-P", reloading.__file__, kind, str(file), str(inputs_file), str(outputs_file)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
@@ -251,12 +226,12 @@ def verify(kind: Format, file: Path, inputs: Inputs, expected: Sequence[Tensor],
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ExportError(f"the {kind} file does not run without Esper ({reason}): nothing is written")
-    # Compare.
+    # Compare the outputs.
     outputs = load(outputs_file.read_bytes())
     returned = [outputs[str(index)] for index in range(len(outputs))]
-    shapes = [[tuple(one.shape) for one in each] for each in (returned, expected)]
-    if shapes[0] != shapes[1]:
-        raise ExportError(f"the {kind} file returns shapes {shapes[0]}, the model {shapes[1]}: nothing is written")
+    shapes, expected_shapes = ([tuple(tensor.shape) for tensor in part] for part in (returned, expected))
+    if shapes != expected_shapes:
+        raise ExportError(f"the {kind} file returns shapes {shapes}, the model {expected_shapes}: nothing is written")
     for ours, theirs in zip(expected, returned, strict=True):
         finite = ours[ours.isfinite()].double().abs()
         allowed = tolerance * max(1.0, float(finite.max()) if finite.numel() else 1.0)
@@ -266,3 +241,150 @@ def verify(kind: Format, file: Path, inputs: Inputs, expected: Sequence[Tensor],
                 f"the {kind} file returns something else than the model (off by more than {allowed:.0e}, or infinite "
                 "or NaN in other places): nothing is written; choose another format"
             )
+
+
+def trace_model(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) -> ExportedProgram:
+    """Trace ``model`` in evaluation mode, for batches of any size or of a fixed one, with two examples or more.
+
+    Raises:
+        ExportError: `torch.export` cannot trace it, or not for other batch sizes.
+    """
+    # The first axis of all tensors with a batch varies.
+    axes = None
+    if not fixed_batch:
+        arguments = inspect.signature(model.forward).bind(*inputs.positional, **inputs.keywords).arguments
+        axes = {name: _choose_dynamic_axes(argument, inputs) for name, argument in arguments.items()}
+    # Copies, as torch marks the tensors themselves as dynamic.
+    positional = tuple(tensor.clone() for tensor in inputs.positional)
+    keywords = {name: tensor.clone() for name, tensor in inputs.keywords.items()}
+    try:
+        return torch.export.export(model, positional, keywords, dynamic_shapes=axes)
+    except TRACING_ERRORS as error:
+        name, reason = type(model).__name__, str(error).strip().partition("\n")[0] or type(error).__name__
+        # Is the batch size the reason? Then a fixed one would help.
+        if not fixed_batch:
+            try:
+                trace_model(model, inputs, fixed_batch=True)
+            except ExportError:
+                pass  # the reason below holds for any batch
+            else:
+                raise ExportError(
+                    f"torch.export cannot trace {name} for batches of any size ({reason}): export it for batches as "
+                    "large as the example input, with fixed_batch=True (or --fixed-batch), or rewrite what it "
+                    "stumbles on"
+                ) from error
+        raise ExportError(
+            f"torch.export cannot trace {name} ({reason}): rewrite what it stumbles on, export its weights alone as "
+            "safetensors, or keep the finalized module itself by torch.save"
+        ) from error
+
+
+def _choose_dynamic_axes(argument: Any, inputs: Inputs) -> Any:
+    """Dynamic axes in the structure of an argument; of ``*args`` that is a tuple, of ``**kwargs`` a dictionary."""
+    if isinstance(argument, Tensor):
+        return {0: Dim.DYNAMIC} if inputs.has_batch(argument) else None
+    if isinstance(argument, tuple):
+        return tuple(_choose_dynamic_axes(part, inputs) for part in cast("tuple[Any, ...]", argument))
+    return {name: _choose_dynamic_axes(part, inputs) for name, part in argument.items()}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensor arguments of a model; those as long as the first one have the batch as first axis."""
+
+    positional: tuple[Tensor, ...]
+    keywords: dict[str, Tensor]
+
+    @classmethod
+    def from_arguments(cls, arguments: Arguments) -> Inputs:
+        """The tensors in ``arguments``, on the CPU.
+
+        Raises:
+            ExportError: an argument is no tensor or empty, there is none, or the first has no axis for the batch.
+        """
+        # Positional arguments and keywords, each of which must be a tensor with numbers.
+        positional: tuple[Any, ...] = (arguments,) if isinstance(arguments, Tensor) else ()
+        keywords: dict[str, Any] = {}
+        if isinstance(arguments, tuple):
+            positional = arguments
+        elif isinstance(arguments, Mapping):
+            keywords = dict(arguments)
+        values = [*positional, *keywords.values()]
+        for value in values:
+            if not isinstance(value, Tensor):
+                raise ExportError(
+                    f"the example input holds a {type(value).__name__}, but an exported model takes tensors only: "
+                    "wrap the model in a module that fills in the rest"
+                )
+        if not values or values[0].dim() == 0:
+            raise ExportError("the example input needs a first tensor whose first axis is the batch")
+        empty = [tuple(value.shape) for value in values if not value.numel()]
+        if empty:
+            raise ExportError(f"the example input has a tensor of shape {empty[0]}: give an example or more")
+        return cls(tuple(value.cpu() for value in positional), {name: value.cpu() for name, value in keywords.items()})
+
+    @property
+    def batch(self) -> int:
+        """Number of examples."""
+        return len(self.tensors[0])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All arguments, positional ones first."""
+        return [*self.positional, *self.keywords.values()]
+
+    def has_batch(self, tensor: Tensor) -> bool:
+        """Whether the first axis of ``tensor``, one of these, is the batch."""
+        return tensor.dim() > 0 and len(tensor) == self.batch
+
+    def draw(self, batch: int, generator: torch.Generator) -> Inputs:
+        """Random inputs of another batch size.
+
+        Floating-point tensors are normal, with the mean and deviation of these. Others, and those with infinities, may
+        be indices and masks that belong together: their examples are drawn from these, and what has no batch is kept.
+        """
+        # All tensors that are not random have the same examples, in the same order.
+        examples = torch.randint(self.batch, (batch,), generator=generator)
+
+        def draw_like(like: Tensor) -> Tensor:
+            if like.is_floating_point() and like.isfinite().all():
+                shape = (batch, *like.shape[1:]) if self.has_batch(like) else like.shape
+                noise = torch.randn(shape, generator=generator).to(like.dtype)
+                return like.mean() + noise * (like.std() if like.numel() > 1 else 1.0)
+            return like[examples] if self.has_batch(like) else like
+
+        return Inputs(
+            tuple(map(draw_like, self.positional)), {name: draw_like(value) for name, value in self.keywords.items()}
+        )
+
+
+def make_plain(returned: Any) -> Any:
+    """A model's output with dictionaries for mappings and dataclasses, and tuples or lists for sequences.
+
+    Parts without a tensor are left out, such as the cache that a language model returns beside its logits.
+
+    Raises:
+        ExportError: no tensor is left.
+    """
+    plain = _make_part_plain(returned)
+    if not collect_tensors(plain):
+        raise ExportError(
+            f"the model returns a {type(returned).__name__} in which no tensor is found: wrap the model in a module "
+            "that returns a tensor, or a tuple, list, mapping or dataclass of tensors"
+        )
+    return plain
+
+
+def _make_part_plain(part: Any) -> Any:
+    """A part of an output, as `make_plain` converts it; None if it has no tensor."""
+    if isinstance(part, Tensor):
+        return part
+    if dataclasses.is_dataclass(part) and not isinstance(part, Mapping | type):
+        part = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    if isinstance(part, Mapping):
+        mapping = {name: _make_part_plain(value) for name, value in cast("Mapping[Any, Any]", part).items()}
+        return {name: value for name, value in mapping.items() if value is not None} or None
+    if isinstance(part, Sequence) and not isinstance(part, str | bytes):
+        values = [value for value in map(_make_part_plain, cast("Sequence[Any]", part)) if value is not None]
+        return (tuple(values) if isinstance(part, tuple) else values) or None
+    return None

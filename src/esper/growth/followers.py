@@ -1,4 +1,4 @@
-"""What all slots of a model share: the optimizer of what grows, copies that grow as well, and counts of graphs."""
+"""Followers of a model's growth, shared by its slots: the optimizer, copies that grow too, and counts of graphs."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ if TYPE_CHECKING:
 
 
 SLOT_KEY = "slot"
-"""Key of a parameter group that belongs to a slot; its value is the slot's name."""
+"""Key of parameter groups of slots; its value is the slot's name."""
 
 SLOTS_PREFIX = "slots."
-"""Begins the names of what grows among a model's parameters."""
+"""Prefix of the names of seeds' parameters in a model."""
 
 _SHOWN = 3
-"""Names of forgotten parameters in a warning."""
+"""Names of parameters listed in a warning."""
 
-Named = Callable[[], Iterable[tuple[str, nn.Parameter]]]
+NamedParameters = Callable[[], Iterable[tuple[str, nn.Parameter]]]
 
 
 class Ownership:
     """Hands the parameters of seeds to an optimizer whose groups `GrowingModel.parameter_groups` made.
 
-    Every slot has had a group from the start, so no group is ever added, which schedulers would not survive. Shared by
-    all slots of a model; copies of the model begin without an optimizer.
+    Every slot has a group from the start, since schedulers do not survive groups that are added later. Copies of the
+    model begin without an optimizer.
     """
 
     def __init__(self) -> None:
         self.optimizer: torch.optim.Optimizer | None = None
-        self._watch: _Watch | None = None
+        self._check: _OwnershipCheck | None = None
 
-    def link(self, optimizer: torch.optim.Optimizer, slots: Iterable[str], named_parameters: Named) -> None:
-        """Give all seeds to ``optimizer`` from now on.
+    def link(self, optimizer: torch.optim.Optimizer, slots: Iterable[str], named_parameters: NamedParameters) -> None:
+        """Hand the parameters of all seeds to ``optimizer`` from now on.
 
-        Before its first step, and its first after each germination, it warns of parameters of the host that it lacks.
-        Where the model was converted to another type, as by ``model.double()``, what it remembers is converted too.
+        At its first step, and its first after each germination, there is a warning if it lacks parameters of the host.
+        If the model is converted to another type, as by ``model.double()``, the optimizer's state is converted too.
 
         Raises:
             SlotError: a slot has no group, or several, or the groups are of another model; from the optimizer's steps,
                 if it lacks the parameters of a seed.
         """
+        # Every slot needs exactly one group.
         groups = Counter(group.get(SLOT_KEY) for group in optimizer.param_groups)
         missing = [name for name in slots if name not in groups]
         split = [name for name in slots if groups[name] > 1]
@@ -66,6 +67,7 @@ class Ownership:
                 f"the optimizer has no parameter group for slot {missing[0]!r}: "
                 "make it from model.parameter_groups(lr=...)"
             )
+        # The other groups must have parameters of this very model.
         owned = {
             parameter for group in optimizer.param_groups if SLOT_KEY not in group for parameter in group["params"]
         }
@@ -74,168 +76,169 @@ class Ownership:
                 "the optimizer's groups hold no parameter of this model: it was made for another one, for a copy, or "
                 "before it was sharded; make it from this model's model.parameter_groups(lr=...)"
             )
-        if self._watch is not None:
-            self._watch.handle.remove()
+        # The check of a former optimizer is replaced.
+        if self._check is not None:
+            self._check.handle.remove()
         self.optimizer = optimizer
-        self._watch = _Watch(optimizer, named_parameters)
+        self._check = _OwnershipCheck(optimizer, named_parameters)
 
-    def extend(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
-        """The optimizer trains these, too."""
-        if self.optimizer is not None and self._watch is not None:
-            self._group(self.optimizer, slot).extend(parameters)
-            self._watch.due = True
+    def add_parameters(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
+        """Add parameters of a seed to the slot's group."""
+        if self.optimizer is not None and self._check is not None:
+            self._find_group(self.optimizer, slot).extend(parameters)
+            self._check.due = True
 
-    def withdraw(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
-        """The optimizer forgets these and all it knew of them."""
+    def remove_parameters(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
+        """Remove parameters of a seed from the slot's group, with their optimizer state."""
         if self.optimizer is None:
             return
-        gone = set(parameters)
-        group = self._group(self.optimizer, slot)
-        group[:] = [parameter for parameter in group if parameter not in gone]
-        for parameter in gone:
+        removed = set(parameters)
+        group = self._find_group(self.optimizer, slot)
+        # In place, as the optimizer holds the list.
+        group[:] = [parameter for parameter in group if parameter not in removed]
+        for parameter in removed:
             self.optimizer.state.pop(parameter, None)
 
     @staticmethod
-    def _group(optimizer: torch.optim.Optimizer, slot: str) -> list[nn.Parameter]:
+    def _find_group(optimizer: torch.optim.Optimizer, slot: str) -> list[nn.Parameter]:
         return next(group["params"] for group in optimizer.param_groups if group.get(SLOT_KEY) == slot)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(Ownership())
 
 
-class _Watch:
-    """Before each step of an optimizer: it must own all seeds, and what it remembers must have the parameters' type."""
+class _OwnershipCheck:
+    """Hook before each step of an optimizer: it must have all seeds, and state of the parameters' type."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: Named) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: NamedParameters) -> None:
         self._named_parameters = named_parameters
         self.due = True
-        """Whether parameters have come that the optimizer may lack."""
-        self._dtype = _dtype_of(optimizer)
+        """Whether there are new parameters that the optimizer may lack."""
+        self._dtype = _find_dtype(optimizer)
         self.handle = optimizer.register_step_pre_hook(self)
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._dtype != (
-            dtype := _dtype_of(optimizer)
-        ):  # the model was converted; so are moments, where it loads them
+        dtype = _find_dtype(optimizer)
+        if dtype != self._dtype:  # the model was converted: loading converts the moments
             optimizer.load_state_dict(optimizer.state_dict())
             self._dtype = dtype
-        if self.due:
-            self.due = False
-            self._look(optimizer)
-
-    def _look(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self.due:
+            return
+        self.due = False
+        # A seed that the optimizer lacks is an error; parameters of the host may be left out on purpose.
         owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         lacking = [(name, parameter) for name, parameter in self._named_parameters() if parameter not in owned]
-        of_seeds = next((name for name, _ in lacking if name.startswith(SLOTS_PREFIX)), None)
-        if of_seeds is not None:
+        seed_name = next((name for name, _ in lacking if name.startswith(SLOTS_PREFIX)), None)
+        if seed_name is not None:
             raise SlotError(
-                f"the optimizer lacks {of_seeds!r} of a seed, which would never learn: leave the groups of slots as "
+                f"the optimizer lacks {seed_name!r} of a seed, which would never learn: leave the groups of slots as "
                 "they are, or make the optimizer anew from model.parameter_groups(lr=...)"
             )
-        forgotten = [name for name, parameter in lacking if parameter.requires_grad]
-        if forgotten:
-            shown = ", ".join(forgotten[:_SHOWN]) + (", ..." if len(forgotten) > _SHOWN else "")
+        trainable = [name for name, parameter in lacking if parameter.requires_grad]
+        if trainable:
+            shown = ", ".join(trainable[:_SHOWN]) + (", ..." if len(trainable) > _SHOWN else "")
             warnings.warn(
-                f"{len(forgotten)} trainable parameters belong to no group of the optimizer and will not learn: {shown}"
+                f"{len(trainable)} trainable parameters belong to no group of the optimizer and will not learn: {shown}"
                 "; make the optimizer from model.parameter_groups(lr=...)",
-                stacklevel=4,
+                stacklevel=3,
             )
 
 
-def _dtype_of(optimizer: torch.optim.Optimizer) -> torch.dtype | None:
+def _find_dtype(optimizer: torch.optim.Optimizer) -> torch.dtype | None:
     return next((parameter.dtype for group in optimizer.param_groups for parameter in group["params"]), None)
 
 
 class Copies:
-    """The copies of one model; its slots call it at every change. A copy of the model has one of its own.
+    """The copies of one model, which follow changes of its slots; a copy has a `Copies` of its own.
 
-    An average of weights over training (EMA, SWA) is a copy whose tensors are mixed, one by one and in their order,
-    with those of the model: it must have the same seeds at any time. A fresh seed in it begins as the model's own; its
-    weight, stage and isolation are the model's; all else is whatever the average makes of it. Copies are known weakly:
-    they live no longer for being known.
+    An average of weights over training (EMA, SWA) is a copy whose tensors are averaged, one by one and in their order,
+    with those of the model: it must have the same seeds at any time. Such a copy is a mirror. A fresh seed in it begins
+    with the model's values; weight, stage and isolation are the model's; all else comes from the average. References
+    to copies are weak.
     """
 
     def __init__(self) -> None:
         self.released = False
-        """Whether the model to which this belongs has no slots any more, and so cannot grow."""
+        """Whether the slots were taken off the model to which this belongs, so that it cannot grow."""
         self._mirrors: WeakSet[GrowingModel] = WeakSet()
-        self._unasked: WeakSet[Copies] = WeakSet()
-        """What belongs to copies about which nobody said anything."""
+        self._undeclared: WeakSet[Copies] = WeakSet()
+        """Those of copies that are neither mirrors nor unregistered."""
         self._warned = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
         made = Copies()
         memo[id(self)] = made
-        self._unasked.add(made)
+        self._undeclared.add(made)
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Copies, ()
 
     def add_mirror(self, mirror: GrowingModel, slots: Iterable[Slot]) -> None:
-        """Let ``mirror`` be from now on what the ``slots`` of the model are."""
+        """Keep ``mirror`` equal to the ``slots`` of the model from now on."""
         self._mirrors.add(mirror)
-        self._unasked.discard(mirror.copies)
+        self._undeclared.discard(mirror.copies)
         for slot in slots:
-            self.align(slot)
+            self.sync_slot(slot)
 
     @property
     def mirrored(self) -> bool:
-        """Whether there are any that are to grow as the model does."""
+        """Whether the model has a mirror."""
         return bool(self._mirrors)
 
-    def dismiss(self, other: Copies) -> None:
-        """The copy to which ``other`` belongs goes its own way."""
-        self._unasked.discard(other)
+    def unregister(self, other: Copies) -> None:
+        """Expect no more that the copy to which ``other`` belongs grows as the model does."""
+        self._undeclared.discard(other)
 
-    def align(self, slot: Slot) -> None:
-        """Let the same live in the mirrors as in ``slot`` of the model."""
+    def sync_slot(self, slot: Slot) -> None:
+        """Give the mirrors the seed of ``slot``, or none, with its weight and stage."""
+        seed = slot.seed
         for mirror in self._mirrors:
-            _align(slot, mirror.slots[slot.name])
+            other = mirror.slots[slot.name]
+            if seed is None:
+                other.remove()
+                continue
+            # Another seed: a copy of this one. `germinate` would draw other values.
+            present = other.seed
+            if present is None or (present.blueprint.name, present.blend) != (seed.blueprint.name, seed.blend):
+                other.remove()
+                present = other.convert_seed(copy.deepcopy(seed))
+                other.occupant = present
+                other.depth.set_block(other.name, present.blueprint.find_block())
+            # The same seed: its weight, stage and isolation.
+            with torch.no_grad():
+                present.alpha.copy_(seed.alpha)
+            present.fossilized, present.isolation = seed.fossilized, seed.isolation
+            present.contribution = seed.contribution
 
-    def follow_change(self, slot: Slot) -> None:
-        """`align` where a seed came or went; warns once of copies that are no mirrors."""
-        self.align(slot)
-        if self._warned or all(unasked.released for unasked in self._unasked):
+    def sync_seed_change(self, slot: Slot) -> None:
+        """`sync_slot` after a seed was planted or removed; warns once of copies that are no mirrors."""
+        self.sync_slot(slot)
+        # A copy that was neither declared as a mirror nor taken off its slots may be an average that falls behind.
+        if self._warned or all(copies.released for copies in self._undeclared):
             return
         self._warned = True
         warnings.warn(
             f"what grows in slot {slot.name!r} is not in a copy that was made of the model before: if the copy is an "
-            "average of its weights, say model.mirror(average) when you make it; a snapshot needs nothing",
+            "average of its weights, call model.mirror(average) when you make it; a snapshot needs nothing",
             stacklevel=4,
         )
 
     @torch.no_grad()
-    def restart(self, model: nn.Module) -> None:
-        """Let the mirrors have the values of ``model``, whose training went wrong since."""
+    def reset_mirrors(self, model: nn.Module) -> None:
+        """Copy the values of ``model``, which was rolled back, into the mirrors."""
         for mirror in self._mirrors:
-            for theirs, ours in zip(mirror.parameters(), model.parameters(), strict=True):
-                theirs.copy_(ours)
-            for theirs, ours in zip(mirror.buffers(), model.buffers(), strict=True):
-                theirs.copy_(ours)
-
-
-def _align(slot: Slot, other: Slot) -> None:
-    seed = slot.seed
-    if seed is None:
-        other.remove()
-        return
-    present = other.seed
-    if present is None or (present.blueprint.name, present.blend) != (seed.blueprint.name, seed.blend):
-        other.remove()
-        present = other.fit(copy.deepcopy(seed))
-        other.occupant = present
-        other.depth.follow(other.name, present.blueprint.find_block())
-    with torch.no_grad():
-        present.alpha.copy_(seed.alpha)
-    present.fossilized, present.isolation, present.contribution = seed.fossilized, seed.isolation, seed.contribution
+            for mirrored, values in zip(mirror.parameters(), model.parameters(), strict=True):
+                mirrored.copy_(values)
+            for mirrored, values in zip(mirror.buffers(), model.buffers(), strict=True):
+                mirrored.copy_(values)
 
 
 class Compilations:
-    """Counts how often the slots of a growing model were compiled, and ran uncompiled. Copies of the model begin anew.
+    """Counts how often the slots of a growing model were compiled, and ran uncompiled. Copies begin at zero.
 
-    `torch.compile` makes a graph of every structure, to learn and to evaluate, and nothing public tells how many it has
-    made or keeps: so this counts them as they are made.
+    `torch.compile` makes a graph of every structure, in training and in evaluation mode, and has no public count of
+    them: so they are counted while they are made.
     """
 
     def __init__(self) -> None:
@@ -245,9 +248,9 @@ class Compilations:
         self.traced = 0
         """How often a slot was made part of a graph."""
         self.uncompiled = 0
-        """How often a slot ran without being part of one."""
+        """How often a slot ran outside a graph."""
         self.compiled = False
-        """Whether the model as a whole ever was, so that its passes are not seen."""
+        """Whether the model as a whole was ever compiled, so that its passes cannot be counted."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compilations, ()

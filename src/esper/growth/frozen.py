@@ -1,11 +1,11 @@
-"""Parts of a host that never change while it grows: parameters, buffers and the statistics of normalisation."""
+"""Frozen parts of a host, which never change while it grows, and growths that are swapped on a frozen host."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from esper.errors import SlotError
 from esper.growth.seed import Seed
 from esper.growth.site import Site
+from esper.growth.taps import list_named_modules
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -22,87 +23,90 @@ WHOLE = ""
 
 
 class FrozenParts:
-    """Names of submodules whose parameters do not learn, and which stay in evaluation mode: no dropout, no statistics.
+    """Freezes submodules of a host: no parameter requires a gradient, and they stay in evaluation mode.
 
     Args:
-        host: Some of whose submodules are to be frozen from now on.
-        names: Theirs; `WHOLE` is all of it.
+        host: Any module.
+        names: Names of submodules to freeze; `WHOLE` is the host itself.
     """
 
     def __init__(self, host: nn.Module, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
-        named = host.named_parameters()
-        self._learned = tuple(name for name, one in named if one.requires_grad and is_frozen(name, names))
-        """Names of parameters that learn again when the host is let go."""
-        self._trained = frozenset(name for name, part in self._list_modules(host) if part.training)
-        """Names of modules that were in training mode."""
-        for part in self._find(host):
+        self._trainable = tuple(
+            name for name, parameter in host.named_parameters() if parameter.requires_grad and is_frozen(name, names)
+        )
+        """Names of parameters that required a gradient before."""
+        self._in_training_mode = frozenset(name for name, part in self._list_modules(host) if part.training)
+        """Names of modules that were in training mode before."""
+        # No gradients, and no dropout or new statistics.
+        for part in self._list_parts(host):
             part.requires_grad_(False)
-            part.zero_grad()  # of former training, which clipping would count
-        self.rest(host)
+            part.zero_grad()  # or gradient clipping would count gradients of former training
+        self.set_eval(host)
 
-    def thaw(self, host: nn.Module, *, training: bool) -> None:
-        """Let those parameters learn again that did before, of ``host`` or a copy of it.
+    def unfreeze(self, host: nn.Module, *, training: bool) -> None:
+        """Undo the freezing of ``host``, or of a copy of it.
 
-        If it is in ``training``, so are those modules again that were before.
+        Modules that were in training mode before are so again, if the host is in ``training``.
         """
-        for name, one in host.named_parameters():  # without those that are computed from others by now
-            if name in self._learned:
-                one.requires_grad_(True)
+        for name, parameter in host.named_parameters():  # without those that are computed from others by now
+            if name in self._trainable:
+                parameter.requires_grad_(True)
         if training:
             for name, part in self._list_modules(host):  # from the outside in
-                part.train(name in self._trained)
+                part.train(name in self._in_training_mode)
 
     def __call__(self, host: nn.Module, _: tuple[Any, ...]) -> None:
-        """As a hook before the host's passes, but in those that are compiled: whoever still holds the host may have put
-        it in training mode."""
-        if not torch.compiler.is_compiling() and any(module.training for module in self._resting):
-            self.rest(host)
+        """Forward pre-hook of the host: back to evaluation mode, if the host itself was put in training mode."""
+        if not torch.compiler.is_compiling() and any(module.training for module in self._frozen_modules):
+            self.set_eval(host)
 
-    def rest(self, host: nn.Module) -> None:
-        """Put the parts in evaluation mode."""
-        for part in self._find(host):
+    def set_eval(self, host: nn.Module) -> None:
+        """Put the frozen parts in evaluation mode."""
+        for part in self._list_parts(host):
             part.eval()
-        self._resting = [module for part in self._find(host) for module in part.modules()]  # found once, not per pass
+        # Listed once, not in every pass.
+        self._frozen_modules = [module for part in self._list_parts(host) for module in part.modules()]
 
     def holds(self, key: str) -> bool:
-        """Whether the host's state-dict key ``key`` is of a frozen part."""
+        """Whether ``key`` of the host's state dict belongs to a frozen part."""
         return is_frozen(key, self.names)
 
     def holds_all(self, host: nn.Module) -> bool:
         """Whether nothing of the host learns, drops out or gathers statistics."""
-        learns = any(one.requires_grad for one in host.parameters())
-        if learns or not self.names or WHOLE in self.names:
-            return bool(self.names) and not learns
-        modules = cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
-        leaves = [f"{name}." for name, part in modules if not any(True for _ in part.children())]
+        if not self.names or any(parameter.requires_grad for parameter in host.parameters()):
+            return False
+        if WHOLE in self.names:
+            return True
+        # Some parts: all modules without children, and all of the state, must be in them.
+        leaves = [f"{name}." for name, part in list_named_modules(host) if not any(True for _ in part.children())]
         return all(map(self.holds, [*leaves, *host.state_dict()]))
 
     def _list_modules(self, host: nn.Module) -> list[tuple[str, nn.Module]]:
-        """The parts, and all that is in them, by name."""
-        named = cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
-        return [(name, part) for name, part in named if is_frozen(f"{name}.", self.names)]
+        """Modules of the frozen parts, with their names."""
+        return [(name, part) for name, part in list_named_modules(host) if is_frozen(f"{name}.", self.names)]
 
-    def _find(self, host: nn.Module) -> Iterable[nn.Module]:
+    def _list_parts(self, host: nn.Module) -> Iterable[nn.Module]:
         return (host.get_submodule(name) for name in self.names)
 
 
 def is_frozen(key: str, names: Iterable[str]) -> bool:
-    """Whether the host's state-dict key ``key`` is of one of the submodules ``names``."""
+    """Whether ``key`` of the host's state dict belongs to one of the submodules ``names``."""
     return any(name == WHOLE or key.startswith(f"{name}.") for name in names)
 
 
 def hash_frozen(host: nn.Module, names: Sequence[str]) -> str:
-    """SHA-256 of the tensors of the host's submodules ``names``; empty if there are none.
+    """SHA-256 of the state of the host's submodules ``names``; empty if there are none.
 
-    Of the state dict, that is, without buffers that are not persistent: a class computes those anew, such as angles of
-    positions, which another device rounds otherwise and a longer input extends.
+    Buffers that are not persistent do not count: a class computes them anew, such as angles of positions, which another
+    device rounds otherwise and a longer input extends.
     """
     if not names:
         return ""
+    # Name, type, shape and bytes of each tensor, sorted by name.
     digest, state = hashlib.sha256(), host.state_dict()
     for name in sorted(key for key in state if is_frozen(key, names)):
-        if not isinstance(state[name], Tensor):  # what a module keeps by get_extra_state
+        if not isinstance(state[name], Tensor):  # from a module's get_extra_state
             digest.update(f"{name} {state[name]!r}".encode())
             continue
         tensor = state[name].detach().cpu().contiguous()
@@ -113,27 +117,28 @@ def hash_frozen(host: nn.Module, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Growth:
-    """What grew in a model, apart from it; see `esper.GrowingModel.swap`."""
+    """Seeds taken off a model; see `esper.GrowingModel.swap`."""
 
     seeds: Mapping[str, Seed]
     """Seeds by slot."""
     sites: Mapping[str, Site]
-    """Sites of these slots."""
+    """Sites of the slots."""
 
     @property
     def parameters(self) -> int:
-        """Number of parameters of all its seeds."""
+        """Number of parameters of all seeds."""
         return sum(seed.parameter_count for seed in self.seeds.values())
 
 
 def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
-    """Replace a model's growth and return what it had, as `esper.GrowingModel.swap` does."""
+    """Replace a model's growth and return the former one; see `esper.GrowingModel.swap`."""
     if not model.frozen.holds_all(model.host):
         raise SlotError(
-            "the host has learned together with what grew, so neither is of use without the other: attach with "
+            "the host has learned together with what grew, so neither is of use by itself: attach with "
             "freeze_host=True to swap what grows"
         )
     growth = Growth({}, {}) if growth is None else growth
+    # Refuse what does not fit before anything is removed.
     for name, seed in growth.seeds.items():
         if name in model.slots and seed.blueprint.name not in model.slots[name].blueprints:
             raise SlotError(
@@ -144,7 +149,9 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
         if name not in model.slots or model.slots[name].site != site:
             here = model.slots[name].site.shape if name in model.slots else "no such slot"
             raise SlotError(f"the growth has a seed for features {site.shape} at slot {name!r}; here is {here}")
+    # The former growth is kept without the host: its sites have no layers.
     leaving = Growth(model.seeds, {name: replace(model.slots[name].site, layer=None) for name in model.seeds})
+    # Swap the seeds.
     for slot in model.slots.values():
         slot.remove()
     for name, seed in growth.seeds.items():

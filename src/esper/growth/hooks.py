@@ -1,33 +1,33 @@
-"""Whether slots can sit on a host, and still do: what would let them grow in vain is refused."""
+"""Checks that a host calls its slots, and the block in which it computes without growth."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from esper.errors import SlotError
-from esper.growth.sharding import require_shared, require_whole, reshard
-from esper.growth.slot import Slot, share
-from esper.growth.taps import find_hook_tables
+from esper.growth.sharding import require_sharded_host, require_whole, reshard
+from esper.growth.slot import Slot, reference_counted
+from esper.growth.taps import find_hook_tables, list_named_modules
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
 
 
-_TAKING_FAST_PATHS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Modules that compute otherwise where they have hooks."""
+_FAST_PATH_MODULES = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""Modules that take another path, which rounds otherwise, if they have no hooks."""
 
 
 def require_attachable(host: nn.Module) -> None:
     """Refuse a host that cannot be given slots.
 
     Raises:
-        SlotError: it has slots already, or its parameters are sharded.
+        SlotError: the host has slots already, or its parameters are sharded.
     """
     require_whole(host.named_parameters())
     name = find_attached(host)
@@ -40,51 +40,51 @@ def require_attachable(host: nn.Module) -> None:
 
 def find_attached(model: nn.Module) -> str | None:
     """The name of a submodule behind which there is a slot; None if there is none."""
-    named = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
-    return next((name for name, part in named if any(isinstance(hook, Slot) for hook in _hooks(part))), None)
+    for name, part in list_named_modules(model):
+        if any(isinstance(hook, Slot) for hook in _list_hooks(part)):
+            return name
+    return None
 
 
 def require_attached(model: GrowingModel) -> None:
-    """Refuse a model whose host does not call its slots any more, or was sharded.
+    """Refuse a model whose host does not call its slots any more, or is sharded.
 
     Raises:
         SlotError: a submodule was replaced since slots were attached, the model was released, or it was sharded; or a
             slot is switched off by a block.
     """
     require_whole(model.named_parameters())
-    _require_seen(model)  # first, as hooks may be off there
+    for slot in model.slots.values():  # first, as hooks may be off while slots are
+        slot.require_not_disabled()
     require_called(model)
 
 
-def _require_seen(model: GrowingModel) -> None:
-    for slot in model.slots.values():
-        slot.require_seen()
-
-
 def require_savable(model: GrowingModel) -> None:
-    """Refuse a model whose host does not call its slots any more, or was sharded although what grows in it is not.
+    """Refuse to save a model whose host does not call its slots any more, or is sharded although seeds are not.
 
     Raises:
         SlotError: a submodule was replaced since slots were attached, the model was released, its host was sharded
-            without `GrowingModel.shard_growth`, or growth is out of sight.
+            without `GrowingModel.shard_growth`, or growth is switched off by a block.
     """
+    # A model that is hidden would be saved without its seeds.
     if model.hidden:
-        _require_seen(model)
+        for slot in model.slots.values():
+            slot.require_not_disabled()
     if not model.sharded:
         require_whole(model.named_parameters())
     require_called(model)
 
 
 def require_growable(model: GrowingModel) -> None:
-    """Refuse a model in which nothing can grow. Of one that processes share each has its own part afterwards.
+    """Refuse a model in which nothing can grow. The parameters of a sharded host are resharded.
 
     Raises:
-        SlotError: as `require_savable`; or what grows is to be sharded, and the host is not.
+        SlotError: as `require_savable`; or `shard_growth` was called and the host is whole.
     """
     require_savable(model)
     if model.sharded:
         reshard(model.host)
-        require_shared(model.host.parameters())
+        require_sharded_host(model.host.parameters())
 
 
 def require_called(model: GrowingModel) -> None:
@@ -93,32 +93,31 @@ def require_called(model: GrowingModel) -> None:
     Raises:
         SlotError: a submodule was replaced since slots were attached, or the model was released.
     """
-    modules = dict(cast("Iterator[tuple[str, nn.Module]]", model.host.named_modules(remove_duplicate=False)))
+    modules = dict(list_named_modules(model.host, remove_duplicate=False))
+    # The slot must be among the hooks of the module that has its name by now.
     for name, slot in model.slots.items():
-        if name not in modules or slot not in _hooks(modules[name]):
+        if name not in modules or slot not in _list_hooks(modules[name]):
             raise SlotError(
                 f"slot {name!r} is not called any more: the model was released, or its submodule {name!r} was replaced "
                 "or lost its hooks since esper.attach; rebuild the host first and attach then"
             )
 
 
-@share
+@reference_counted
 @contextmanager
 def hide_growth(model: GrowingModel) -> Generator[None]:
-    """Within the block nothing that grew is seen, in any thread; several such blocks may overlap.
-
-    Torch's encoders take a fast path where there are no hooks, which rounds otherwise. There hooks are off, and nothing
-    is compiled meanwhile: a graph without slots would be taken for one with them afterwards, as hooks are not guarded.
-    So they stay where the block itself is in a function that is compiled.
-    """
+    """Within the block the host computes without growth, in all threads; several such blocks may overlap."""
     with ExitStack() as stack:
-        stack.enter_context(model.depth.forget())
+        # Configurations count no grown blocks, and slots return the host's features.
+        stack.enter_context(model.depth.without_blocks())
         for slot in model.slots.values():
             stack.enter_context(slot.disabled())
-        if any(isinstance(part, _TAKING_FAST_PATHS) for part in model.host.modules()):
-            with suppress(RuntimeError):  # of torch, where the block itself is in a function that is compiled
+        if any(isinstance(part, _FAST_PATH_MODULES) for part in model.host.modules()):
+            # To the bit as before growth: without hooks these take their fast path. Nothing is compiled meanwhile, as
+            # hooks are not guarded: a graph without slots would be taken for one with slots afterwards.
+            with suppress(RuntimeError):  # within a function that is compiled the hooks have to stay
                 stack.enter_context(_run_eagerly(torch))
-                stack.enter_context(_unhook(model))
+                stack.enter_context(_remove_hooks(model))
         model.hidden = True
         try:
             yield
@@ -126,21 +125,18 @@ def hide_growth(model: GrowingModel) -> Generator[None]:
             model.hidden = False
 
 
-@share
+@reference_counted
 def _run_eagerly(_: ModuleType) -> AbstractContextManager[None]:
-    """Within the block nothing is compiled, nor what was compiled run.
-
-    Raises:
-        RuntimeError: it is within a function that is compiled.
-    """
+    """Within the block nothing is compiled, and compiled code does not run."""
     if torch.compiler.is_compiling():
-        raise RuntimeError("what is being compiled cannot be run eagerly")
+        raise RuntimeError("a function that is compiled cannot run eagerly")
     return torch.compiler.set_stance("force_eager")
 
 
 @contextmanager
-def _unhook(model: GrowingModel) -> Generator[None]:
-    """Keep the host from calling its slots within the block."""
+def _remove_hooks(model: GrowingModel) -> Generator[None]:
+    """Within the block the host does not call its slots."""
+    # Taken out of torch's tables and put back, since the handles cannot do so.
     tables = [table for name in model.slots for table in find_hook_tables(model.host.get_submodule(name))]
     before = [dict(table) for table in tables]
     for table in tables:
@@ -150,10 +146,10 @@ def _unhook(model: GrowingModel) -> Generator[None]:
         yield
     finally:
         for table, hooks in zip(tables, before, strict=True):
-            here = {key: hook for key, hook in hooks.items() if key in table or isinstance(hook, Slot)} | dict(table)
-            table.clear()  # or those that were taken off would be called last from now on
-            table.update(here)
+            merged = {key: hook for key, hook in hooks.items() if key in table or isinstance(hook, Slot)} | dict(table)
+            table.clear()  # to restore the order of calls, too
+            table.update(merged)
 
 
-def _hooks(module: nn.Module) -> list[Any]:
+def _list_hooks(module: nn.Module) -> list[Any]:
     return [hook for table in find_hook_tables(module) for hook in table.values()]

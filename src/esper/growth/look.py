@@ -1,15 +1,15 @@
-"""Where would a model grow, and by what? `look` measures what every blueprint promises in every slot."""
+"""The promise of every blueprint in every slot of a model, measured before anything is planted."""
 
 from __future__ import annotations
 
 import html
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import torch
@@ -19,11 +19,15 @@ from torch import Tensor, nn
 from esper.errors import LookError
 from esper.files import write_atomically
 from esper.growth.blueprints.registry import Blueprint, Context, LayerCall, get
-from esper.growth.promise import GradientBatch, compute_held_out_promise, gram_of, promise
-from esper.growth.side_pass import FeatureRecorder, RecordedGradients, ask, quietly
+from esper.growth.promise import GradientBatch, compute_gram_matrix, compute_held_out_promise, compute_promise
+from esper.growth.side_pass import FeatureRecorder, RecordedGradients, eval_without_side_effects, record_gradients
 from esper.growth.slot import Slot
 from esper.growth.summary import align_columns
+from esper.growth.taps import list_named_modules
 from esper.numerics.random_streams import seed_generator
+
+if TYPE_CHECKING:
+    from esper.growth.model import GrowingModel
 
 
 @dataclass(frozen=True)
@@ -33,98 +37,116 @@ class Candidate:
     slot: str
     blueprint: str
     promise: float
-    """Share of what the examples ask for that one step of it would grant, in [0, 1): `esper.growth.promise`."""
+    """Share of a common fall of the examples' losses that one step would achieve, in [0, 1): `esper.growth.promise`."""
     promise_held_out: float
-    """The same for examples that the step was not fitted on; about zero or below where it would only fit noise."""
+    """Promise on examples that the step was not fitted on; about zero or below where it would only fit noise."""
     error: float
     """Standard error of ``promise_held_out`` over draws of the initial values and halves of the examples."""
     parameters: int
-    """Scalars."""
+    """Number of scalars."""
     flops: int
     """FLOPs added to a forward pass of one example, a multiply-add counted as two."""
     resident: str | None
-    """Blueprint of the seed that lives in the slot; the candidate would come behind it. None if the slot is free."""
+    """Blueprint of the seed in the slot, behind which the candidate would come; None if the slot is free."""
 
     @property
     def promise_per_parameter(self) -> float:
-        """Promise by a thousand parameters."""
+        """Promise per thousand parameters."""
         return self.promise / self.parameters * 1000
 
 
 @dataclass(frozen=True)
 class LayerNeed:
-    """A layer of the host: what its own parameters could still grant. Much in one that learns well is left to learn."""
+    """A layer of the host and the promise of its own parameters: much, if it learns well and is not done."""
 
     layer: str
     kind: str
-    """Name of its class."""
+    """Name of the layer's class."""
     promise: float
+    """Promise of a step of the layer's parameters, as `Candidate.promise`."""
     promise_held_out: float
+    """Promise on examples that the step was not fitted on, as `Candidate.promise_held_out`."""
     error: float
-    """Standard error, as a `Candidate`'s."""
+    """Standard error of ``promise_held_out``, as `Candidate.error`."""
     parameters: int
-    """Scalars that require a gradient or not."""
+    """Number of scalars, whether they require a gradient or not."""
 
 
 @dataclass(frozen=True, repr=False)
 class Look:
-    """What was seen; as text a table, in a notebook with a map."""
+    """Promises of all candidates; prints as a table, in a notebook with a map."""
 
     rows: tuple[Candidate, ...]
-    """The most promising first."""
+    """Candidates, the most promising first."""
     slots: tuple[str, ...]
     """Slots in the order of the forward pass."""
     layers: tuple[LayerNeed, ...]
-    """The host's own layers in the order of their calls, if they were asked for."""
+    """The host's own layers in the order of their calls, with ``layers=True``."""
     examples: int
-    """Number of examples that were looked at."""
+    """Number of examples."""
     loss: float
-    """Their mean loss."""
+    """Mean loss of the examples."""
 
     def __repr__(self) -> str:
+        # A row per candidate, and below a row per layer.
         titles = ("slot", "blueprint", "promise", "held out", "error", "parameters", "FLOPs", "promise/1k")
         rows = [
             (
-                one.slot if one.resident is None else f"{one.slot} (behind {one.resident})",
-                one.blueprint,
-                *_figures(one),
-                f"{one.flops:,}",
-                f"{one.promise_per_parameter:.3f}",
+                row.slot if row.resident is None else f"{row.slot} (behind {row.resident})",
+                row.blueprint,
+                f"{row.promise:.3f}",
+                f"{row.promise_held_out:+.3f}",
+                f"{row.error:.3f}",
+                f"{row.parameters:,}",
+                f"{row.flops:,}",
+                f"{row.promise_per_parameter:.3f}",
             )
-            for one in self.rows
+            for row in self.rows
         ]
         parts = [align_columns([titles, *rows], numbers_from=2)]
         if self.layers:
             titles = ("layer of the host", "class", "promise", "held out", "error", "parameters")
-            needs = [(one.layer, one.kind, *_figures(one)) for one in self.layers]
-            parts.append(align_columns([titles, *needs], numbers_from=2))
+            rows = [
+                (
+                    need.layer,
+                    need.kind,
+                    f"{need.promise:.3f}",
+                    f"{need.promise_held_out:+.3f}",
+                    f"{need.error:.3f}",
+                    f"{need.parameters:,}",
+                )
+                for need in self.layers
+            ]
+            parts.append(align_columns([titles, *rows], numbers_from=2))
         return "\n\n".join([*parts, f"{self.examples} examples, mean loss {self.loss:.4g}"])
 
     def _repr_html_(self) -> str:
-        return f"<div>{self._draw()}<pre>{html.escape(repr(self))}</pre></div>"
+        return f"<div>{self._draw_svg()}<pre>{html.escape(repr(self))}</pre></div>"
 
     def to_svg(self, path: str | Path) -> None:
-        """Write a map of ``promise_held_out``: slots across, blueprints down, darker where more is promised.
+        """Write a map of ``promise_held_out``: slots across, blueprints down, darker where the promise is higher.
 
         Raises:
             RunError: the file cannot be written.
         """
-        write_atomically(Path(path), self._draw().encode())
+        write_atomically(Path(path), self._draw_svg().encode())
 
-    def _draw(self) -> str:
+    def _draw_svg(self) -> str:
         slots = list(self.slots)
-        blueprints = sorted({one.blueprint for one in self.rows})
-        cells = {(one.slot, one.blueprint): one.promise_held_out for one in self.rows}
+        blueprints = sorted({row.blueprint for row in self.rows})
+        cells = {(row.slot, row.blueprint): row.promise_held_out for row in self.rows}
         figure = Figure(figsize=(1.8 + 0.75 * len(slots), 1.3 + 0.32 * len(blueprints)), layout="constrained")
+        # A heat map with the figures in its cells.
         axes = figure.add_subplot()
         values = [[cells.get((slot, blueprint), math.nan) for slot in slots] for blueprint in blueprints]
         axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         for (slot, blueprint), value in cells.items():
-            place = slots.index(slot), blueprints.index(blueprint)
-            axes.text(*place, f"{value:.2f}", ha="center", va="center", color="white" if value > 0.6 else "black")
+            column, row, color = slots.index(slot), blueprints.index(blueprint), "white" if value > 0.6 else "black"
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
         axes.set_xticks(range(len(slots)), slots, rotation=30, ha="right")
         axes.set_yticks(range(len(blueprints)), blueprints)
         axes.set_title("held-out promise", fontsize=10)
+        # The SVG element alone, to be put into HTML.
         file = io.StringIO()
         with mpl.rc_context({"svg.fonttype": "none"}):  # text stays text
             figure.savefig(file, format="svg", metadata={"Date": None})
@@ -132,9 +154,7 @@ class Look:
 
 
 def look(
-    model: nn.Module,
-    host: nn.Module,
-    slots: Mapping[str, Slot],
+    model: GrowingModel,
     loss: Callable[[Any, Any], Any],
     batches: Iterable[Any],
     *,
@@ -143,98 +163,128 @@ def look(
     layers: bool,
     seed: int,
 ) -> Look:
-    """As `esper.GrowingModel.look` says, of a model around ``host`` with ``slots`` on it."""
-    parts = _find_layers(host) if layers else {}
+    """Measure every blueprint on offer in every slot of ``model``; see `GrowingModel.look`."""
+    host, slots = model.host, dict(model.slots.items())
+    host_layers: dict[str, nn.Module] = {}
+    if layers:
+        host_layers = {
+            name: module
+            for name, module in list_named_modules(host)
+            if name and not list(module.children()) and list(module.parameters())
+        }
     inputs: list[Tensor] = []
-    tap = next(iter(slots.values())).tap
-    with quietly(model):
-        places = FeatureRecorder({name: host.get_submodule(name) for name in slots}, first=False, arguments=False)
-        own = FeatureRecorder(parts, first=True, arguments=True)
+    tap = model.tap
+    with eval_without_side_effects(model):
+        # Record features and functional gradients, behind the slots and at the host's own layers.
+        modules = {name: host.get_submodule(name) for name in slots}
+        at_slots = FeatureRecorder(modules, first=False, arguments=False)
+        at_layers = FeatureRecorder(host_layers, first=True, arguments=True)
         try:
-            measured = ask(model, (places, own), loss, batches, examples, lambda: inputs.append(tap.inputs.detach()))
+            seen, mean_loss = record_gradients(
+                model, (at_slots, at_layers), loss, batches, examples, lambda: inputs.append(tap.inputs.detach())
+            )
         finally:
-            places.remove()
-            own.remove()
+            at_slots.remove()
+            at_layers.remove()
         with torch.autocast(tap.inputs.device.type, enabled=False):
-            rows = [
-                measure_promise(
-                    slot, get(name), _require_asked(places, slot.name), inputs, [(seed, at, n) for n in range(draws)]
-                )
-                for at, slot in enumerate(slots.values())
-                for name in slot.blueprints
-            ]
-            with ExitStack() as bare:
+            # Measure the candidates.
+            rows: list[Candidate] = []
+            for index, slot in enumerate(slots.values()):
+                if slot.name not in at_slots.records:
+                    raise LookError(
+                        f"submodule {slot.name!r} did not run once per call of loss(model, batch) with the batch "
+                        "first: call the model once there, as a whole"
+                    )
+                record = at_slots.records[slot.name]
+                keys = [(seed, index, draw) for draw in range(draws)]
+                rows += [measure_promise(slot, get(name), record, inputs, keys) for name in slot.blueprints]
+            # Measure the host's own layers, as they are without what grew on them.
+            with ExitStack() as stack:
                 for slot in slots.values():
-                    bare.enter_context(slot.disabled())
-                needs = [_need_of(name, parts[name], asked) for name, asked in own.asked.items() if asked.gradients]
-    rows.sort(key=lambda one: (-one.promise, one.slot, one.blueprint))
-    return Look(tuple(rows), tuple(slots), tuple(needs), measured.examples, measured.loss)
+                    stack.enter_context(slot.disabled())
+                needs = [
+                    _measure_layer(name, host_layers[name], record)
+                    for name, record in at_layers.records.items()
+                    if record.gradients
+                ]
+    rows.sort(key=lambda row: (-row.promise, row.slot, row.blueprint))
+    return Look(tuple(rows), tuple(slots), tuple(needs), seen, mean_loss)
 
 
 def measure_promise(
     slot: Slot,
     kind: type[Blueprint],
-    asked: RecordedGradients,
+    record: RecordedGradients,
     inputs: Sequence[Tensor],
     draws: Sequence[tuple[int, int, int]],
 ) -> Candidate:
-    """What a blueprint promises in a slot by what was ``asked`` there of a network with these ``inputs``.
+    """The promise of a blueprint in a slot, as the mean over draws of its initial values. Autocast must be off.
 
-    Mean over the draws; one is enough where nothing is drawn. Autocast is to be off.
+    Args:
+        slot: Where the blueprint would germinate.
+        kind: The blueprint.
+        record: Features and functional gradients behind the slot.
+        inputs: The network's inputs, batch by batch.
+        draws: Keys of random streams, one per draw; only the first is used if the blueprint draws nothing.
 
     Raises:
         LookError: the blueprint does not work under ``vmap``.
     """
-    others = _find_others(slot, kind, asked, inputs)
+    # The newborn's arguments and the functional gradients, batch by batch.
+    contexts = _find_contexts(slot, kind, record, inputs)
     batches = [
-        GradientBatch((raise_precision(features), raise_precision(other)), raise_precision(wishes))
-        for features, other, wishes in zip(asked.features, others, asked.gradients, strict=True)
+        GradientBatch((raise_precision(features), raise_precision(context)), raise_precision(gradients))
+        for features, context, gradients in zip(record.features, contexts, record.gradients, strict=True)
     ]
-    like = batches[0].wishes
+    # One Gram matrix per draw of the initial values.
+    like = batches[0].gradients
     grams: list[Tensor] = []
-    drawn: list[list[Tensor]] = []
+    first_values: list[Tensor] = []
     for draw in draws:
         newborn: nn.Module = kind(slot.site, seed_generator(*draw)).to(like.device, like.dtype)
-        newborn = _CalledAlone(newborn) if kind.context is Context.CALL else newborn
+        newborn = _FeaturesOnlyCall(newborn) if kind.context is Context.CALL else newborn
         values = [parameter.detach() for parameter in newborn.parameters()]
-        if drawn and all(map(torch.equal, values, drawn[0])):
-            break
-        drawn.append(values)
-        grams.append(_require_gram(f"blueprint {kind.name!r}", newborn, batches, "offer others"))
-    site, seed_there = slot.site, slot.seed
+        if grams and all(map(torch.equal, values, first_values)):
+            break  # the initial values are not random
+        first_values = first_values or values
+        grams.append(_compute_gram(f"blueprint {kind.name!r}", newborn, batches, "offer others"))
+    promise, held_out, error = _summarise_grams(torch.stack(grams))
     return Candidate(
-        slot.name,
-        kind.name,
-        *_summarise(torch.stack(grams)),
-        kind.parameters_at(site),
-        kind.flops_at(site),
-        None if seed_there is None else seed_there.blueprint.name,
+        slot=slot.name,
+        blueprint=kind.name,
+        promise=promise,
+        promise_held_out=held_out,
+        error=error,
+        parameters=kind.parameters_at(slot.site),
+        flops=kind.flops_at(slot.site),
+        resident=None if slot.seed is None else slot.seed.blueprint.name,
     )
 
 
-def _find_others(
-    slot: Slot, kind: type[Blueprint], asked: RecordedGradients, inputs: Sequence[Tensor]
+def _find_contexts(
+    slot: Slot, kind: type[Blueprint], record: RecordedGradients, inputs: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """What the blueprint reads beside the features, batch by batch; the features themselves, if nothing."""
+    """The second argument of the blueprint, batch by batch; the features themselves, if it needs none."""
     match kind.context:
         case Context.NETWORK:
             return inputs
         case Context.LAYER:
-            others = asked.firsts
+            contexts = record.first_arguments
         case Context.CALL:
-            others = asked.features if asked.alone else []
+            contexts = record.features if record.single_argument else []
         case Context.NOTHING:
-            return asked.features
-    if len(others) < len(asked.features):
+            return record.features
+    # Calls without a first tensor, or with further arguments, were not recorded as such.
+    if len(contexts) < len(record.features):
         raise LookError(
             f"blueprint {kind.name!r} in slot {slot.name!r}: the layer there is called with more than its features, so "
-            "what it promises cannot be measured: offer others, or take a controller that does not look"
+            "the promise cannot be measured: offer others, or take a controller that does not look"
         )
-    return others
+    return contexts
 
 
-class _CalledAlone(nn.Module):
-    """A blueprint that reads the layer's call, of which nothing is known but the features that it is to be given."""
+class _FeaturesOnlyCall(nn.Module):
+    """A blueprint with the context `Context.CALL`, for a layer that is called with its features alone."""
 
     def __init__(self, newborn: nn.Module) -> None:
         super().__init__()
@@ -245,57 +295,36 @@ class _CalledAlone(nn.Module):
         return contribution
 
 
-def _need_of(name: str, layer: nn.Module, asked: RecordedGradients) -> LayerNeed:
+def _measure_layer(name: str, layer: nn.Module, record: RecordedGradients) -> LayerNeed:
+    """The promise of a host's layer, whose parameters take a step from their present values."""
     batches = [
-        GradientBatch(tuple(map(raise_precision, arguments)), raise_precision(wishes))
-        for arguments, wishes in zip(asked.arguments, asked.gradients, strict=True)
+        GradientBatch(tuple(map(raise_precision, arguments)), raise_precision(gradients))
+        for arguments, gradients in zip(record.arguments, record.gradients, strict=True)
     ]
-    gram = _require_gram(f"layer {name!r} ({type(layer).__name__})", layer, batches, "look without layers=True")
-    figures = _summarise(gram.unsqueeze(0))
-    return LayerNeed(name, type(layer).__name__, *figures, sum(one.numel() for one in layer.parameters()))
+    gram = _compute_gram(f"layer {name!r} ({type(layer).__name__})", layer, batches, "look without layers=True")
+    promise, held_out, error = _summarise_grams(gram.unsqueeze(0))
+    parameters = sum(parameter.numel() for parameter in layer.parameters())
+    return LayerNeed(name, type(layer).__name__, promise, held_out, error, parameters)
 
 
-def _require_gram(what: str, module: nn.Module, batches: Sequence[GradientBatch], remedy: str) -> Tensor:
-    """As `gram_of`.
-
-    Raises:
-        LookError: the module does not work under ``vmap``.
-    """
+def _compute_gram(what: str, module: nn.Module, batches: Sequence[GradientBatch], remedy: str) -> Tensor:
+    """`compute_gram_matrix` with a LookError, if ``module`` does not work under ``vmap``."""
     try:
-        return gram_of(module, batches)
+        return compute_gram_matrix(module, batches)
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         raise LookError(f"{what} cannot be differentiated example by example ({reason}): {remedy}") from error
 
 
-def _summarise(grams: Tensor) -> tuple[float, float, float]:
-    """Promise, held-out promise and the standard error of that, from ``[draws, N, N]``."""
+def _summarise_grams(grams: Tensor) -> tuple[float, float, float]:
+    """Promise, held-out promise and its standard error, from ``[draws, N, N]``."""
     grams = grams.detach()
+    # Each half of each draw is a sample of the held-out promise.
     held_out = compute_held_out_promise(grams).flatten()
-    return float(promise(grams).mean()), float(held_out.mean()), float(held_out.std() / held_out.numel() ** 0.5)
+    error = float(held_out.std() / held_out.numel() ** 0.5)
+    return float(compute_promise(grams).mean()), float(held_out.mean()), error
 
 
 def raise_precision(values: Tensor) -> Tensor:
-    """Half precision as float32: a Gram matrix wants it. Indices stay what they are."""
+    """Half precision as float32, which a Gram matrix needs; other types, such as indices, are returned as they are."""
     return values.float() if values.is_floating_point() and values.dtype.itemsize < torch.float32.itemsize else values
-
-
-def _require_asked(places: FeatureRecorder, name: str) -> Asked:
-    if name not in places.asked:
-        raise LookError(
-            f"submodule {name!r} did not run once per call of loss(model, batch) with the batch first: call the model "
-            "once there, as a whole"
-        )
-    return places.asked[name]
-
-
-def _find_layers(host: nn.Module) -> dict[str, nn.Module]:
-    """Modules with parameters and no submodules."""
-    named = cast(Iterator[tuple[str, nn.Module]], host.named_modules())
-    return {
-        name: module for name, module in named if name and not list(module.children()) and list(module.parameters())
-    }
-
-
-def _figures(one: Candidate | LayerNeed) -> tuple[str, str, str, str]:
-    return f"{one.promise:.3f}", f"{one.promise_held_out:+.3f}", f"{one.error:.3f}", f"{one.parameters:,}"

@@ -1,19 +1,21 @@
-"""Keep a growing model in a folder: tensors as safetensors, what grew where as JSON.
+"""Save a growing model in a folder: tensors as safetensors, slots and seeds as JSON.
 
-Loading runs nothing from the files. The JSON file is replaced last and says by their hash which tensors are its own, so
-the folder holds the old model or the new one at any moment. Nothing else that a file says is used as a path.
+Loading runs nothing from the files. The JSON file is replaced last and has the hash of its tensors, which is in the
+name of their file, so the folder holds the old model or the new one at any moment. Nothing else in a file is used as a
+path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from safetensors.torch import save as encode
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
@@ -31,7 +33,7 @@ from esper.serialization.state_files import Count, Manifest, StateFormat, copy_t
 
 TOPOLOGY_FILE = "model.json"
 _HOST = "host."
-"""Begins the state-dict keys of the host."""
+"""Prefix of the state-dict keys of the host."""
 _TENSORS_FILES = "tensors-*.safetensors"
 
 
@@ -39,123 +41,114 @@ _TENSORS_FILES = "tensors-*.safetensors"
 def save(model: GrowingModel, folder: FilePath) -> None:
     """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
 
-    What is frozen is not written, only its SHA-256: `load` wants it as it was.
-
-    Optimizers are saved as usual, by their ``state_dict``.
+    Of frozen parts only the SHA-256 is written: `load` needs a host with the same values. Optimizers are saved as
+    usual, by their ``state_dict``.
 
     Args:
-        model: Attached, with whatever has grown in it.
-        folder: Where `load` finds it again.
+        model: From `attach` or `load`, with any seeds.
+        folder: For `load`.
 
     Raises:
-        CheckpointError: the model cannot be saved; what was there before is untouched.
-        SlotError: a slot is not called any more, or the host is sharded; as above.
+        CheckpointError: the model cannot be saved; a model saved there before is untouched.
+        SlotError: a slot is not called any more, or the host is sharded.
     """
     require_attached(model)
     folder = Path(folder)
-    data = encode(copy_to_cpu(_tensors(model)))
-    saved = Topology.of(model, data)
+    # Encode the tensors, whose hash is in the record.
+    data = encode(copy_to_cpu(_collect_tensors(model)))
+    saved = Topology.from_model(model, data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # First the tensors, in a file of a new name, then the record that refers to it.
         path = _tensors_path(folder, saved.tensors_sha256)
         write_atomically(path, data)
         write_atomically(folder / TOPOLOGY_FILE, saved.encode())
-        for other in (*folder.glob(_TENSORS_FILES), *folder.glob(f".{_TENSORS_FILES}{TEMPORARY_SUFFIX}")):
-            if other != path:
-                other.unlink(missing_ok=True)
+        # From here on the folder holds the new model: remove the tensors of former ones.
+        for old in (*folder.glob(_TENSORS_FILES), *folder.glob(f".{_TENSORS_FILES}{TEMPORARY_SUFFIX}")):
+            if old != path:
+                old.unlink(missing_ok=True)
     except (OSError, RunError) as error:
         raise CheckpointError(f"the model is not saved: {error}") from error
 
 
 @check_arguments(CheckpointError, folder="give the path of a folder")
 def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> GrowingModel:
-    """A model that computes, and goes on learning, as the one that `save` wrote.
+    """Load a model that computes, and goes on learning, as the one that `save` wrote.
 
-    To go on with its optimizer, load the model, make the optimizer from its `parameter_groups`, and then load the
-    optimizer's own state: the groups hold by now whatever had grown.
+    To go on with its optimizer, load the model, make the optimizer from its `parameter_groups`, which have the loaded
+    seeds, and then load the optimizer's own state.
 
     Args:
         folder: Written by `save`.
-        host: Built as the saved one was, with any values but for frozen parts, which must have those of then; it gets
-            slots and the saved values.
+        host: Built as the saved one was. Frozen parts must have the same values as then. It gets slots and the saved
+            values.
         example_input: As for `attach`, of the same shape as then.
 
     Raises:
-        CheckpointError: the folder holds no saved model, or a damaged one, or that of another host; ``host`` then has
-            no slots and its own values.
+        CheckpointError: the folder holds no saved model, or a damaged one, or that of another host; ``host`` has no
+            slots and its own values then.
     """
+    # Read and check both files.
     source = Path(folder) / TOPOLOGY_FILE
     saved = _FORMAT.read_manifest(source)
     tensors = _FORMAT.read_tensors(_tensors_path(Path(folder), saved.tensors_sha256), saved)
     if hash_frozen(host, saved.frozen) != saved.frozen_sha256:
         raise CheckpointError(
-            f"{source} tells of a host that was frozen, with other values than this one's: give the host the values "
-            "that it had when what grew on it was saved"
+            f"{source} is of a frozen host with other values than this one's: give the host the values that it had "
+            "when the model was saved"
         )
-    try:
-        model = _build(saved, host, example_input)
-    except EsperError as error:
-        raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
-    try:
-        _check_tensors(source, tensors, _tensors(model))
-    except CheckpointError:
-        model.release()
-        raise
-    model.load_state_dict(tensors, strict=False)  # checked above; what is frozen stays
+    # Build a model with the same slots and seeds. After an error the host has no slots again.
+    with ExitStack() as after_error:
+        try:
+            offers = {record.name: record.blueprints for record in saved.slots}
+            model = GrowingModel(
+                host, offers, example_input, causal=saved.causal, apart=saved.apart, frozen=saved.frozen
+            )
+            after_error.callback(model.release)
+            for record in saved.slots:
+                slot = model.slots[record.name]
+                before, site = record.site, SavedSite.from_site(slot.site)
+                if site != before:
+                    raise CheckpointError(
+                        f"slot {record.name!r} had {before.layout} {before.extent} of width {before.width} when it was "
+                        f"saved, and has {site.layout} {site.extent} of width {site.width} now: build the host and "
+                        "give the example input as then"
+                    )
+                if record.seed is not None:
+                    record.seed.plant(slot)
+                slot.enabled = record.enabled
+        except EsperError as error:
+            raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
+        # Names, shapes and types of its tensors must be those of the saved ones.
+        advice = f"build the host as it was when {source} was saved"
+        expected = _collect_tensors(model)
+        differing = sorted(tensors.keys() ^ expected.keys())
+        if differing:
+            holder = "the saved model" if differing[0] in tensors else "the model built here"
+            raise CheckpointError(f"only {holder} has {differing[0]!r}: {advice}")
+        for name, tensor in expected.items():
+            if tensors[name].shape != tensor.shape or tensors[name].dtype != tensor.dtype:
+                raise CheckpointError(
+                    f"{name!r} is {tensors[name].dtype} {tuple(tensors[name].shape)} in the saved model, and "
+                    f"{tensor.dtype} {tuple(tensor.shape)} here: {advice}"
+                )
+        after_error.pop_all()
+    model.load_state_dict(tensors, strict=False)  # checked above; frozen parts are not in it
     return model
 
 
-def _build(saved: Topology, host: nn.Module, example_input: Arguments) -> GrowingModel:
-    """A model with the slots and seeds of the saved one, and initial values."""
-    offers = {one.name: one.blueprints for one in saved.slots}
-    model = GrowingModel(host, offers, example_input, causal=saved.causal, apart=saved.apart, frozen=saved.frozen)
-    try:
-        for one in saved.slots:
-            slot = model.slots[one.name]
-            _check_site(one, SavedSite.of(slot.site))
-            if one.seed is not None:
-                one.seed.plant(slot)
-            slot.enabled = one.enabled
-    except EsperError:
-        model.release()
-        raise
-    return model
-
-
-def _tensors(model: GrowingModel) -> dict[str, Tensor]:
-    """Whatever `load` restores, by state-dict key: of a frozen part nothing."""
+def _collect_tensors(model: GrowingModel) -> dict[str, Tensor]:
+    """The state dict of a model without frozen parts."""
+    # Frozen parts are left out: `load` gets them with the host.
     state: Mapping[str, object] = {
         name: value
         for name, value in model.state_dict().items()
         if not (name.startswith(_HOST) and model.frozen.holds(name.removeprefix(_HOST)))
     }
-    other = [name for name, value in state.items() if not isinstance(value, Tensor)]
-    if other:
-        raise CheckpointError(f"the model's state has {other[0]!r}, which is no tensor: only tensors can be saved")
+    invalid = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if invalid:
+        raise CheckpointError(f"the model's state has {invalid[0]!r}, which is no tensor: only tensors can be saved")
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
-
-
-def _check_site(slot: SavedSlot, site: SavedSite) -> None:
-    if site != slot.site:
-        raise CheckpointError(
-            f"slot {slot.name!r} saw {slot.site.layout} {slot.site.extent} of width {slot.site.width} when it was "
-            f"saved, and sees {site.layout} {site.extent} of width {site.width} now: build the host and give the "
-            "example input as then"
-        )
-
-
-def _check_tensors(source: Path, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    strange = sorted(saved.keys() ^ expected.keys())
-    if strange:
-        whose = "the saved model" if strange[0] in saved else "the model built here"
-        raise CheckpointError(f"only {whose} has {strange[0]!r}: build the host as it was when {source} was saved")
-    for name, tensor in expected.items():
-        found = saved[name]
-        if found.shape != tensor.shape or found.dtype != tensor.dtype:
-            raise CheckpointError(
-                f"{name!r} is {found.dtype} {tuple(found.shape)} in the saved model, and {tensor.dtype} "
-                f"{tuple(tensor.shape)} here: build the host as it was when {source} was saved"
-            )
 
 
 def _tensors_path(folder: Path, sha256: str) -> Path:
@@ -167,7 +160,7 @@ _Name = Annotated[str, Field(max_length=1000)]
 
 
 class SavedSite(Settings):
-    """A `Site`."""
+    """The record of a `Site`."""
 
     layout: Layout
     width: Count
@@ -177,8 +170,8 @@ class SavedSite(Settings):
     apart: bool = False
 
     @classmethod
-    def of(cls, site: Site) -> SavedSite:
-        """The record of ``site``."""
+    def from_site(cls, site: Site) -> SavedSite:
+        """Make the record of ``site``."""
         return cls(
             layout=site.layout,
             width=site.width,
@@ -190,20 +183,20 @@ class SavedSite(Settings):
 
 
 class SavedSeed(Settings):
-    """A seed, without its tensors."""
+    """The record of a seed, without its tensors."""
 
     blueprint: _Name
     blend: Literal["add", "gate", "multiply"]
     fossilized: bool
     estranged: Literal[False] = False
-    """Files have it since version 1: an isolation that is gone, in which a seed did not count, made it true."""
+    """Always False: files have it since version 1, for an isolation that was removed."""
     contribution: float | None
     fixed: tuple[_Name, ...] | None = None
-    """Parameters that do not learn; None: as in a fresh one."""
+    """Names of parameters that do not learn; None: as in a fresh seed."""
 
     @classmethod
-    def of(cls, seed: Seed) -> SavedSeed:
-        """The record of ``seed``."""
+    def from_seed(cls, seed: Seed) -> SavedSeed:
+        """Make the record of ``seed``."""
         return cls.model_validate(
             {
                 "blueprint": seed.blueprint.name,
@@ -215,23 +208,24 @@ class SavedSeed(Settings):
         )
 
     def plant(self, slot: Slot) -> None:
-        """Let such a seed live in ``slot``, with initial values that are to be replaced.
+        """Plant such a seed in ``slot``, with initial values that are replaced later.
 
         Raises:
-            UnknownBlueprintError: nobody registered the blueprint.
+            UnknownBlueprintError: the blueprint is not registered.
             SlotError: the blueprint does not fit there, or has no such parameter.
         """
+        # Values come later, but structure and what is fixed belong to the record.
         seed = slot.germinate(self.blueprint, torch.Generator().manual_seed(0), blend=Blend[self.blend.upper()])
         seed.fossilized, seed.contribution = self.fossilized, self.contribution
         if self.fixed is not None:
-            strange = sorted(set(self.fixed) - dict(seed.named_parameters()).keys())
-            if strange:
-                raise SlotError(f"the seed in slot {slot.name!r} has no parameter {strange[0]!r}")
-            seed.fix(self.fixed)
+            missing = sorted(set(self.fixed) - dict(seed.named_parameters()).keys())
+            if missing:
+                raise SlotError(f"the seed in slot {slot.name!r} has no parameter {missing[0]!r}")
+            seed.fix_parameters(self.fixed)
 
 
 class SavedSlot(Settings):
-    """A slot, and the seed that lives there, if one does."""
+    """The record of a slot and its seed, if there is one."""
 
     name: _Name
     site: SavedSite
@@ -241,8 +235,7 @@ class SavedSlot(Settings):
 
 
 class Topology(Manifest):
-    """What the JSON file says. Version 1 knew nothing of positions that stay apart, 2 of frozen parts, 3 of
-    parameters that do not learn."""
+    """The JSON file. Version 1 had no ``apart``, 2 no frozen parts, 3 no ``fixed`` parameters."""
 
     format: Literal["esper-model"] = "esper-model"
     version: Literal[1, 2, 3, 4] = 4
@@ -251,30 +244,31 @@ class Topology(Manifest):
     frozen_sha256: str = ""
 
     @classmethod
-    def of(cls, model: GrowingModel, tensors: bytes) -> Topology:
-        """The topology of ``model``, whose tensors file is ``tensors``."""
+    def from_model(cls, model: GrowingModel, tensors: bytes) -> Topology:
+        """Make the record of ``model``, whose tensors file is ``tensors``."""
+        # Sites and seeds in the order of the forward pass.
         slots = tuple(
             SavedSlot(
                 name=slot.name,
-                site=SavedSite.of(slot.site),
+                site=SavedSite.from_site(slot.site),
                 blueprints=slot.blueprints,
                 enabled=slot.enabled,
-                seed=None if slot.seed is None else SavedSeed.of(slot.seed),
+                seed=None if slot.seed is None else SavedSeed.from_seed(slot.seed),
             )
             for slot in model.slots.values()
         )
         frozen = model.frozen.names
-        digest = hash_frozen(model.host, frozen)
-        return cls(slots=slots, frozen=frozen, frozen_sha256=digest, **describe_tensors(tensors))
+        sha256 = hash_frozen(model.host, frozen)
+        return cls(slots=slots, frozen=frozen, frozen_sha256=sha256, **describe_tensors(tensors))
 
     @property
     def causal(self) -> bool:
-        """Whether any slot may not look ahead."""
+        """Whether no position may depend on later ones at some slot."""
         return any(slot.site.causal for slot in self.slots)
 
     @property
     def apart(self) -> bool:
-        """Whether positions stay apart at any slot."""
+        """Whether positions must stay apart at some slot."""
         return any(slot.site.apart for slot in self.slots)
 
 

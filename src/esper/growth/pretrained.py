@@ -1,6 +1,7 @@
-"""Refuse ``save_pretrained`` where ``from_pretrained`` would lose what grew, as it builds the class by a configuration.
+"""Refuse ``save_pretrained`` if ``from_pretrained`` would lose growth, as it builds the class by a configuration.
 
-That is a method of Hugging Face's models, as is ``push_to_hub``. An attribute of the instance comes before a method.
+Hugging Face's models have this method and ``push_to_hub``. An attribute of the instance, which raises an error, takes
+the place of each.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import re
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -22,6 +23,7 @@ from torch.testing import assert_close
 from esper.errors import ExportError
 from esper.growth.depth import CONFIGURATION
 from esper.growth.fossils import TRACING_ERRORS
+from esper.growth.taps import list_named_modules
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -31,35 +33,36 @@ _PLAIN_TYPES = (bool, int, float, str)
 
 
 def is_built_alike(model: nn.Module) -> bool:
-    """Whether ``type(model)(model.config)`` has tensors of the same names and shapes, and the same plain attributes
-    wherever these differ from block to block, such as a block's number or the width of its window.
+    """Whether ``type(model)(model.config)`` has the same tensors by name and shape, and the same attributes of blocks.
 
-    What is built has no values, so that it costs no memory. What cannot be built so is not alike.
+    Those are plain attributes that differ between blocks, such as a block's number or the width of its window. The
+    model is built without values, which takes no memory; False if it cannot be built.
     """
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             built = type(model)(copy.deepcopy(vars(model)[CONFIGURATION]))
     except (*TRACING_ERRORS, NotImplementedError):
         return False
-    expected_shapes, shapes = (
-        {name: value.shape for name, value in one.state_dict().items()} for one in (model, built)
+    # Shapes of all tensors, and numbers that make blocks depend on their place.
+    shapes, built_shapes = (
+        {name: value.shape for name, value in module.state_dict().items()} for module in (model, built)
     )
-    return expected_shapes == shapes and _list_varying(model) == _list_varying(built)
+    return shapes == built_shapes and _list_block_attributes(model) == _list_block_attributes(built)
 
 
-def _list_varying(model: nn.Module) -> dict[str, list[Any]]:
-    """By name, plain attributes of modules whose names differ by numbers alone, where their values differ."""
+def _list_block_attributes(model: nn.Module) -> dict[str, list[Any]]:
+    """Plain attributes that differ between modules whose names differ by numbers alone, by name."""
     values: dict[str, list[Any]] = defaultdict(list)
-    for path, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
+    for path, module in list_named_modules(model):
         for name, value in vars(module).items():
             if isinstance(value, _PLAIN_TYPES) and name != "training":
                 values[re.sub(r"\b\d+\b", "*", f"{path}.{name}")].append(value)
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+    return {name: group for name, group in values.items() if any(value != group[0] for value in group)}
 
 
 METHODS = ("save_pretrained", "push_to_hub")
 _OWN_STATE = "state_dict"
-"""Keyword of those who write checkpoints, which the same structure reads again, as Hugging Face's Trainer does."""
+"""Keyword in calls that write checkpoints for the same structure, as Hugging Face's Trainer makes them."""
 _GROWING = (
     "save_pretrained would lose what grew in this model, because from_pretrained builds it without: save the growing "
     "model by esper.save, or what finalize() returns by esper.export"
@@ -69,8 +72,8 @@ _PLAIN = (
     "torch.save, or write it by esper.export, or save the growing model by esper.save before finalize()"
 )
 _DEEPER = (
-    "from_pretrained would build another model than this deeper one: its configuration does not tell how many blocks "
-    "there are, or blocks depend on their number in another way than it says; keep the model itself by torch.save, or "
+    "from_pretrained would build another model than this deeper one: its configuration does not count its blocks, "
+    "or blocks depend on their number in another way than it states; keep the model itself by torch.save, or "
     "write it by esper.export, or save the growing model by esper.save before finalize()"
 )
 _CHECKPOINT = (
@@ -80,84 +83,88 @@ _CHECKPOINT = (
 
 
 class SaveGuard:
-    """In place of a method of a host's part that saves it; refuses while something grows.
+    """Takes the place of a method that saves a part of a host, and refuses to while the model has seeds.
 
     Args:
-        model: Whose seeds count.
+        model: The growing model.
         part: The host, or a part of it.
-        method: Its name.
+        method: Name of the method.
     """
 
     def __init__(self, model: GrowingModel, part: nn.Module, method: str) -> None:
         self._model, self._part, self._method = model, part, method
         self._before = vars(part).get(method)
-        """Another attribute in the method's place, as of a host that was finalized once."""
+        """An attribute that was in the method's place, as in a host that was finalized before."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """What the method does, if nothing grows.
+        """Call the method.
 
         Raises:
-            ExportError: something does.
+            ExportError: the model has seeds.
         """
         if self._model.seeds:
             raise ExportError(_GROWING)
+        # The attribute that was in its place, or the class's method.
         if self._before is not None:
             return self._before(*arguments, **keywords)
         return getattr(type(self._part), self._method)(self._part, *arguments, **keywords)
 
     def remove(self) -> None:
-        """Put back what was there before."""
+        """Restore the method."""
         del vars(self._part)[self._method]
         if self._before is not None:
             vars(self._part)[self._method] = self._before
 
 
 def guard_saving(model: GrowingModel) -> list[SaveGuard]:
-    """Let no part of the host be saved, by methods of Hugging Face's, while something grows in it."""
+    """Refuse to save parts of the host by methods of Hugging Face's while the model has seeds."""
     guards: list[SaveGuard] = []
-    for part, method in _methods(model.host, model.slots):
+    for part, method in _list_methods(model.host, model.slots):
         guards.append(SaveGuard(model, part, method))
         vars(part)[method] = guards[-1]
     return guards
 
 
 def refuse_saving(plain: nn.Module, grown: Iterable[str], inserted: Iterable[str] = ()) -> None:
-    """Let no part of ``plain`` be saved, by methods of Hugging Face's, that ``from_pretrained`` would build otherwise.
+    """Refuse to save parts of ``plain``, by methods of Hugging Face's, that ``from_pretrained`` would build otherwise.
 
-    Those are the parts that hold a submodule in which something grew, and those with blocks that were ``inserted``, of
-    which the configuration does not say so, or that depend on their place in another way than the configuration does.
+    Those are the parts with a submodule in which something grew, and those with ``inserted`` blocks that the
+    configuration does not count, or that depend on their place in another way than the configuration states.
 
-    It says so without Esper: what stands in the method's place is made of torch and Python alone, and copies and
-    pickles with the module. Checkpoints for which the caller gives ``state_dict`` are written, with a warning.
+    The refusal needs no Esper: it is made of torch and Python alone, and copies and pickles with the module. Calls with
+    ``state_dict``, which write checkpoints, pass with a warning.
     """
-    refused = [(part, method, _PLAIN) for part, method in _methods(plain, grown)]
+    # Parts with fossils, which the class does not have.
+    refused = [(part, method, _PLAIN) for part, method in _list_methods(plain, grown)]
     parts = {part for part, _, _ in refused}
-    deeper = [(part, method) for part, method in _methods(plain, inserted) if part not in parts]
+    # Parts that became deeper, if the class does not build them from their configuration.
+    deeper = [(part, method) for part, method in _list_methods(plain, inserted) if part not in parts]
     unlike = {part: not is_built_alike(part) for part in {part for part, _ in deeper}}
     refused += [(part, method, _DEEPER) for part, method in deeper if unlike[part]]
-    for part, method, why in refused:
+    # Put a refusal in the place of each method.
+    for part, method, reason in refused:
         # A graph cannot unpack arguments; a thread that is run, and not started, calls its target at once with them.
-        how = (assert_close, warnings.warn, threading.Thread, type(part), part)
-        vars(part)[method] = functools.partial(_refusal(method, why), *how)
+        functions = (assert_close, warnings.warn, threading.Thread, type(part), part)
+        vars(part)[method] = functools.partial(_make_refusal(method, reason), *functions)
 
 
-def _methods(host: nn.Module, slots: Iterable[str]) -> list[tuple[nn.Module, str]]:
-    """Parts of the host that one of the slots is in or at, the host included, with those of the methods they have."""
+def _list_methods(host: nn.Module, slots: Iterable[str]) -> list[tuple[nn.Module, str]]:
+    """Parts of the host with one of the slots, the host included, each with the methods that save it."""
     names = [f"{name}." for name in slots]
     return [
         (part, method)
-        for name, part in cast("Iterator[tuple[str, nn.Module]]", host.named_modules())
-        if any(one.startswith(name and f"{name}.") for one in names)
+        for name, part in list_named_modules(host)
+        if any(slot_name.startswith(name and f"{name}.") for slot_name in names)
         for method in METHODS
         if callable(getattr(type(part), method, None))
     ]
 
 
-def _refusal(method: str, why: str) -> fx.GraphModule:
-    """An AssertionError, or a warning and the method, given how to do each, a class, a module and the arguments.
+def _make_refusal(method: str, reason: str) -> fx.GraphModule:
+    """A graph that raises AssertionError, or warns and calls the method, if there is a ``state_dict``.
 
-    It knows no function by itself: a graph that is unpickled runs once without values, and calls of what it was given
-    are then only noted.
+    All functions that it calls are arguments: a graph that is unpickled runs once without values, and calls of
+    arguments are only recorded then.
     """
     graph = fx.Graph()
     names = ("expect", "warn", "later", "kind", "part", "*arguments", "**keywords")
@@ -166,11 +173,12 @@ def _refusal(method: str, why: str) -> fx.GraphModule:
     def call(function: fx.Node, *values: Any, **named: Any) -> fx.Node:
         return graph.call_method("__call__", (function, *values), named)
 
+    # Refuse a call without a state dict; others write a checkpoint, with a warning.
     lacking = graph.call_method("isdisjoint", (graph.call_method("keys", (keywords,)), (_OWN_STATE,)))
-    call(expect, lacking, False, msg=why)
+    call(expect, lacking, False, msg=reason)
     call(warn, _CHECKPOINT)
     save = graph.call_function(getattr, (kind, method))
-    whole = graph.call_function(operator.add, ((part,), arguments))
-    graph.call_method("run", (call(later, target=save, args=whole, kwargs=keywords),))
+    all_arguments = graph.call_function(operator.add, ((part,), arguments))
+    graph.call_method("run", (call(later, target=save, args=all_arguments, kwargs=keywords),))
     graph.output(None)
     return fx.GraphModule(nn.Module(), graph, class_name="RefuseSaving")

@@ -1,8 +1,8 @@
-"""Find the sites of a host: one forward pass tells what features each named submodule yields."""
+"""Find the sites of a host: one forward pass shows layout and size of the features of each named submodule."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -16,7 +16,7 @@ from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import copy_block
 from esper.growth.positions import (
-    CallWitness,
+    CallRecorder,
     drop_caches,
     find_declared_reason,
     find_output_tensor,
@@ -26,6 +26,7 @@ from esper.growth.positions import (
 )
 from esper.growth.side_pass import keep_modes
 from esper.growth.site import IN_ORDER, Layer, Layout, Site
+from esper.growth.taps import list_named_modules
 from esper.numerics.flops import count_flops
 
 
@@ -40,7 +41,7 @@ def _read_arguments(value: Any) -> Any:
     return cast(object, value)
 
 
-def _require_module(value: Any) -> Any:
+def _read_module(value: Any) -> Any:
     if not isinstance(value, nn.Module) or isinstance(value, torch.jit.ScriptModule):
         raise ValueError("no module")
     return value
@@ -49,23 +50,23 @@ def _require_module(value: Any) -> Any:
 Arguments = Annotated[
     Tensor | tuple[Any, ...] | Mapping[str, Any],
     PlainValidator(_read_arguments),
-    Advice("give what the model is called with: a tensor, a tuple of arguments, or a dictionary of keyword arguments"),
+    Advice("give the model's arguments: a tensor, a tuple of arguments, or a dictionary of keyword arguments"),
 ]
-"""What a host takes: its one argument, its positional arguments, or its keyword arguments."""
+"""Arguments of a host: its only one, its positional arguments, or its keyword arguments."""
 PlainModule = Annotated[
     nn.Module,
-    PlainValidator(_require_module),
+    PlainValidator(_read_module),
     Advice("give an nn.Module, and of scripted or traced ones (torch.jit) the module that they were made of"),
 ]
 """Any module but those of torch.jit."""
 FEWEST_EXAMPLES = 2
-"""With one alone the batch axis looks like any axis of size 1, and what is the same for all like what is each one's."""
+"""With a single example the batch axis looks like any other axis of size 1."""
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}
 
 
 @dataclass
-class _Seen:
-    """One call of a module."""
+class _RecordedOutput:
+    """One call of a module, and its output."""
 
     output: Any
     keeps_shape: bool
@@ -73,60 +74,62 @@ class _Seen:
     call: LayerCall
 
 
-class _LayerWitness:
-    """Sees what some modules of a host return, and what it costs, until `release`."""
+class _OutputRecorder:
+    """Records calls and outputs of modules, until `remove`."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.seen: dict[str, list[_Seen]] = {}
+        self.records: dict[str, list[_RecordedOutput]] = {}
         self._hooks = [
-            module.register_forward_hook(partial(self._see, name), with_kwargs=True) for name, module in modules.items()
+            module.register_forward_hook(partial(self._record, name), with_kwargs=True)
+            for name, module in modules.items()
         ]
 
-    def _see(
+    def _record(
         self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> None:
         call = LayerCall(arguments, keywords)
-        first, keeps = call.first_argument, False
+        # A block can be copied behind itself if its output can be its input.
+        first, keeps_shape = call.first_argument, False
         if first is not None and isinstance(output, Tensor) and not output.is_nested:
-            keeps = (first.shape, first.dtype) == (output.shape, output.dtype)
-        unaltered = _is_unaltered(module, call, output)
-        self.seen.setdefault(name, []).append(_Seen(_pad_if_nested(output), keeps, unaltered, call))
+            keeps_shape = (first.shape, first.dtype) == (output.shape, output.dtype)
+        record = _RecordedOutput(_pad_if_nested(output), keeps_shape, _is_unaltered(module, call, output), call)
+        self.records.setdefault(name, []).append(record)
 
-    def release(self) -> None:
-        """See no more calls."""
+    def remove(self) -> None:
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
 
-class Example:
-    """The example input of a host, which files of it do not hold.
+class ExampleInput:
+    """The example input of a host; pickles do not hold it, and copies share it.
 
     Args:
-        arguments: None: it is lost.
+        arguments: The host's arguments; None after pickling.
     """
 
     def __init__(self, arguments: Arguments | None = None) -> None:
         self.arguments = arguments
 
-    def __deepcopy__(self, _: object) -> Example:
+    def __deepcopy__(self, _: object) -> ExampleInput:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Example, ()
+        return ExampleInput, ()
 
 
 class ProbeResult(NamedTuple):
-    """What a probe forward found."""
+    """Results of a probe forward pass."""
 
     sites: dict[str, Site]
-    """Sites by submodule, in the order of calls."""
+    """Sites by submodule, in the order of the calls."""
     outputs: int | None
-    """Channels of what the host returns: its classes, if it is a classifier; None if it returns no tensor.
+    """Channels of the host's output, which are the classes of a classifier; None if it returns no tensor.
 
     Axis 1 of images ``[B, C, H, W]``, the last one of anything else.
     """
     flops: int | None
-    """Of the host's forward pass for one example; None if torch cannot count them."""
+    """FLOPs of the host's forward pass for one example; None if torch cannot count them."""
 
 
 def probe(
@@ -136,157 +139,158 @@ def probe(
     *,
     causal: bool | None = None,
     apart: bool | None = None,
-    silenced: Collection[str] = (),
+    with_branch_outputs: Collection[str] = (),
 ) -> ProbeResult:
     """Run the host on ``example_input`` and describe the output of every submodule in ``names``.
 
-    A rank-3 output is read as tokens ``[B, T, D]`` unless a convolution or a normalisation over channels made it, then
-    as a sequence ``[B, C, L]``. Whether tokens are ``causal``, so that none may learn of later ones, shows in the
-    host's outputs when the last token changes; say it where that cannot tell, as with a single token. Whether positions
-    stay ``apart``, so that none may learn of any other, shows in what modules are called with. Of the modules
-    ``silenced`` it also finds the `Layer.outputs`.
+    A rank-3 output is read as tokens ``[B, T, D]``, or as a sequence ``[B, C, L]`` if a convolution or a normalisation
+    over channels made it.
+
+    Args:
+        host: Any module.
+        names: Names of submodules.
+        example_input: A batch of arguments of the host.
+        causal: Whether no token may depend on later ones; None: found by changing the last token, of two or more.
+        apart: Whether no position may depend on any other; None: found by the arguments of the host's modules.
+        with_branch_outputs: Names of the submodules of which to find the `Layer.branch_outputs`, too.
 
     Raises:
         SlotError: the example input is no batch of two or more; a name matches no submodule, is listed twice, stands
             for a module that runs more than once in a forward pass or not at all, or yields something that is no
             tensor of rank 2 to 4 with the batch first.
     """
-    modules = _resolve(host, names)
-    inputs = _require_batch(example_input)
-    witness, layers = CallWitness(host), _LayerWitness(modules)
+    modules = _resolve_modules(host, names)
+    inputs = first_tensor(example_input)
+    if inputs.dim() < 1 or len(inputs) < FEWEST_EXAMPLES:
+        raise SlotError(
+            f"the example input has shape {tuple(inputs.shape)}: give a batch of {FEWEST_EXAMPLES} examples or more, "
+            "batch first, so that the batch axis differs from others"
+        )
+    # Run the host in evaluation mode, record all calls, and count FLOPs.
+    calls, outputs = CallRecorder(host), _OutputRecorder(modules)
     try:
         with keep_modes(host), torch.no_grad():
             host.eval()
             returned = find_output_tensor(call_host(host, example_input))
-            witness.release()
-            layers.release()
+            # Counting FLOPs runs the host once more, and finding causality twice: without hooks.
+            calls.remove()
+            outputs.remove()
             counted = count_flops(lambda: call_host(host, example_input), modules)
             if causal is None:
                 causal = is_causal(lambda changed: call_host(host, _replace_input(example_input, changed)), inputs)
     finally:
-        witness.release()
-        layers.release()
+        calls.remove()
+        outputs.remove()
+    # Describe the layers and their features.
     for name in names:
-        _check(name, [one.output for one in layers.seen.get(name, [])], len(inputs))
-    costs = None if counted is None else {name: flops // len(inputs) for name, flops in counted.parts.items()}
+        _require_features(name, [record.output for record in outputs.records.get(name, [])], len(inputs))
     sites: dict[str, Site] = {}
-    for name, (found, *_) in layers.seen.items():
-        flops = None if costs is None else costs[name]
-        learning = frozenset(path for path, one in modules[name].named_parameters() if one.requires_grad)
+    for name, (record, *_) in outputs.records.items():
+        module = modules[name]
+        # Seeds get the type and device of the features, if a parameter has that type, which none has under autocast;
+        # or else of the module's or the host's first parameter.
+        floating = [part for owner in (module, host) for part in owner.parameters() if part.is_floating_point()]
+        like: Tensor = record.output
+        if all(part.dtype != like.dtype for part in floating):
+            like = next(iter(floating), like)
         layer = Layer(
-            modules[name],
-            flops,
-            found.keeps_shape,
-            found.call.has_single_argument,
-            _choose_anchor(host, modules[name], found.output),
-            learning,
-            unaltered=found.unaltered,
+            module=module,
+            flops=None if counted is None else counted.parts[name] // len(inputs),
+            keeps_shape=record.keeps_shape,
+            single_argument=record.call.has_single_argument,
+            anchor=torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None),
+            trainable=frozenset(path for path, values in module.named_parameters() if values.requires_grad),
+            unaltered=record.unaltered,
         )
-        if name in silenced and layer.keeps_shape and not layer.quantised:
-            layer = replace(layer, outputs=find_outputs(layer.module, found.call))
-        sites[name] = _describe_site(layer, found.output, inputs, causal)
+        if name in with_branch_outputs and layer.keeps_shape and not layer.quantised:
+            layer = replace(layer, branch_outputs=find_branch_outputs(module, record.call))
+        sites[name] = _describe_site(layer, record.output, inputs, causal)
+    # Find out whether positions must stay apart, and why.
     if apart is not False:
-        reason = _find_reason(host, example_input, witness, sites) or ("you said that they do" if apart else "")
-        sites = {name: replace(site, apart=reason) if site.layout in IN_ORDER else site for name, site in sites.items()}
-    outputs = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
-    return ProbeResult(sites, outputs, None if counted is None else counted.whole // len(inputs))
-
-
-def _choose_anchor(host: nn.Module, module: nn.Module, features: Tensor) -> Tensor:
-    """A number of the type and on the device of the features, if the host computes in that type, and does not only
-    return it as under autocast; else of the module's first parameter, or the host's."""
-    floating = [one for part in (module, host) for one in part.parameters() if one.is_floating_point()]
-    like = features if any(one.dtype == features.dtype for one in floating) else next(iter(floating), features)
-    return torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None)
-
-
-def _find_reason(host: nn.Module, example_input: Arguments, witness: CallWitness, sites: Mapping[str, Site]) -> str:
-    """Why positions stay apart; empty if they do not."""
-    inputs = first_tensor(example_input)
-    keywords = tuple(example_input) if isinstance(example_input, Mapping) else ()
-    lengths = {site.extent[0] for site in sites.values() if site.layout in IN_ORDER}
-    images = inputs.dim() == 4 and inputs.is_floating_point()
-    return find_declared_reason(host, keywords, images=images) or witness.reason(len(inputs), lengths)
+        ordered = [name for name, site in sites.items() if site.layout in IN_ORDER]
+        keywords = tuple(example_input) if isinstance(example_input, Mapping) else ()
+        reads_images = inputs.dim() == 4 and inputs.is_floating_point()
+        reason = (
+            find_declared_reason(host, keywords, images=reads_images)
+            or calls.find_reason(len(inputs), {sites[name].extent[0] for name in ordered})
+            or ("apart=True was passed" if apart else "")
+        )
+        sites |= {name: replace(sites[name], apart=reason) for name in ordered}
+    channels = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
+    return ProbeResult(sites, channels, None if counted is None else counted.whole // len(inputs))
 
 
 def call_host(host: nn.Module, arguments: Arguments) -> Any:
-    """What the host returns."""
+    """Call ``host`` with its only argument, its positional arguments, or its keyword arguments."""
     if isinstance(arguments, Tensor):
         return host(arguments)
     return host(**arguments) if isinstance(arguments, Mapping) else host(*arguments)
 
 
 def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Arguments:
-    """The arguments where ``host`` is; floating-point tensors in the type that they have, if ``host`` has it still, or
-    else in that of ``like``."""
-    dtype, types = first_tensor(arguments).dtype, {one.dtype for one in host.parameters()}
-    like = next((one for one in host.parameters() if one.dtype == dtype), like)
+    """Move the arguments to the device of ``host``, and convert floating-point tensors if no parameter has their type.
 
-    def follow(value: Any) -> Any:
+    Device and type are those of the first parameter of the example's type, or else of ``like``.
+    """
+    # The host may have been moved or converted since it was probed.
+    dtype, types = first_tensor(arguments).dtype, {values.dtype for values in host.parameters()}
+    like = next((values for values in host.parameters() if values.dtype == dtype), like)
+
+    def move_value(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        other = value.is_floating_point() and value.dtype not in types
-        return value.to(like.device, like.dtype if other else value.dtype)
+        converts = value.is_floating_point() and value.dtype not in types
+        return value.to(like.device, like.dtype if converts else value.dtype)
 
     if isinstance(arguments, Tensor):
-        return cast("Tensor", follow(arguments))
+        return cast("Tensor", move_value(arguments))
     if isinstance(arguments, Mapping):
-        return {name: follow(value) for name, value in arguments.items()}
-    return tuple(map(follow, arguments))
+        return {name: move_value(value) for name, value in arguments.items()}
+    return tuple(map(move_value, arguments))
 
 
 def _arguments_by_place(arguments: Arguments) -> dict[int | str, Any]:
-    """Arguments by index or keyword."""
+    """All arguments by index or keyword."""
     if isinstance(arguments, Tensor):
         return {0: arguments}
     return dict(arguments.items() if isinstance(arguments, Mapping) else enumerate(arguments))
 
 
 def find_input_place(arguments: Arguments) -> int | str:
-    """Where the network's input is, the first tensor among the arguments: an index, or the name of a keyword.
+    """Index or keyword of the network's input, which is the first tensor among the arguments.
 
     Raises:
-        SlotError: there is none.
+        SlotError: there is no tensor.
     """
     for place, argument in _arguments_by_place(arguments).items():
         if isinstance(argument, Tensor):
             return place
-    raise SlotError("the example input holds no tensor: give what the model is called with")
+    raise SlotError("the example input holds no tensor: give the model's arguments")
 
 
 def first_tensor(arguments: Arguments) -> Tensor:
-    """The network's input."""
+    """The network's input, which is the first tensor among the arguments."""
     return _arguments_by_place(arguments)[find_input_place(arguments)]
-
-
-def _require_batch(arguments: Arguments) -> Tensor:
-    """The network's input, if it is a batch of `FEWEST_EXAMPLES` or more."""
-    inputs = first_tensor(arguments)
-    if inputs.dim() < 1 or len(inputs) < FEWEST_EXAMPLES:
-        raise SlotError(
-            f"the example input has shape {tuple(inputs.shape)}: give a batch of {FEWEST_EXAMPLES} examples or more, "
-            "batch first, so that the batch axis can be told from others"
-        )
-    return inputs
 
 
 _PLAIN_LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward)
 
 
 def _is_unaltered(module: nn.Module, call: LayerCall, output: Any) -> bool:
-    """As `Layer.unaltered`, within rounding. A hook that only listens changes nothing."""
+    """`Layer.unaltered`, within rounding. A hook that changes nothing does not count."""
     if type(module).forward not in _PLAIN_LAYERS:
         return True
+    # The output is compared with that of the class, without hooks and without a forward of the instance.
     try:
-        own = _pad_if_nested(type(module).forward(module, *call.arguments, **call.keywords))
-    except (TypeError, RuntimeError, AttributeError):  # it takes something else, or has its weight elsewhere by now
+        expected = _pad_if_nested(type(module).forward(module, *call.arguments, **call.keywords))
+    except (TypeError, RuntimeError, AttributeError):  # other arguments, or the weight is elsewhere
         return False
     output = _pad_if_nested(output)
-    if own.is_meta:
+    if expected.is_meta:  # no values to compare
         return True
-    if not isinstance(output, Tensor) or (own.shape, own.dtype) != (output.shape, output.dtype):
+    if not isinstance(output, Tensor) or (expected.shape, expected.dtype) != (output.shape, output.dtype):
         return False
-    return torch.allclose(own, output, rtol=0.01, atol=0.01 * float(own.abs().max()), equal_nan=True)
+    return torch.allclose(expected, output, rtol=0.01, atol=0.01 * float(expected.abs().max()), equal_nan=True)
 
 
 def _pad_if_nested(output: Any) -> Any:
@@ -294,39 +298,44 @@ def _pad_if_nested(output: Any) -> Any:
 
 
 def _replace_input(arguments: Arguments, tensor: Tensor) -> Arguments:
-    """The same arguments with another first tensor, wherever it is among them."""
+    """The arguments with another first tensor, at the same index or keyword."""
     if isinstance(arguments, Tensor):
         return tensor
     first = first_tensor(arguments)
-    replaced = {place: tensor if part is first else part for place, part in _arguments_by_place(arguments).items()}
+    replaced = {place: tensor if value is first else value for place, value in _arguments_by_place(arguments).items()}
     return cast("Arguments", replaced) if isinstance(arguments, Mapping) else tuple(replaced.values())
 
 
-def _resolve(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
-    modules_of_host = dict(cast(Iterator[tuple[str, nn.Module]], host.named_modules(remove_duplicate=False)))
+def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+    """Submodules of ``host`` by name."""
+    modules_of_host = dict(list_named_modules(host, remove_duplicate=False))
+    # Each name once, of a module that takes hooks, and no module twice.
     resolved: dict[str, nn.Module] = {}
     for name in names:
         if name in resolved:
             raise SlotError(f"slot {name!r} is listed twice; name each submodule once")
         if not name:
-            raise SlotError("a slot needs the name of a submodule, not ''; to grow the whole, wrap it in a module")
+            raise SlotError(
+                "a slot needs the name of a submodule, not ''; to put a slot behind the host, wrap it in a module"
+            )
         if name not in modules_of_host:
             hint = did_you_mean(name, modules_of_host) or "; print(model) shows the names"
             raise SlotError(f"the host has no submodule {name!r}{hint}")
         if isinstance(modules_of_host[name], torch.jit.ScriptModule):
             raise SlotError(
-                f"submodule {name!r} is scripted or traced (torch.jit), so that no slot can sit behind it: put the "
-                "module there that it was made of, or name one around it"
+                f"submodule {name!r} is scripted or traced (torch.jit), which takes no slot: replace it by "
+                "the module that it was made of, or name one around it"
             )
-        twin = next((other for other, module in resolved.items() if module is modules_of_host[name]), None)
-        if twin is not None:
-            raise SlotError(f"{name!r} and {twin!r} are the same module; name it once")
+        same = next((other for other, module in resolved.items() if module is modules_of_host[name]), None)
+        if same is not None:
+            raise SlotError(f"{name!r} and {same!r} are the same module; name it once")
         resolved[name] = modules_of_host[name]
     return resolved
 
 
-def _check(name: str, outputs: Sequence[Any], batch: int) -> None:
-    """Whether a slot can sit behind the submodule ``name``, which returned ``outputs``."""
+def _require_features(name: str, outputs: Sequence[Any], batch: int) -> None:
+    """Refuse a slot behind the submodule ``name``, if its ``outputs`` are not the features of one call, batch first."""
+    # Called exactly once.
     if not outputs:
         raise SlotError(
             f"submodule {name!r} was never called in the probe forward, which is in eval mode: its parent may not use "
@@ -336,6 +345,7 @@ def _check(name: str, outputs: Sequence[Any], batch: int) -> None:
         raise SlotError(
             f"submodule {name!r} runs {len(outputs)} times in one forward pass; a slot needs a module that runs once"
         )
+    # A floating-point tensor of rank 2 to 4, batch first.
     output = outputs[0]
     if not isinstance(output, Tensor):
         raise SlotError(
@@ -357,85 +367,77 @@ def _check(name: str, outputs: Sequence[Any], batch: int) -> None:
         )
 
 
+_CHANNEL_FIRST_TYPES = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)
+
+
 def _describe_site(layer: Layer, output: Tensor, inputs: Tensor, causal: bool) -> Site:
     layout = _LAYOUT_BY_RANK[output.dim()]
-    if layout is Layout.TOKENS and _is_channel_first(layer.module):
+    if layout is Layout.TOKENS and any(isinstance(part, _CHANNEL_FIRST_TYPES) for part in layer.module.modules()):
         layout = Layout.SEQUENCE
     shape = tuple(output.shape)
+    # Blueprints cannot use indices as an input.
     input_shape = tuple(inputs.shape[1:]) if inputs.is_floating_point() else ()
+    # Axis 1 has the channels of sequences and images, the last axis those of features and tokens.
     if layout in (Layout.SEQUENCE, Layout.IMAGE):
         return Site(layout, shape[1], shape[2:], input_shape, layer=layer)
     return Site(layout, shape[-1], shape[1:-1], input_shape, causal and layout is Layout.TOKENS, layer=layer)
 
 
-_CHANNEL_FIRST_TYPES = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)
-
-
-def _is_channel_first(module: nn.Module) -> bool:
-    return any(isinstance(part, _CHANNEL_FIRST_TYPES) for part in module.modules())
-
-
 _NOISE = 0.02
-"""Standard deviation of what is added to parameters, lest one be zero before it is tried."""
+"""Standard deviation of noise on parameters, so that none is zero by chance."""
 
 
 @torch.no_grad()
-def find_outputs(block: nn.Module, call: LayerCall) -> tuple[str, ...]:
-    """Names of the block's parameters that end its branches; none where it cannot be made the identity so.
+def find_branch_outputs(block: nn.Module, call: LayerCall) -> tuple[str, ...]:
+    """Names of the block's parameters that end its branches; none, if zeros there do not make it the identity.
 
-    Parameters are tried from the last that is used to the first, and one stays zero if that changes what comes out: so
-    of every branch only its last layer does, and gradients still reach it. It takes about as many calls of the block,
-    in eval mode, as it has parameters. Caches are left out of them.
+    Parameters are set to zero one by one, from the last that is used to the first. One stays zero if that changes the
+    output: so in every branch only the last layer does, and gradients still reach it. It takes about as many calls of
+    the block, in evaluation mode, as it has parameters. Caches are not passed.
 
     Args:
-        block: Any module; stays as it is.
-        call: What it was called with; the first argument is what it is to return.
+        block: Any module; it is not changed.
+        call: Its arguments; the first one is the output of the identity.
     """
     first = call.first_argument
     if first is None:
         return ()
+    # Copy the block, with noise on its parameters.
     copied = copy_block(block).eval()
-    call = LayerCall(*drop_caches(list_argument_names(block), *call)).with_first(first.detach().clone())
+    arguments, keywords = LayerCall(*drop_caches(list_argument_names(block), *call)).with_first(first.detach().clone())
     generator = torch.Generator(first.device).manual_seed(0)
     for parameter in copied.parameters():
         noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
         parameter += _NOISE * noise.to(parameter.dtype)
+    # Order its parameters by the end of the call of the module that they are in, or of the nearest around it.
     called: list[nn.Module] = []
 
-    def note(module: nn.Module, *_: Any) -> None:
+    def record_call(module: nn.Module, *_: Any) -> None:
         called.append(module)
 
-    hooks = [module.register_forward_hook(note) for module in copied.modules()]
-    returned = _run(copied, call)
+    hooks = [module.register_forward_hook(record_call) for module in copied.modules()]
+    output: Tensor = copied(*arguments, **keywords)
     for hook in hooks:
         hook.remove()
-    zeroed: list[str] = []
-    for name, parameter in reversed(_order_by_use(copied, called)):
-        if torch.equal(returned, first):
-            break
-        before = parameter.clone()
-        parameter.zero_()
-        without = _run(copied, call)
-        if torch.equal(without, returned):
-            parameter.copy_(before)
-        else:
-            returned = without
-            zeroed.append(name)
-    return tuple(zeroed) if torch.equal(returned, first) else ()
-
-
-def _run(block: nn.Module, call: LayerCall) -> Tensor:
-    returned: Tensor = block(*call.arguments, **call.keywords)
-    return returned
-
-
-def _order_by_use(block: nn.Module, called: list[nn.Module]) -> list[tuple[str, nn.Parameter]]:
-    """Parameters in the order in which the modules returned that they are in, or the nearest around that was called."""
     turns = {module: turn for turn, module in enumerate(called)}
 
     def find_turn(name: str) -> int:
         parts = name.split(".")[:-1]
-        around = (block.get_submodule(".".join(parts[:length])) for length in range(len(parts), -1, -1))
+        around = (copied.get_submodule(".".join(parts[:length])) for length in range(len(parts), -1, -1))
         return next(turns[module] for module in around if module in turns)
 
-    return sorted(block.named_parameters(), key=lambda named: find_turn(named[0]))
+    ordered = sorted(copied.named_parameters(), key=lambda named: find_turn(named[0]))
+    # Set them to zero, from the last to the first, until the block is the identity.
+    zeroed: list[str] = []
+    for name, parameter in reversed(ordered):
+        if torch.equal(output, first):
+            break
+        before = parameter.clone()
+        parameter.zero_()
+        without: Tensor = copied(*arguments, **keywords)
+        if torch.equal(without, output):
+            parameter.copy_(before)
+        else:
+            output = without
+            zeroed.append(name)
+    return tuple(zeroed) if torch.equal(output, first) else ()

@@ -1,27 +1,27 @@
 """Promise: how much a module that does not exist yet could help, from one backward pass.
 
-Let example i ask for a change of the features h at some place by its *functional gradient* g_i = dL_i/dh_i, and let a
-newborn module s be put there, with parameters theta. To first order its output moves by (ds/dtheta) dtheta, so the
-example's loss moves by G_i dtheta with the per-example gradient G_i = d<g_i, s(h_i)>/dtheta. With all N examples as
-rows of G [N, P] and K = G G^T [N, N]
+Let h be the features at some place of a network and g_i = dL_i/dh_i the *functional gradient* of example i. Put a
+newborn module s with parameters theta there. To first order its output moves by (ds/dtheta) dtheta, so the example's
+loss moves by G_i dtheta with the per-example gradient G_i = d<g_i, s(h_i)>/dtheta. With all N examples as rows of
+G [N, P] and K = G G^T [N, N]
 
     promise = 1^T K (K + lambda I)^-1 1 / N, in [0, 1)
 
-is the share of what the examples ask for that one natural-gradient step of the module can grant: g^T F^-1 g with the
+is the share of a common fall of all losses that one natural-gradient step of the module achieves: g^T F^-1 g with the
 empirical Fisher F = G^T G / N, the natural expansion score of Mitchell et al. (2023, "Self-Expanding Neural Networks",
 arXiv 2307.04526, eq. 5), written with K in place of F (the push-through identity) as a ridge regression of the
-constant wish "every example's loss falls by one" on what the module can do. It is zero where no direction of theta
+constant target "every example's loss falls by one" on what the module can do. It is zero where no direction of theta
 helps, and near one where one step could help every example alike. It is free of scale: the ridge lambda is a share of
 the mean of K's diagonal, so losses and features may be multiplied by constants.
 
-Any N generic rows can be fitted if P > N, noise too. `compute_held_out_promise` fits dtheta on one half of the examples and
-applies it to the other: what is granted there was learned, and noise cannot raise it.
+Any N generic rows can be fitted if P > N, noise too. `compute_held_out_promise` fits dtheta on one half of the examples
+and applies it to the other half, where noise cannot raise it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -33,26 +33,26 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 RIDGE = 0.1
 """Lambda as a share of the mean of K's diagonal. Ridges from .03 to 1 rank candidates much alike."""
 GRAM_BYTES = 2**29
-"""Per-example gradients held at a time; where all examples' are larger, those of halves are computed anew."""
+"""Memory for per-example gradients. Where those of all examples are larger, blocks of them are computed again."""
 _EXAMPLES_AT_ONCE = 32
 """Examples that are differentiated side by side."""
 
 
-def promise(gram: Tensor) -> Tensor:
-    """The share of the examples' wish that one step grants, in [0, 1).
+def compute_promise(gram: Tensor) -> Tensor:
+    """The promise in [0, 1) from a Gram matrix of per-example gradients.
 
     Args:
-        gram: ``[..., N, N]``, the inner products of per-example gradients.
+        gram: ``[..., N, N]``, K in the formula above.
 
     Returns:
         ``[...]``; 0 where all gradients are zero, NaN where one is not finite.
     """
-    scaled = _scale(gram)
-    return _apply(scaled, _fit(scaled))
+    scaled = _scale_gram(gram)
+    return _apply_weights(scaled, _fit_weights(scaled))
 
 
 def compute_held_out_promise(gram: Tensor) -> Tensor:
-    """The same for each half of the examples (first and second in order), with the step that the other half asks for.
+    """The promise on each half of the examples (first and second in order) of the step fitted on the other half.
 
     Args:
         gram: ``[..., N, N]``, N at least 2.
@@ -60,156 +60,171 @@ def compute_held_out_promise(gram: Tensor) -> Tensor:
     Returns:
         ``[..., 2]``, at most about 1; negative where the step does harm.
     """
-    scaled, half = _scale(gram), gram.shape[-1] // 2
+    scaled, half = _scale_gram(gram), gram.shape[-1] // 2
     first, second = slice(None, half), slice(half, None)
     return torch.stack(
         [
-            _apply(scaled[..., judged, fitted], _fit(scaled[..., fitted, fitted]))
-            for judged, fitted in ((first, second), (second, first))
+            _apply_weights(scaled[..., held_out, fitted], _fit_weights(scaled[..., fitted, fitted]))
+            for held_out, fitted in ((first, second), (second, first))
         ],
         dim=-1,
     )
 
 
-def _scale(gram: Tensor) -> Tensor:
+def _scale_gram(gram: Tensor) -> Tensor:
     """Scale a Gram matrix to a mean diagonal of one; zeros stay zeros."""
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     return torch.where(mean != 0, gram / mean, 0)
 
 
-def _fit(gram: Tensor) -> Tensor:
-    """``(K + lambda I)^-1 1 [..., N, 1]``: the weights of examples in the step that they ask for together."""
-    # As a share of this part's own diagonal: the other half may be asked for by larger gradients.
+def _fit_weights(gram: Tensor) -> Tensor:
+    """``(K + lambda I)^-1 1 [..., N, 1]``: the examples' weights in their common step."""
+    # The ridge is a share of this block's own diagonal: gradients of the other half may be larger.
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     damping = torch.where(mean != 0, RIDGE * mean, 1) * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    wish = gram.new_ones(*gram.shape[:-1], 1)
+    target = gram.new_ones(*gram.shape[:-1], 1)
     # `_ex` does not raise: one network of many may have diverged.
-    weights = cast(tuple[Tensor, Tensor], torch.linalg.solve_ex(gram + damping, wish))[0]
+    weights = cast(tuple[Tensor, Tensor], torch.linalg.solve_ex(gram + damping, target))[0]
     return torch.where(gram.isfinite().all(-1).all(-1)[..., None, None], weights, torch.nan)
 
 
-def _apply(gram: Tensor, weights: Tensor) -> Tensor:
-    """Mean over the examples ``M`` of ``[..., M, N]`` of what the step grants them."""
+def _apply_weights(gram: Tensor, weights: Tensor) -> Tensor:
+    """``[...]``: the mean fall of the losses of ``M`` examples, from ``[..., M, N]`` and the weights of N."""
     return (gram @ weights).squeeze(-1).mean(-1)
 
 
-class Promised(NamedTuple):
-    """What one candidate, or each of many, promises."""
+class PromiseEstimate(NamedTuple):
+    """The promise of one candidate, or of each of many."""
 
     fitted: Tensor
-    """``[...]``, as `promise`."""
+    """``[...]``, as `compute_promise`."""
     held_out: Tensor
     """``[..., 2]``, as `compute_held_out_promise`."""
 
 
-def compute_promise_from_gradients(rows: Tensor) -> Promised:
-    """Both figures from the per-example gradients themselves, G ``[..., N, P]``, N at least 2."""
-    half = rows.shape[-2] // 2
-    halves = rows[..., :half, :], rows[..., half:, :]
+def compute_promise_from_gradients(gradients: Tensor) -> PromiseEstimate:
+    """Both kinds of promise from the per-example gradients themselves, G ``[..., N, P]``, N at least 2."""
+    # Fit a step on all examples, and on each half to be applied to the other.
+    half = gradients.shape[-2] // 2
+    halves = gradients[..., :half, :], gradients[..., half:, :]
     first, second = map(_fit_step, halves)
     held_out = torch.stack([_apply_step(halves[0], second), _apply_step(halves[1], first)], -1)
-    return Promised(_grant(rows, _fit_step(rows)), held_out)
+    return PromiseEstimate(_apply_step(gradients, _fit_step(gradients)), held_out)
 
 
-def _fit_step(rows: Tensor) -> Tensor:
-    """The step ``[..., P]`` that the examples ``[..., n, P]`` ask for together; NaN where their squares are not finite.
+def _fit_step(gradients: Tensor) -> Tensor:
+    """The step ``[..., P]`` that fits the examples ``[..., n, P]``; NaN where their squares are not finite.
 
-    ``G^T (G G^T + lambda I)^-1 1 = (G^T G + lambda I)^-1 G^T 1``: whichever has fewer dimensions is solved.
+    ``G^T (G G^T + lambda I)^-1 1 = (G^T G + lambda I)^-1 G^T 1``: the smaller of both systems is solved.
     """
-    examples, parameters = rows.shape[-2:]
+    examples, parameters = gradients.shape[-2:]
     by_example = parameters >= examples
-    product = rows @ rows.mT if by_example else rows.mT @ rows
-    target = rows.new_ones(rows.shape[:-1]) if by_example else rows.sum(-2)
+    product = gradients @ gradients.mT if by_example else gradients.mT @ gradients
+    target = gradients.new_ones(gradients.shape[:-1]) if by_example else gradients.sum(-2)
     diagonal = product.diagonal(dim1=-2, dim2=-1)
-    mean = diagonal.sum(-1, keepdim=True) / examples  # both products have one trace
+    mean = diagonal.sum(-1, keepdim=True) / examples  # both products have the same trace
     diagonal.add_(torch.where(mean != 0, RIDGE * mean, 1))
     # `_ex` does not raise: one network of many may have diverged.
     factor = cast(tuple[Tensor, Tensor], torch.linalg.cholesky_ex(product))[0]
-    solved = torch.cholesky_solve(target.unsqueeze(-1), factor)
-    return (rows * solved).sum(-2) if by_example else solved.squeeze(-1)
+    solution = torch.cholesky_solve(target.unsqueeze(-1), factor)
+    return (gradients * solution).sum(-2) if by_example else solution.squeeze(-1)
 
 
-def _grant(rows: Tensor, step: Tensor) -> Tensor:
-    """What a step ``[..., P]`` grants the examples ``[..., n, P]``, in the mean."""
-    return (rows.mean(-2) * step).sum(-1)
+def _apply_step(gradients: Tensor, step: Tensor) -> Tensor:
+    """``[...]``: the mean fall of the losses of the examples ``[..., n, P]`` by a step ``[..., P]``."""
+    return (gradients.mean(-2) * step).sum(-1)
 
 
 class GradientBatch(NamedTuple):
-    """Examples that go through a module together."""
+    """Inputs of a module, and the gradients of the losses with respect to its output."""
 
     inputs: tuple[Tensor, ...]
     """The module's arguments, each ``[B, ...]``."""
-    wishes: Tensor
-    """``[B, ...]`` as its output: the gradient of every example's loss with respect to that."""
+    gradients: Tensor
+    """Functional gradients ``[B, ...]``, shaped as the module's output."""
 
 
-def gram_of(module: nn.Module, batches: Sequence[GradientBatch]) -> Tensor:
+def compute_gram_matrix(module: nn.Module, batches: Sequence[GradientBatch]) -> Tensor:
     """K ``[N, N]`` of all examples of ``batches``, whose shapes may differ, for a module that works under ``vmap``.
 
     At most `GRAM_BYTES` of gradients are held at a time, or those of two examples.
     """
-    wishes = batches[0].wishes
-    count = sum(len(batch.wishes) for batch in batches)
+    like = batches[0].gradients
+    count = sum(len(batch.gradients) for batch in batches)
     names = find_parameters_with_gradient(module, batches)
     if not names:
-        return wishes.new_zeros(count, count)
+        return like.new_zeros(count, count)
+    # Cut the batches so that the gradients of two parts, or of all of them, fit into memory.
     size = sum(parameter.numel() for name, parameter in module.named_parameters() if name in names)
-    held = max(1, GRAM_BYTES // (size * wishes.element_size()))
-    parts = list(_split(batches, held if held >= count else max(1, held // 2)))
-    if held >= count:
-        rows = torch.cat([example_gradients(module, names, part) for part in parts])
+    limit = max(1, GRAM_BYTES // (size * like.element_size()))
+    part_size = limit if limit >= count else max(1, limit // 2)
+    parts = [
+        GradientBatch(
+            tuple(argument[start : start + part_size] for argument in inputs), gradients[start : start + part_size]
+        )
+        for inputs, gradients in batches
+        for start in range(0, len(gradients), part_size)
+    ]
+    if limit >= count:
+        rows = torch.cat([compute_example_gradients(module, names, part) for part in parts])
         return rows @ rows.mT
-    ends = list(itertools.accumulate(len(part.wishes) for part in parts))
-    places = [slice(end - len(part.wishes), end) for end, part in zip(ends, parts, strict=True)]
-    gram = wishes.new_empty(count, count)
-    for number, across in enumerate(places):
-        rows = example_gradients(module, names, parts[number])
-        gram[across, across] = rows @ rows.mT
-        for other, down in enumerate(places[:number]):
-            product = rows @ example_gradients(module, names, parts[other]).mT
-            gram[across, down], gram[down, across] = product, product.mT
+    # Fill the matrix block by block.
+    ends = list(itertools.accumulate(len(part.gradients) for part in parts))
+    blocks = [slice(end - len(part.gradients), end) for end, part in zip(ends, parts, strict=True)]
+    gram = like.new_empty(count, count)
+    for number, block in enumerate(blocks):
+        rows = compute_example_gradients(module, names, parts[number])
+        gram[block, block] = rows @ rows.mT
+        for earlier, other in enumerate(blocks[:number]):
+            product = rows @ compute_example_gradients(module, names, parts[earlier]).mT
+            gram[block, other], gram[other, block] = product, product.mT
     return gram
 
 
-def _split(batches: Iterable[GradientBatch], size: int) -> Iterator[GradientBatch]:
-    """Batches of at most ``size`` examples, in order."""
-    for inputs, wishes in batches:
-        for start in range(0, len(wishes), size):
-            part = slice(start, start + size)
-            yield GradientBatch(tuple(one[part] for one in inputs), wishes[part])
-
-
-def example_gradients(module: nn.Module, names: Sequence[str], batch: GradientBatch) -> Tensor:
-    """G ``[B, P]``: gradients of ``<wish_i, module(input_i)>`` by the parameters ``names``, side by side."""
-    values = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    moving = {name: values.pop(name) for name in names}
+def compute_example_gradients(module: nn.Module, names: Sequence[str], batch: GradientBatch) -> Tensor:
+    """G ``[B, P]``: gradients of ``<g_i, module(input_i)>`` by the parameters ``names``, side by side."""
+    # Differentiated by some parameters only, example by example.
+    fixed = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    moving = {name: fixed.pop(name) for name in names}
+    differentiate = grad(partial(inner_product_with_output, module))
     with sdpa_kernel(SDPBackend.MATH):  # vmap would go through fused attention example by example
-        gradients = vmap(
-            grad(partial(inner_product_with_output, module)), in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE
-        )(moving, values, batch.inputs, batch.wishes)
+        gradients = vmap(differentiate, in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE)(
+            moving, fixed, batch.inputs, batch.gradients
+        )
     return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
 
 
-def grant(
+def inner_product_with_output(
     module: nn.Module,
     moving: Mapping[str, Tensor],
     fixed: Mapping[str, Tensor],
     inputs: tuple[Tensor, ...],
-    wish: Tensor,
+    gradient: Tensor,
 ) -> Tensor:
-    """``<wish, module(inputs)>`` of one example; buffers are the module's own, or in ``fixed``."""
-    output = functional_call(module, {**fixed, **moving}, tuple(one.unsqueeze(0) for one in inputs))
-    return (output.squeeze(0) * wish).sum()
+    """``<gradient, module(inputs)>`` of one example, to be differentiated by ``moving``.
+
+    Args:
+        module: Gives the structure.
+        moving: Parameters by name.
+        fixed: The other parameters; buffers that are not in it are the module's own.
+        inputs: The module's arguments, without a batch axis.
+        gradient: The functional gradient, shaped as the output.
+    """
+    output = functional_call(module, {**fixed, **moving}, tuple(argument.unsqueeze(0) for argument in inputs))
+    return (output.squeeze(0) * gradient).sum()
 
 
 def find_parameters_with_gradient(module: nn.Module, batches: Iterable[GradientBatch]) -> list[str]:
-    """The parameters that any gradient reaches: at birth, those that feed a last layer of zeros have none."""
-    named = {name: parameter.detach().requires_grad_() for name, parameter in module.named_parameters()}
-    total = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
-    for inputs, wishes in batches:
+    """Names of the parameters that get a gradient: at birth, those before a last layer of zeros have none."""
+    # Sum of absolute gradients over all batches; only zero stays zero.
+    parameters = {name: parameter.detach().requires_grad_() for name, parameter in module.named_parameters()}
+    totals = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    for inputs, functional_gradients in batches:
         with torch.enable_grad():
-            output = functional_call(module, named, inputs)
-            gradients = torch.autograd.grad(output, list(named.values()), wishes, materialize_grads=True)
-        for name, gradient in zip(named, gradients, strict=True):
-            total[name] += gradient.abs()
-    return [name for name, found in total.items() if bool(found.any())]
+            output = functional_call(module, parameters, inputs)
+            gradients = torch.autograd.grad(
+                output, list(parameters.values()), functional_gradients, materialize_grads=True
+            )
+        for name, gradient in zip(parameters, gradients, strict=True):
+            totals[name] += gradient.abs()
+    return [name for name, total in totals.items() if bool(total.any())]

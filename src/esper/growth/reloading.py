@@ -1,7 +1,7 @@
 """Run an exported model where Esper cannot be imported: ``python reloading.py FORMAT FILE INPUTS OUTPUTS``.
 
-The files INPUTS and OUTPUTS are safetensors; inputs are called by their position, then a colon and their keyword, if
-they have one. This is a script of its own, which imports nothing of Esper.
+The files INPUTS and OUTPUTS are safetensors; an input is named by its position, then a colon and its keyword, if it has
+one. This script imports nothing of Esper.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def collect_tensors(returned: Any) -> list[Tensor]:
-    """The tensors in what a model returned, in order."""
+    """The tensors in a model's output, in order."""
     if isinstance(returned, Tensor):
         return [returned]
     if isinstance(returned, Mapping):
@@ -29,10 +29,12 @@ def collect_tensors(returned: Any) -> list[Tensor]:
 
 
 def main(kind: str, file: str, inputs: str, outputs: str) -> None:
-    """Run the model and write what it returns."""
+    """Run the model and write its outputs."""
     cast("dict[str, Any]", sys.modules)["esper"] = None  # so that every import of it fails
+    # Inputs in the order of their positions, with keywords or without.
     named = [(key.partition(":")[::2], tensor) for key, tensor in load(Path(inputs).read_bytes()).items()]
-    named.sort(key=lambda one: int(one[0][0]))
+    named.sort(key=lambda entry: int(entry[0][0]))
+    # ONNX takes inputs by its own names, in order; a program of torch.export is called as the model was.
     if kind == "onnx":
         session = importlib.import_module("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
         feeds = zip(session.get_inputs(), named, strict=True)
@@ -43,7 +45,7 @@ def main(kind: str, file: str, inputs: str, outputs: str) -> None:
         keywords = {name: tensor for (_, name), tensor in named if name}
         with Path(file).open("rb") as opened, torch.no_grad():
             returned = collect_tensors(torch.export.load(opened).module()(*positional, **keywords))
-    Path(outputs).write_bytes(save({str(index): one.contiguous() for index, one in enumerate(returned)}))
+    Path(outputs).write_bytes(save({str(index): tensor.contiguous() for index, tensor in enumerate(returned)}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A seed: a blueprint's module in a slot, and how its output joins the host's features.
+"""A seed: a blueprint's module in a slot, and the blend by which its output joins the host's features.
 
 Whatever the blend, a seed adds ``alpha`` times its *change* to the features ``h``; ``s`` is the blueprint's output:
 
@@ -20,7 +20,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint
+from esper.growth.blueprints.registry import Blueprint, Context
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
@@ -30,15 +30,16 @@ from esper.numerics.stacking import Stackable
 class BlendGate(nn.Module):
     """``sigmoid(weight * h + bias)``, channel by channel; half open at birth.
 
-    It also computes R gates from stacked parameters ``[R, *shape]`` and features ``[R, B, ...]``, as `Stackable` ones.
+    It also computes R gates from stacked parameters ``[R, *shape]`` and features ``[R, B, ...]``, as if `Stackable`.
     """
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        behind = 0 if site.layout in CHANNELS_LAST else len(site.extent)
-        shape = (site.width, *[1] * behind)
-        self._before_channels = 1 + len(site.shape) - len(shape)  # the batch, and tokens
-        self._first = -len(shape)
+        # One value per channel, with an axis of size 1 for each axis behind the channels.
+        trailing_axes = 0 if site.layout in CHANNELS_LAST else len(site.extent)
+        shape = (site.width, *[1] * trailing_axes)
+        self._leading_axes = 1 + len(site.shape) - len(shape)  # the batch, and tokens
+        self._first_axis = -len(shape)
         self.weight = nn.Parameter(torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(shape))
 
@@ -46,18 +47,18 @@ class BlendGate(nn.Module):
         return torch.sigmoid(self._spread(self.weight) * features + self._spread(self.bias))
 
     def _spread(self, parameter: Tensor) -> Tensor:
-        """``[..., *shape]`` -> ``[..., 1, *shape]``, with as many axes as features have."""
-        for _ in range(self._before_channels):
-            parameter = parameter.unsqueeze(self._first - 1)
+        """``[..., *shape]`` -> ``[..., 1, *shape]``, with as many axes as the features."""
+        for _ in range(self._leading_axes):
+            parameter = parameter.unsqueeze(self._first_axis - 1)
         return parameter
 
 
 class BlendedBlueprint(nn.Module):
-    """A blueprint and its blend: what a seed changes at full weight.
+    """A blueprint and its blend: computes a seed's change at full weight.
 
     Args:
         blueprint: Made for ``site``.
-        site: Where the seed lives.
+        site: Of the slot.
         blend: How its output joins the features.
     """
 
@@ -68,8 +69,8 @@ class BlendedBlueprint(nn.Module):
         self.gate = BlendGate(site) if blend is Blend.GATE else None
 
     @property
-    def reads(self) -> Reads:
-        """What the blueprint looks at beside the features."""
+    def context(self) -> Context:
+        """What the blueprint gets beside the features."""
         return self.blueprint.context
 
     def flops_at(self, site: Site) -> int:
@@ -80,9 +81,10 @@ class BlendedBlueprint(nn.Module):
         return self.change(features, inputs)
 
     def change(self, features: Tensor, inputs: Any) -> Tensor:
-        """What a seed adds at full weight, shaped and typed as ``features``."""
-        # Under autocast some blueprints compute in float32; the host is to see the type that it made.
+        """The change at full weight, shaped and typed as ``features``."""
+        # Under autocast some blueprints compute in float32; the host expects its own type.
         contribution: Tensor = self.blueprint(features, inputs).to(features.dtype)
+        # GATE, MULTIPLY or ADD, as in the formulas above.
         if self.gate is not None:
             return self.gate(features).to(features.dtype) * contribution
         if self.blend is Blend.MULTIPLY:
@@ -102,7 +104,7 @@ def blend_blueprint(blueprint: Blueprint, site: Site, blend: Blend) -> Blueprint
 
 
 def count_blend_parameters(blend: Blend, site: Site) -> int:
-    """How many parameters the blend has at ``site``, beside those of the blueprint."""
+    """Number of parameters of the blend at ``site``, beside those of the blueprint."""
     return 2 * site.width if blend is Blend.GATE else 0
 
 
@@ -115,8 +117,7 @@ def count_blend_flops(blend: Blend, site: Site) -> int:
 class Seed(BlendedBlueprint):
     """``h + alpha * change(h)``, where ``h`` is the host's features and ``alpha`` the seed's weight.
 
-    A seed in isolation ``shadow`` leaves the host's output as it is without it: it takes no part until it is given a
-    weight by `weigh`, in a pass of its own.
+    In isolation ``shadow`` it returns the features unchanged, except within `temporary_alpha`, in a pass of its own.
     """
 
     alpha: Tensor
@@ -125,45 +126,47 @@ class Seed(BlendedBlueprint):
         super().__init__(blueprint, site, blend)
         self.fossilized = False
         self.isolation = Isolation.NONE
-        """How it learns at present; NONE: it counts with ``alpha``."""
+        """How the seed learns at present; NONE: it counts with ``alpha``."""
         self.contribution: float | None = None
         """Accuracy with the seed less accuracy without it, as a grower last measured it."""
         self.register_buffer("alpha", torch.zeros(()))
-        self.fixed = tuple(name for name, one in self.named_parameters() if not one.requires_grad)
-        """Names of parameters that its blueprint lets nobody learn."""
+        self.fixed = tuple(name for name, parameter in self.named_parameters() if not parameter.requires_grad)
+        """Names of parameters that the blueprint has fixed."""
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers it learns."""
+        """Number of scalars in the seed's parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """As `torch.nn.Module.requires_grad_`; what its blueprint has fixed stays so."""
+        """`torch.nn.Module.requires_grad_` for all but the `fixed` parameters."""
         super().requires_grad_(requires_grad)
         for name in self.fixed:
             self.get_parameter(name).requires_grad_(False)
         return self
 
-    def fix(self, names: Sequence[str]) -> None:
-        """Let nobody learn these parameters, and all others be learned: as in a seed that was saved."""
+    def fix_parameters(self, names: Sequence[str]) -> None:
+        """Fix these parameters and no others, as in a seed that was saved."""
         self.fixed = tuple(names)
         self.requires_grad_(True)
 
     def forward(self, features: Tensor, inputs: Any) -> Tensor:
         if self.isolation is Isolation.SHADOW:
             return features
+        # ADD leaves the sum to the blueprint: that of a block is exact at alpha 1.
         if self.blend is Blend.ADD:
             return self.blueprint.add_to(features, inputs, self.alpha)
         return features + self.alpha * self.change(features, inputs)
 
     @contextmanager
-    def weigh(self, alpha: float) -> Generator[None]:
-        """Within the block the seed counts with ``alpha``, whatever it did before and will do after."""
-        usual, isolation = self.alpha.clone(), self.isolation
+    def temporary_alpha(self, alpha: float) -> Generator[None]:
+        """Within the block the seed counts with ``alpha``, in isolation or not."""
+        # In place: compiled code and averages hold the buffer.
+        alpha_before, isolation = self.alpha.clone(), self.isolation
         self.isolation = Isolation.NONE
         self.alpha.fill_(alpha)
         try:
             yield
         finally:
             self.isolation = isolation
-            self.alpha.copy_(usual)
+            self.alpha.copy_(alpha_before)

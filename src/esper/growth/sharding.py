@@ -1,8 +1,8 @@
-"""Parameters of which each process holds a part (FSDP2, `torch.distributed.fsdp.fully_shard`), of hosts and of seeds.
+"""Sharded hosts and seeds, of whose parameters each process holds a part (FSDP2's `fully_shard`).
 
-What grows on such a host is sharded as well, by a `fully_shard` of its own: then its gradients are averaged, and
-clipping, optimizers and `torch.distributed.checkpoint` treat it like the rest. Torch cannot copy sharded modules, so
-blocks that are to be copied leave behind what they look like while they are whole.
+Seeds on a sharded host are sharded as well, each by a `fully_shard` of its own: then their gradients are averaged, and
+clipping, optimizers and `torch.distributed.checkpoint` treat them like the rest. Torch cannot copy sharded modules, so
+a copy without values is made of blocks before they are sharded.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ RESHARD = "reshard_after_forward"
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process holds a part of it."""
-    module = sys.modules.get("torch.distributed.tensor")  # dear to import, and imported wherever there is one
+    """Whether this process holds only a part of ``tensor``."""
+    module = sys.modules.get("torch.distributed.tensor")  # slow to import, and imported wherever there is a DTensor
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this process holds of it, sharing memory; all of what is whole."""
+    """The part of ``tensor`` that this process holds, sharing memory; all of it, if it is whole."""
     values: Any = tensor
     return values.to_local() if is_sharded(tensor) else tensor
 
 
 def reshard(module: nn.Module) -> None:
-    """Let go of parameters that forward passes without a backward one have gathered and kept."""
+    """Free parameters that were gathered by forward passes without a backward pass."""
     if not distributed.is_available() or not distributed.is_initialized():
         return
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 (there is none in builds without torch.distributed)
@@ -51,32 +51,34 @@ def reshard(module: nn.Module) -> None:
 
 
 def count_copies(tensor: Tensor) -> int:
-    """In how many processes each value of it is, of a model that they share: all of them have what is whole."""
+    """Number of processes that hold each value of ``tensor``; all of them, if it is whole."""
     world = distributed.get_world_size()
     if not is_sharded(tensor):
         return world
     values: Any = tensor
+    # Replicated dimensions of the mesh hold equal parts.
     mesh, placements = values.device_mesh, values.placements
     replicas = math.prod(mesh.size(at) for at, placement in enumerate(placements) if placement.is_replicate())
-    return replicas * world // mesh.size()  # what other meshes have is the same, or they would not learn alike
+    return replicas * world // mesh.size()  # other meshes hold the same, or they would learn differently
 
 
 def combine_norms(norms: Tensor) -> Tensor:
-    """L2 norms of all parts together, from those of the parts that each process has, of the same shape."""
+    """L2 norms over all processes, from the norms of the parts in each process."""
+    # Squared norms of disjoint parts add up.
     squares = norms.square()
     distributed.all_reduce(squares)
     return squares.sqrt()
 
 
 def holds_in_all_processes(holds: bool) -> bool:
-    """Whether it holds in all processes, which wait for each other."""
-    answers: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(answers, holds)
-    return all(answers)
+    """Whether a condition holds in all processes, which wait for each other."""
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, holds)
+    return all(gathered)
 
 
 def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Refuse parameters of which this process has a part.
+    """Refuse sharded parameters.
 
     Raises:
         SlotError: they are sharded, as by `torch.distributed.fsdp.fully_shard`.
@@ -91,11 +93,11 @@ def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         )
 
 
-def require_shared(parameters: Iterable[nn.Parameter]) -> None:
-    """Refuse a host that is not sharded, although what grows in it is to be.
+def require_sharded_host(parameters: Iterable[nn.Parameter]) -> None:
+    """Refuse a host that is not sharded, although `shard_growth` was called.
 
     Raises:
-        SlotError: it is not.
+        SlotError: no parameter is sharded.
     """
     if not any(map(is_sharded, parameters)):
         raise SlotError(
@@ -107,11 +109,12 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Refuse options that `fully_shard` would not take for a seed.
 
     Raises:
-        SlotError: one is unknown, or Esper's own; the mesh is none; or there is no process group.
+        SlotError: an option is unknown or set by Esper; the mesh is invalid; or there is no process group.
     """
     from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415 (as above)
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 (as above)
 
+    # Options that Esper does not set itself.
     allowed = [name for name in inspect.signature(fully_shard).parameters if name not in ("module", RESHARD)]
     unknown = next((name for name in options if name not in allowed), None)
     if unknown is not None:
@@ -127,24 +130,25 @@ def shard(seed: nn.Module, options: dict[str, Any]) -> None:
     """Shard a seed by ``options`` of `fully_shard`."""
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 (as above)
 
-    # Else what a forward pass gathered would stay, and other parameters than the optimizer's would be the seed's.
+    # Without it gathered parameters would stay after a forward pass, which are not those of the optimizer.
     fully_shard(seed, **{RESHARD: True}, **options)
 
 
-def blank(layer: Layer) -> Layer:
-    """The same, which remembers what its module looks like while that is whole."""
+def add_blank_copy(layer: Layer) -> Layer:
+    """The layer with a copy of its module without values, made while the module is whole."""
     without_values = {
-        id(one): nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
-        for one in layer.module.parameters()
+        id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+        for parameter in layer.module.parameters()
     }
     return replace(layer, blank=copy_block(layer.module, without_values))
 
 
 @torch.no_grad()
 def copy_whole(layer: Layer) -> nn.Module:
-    """A copy of a layer's module with the values it has by now; all processes gather those of a sharded one."""
+    """A copy of a layer's module with its present values; all processes gather those of a sharded one."""
     if layer.blank is None:
         return copy_block(layer.module)
+    # Fill the blank copy: each parameter once, as several names may share one.
     copied, gathered = copy.deepcopy(layer.blank), dict[nn.Parameter, nn.Parameter]()
     for name, parameter in layer.module.named_parameters(remove_duplicate=False):
         if parameter not in gathered:
@@ -153,6 +157,7 @@ def copy_whole(layer: Layer) -> nn.Module:
             gathered[parameter] = nn.Parameter(full.clone(), requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
         copied.get_submodule(owner).register_parameter(last, gathered[parameter])
+    # Buffers, among them those that were registered since the blank copy was made.
     buffer_names = {name for name, _ in copied.named_buffers()}
     for name, buffer in layer.module.named_buffers():
         owner, _, last = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Passes on the side, of which nothing remains; by them, what a model's loss asks for at every place, per example."""
+"""Passes that leave no trace in a model, and the functional gradients of its loss per example, measured by them."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ from esper.growth.slot import Slot
 
 @contextmanager
 def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
-    """Within the block ``seeds`` of ``network`` count fully, in isolation or not.
+    """Within the block ``seeds`` of ``network`` count fully, in isolation or not, and passes have no side effects.
 
-    What forward passes there do to buffers is lost, and the random numbers that they draw are drawn again afterwards.
-    The buffers are other tensors meanwhile, so a pass from before the block can still be differentiated after it.
-    Nobody listens to the slots.
+    Changes of buffers are undone, and the random numbers that are drawn are drawn again afterwards. The buffers are
+    other tensors within the block, so a pass from before it can still be differentiated after it. Feature hooks of
+    slots are off.
     """
-    listeners = [(module, module.listener) for module in network.modules() if isinstance(module, Slot)]
+    # Passes write to clones of the buffers, and no hook records them.
+    feature_hooks = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
     buffers = [(module, *named) for module in network.modules() for named in module.named_buffers(recurse=False)]
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
-    for slot, _ in listeners:
+    for slot, _ in feature_hooks:
         slot.feature_hook = None
     try:
-        with ExitStack() as weights:
-            weights.enter_context(keep_generators(network))
+        with ExitStack() as stack:
+            stack.enter_context(keep_generators(network))
             for seed in seeds:
-                weights.enter_context(seed.weigh(1.0))
+                stack.enter_context(seed.temporary_alpha(1.0))
             yield
     finally:
         for module, name, buffer in buffers:
             setattr(module, name, buffer)
-        for slot, listener in listeners:
-            slot.feature_hook = listener
+        for slot, feature_hook in feature_hooks:
+            slot.feature_hook = feature_hook
 
 
 @contextmanager
 def keep_generators(network: nn.Module) -> Generator[None]:
-    """Afterwards torch's random numbers go on as if nothing had drawn any within the block."""
+    """Restore the state of torch's random generators after the block."""
     states = [(generator, generator.get_state()) for generator in global_generators(network)]
     try:
         yield
@@ -56,14 +57,14 @@ def keep_generators(network: nn.Module) -> Generator[None]:
 
 
 def global_generators(network: nn.Module) -> list[torch.Generator]:
-    """Torch's own sources of randomness: of the CPU, and of all CUDA devices in use by ``network``."""
+    """Torch's own random generators: of the CPU, and of all CUDA devices in use by ``network``."""
     devices = {parameter.device.index for parameter in network.parameters() if parameter.is_cuda}
     return [torch.default_generator, *(torch.cuda.default_generators[device] for device in sorted(devices))]
 
 
 @contextmanager
 def keep_modes(network: nn.Module) -> Generator[None]:
-    """Afterwards every module of ``network`` is in the mode in which it was before, also where modes are mixed."""
+    """Restore the training or evaluation mode of each module of ``network`` after the block."""
     modes = [(module, module.training) for module in network.modules()]
     try:
         yield
@@ -72,120 +73,136 @@ def keep_modes(network: nn.Module) -> Generator[None]:
             module.training = training
 
 
+@contextmanager
+def eval_without_side_effects(model: nn.Module) -> Generator[None]:
+    """Within the block ``model`` is in evaluation mode, differentiable and uncompiled.
+
+    Modes, buffers and random generators are restored afterwards.
+    """
+    with ExitStack() as stack:
+        # Gradients are needed, also where the caller has none, and hooks do not run in compiled code.
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # its RNNs learn in training mode only
+        stack.enter_context(side_pass(model, ()))
+        stack.enter_context(keep_modes(model))
+        model.eval()
+        yield
+
+
 @dataclass
-class Asked:
-    """What is asked of one module's output, over the examples that were looked at."""
+class RecordedGradients:
+    """Calls of one module and the functional gradients of its outputs, batch by batch."""
 
     arguments: list[tuple[Tensor, ...]] = field(default_factory=list[tuple[Tensor, ...]])
-    """What the module was called with, a batch each."""
+    """The module's arguments."""
     features: list[Tensor] = field(default_factory=list[Tensor])
-    """Outputs of the calls, ``[B, ...]`` each."""
-    wishes: list[Tensor] = field(default_factory=list[Tensor])
-    """Gradient of each example's loss with respect to that, ``[B, ...]``."""
-    firsts: list[Tensor] = field(default_factory=list[Tensor])
-    """First arguments of the calls, where each was a tensor; otherwise there are fewer than calls."""
-    alone: bool = True
-    """Whether no call had any other argument that says anything."""
+    """The module's outputs, ``[B, ...]`` each."""
+    gradients: list[Tensor] = field(default_factory=list[Tensor])
+    """Gradient of each example's loss with respect to the output, ``[B, ...]``."""
+    first_arguments: list[Tensor] = field(default_factory=list[Tensor])
+    """First arguments of the calls; fewer than there were calls, if one was no tensor."""
+    single_argument: bool = True
+    """Whether no call had a second argument with a value."""
 
 
 @dataclass
 class _Call:
-    """One call of a module in the forward pass under way."""
+    """One call of a module in the current forward pass."""
 
     arguments: tuple[Tensor, ...]
     features: Tensor
-    first: Tensor | None
-    alone: bool
+    first_argument: Tensor | None
+    single_argument: bool
     leaf: Tensor
     """Zeros that were added to the features: their gradient is that of the features, frozen or not."""
 
 
 class FeatureRecorder:
-    """Forward hooks that note what modules are called with and return, and let a gradient be asked for.
+    """Forward hooks that record calls and outputs of modules, and add leaves by which a loss is differentiated.
 
     Args:
         modules: By name.
         first: Whether the hooks come before the others that the modules have, such as growth slots.
-        arguments: Whether to keep what modules are called with, and pass over calls with anything but tensors.
+        arguments: Whether to record all arguments, and skip calls with anything but tensors.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], *, first: bool, arguments: bool) -> None:
-        self.asked = {name: RecordedGradients() for name in modules}
+        self.records = {name: RecordedGradients() for name in modules}
         self._keeps_arguments = arguments
         self._calls: dict[str, list[_Call]] = {name: [] for name in modules}
         self._handles = [
-            module.register_forward_hook(self._hook(name), prepend=first, with_kwargs=True)
+            module.register_forward_hook(self._make_hook(name), prepend=first, with_kwargs=True)
             for name, module in modules.items()
         ]
 
-    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]:
-        def note(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+    def _make_hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]:
+        def record_call(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+            # Calls that cannot be recorded do not count.
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return output
-            leaf = torch.zeros_like(output, requires_grad=True)
-            tensors = tuple(one.detach() for one in arguments if isinstance(one, Tensor))
+            tensors = tuple(argument.detach() for argument in arguments if isinstance(argument, Tensor))
             if self._keeps_arguments and (not tensors or len(tensors) < len(arguments)):
                 return output
             call = LayerCall(arguments, keywords)
-            kept, first = tensors if self._keeps_arguments else (), call.first_argument
-            kept_first = None if first is None else first.detach()
-            self._calls[name].append(_Call(kept, output.detach(), kept_first, call.has_single_argument, leaf))
+            first = call.first_argument
+            # The loss is differentiated by the leaf, which also exists in frozen parts of the network.
+            leaf = torch.zeros_like(output, requires_grad=True)
+            self._calls[name].append(
+                _Call(
+                    arguments=tensors if self._keeps_arguments else (),
+                    features=output.detach(),
+                    first_argument=None if first is None else first.detach(),
+                    single_argument=call.has_single_argument,
+                    leaf=leaf,
+                )
+            )
             return output + leaf
 
-        return note
+        return record_call
 
-    def leaves(self) -> Iterator[Tensor]:
-        """Those of the calls of the pass under way, module by module."""
-        return (call.leaf for calls in self._calls.values() for call in calls)
+    def list_leaves(self) -> list[Tensor]:
+        """The leaves of all calls in the current pass, module by module."""
+        return [call.leaf for calls in self._calls.values() for call in calls]
 
-    def keep(self, gradients: Iterator[Tensor | None], count: int) -> None:
-        """What was asked in the pass under way by its ``count`` examples; ``gradients`` belong to `leaves`.
+    def store_gradients(self, gradients: Iterator[Tensor | None], examples: int) -> None:
+        """End the current pass of so many ``examples``; ``gradients`` belong to `list_leaves`.
 
-        Modules that did not run once, for one batch whose examples come first, are given up.
+        Modules that did not run once, for one batch whose examples come first, are dropped from the records.
         """
         for name, calls in self._calls.items():
-            gradients_of_calls = [(call, next(gradients)) for call in calls]
+            gradients_of_calls = [next(gradients) for _ in calls]
+            if len(calls) != 1 or len(calls[0].features) != examples:
+                self.records.pop(name, None)
+            elif name in self.records:
+                call, gradient, record = calls[0], gradients_of_calls[0], self.records[name]
+                record.arguments.append(call.arguments)
+                record.features.append(call.features)
+                record.single_argument &= call.single_argument
+                if call.first_argument is not None:
+                    record.first_arguments.append(call.first_argument)
+                record.gradients.append(torch.zeros_like(call.features) if gradient is None else gradient)
             calls.clear()
-            if name not in self.asked:
-                continue
-            if len(gradients_of_calls) != 1 or len(gradients_of_calls[0][0].features) != count:
-                del self.asked[name]
-                continue
-            call, gradient = gradients_of_calls[0]
-            asked = self.asked[name]
-            asked.arguments.append(call.arguments)
-            asked.features.append(call.features)
-            asked.alone &= call.has_single_argument
-            if call.first_argument is not None:
-                asked.firsts.append(call.first_argument)
-            asked.gradients.append(torch.zeros_like(call.features) if gradient is None else gradient)
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What came of the passes."""
-
-    examples: int
-    loss: float
-    """Mean over them."""
-
-
-def ask(
+def record_gradients(
     model: nn.Module,
     recorders: Iterable[FeatureRecorder],
     loss: Callable[[Any, Any], Any],
     batches: Iterable[Any],
     examples: int,
-    after: Callable[[], object],
-) -> Measured:
-    """Run ``loss(model, batch)`` until ``examples`` were seen, and let ``recorders`` note all they can.
+    after_batch: Callable[[], object],
+) -> tuple[int, float]:
+    """Run ``loss(model, batch)`` forward and backward until ``examples`` were seen; returns their number and mean loss.
 
-    It is called within `quietly`. ``after`` is called after each batch's forward and backward pass.
+    Call it within `eval_without_side_effects`. ``after_batch`` is called after each batch.
 
     Raises:
         LookError: the loss is not one number per example, nor their mean; it is not finite; no gradient follows from
@@ -193,24 +210,26 @@ def ask(
     """
     recorders, seen, total = list(recorders), 0, 0.0
     for batch in batches:
+        # The forward pass leaves a leaf at every recorded module.
         losses = loss(model, batch)
-        leaves = [leaf for recorder in recorders for leaf in recorder.leaves()]
+        leaves = [leaf for recorder in recorders for leaf in recorder.list_leaves()]
         count = len(leaves[0]) if leaves else 0
-        summed = _sum(losses, count)
+        # The gradient of the sum has each example's own functional gradient in its row.
+        summed = _sum_losses(losses, count)
         gradients = iter(torch.autograd.grad(summed, leaves, allow_unused=True))
         for recorder in recorders:
-            recorder.keep(gradients, count)
-        after()
+            recorder.store_gradients(gradients, count)
+        after_batch()
         seen, total = seen + count, total + float(summed.detach())
         if seen >= examples:
             break
     if seen < 2:
         raise LookError(f"batches held {seen} examples: give two or more, in batches that loss(model, batch) takes")
-    return Measured(seen, total / seen)
+    return seen, total / seen
 
 
-def _sum(losses: Any, count: int) -> Tensor:
-    """Over the examples of a batch."""
+def _sum_losses(losses: Any, count: int) -> Tensor:
+    """The sum over the ``count`` examples of a batch of what a user's loss returned."""
     if not isinstance(losses, Tensor):
         raise LookError(
             f"loss(model, batch) returned {describe(losses)}: return a tensor [B], the loss of each example"
@@ -227,21 +246,3 @@ def _sum(losses: Any, count: int) -> Tensor:
     if not bool(losses.isfinite().all()):
         raise LookError("loss(model, batch) is not finite: look at the model before it diverges")
     return losses.sum() if losses.dim() else losses * count
-
-
-@contextmanager
-def quietly(model: nn.Module) -> Generator[None]:
-    """Within the block ``model`` is in evaluation mode, differentiable and uncompiled.
-
-    Nothing of it remains: modes, buffers and random numbers are as they were.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # its RNNs learn in training mode only
-        stack.enter_context(side_pass(model, ()))
-        stack.enter_context(keep_modes(model))
-        model.eval()
-        yield

@@ -1,4 +1,4 @@
-"""Where a slot sits: the layout and size of the features that pass there."""
+"""The site of a slot: layout and size of the features there, and the layer that makes them."""
 
 from __future__ import annotations
 
@@ -35,37 +35,37 @@ class Layer:
 
     module: nn.Module
     flops: int | None
-    """Of its forward pass for one example; None if torch cannot count them."""
+    """FLOPs of its forward pass for one example; None if torch cannot count them."""
     keeps_shape: bool
     """Whether it returns features of the shape and type of its first argument, as a block does."""
-    alone: bool
-    """Whether it has no other argument that says anything."""
+    single_argument: bool
+    """Whether all its arguments but the first are None or False."""
     anchor: Tensor
-    """Without values: of the type and on the device that what grows behind it is to have."""
-    learning: frozenset[str]
-    """Names of its parameters that learned when it was probed; it may be frozen since."""
-    outputs: tuple[str, ...] = ()
-    """Names of the parameters that end its branches: once they are zero it returns what it is given. Empty, if there
-    are none or no blueprint on offer asks."""
+    """A scalar with the type and the device for what grows behind it."""
+    trainable: frozenset[str]
+    """Names of its parameters that required a gradient when it was probed; it may be frozen since."""
+    branch_outputs: tuple[str, ...] = ()
+    """Names of the parameters that end its branches: if they are zero, it returns its first argument. Empty, if there
+    are none or no blueprint on offer needs them."""
     unaltered: bool = True
-    """Whether an ordinary linear layer or convolution returned what its class makes of what it was called with, so that
-    neither a hook on it nor a ``forward`` of the instance changes that; of all else nothing is said."""
+    """False for a linear layer or a convolution whose output is not what its class computes, since a hook on it or a
+    ``forward`` of the instance changes it; True for all other modules."""
     blank: nn.Module | None = None
-    """The module as it was before it was sharded, without values; None where it is whole."""
+    """A copy from before the module was sharded, without values; None if it is whole."""
 
     @property
     def quantised(self) -> bool:
         """Whether it has parameters of whole numbers, which cannot learn."""
-        return any(not (one.is_floating_point() or one.is_complex()) for one in self.module.parameters())
+        return not all(values.is_floating_point() or values.is_complex() for values in self.module.parameters())
 
 
 @dataclass(frozen=True)
 class Site:
-    """The features at one slot, as a probe forward saw them.
+    """The features at one slot, as found by a probe forward pass.
 
     ``width`` counts channels (the last axis of features and tokens, axis 1 of sequences and images), ``extent`` is
     what remains of the shape without batch and channels, ``input_shape`` the shape of one network input, without batch;
-    empty if the network reads indices.
+    empty if that holds indices.
     """
 
     layout: Layout
@@ -73,11 +73,11 @@ class Site:
     extent: tuple[int, ...]
     input_shape: tuple[int, ...]
     causal: bool = False
-    """Whether no position may learn of later ones, as in a language model."""
+    """Whether no position may depend on later ones, as in a language model."""
     apart: str = ""
-    """Why no position may learn of any other, as where padding is masked: a clause with a verb; empty if it may."""
+    """Why no position may depend on any other, as a clause (``padding is masked``); empty if positions may mix."""
     layer: Layer | None = field(default=None, compare=False, repr=False)
-    """The layer that yields the features, for blueprints that are made for it; None in populations."""
+    """The layer whose output the features are, for blueprints that are made for it; None in populations."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,9 +86,9 @@ class Site:
 
     @property
     def positions(self) -> int:
-        """How many channel vectors one example has here: tokens, samples or pixels; 1 for plain features."""
+        """Number of channel vectors of one example: tokens, samples or pixels; 1 for plain features."""
         return math.prod(self.extent)
 
     def with_width(self, width: int) -> Site:
-        """The same site in a network that has ``width`` channels here."""
+        """The site of a network with ``width`` channels here."""
         return replace(self, width=width)

@@ -1,4 +1,4 @@
-"""What has grown in a model, and what growing more would cost, as tables that print."""
+"""Tables of the seeds in a model, and of the cost of further ones."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from esper.growth.site import Layout
 from esper.growth.slot import Slot
 
 NOTHING = "-"
-"""Stands in a table where there is no figure."""
+"""An empty cell of a table."""
 
 
 class SlotState(StrEnum):
-    """What is in a slot."""
+    """The state of a slot."""
 
     DORMANT = "dormant"
-    """Nothing; a seed may germinate."""
+    """Free: a seed may germinate."""
     DISABLED = "disabled"
-    """Nothing, and nothing may germinate."""
+    """Free, but nothing may germinate."""
     LIVE = "live"
-    """A seed that may still be pruned."""
+    """With a seed that may still be pruned."""
     FOSSILIZED = "fossilized"
-    """A seed that stays for good."""
+    """With a seed that stays for good."""
 
 
 @dataclass(frozen=True)
 class SlotSummary:
-    """One slot and its seed."""
+    """Figures of one slot and its seed."""
 
     slot: str
     layout: Layout
@@ -37,28 +37,28 @@ class SlotSummary:
     """Shape of one example's features."""
     stage: SlotState
     blueprint: str | None
-    """The seed's; None without one, as for ``alpha`` and ``contribution``."""
+    """The seed's blueprint; None without a seed, as ``alpha`` and ``contribution``."""
     parameters: int
-    """Scalars that the seed holds; 0 without one."""
+    """Number of scalars of the seed; 0 without one."""
     flops: int
     """FLOPs that the seed adds to a forward pass of one example, a multiply-add counted as two."""
     alpha: float | None
     """The seed's weight."""
     contribution: float | None
-    """Accuracy with the seed less accuracy without it, in [-1, 1], as `esper.Grower` last measured it; None before."""
+    """Accuracy with the seed less accuracy without it, in [-1, 1], as last measured by a grower; None before."""
 
 
 @dataclass(frozen=True, repr=False)
 class GrowthSummary:
-    """All slots of a model, in the order of its forward pass; as text a table."""
+    """All slots of a model, in the order of its forward pass; prints as a table."""
 
     slots: tuple[SlotSummary, ...]
     host_parameters: int
-    """Scalars of the host without its seeds."""
+    """Number of scalars of the host without its seeds."""
 
     @property
     def parameters(self) -> int:
-        """Scalars of all seeds."""
+        """Number of scalars of all seeds."""
         return sum(slot.parameters for slot in self.slots)
 
     @property
@@ -68,61 +68,91 @@ class GrowthSummary:
 
     def __repr__(self) -> str:
         titles = ("slot", "layout", "shape", "stage", "blueprint", "parameters", "FLOPs", "alpha", "contribution")
+        # One row per slot, and the sums.
         rows = [
             (
-                one.slot,
-                one.layout,
-                " x ".join(map(str, one.shape)),
-                one.stage,
-                one.blueprint or NOTHING,
-                f"{one.parameters:,}",
-                f"{one.flops:,}",
-                NOTHING if one.alpha is None else f"{one.alpha:.2f}",
-                NOTHING if one.contribution is None else f"{one.contribution:+.4f}",
+                slot.slot,
+                slot.layout,
+                " x ".join(map(str, slot.shape)),
+                slot.stage,
+                slot.blueprint or NOTHING,
+                f"{slot.parameters:,}",
+                f"{slot.flops:,}",
+                NOTHING if slot.alpha is None else f"{slot.alpha:.2f}",
+                NOTHING if slot.contribution is None else f"{slot.contribution:+.4f}",
             )
-            for one in self.slots
+            for slot in self.slots
         ]
         total = ("total", "", "", "", "", f"{self.parameters:,}", f"{self.flops:,}", "", "")
         table = align_columns([titles, *rows, total], numbers_from=titles.index("parameters"))
-        return f"{table}\nhost: {self.host_parameters:,} parameters, seeds {_share(self.parameters, self)} of that"
+        return (
+            f"{table}\nhost: {self.host_parameters:,} parameters, seeds {_format_share(self.parameters, self)} of that"
+        )
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a blueprint would cost in a slot, joined to the features by addition."""
+    """Cost of a blueprint in a slot, with the blend ADD."""
 
     slot: str
     blueprint: str
     parameters: int
-    """Scalars."""
+    """Number of scalars."""
     flops: int
     """FLOPs added to a forward pass of one example, a multiply-add counted as two."""
 
 
 @dataclass(frozen=True, repr=False)
 class Preview:
-    """All that may germinate now; as text a table."""
+    """All blueprints that may germinate now; prints as a table."""
 
     offers: tuple[Offer, ...]
     host_parameters: int
-    """Scalars of the host without its seeds."""
+    """Number of scalars of the host without its seeds."""
 
     def __repr__(self) -> str:
         titles = ("slot", "blueprint", "parameters", "of the host", "FLOPs")
         rows = [
-            (one.slot, one.blueprint, f"{one.parameters:,}", _share(one.parameters, self), f"{one.flops:,}")
-            for one in self.offers
+            (
+                offer.slot,
+                offer.blueprint,
+                f"{offer.parameters:,}",
+                _format_share(offer.parameters, self),
+                f"{offer.flops:,}",
+            )
+            for offer in self.offers
         ]
         return align_columns([titles, *rows], numbers_from=titles.index("parameters"))
 
 
 def summarise(slots: Iterable[Slot], host_parameters: int) -> GrowthSummary:
-    """What is in the slots."""
-    return GrowthSummary(tuple(map(_describe_slot, slots)), host_parameters)
+    """Figures of all slots and their seeds."""
+    # A slot without a seed has only a place and a state.
+    summaries: list[SlotSummary] = []
+    for slot in slots:
+        seed = slot.seed
+        if seed is not None:
+            stage = SlotState.FOSSILIZED if seed.fossilized else SlotState.LIVE
+        else:
+            stage = SlotState.DORMANT if slot.enabled else SlotState.DISABLED
+        summaries.append(
+            SlotSummary(
+                slot=slot.name,
+                layout=slot.site.layout,
+                shape=slot.site.shape,
+                stage=stage,
+                blueprint=None if seed is None else seed.blueprint.name,
+                parameters=0 if seed is None else seed.parameter_count,
+                flops=0 if seed is None else seed.flops_at(slot.site),
+                alpha=None if seed is None else float(seed.alpha),
+                contribution=None if seed is None else seed.contribution,
+            )
+        )
+    return GrowthSummary(tuple(summaries), host_parameters)
 
 
 def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
-    """What may germinate: the blueprints on offer in slots that are free and enabled."""
+    """Costs of the blueprints on offer in slots that are free and enabled."""
     offers = tuple(
         Offer(slot.name, name, get(name).parameters_at(slot.site), get(name).flops_at(slot.site))
         for slot in slots
@@ -132,28 +162,13 @@ def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
     return Preview(offers, host_parameters)
 
 
-def _describe_slot(slot: Slot) -> SlotSummary:
-    where, seed = (slot.name, slot.site.layout, slot.site.shape), slot.seed
-    if seed is None:
-        stage = SlotState.DORMANT if slot.enabled else SlotState.DISABLED
-        return SlotSummary(*where, stage, None, 0, 0, None, None)
-    return SlotSummary(
-        *where,
-        SlotState.FOSSILIZED if seed.fossilized else SlotState.LIVE,
-        seed.blueprint.name,
-        seed.parameter_count,
-        seed.flops_at(slot.site),
-        float(seed.alpha),
-        seed.contribution,
-    )
-
-
-def _share(parameters: int, whole: GrowthSummary | Preview) -> str:
-    return f"{parameters / whole.host_parameters:.1%}" if whole.host_parameters else NOTHING
+def _format_share(parameters: int, table: GrowthSummary | Preview) -> str:
+    return f"{parameters / table.host_parameters:.1%}" if table.host_parameters else NOTHING
 
 
 def align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
-    """Columns as wide as they must be; those from ``numbers_from`` on end at the same place."""
+    """Rows as text with aligned columns: left, and right from the column ``numbers_from`` on."""
+    # The widest cell of each column.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = ["<" if place < numbers_from else ">" for place in range(len(widths))]
     template = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))

@@ -1,4 +1,4 @@
-"""Hooks of a host: what is seen of its passes, for seeds that read it and for clocks; and the tables of its hooks."""
+"""Hooks of a host: taps that record its input and count its passes, tables of hooks, and flattened values."""
 
 from __future__ import annotations
 
@@ -16,30 +16,35 @@ from esper.growth.positions import NO_HINTS, find_hints
 
 
 class GrowthHook(nn.Module):
-    """A forward hook by which a host grows: copies of a part of the host do without."""
+    """A forward hook by which a host grows; copies of a part of the host do not have it."""
 
 
-Tables = list[MutableMapping[int, Any]]
+HookTables = list[MutableMapping[int, Any]]
 
 
-def find_hook_tables(module: nn.Module) -> Tables:
-    """The tables of the module's forward hooks and forward pre-hooks; none, where it takes no hooks."""
+def find_hook_tables(module: nn.Module) -> HookTables:
+    """The tables of the module's forward hooks and forward pre-hooks; empty if it takes no hooks."""
     if isinstance(module, torch.jit.ScriptModule):
         return []
-    return _tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
+    return _take_tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
 
 
-def find_global_hook_tables() -> Tables:
+def find_global_hook_tables() -> HookTables:
     """The tables of hooks that are called for every module."""
-    return _tables([register_module_forward_hook(_do_nothing), register_module_forward_pre_hook(_do_nothing)])
+    return _take_tables([register_module_forward_hook(_do_nothing), register_module_forward_pre_hook(_do_nothing)])
 
 
-def _tables(handles: Sequence[RemovableHandle]) -> Tables:
-    """The tables that hooks were put in, which are taken out again."""
+def _take_tables(handles: Sequence[RemovableHandle]) -> HookTables:
+    """The tables that hold the hooks of ``handles``, which are removed; torch has no public access to them."""
     tables: list[Any] = [handle.hooks_dict_ref() for handle in handles]
     for handle in handles:
         handle.remove()
     return tables
+
+
+def list_named_modules(module: nn.Module, *, remove_duplicate: bool = True) -> list[tuple[str, nn.Module]]:
+    """`torch.nn.Module.named_modules`, which has no type, as a list."""
+    return list(cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=remove_duplicate)))
 
 
 def _do_nothing(*_: Any) -> None:
@@ -47,7 +52,7 @@ def _do_nothing(*_: Any) -> None:
 
 
 def require_untraced() -> None:
-    """Refuse to be exported while seeds may come and go.
+    """Refuse to export or trace a growing model.
 
     Raises:
         ExportError: `torch.export`, `torch.onnx` or `torch.jit` is tracing.
@@ -59,79 +64,81 @@ def require_untraced() -> None:
         )
 
 
-class Clock(Protocol):
-    """Counts passes."""
+class PassCounter(Protocol):
+    """Counts forward and backward passes of a model."""
 
     def count_forward(self, inputs: Tensor) -> None:
-        """A pass forward begins."""
+        """Called at the start of a forward pass with the network's input."""
         ...
 
     def count_backward(self, outputs: Sequence[Tensor]) -> None:
-        """It is over, and these can be differentiated; none: it is not known what can."""
+        """Called after the forward pass with its outputs that have a gradient function; empty if unknown."""
         ...
 
 
 class InputTap(nn.Module):
-    """Forward pre-hook of the host that remembers the network's input, for seeds that read it.
+    """Forward pre-hook of the host that keeps the network's input until the next pass, for seeds that need it.
 
-    It is held from one host forward to the next; copies do not carry it.
+    Copies of the model do not have the input.
 
     Args:
-        place: Of the input among the host's arguments: an index, or the name of a keyword. Where no tensor is there,
-            the input is the first tensor among them, positional ones first.
-        names: Of the host's positional arguments, in order.
+        place: Index or keyword of the input among the host's arguments. If there is no tensor, the input is the first
+            tensor among them, positional ones first.
+        names: Names of the host's positional arguments, in order.
     """
 
     def __init__(self, place: int | str, names: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.place = place
         self.names = names
-        self.given = NO_HINTS
-        """Masks and caches of the forward pass now under way."""
+        self.hints = NO_HINTS
+        """Masks and caches of the current forward pass."""
         self._inputs: Tensor | None = None
-        self.clocks: list[Clock] = []
-        """Hear the network's input in every pass, but in those that are compiled."""
+        self.pass_counters: list[PassCounter] = []
+        """Counters that are called in every forward pass, but compiled ones."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
+        # Find the input as in the example input, or as the first tensor.
         places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
         tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
         if tensors:
             self._inputs = tensors.get(self.place, next(iter(tensors.values())))
+            # Counters run Python code, which would break a graph.
             if not torch.compiler.is_compiling():
-                for clock in self.clocks:
-                    clock.count(self._inputs)
-        self.given = find_hints(self.names, arguments, keywords)
+                for counter in self.pass_counters:
+                    counter.count_forward(self._inputs)
+        self.hints = find_hints(self.names, arguments, keywords)
 
     @property
     def called(self) -> bool:
-        """Whether there was a forward pass, since `forget` at least."""
+        """Whether there was a forward pass since `clear`."""
         return self._inputs is not None
 
-    def forget(self) -> None:
-        """Be as if there had been no forward pass yet."""
+    def clear(self) -> None:
+        """Drop the input of the last forward pass."""
         self._inputs = None
 
     @property
     def inputs(self) -> Tensor:
-        """The input of the forward pass now under way.
+        """The input of the current forward pass.
 
         Raises:
-            SlotError: there is none.
+            SlotError: the host was not called yet.
         """
         if self._inputs is None:
             raise SlotError(
-                "a seed reads the network's input, but the host has not been called yet: call it as a whole"
+                "a seed needs the network's input, but the host has not been called yet: call it as a whole"
             )
         return self._inputs
 
     def __getstate__(self) -> dict[str, Any]:
-        # Part of an autograd graph it could be neither copied nor pickled; otherwise it would store a batch of data.
-        return {**self.__dict__, "_inputs": None, "given": NO_HINTS, "clocks": []}
+        # An input in an autograd graph can be neither copied nor pickled, and a file should hold no batch of data.
+        return {**self.__dict__, "_inputs": None, "hints": NO_HINTS, "pass_counters": []}
 
 
 class OutputTap:
-    """Forward hook of the host that shows clocks what the network returns, where a backward pass may come."""
+    """Forward hook of the host that passes the outputs to pass counters, if a backward pass may follow."""
 
     def __init__(self, tap: InputTap) -> None:
         self.tap = tap
@@ -141,13 +148,14 @@ class OutputTap:
             return
         tensors = list(find_tensors(output))
         # A leaf, such as a parameter that is returned as well, outlives the pass.
-        made = [tensor for tensor in tensors if tensor.grad_fn is not None]
-        for clock in self.tap.pass_counters if made or not tensors else ():
-            clock.follow(made)
+        outputs = [tensor for tensor in tensors if tensor.grad_fn is not None]
+        if outputs or not tensors:
+            for counter in self.tap.pass_counters:
+                counter.count_backward(outputs)
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in what a network returned, in order: of mappings, lists, tuples and dataclasses."""
+    """The tensors in a network's output, in order, within mappings, lists, tuples and dataclasses."""
     if isinstance(value, Tensor):
         yield value
         return
@@ -163,21 +171,23 @@ def find_tensors(value: Any) -> Iterator[Tensor]:
 
 
 class IncomparableError(Exception):
-    """A value of which nobody knows what it is made of."""
+    """A value cannot be flattened into tensors and plain values."""
 
 
 def flatten(value: Any) -> list[Any]:
-    """The tensors in what a network takes or returns, and what says how they are arranged there.
+    """The tensors and plain values in an argument or output of a network, with the types that hold them.
 
     Raises:
-        IncomparableError: there is something else in it.
+        IncomparableError: it holds an object of another type.
     """
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return [value]
+    # Only dense tensors can be compared element by element.
     if isinstance(value, Tensor):
         if value.is_nested or value.layout is not torch.strided:
             raise IncomparableError("a tensor that is nested or sparse")
         return [value]
+    # Containers: their type and keys or length, then their leaves.
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)
         return [type(mapping), *mapping, *(leaf for part in mapping.values() for leaf in flatten(part))]
@@ -190,17 +200,17 @@ def flatten(value: Any) -> list[Any]:
 
 
 def copy_tensors(leaves: list[Any]) -> list[Any]:
-    """The same with tensors of its own."""
+    """A flattened value with copies of its tensors."""
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
 def find_storages(leaves: list[Any]) -> set[int]:
-    """Addresses of the memory that tensors among ``leaves`` have."""
+    """Addresses of the memory of the tensors among ``leaves``."""
     return {leaf.untyped_storage().data_ptr() for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel()}
 
 
 def equals(leaves: list[Any], value: Any) -> bool:
-    """Whether ``value`` was the same when it was flattened into ``leaves``."""
+    """Whether ``value`` equals the value that was flattened into ``leaves``."""
     try:
         return are_equal(leaves, flatten(value))
     except IncomparableError:
@@ -215,6 +225,7 @@ def are_equal(leaves: list[Any], others: list[Any]) -> bool:
 def _is_equal(leaf: Any, other: Any) -> bool:
     if not isinstance(leaf, Tensor) or not isinstance(other, Tensor):
         return type(leaf) is type(other) and bool(leaf == other)
+    # Equal without not-a-numbers is the usual case, and cheaper to find out.
     if (leaf.shape, leaf.dtype, leaf.device) != (other.shape, other.dtype, other.device):
         return False
     return torch.equal(leaf, other) or bool(((leaf == other) | (leaf.isnan() & other.isnan())).all())

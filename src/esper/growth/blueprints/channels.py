@@ -68,6 +68,7 @@ class Mlp(Blueprint, Stackable):
         hidden = self.expansion * site.width
         self.inner = he_normal(generator, hidden, site.width, fan_in=site.width)
         self.inner_bias = zeros(generator, hidden)
+        # Zero at birth, as is the output; the outer map gets a gradient at once, the inner one after a step.
         self.outer = zeros(generator, site.width, hidden)
         self.outer_bias = zeros(generator, site.width)
 
@@ -78,6 +79,7 @@ class Mlp(Blueprint, Stackable):
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:
+        # Two maps and two biases.
         hidden = cls.expansion * site.width
         return 2 * hidden * site.width + hidden + site.width
 
@@ -124,7 +126,7 @@ class LowRank(Blueprint, Stackable):
 
     @staticmethod
     def rank_at(site: Site) -> int:
-        """A quarter of the width, at least one."""
+        """The rank at ``site``: a quarter of the width, at least one."""
         return max(1, site.width // 4)
 
     @classmethod
@@ -142,7 +144,7 @@ RANK = 8
 
 @register
 class LowRank8(LowRank):
-    """`LowRank` on tokens, of one small rank whatever the width."""
+    """`LowRank` on tokens, with the same small rank at any width."""
 
     name: ClassVar[str] = "lowrank_8"
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
@@ -156,14 +158,14 @@ class LowRank8(LowRank):
 class InputSkip(Blueprint, Stackable):
     """``s(h) = W x + b`` with the network's input ``x``, token by token where the site has tokens; ``W = b = 0``.
 
-    Serves tokens where the network reads as many tokens, and features where it reads a plain vector.
+    Supports tokens if the network's input has as many tokens, and features if it is a plain vector.
     """
 
     name: ClassVar[str] = "input_skip"
     family: ClassVar[Family] = Family.SKIP
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
     mixes_positions: ClassVar[bool] = False
-    reads: ClassVar[Context] = Context.NETWORK
+    context: ClassVar[Context] = Context.NETWORK
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
@@ -171,6 +173,7 @@ class InputSkip(Blueprint, Stackable):
         self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        # The network's input has the layout of the features, with another width.
         columns = to_columns(inputs, self.layout)
         return from_columns(linear(self.weight, columns, self.bias), features, self.layout)
 
@@ -183,14 +186,15 @@ class InputSkip(Blueprint, Stackable):
         return 2 * site.positions * site.width * site.input_shape[-1]
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
-        return super().serves(site) and site.input_shape[:-1] == site.extent and len(site.input_shape) > 0
+    def supports(cls, site: Site) -> bool:
+        # A token of the input for each token of the features; nothing is resampled.
+        return super().supports(site) and site.input_shape[:-1] == site.extent and len(site.input_shape) > 0
 
 
 HIDDEN = 4
 """A gate's units between the mean over positions and the gate."""
 REDUCTION = 4
-"""Channels per hidden unit of squeeze-and-excitation; Hu et al. 2018 use 16 in networks of hundreds of channels."""
+"""Channels per hidden unit of squeeze-and-excitation; Hu et al. 2018 use 16, with hundreds of channels."""
 
 
 @register
@@ -222,8 +226,8 @@ class Gate(Blueprint, Stackable):
         return from_columns((columns * gate.unsqueeze(-2)).flatten(-2), features, self.layout)
 
     @classmethod
-    def hidden_at(cls, site: Site) -> int:  # noqa: ARG003 (other gates look at it)
-        """Hidden units."""
+    def hidden_at(cls, site: Site) -> int:  # noqa: ARG003 (other gates need it)
+        """Number of hidden units at ``site``."""
         return HIDDEN
 
     @classmethod
@@ -232,6 +236,7 @@ class Gate(Blueprint, Stackable):
 
     @classmethod
     def flops_at(cls, site: Site) -> int:
+        # Two small maps per example, and a product per feature.
         return 4 * cls.hidden_at(site) * site.width + 2 * site.positions * site.width
 
 

@@ -1,11 +1,11 @@
-"""What blueprints are made of: initial values, features as columns, neighbouring positions and normalisation.
+"""Parts of blueprints: initial values, features as columns, neighbouring positions and normalisation.
 
 *Columns* are features ``[..., C, P * B]``: channels first, then positions, the batch last. Seeds are narrow. With the
 batch last, a linear map is one matrix product with a long contiguous axis, and element-wise work runs along the batch:
 on a CPU this is up to twice as fast as working on ``[B, T, C]``.
 
-What works on columns works on the last axes and leaves those before alone, so a blueprint written with it computes one
-seed from ``[B, ...]`` features, and R seeds with stacked parameters ``[R, *shape]`` from ``[R, B, ...]``.
+Functions on columns work on the last axes only, so a blueprint written with them computes one seed from ``[B, ...]``
+features, and R seeds with stacked parameters ``[R, *shape]`` from ``[R, B, ...]``.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def lecun_normal(generator: torch.Generator, *shape: int, fan_in: int) -> nn.Par
 
 
 def zeros(generator: torch.Generator, *shape: int) -> nn.Parameter:
-    """Zeros, on the generator's device; nothing is drawn."""
+    """Zeros on the generator's device, without a draw."""
     return nn.Parameter(torch.zeros(shape, device=generator.device))
 
 
 def to_columns(features: Tensor, layout: Layout) -> Tensor:
     """``[..., B, *example]`` -> ``[..., C, P * B]``, contiguous; plain features have one position."""
+    # Channels go to the front and the batch to the back; then positions and batch become one axis.
     match layout:
         case Layout.FEATURES:
             columns = features.mT
@@ -68,7 +69,7 @@ def from_columns(columns: Tensor, features: Tensor, layout: Layout) -> Tensor:
 
 
 def count_positions(features: Tensor, layout: Layout) -> int:
-    """P, how many channel vectors each example of ``features [..., B, *example]`` has."""
+    """P, the number of channel vectors of each example in ``features [..., B, *example]``."""
     match layout:
         case Layout.FEATURES:
             return 1
@@ -91,6 +92,7 @@ TAPS = 3
 
 def shift(columns: Tensor, positions: int) -> list[Tensor]:
     """Columns ``[..., C, P * B]`` one position before, at, and one after each position; zeros beyond the ends."""
+    # With the batch last, a step to the next position is a step of the batch; each tap is a view of one padded copy.
     count = columns.shape[-1]
     step = count // positions
     padded = F.pad(columns, (TAPS // 2 * step, TAPS // 2 * step))
@@ -103,20 +105,20 @@ def gather_neighbours(columns: Tensor, positions: int) -> Tensor:
 
 
 def has_neighbours(site: Site) -> bool:
-    """Whether every tap meets something somewhere; along an axis of one position the outer taps would be dead."""
+    """Whether there are two positions along every axis; with one the outer taps would be dead."""
     return min(site.extent, default=1) > 1
 
 
 EPSILON = 1e-5
-"""Added to the mean square, so that silent positions stay finite."""
+"""Added to the mean square, so that positions of zeros stay finite."""
 
 
 def normalise(columns: Tensor, live: Tensor) -> Tensor:
     """Columns ``[..., C, N]`` scaled to a root mean square of one over channels (Zhang & Sennrich 2019).
 
-    ``live [..., C]`` is one for real channels and zero for padded ones; padded channels must be zero, so they add
-    nothing to the sum and only the count needs to know them. The mean is kept: taking it away would leave nothing of a
-    single channel, and little of two.
+    ``live [..., C]`` is one for real channels and zero for padded ones. Padded channels must be zero, so they change
+    only the count, not the sum. The mean is not subtracted: that would leave nothing of one channel, and little of two.
     """
+    # The mean is over real channels only.
     count = live.sum(-1)[..., None, None]
     return columns * (columns.square().sum(-2, keepdim=True) / count + EPSILON).rsqrt()

@@ -1,4 +1,4 @@
-"""Low-rank updates of a layer's weight, which become part of it for good."""
+"""Low-rank updates of a layer's weight, which are added to it when the model is finalized."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from esper.errors import ExportError
 from esper.growth.blueprints.layers import zeros
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, register
 from esper.growth.site import Layout, Site
-
-_CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d}
 
 
 @register
@@ -32,7 +30,7 @@ class LoRA(Blueprint):
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
     mixes_positions: ClassVar[bool] = False
-    reads: ClassVar[Context] = Context.LAYER
+    context: ClassVar[Context] = Context.LAYER
     rank: ClassVar[int] = 8
     lora_alpha: ClassVar[float] = 8.0
 
@@ -40,18 +38,20 @@ class LoRA(Blueprint):
         super().__init__(site, generator)
         layer = _find_layer(site)
         assert layer is not None
+        # A has the layer's kernel, B one of size 1.
         outputs, *inner = layer.weight.shape
-        drawn = torch.empty(self.rank, *inner, device=generator.device)
-        self.inner = nn.Parameter(nn.init.kaiming_uniform_(drawn, math.sqrt(5), generator=generator))
+        values = torch.empty(self.rank, *inner, device=generator.device)
+        self.inner = nn.Parameter(nn.init.kaiming_uniform_(values, math.sqrt(5), generator=generator))
         self.outer = zeros(generator, outputs, self.rank, *[1] * (len(inner) - 1))
-        self._convolve = None if isinstance(layer, nn.Linear) else _CONVOLUTIONS[_kind_of(layer)]
+        self._convolve = None
         self._options: dict[str, Any] = {}
         if not isinstance(layer, nn.Linear):
+            self._convolve = F.conv1d if isinstance(layer, nn.Conv1d) else F.conv2d
             self._options = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
 
     @property
     def scale(self) -> float:
-        """``lora_alpha / rank``."""
+        """Factor of the update, ``lora_alpha / rank``."""
         return self.lora_alpha / self.rank
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
@@ -61,7 +61,7 @@ class LoRA(Blueprint):
 
     @torch.no_grad()
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
-        """Add it to the layer's weight, which becomes another parameter: a module that shares it keeps the old one.
+        """Add the update to the layer's weight, as a new parameter: a module that shares the weight keeps the old one.
 
         Raises:
             ExportError: the weight is no parameter any more.
@@ -73,6 +73,7 @@ class LoRA(Blueprint):
                 f"the weight of {name!r} is computed from other tensors since {self.name!r} grew there, as by a weight "
                 "norm or pruning, so nothing can be added to it: take that off again before finalize()"
             )
+        # B A as one matrix has the weight's rows, and its other axes flattened.
         update = (self.outer.flatten(1) @ self.inner.flatten(1)).view_as(old)
         merged = nn.Parameter(old + (weight * self.scale * update).to(old.dtype), old.requires_grad)
         layer.register_parameter("weight", merged)
@@ -90,19 +91,20 @@ class LoRA(Blueprint):
         return 2 * positions * cls.parameters_at(site)
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
-        return super().serves(site) and _find_layer(site) is not None
+    def supports(cls, site: Site) -> bool:
+        return super().supports(site) and _find_layer(site) is not None
 
 
 def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
-    """The layer, if its weight can be updated so: it is called with its weight as it is, and that is a parameter.
+    """The layer, if an update can be added to its weight; else None.
 
-    Subclasses with a forward of their own, layers whose output something changes (a hook, a forward of the instance),
-    and weights that are computed from others (weight norm, pruning and other parametrizations), are left alone.
+    Not supported are subclasses with a forward of their own, layers whose output is changed (by a hook, or a forward of
+    the instance), and weights that are computed from others (weight norm, pruning and other parametrizations).
     """
     layer = None if site.layer is None or not site.layer.unaltered else site.layer.module
     if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
         return None
+    # The class's own forward, with a weight that is a parameter; of convolutions only ungrouped ones, padded by zeros.
     plain = any(type(layer).forward is kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d))
     if not plain or "weight" not in dict(layer.named_parameters(recurse=False)):
         return None
@@ -113,58 +115,14 @@ def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
 
 def _require_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d:
     layer = None if site.layer is None else site.layer.module
-    # Its weight may be computed from others by now, which changes no shape.
-    assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d), "ask serves(site) first"
+    # The weight may be computed from others meanwhile, which does not change its shape.
+    assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d), "call supports(site) first"
     return layer
 
 
-def _kind_of(layer: nn.Conv1d | nn.Conv2d) -> type[nn.Conv1d] | type[nn.Conv2d]:
-    return nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
+def _make_rank(rank: int) -> type[LoRA]:
+    members = {"__module__": __name__, "__doc__": f"LoRA of rank {rank}.", "name": f"lora_{rank}", "rank": rank}
+    return register(type(f"LoRA{rank}", (LoRA,), members))
 
 
-@register
-class LoRA1(LoRA):
-    """LoRA of rank 1."""
-
-    name: ClassVar[str] = "lora_1"
-    rank: ClassVar[int] = 1
-
-
-@register
-class LoRA2(LoRA):
-    """LoRA of rank 2."""
-
-    name: ClassVar[str] = "lora_2"
-    rank: ClassVar[int] = 2
-
-
-@register
-class LoRA4(LoRA):
-    """LoRA of rank 4."""
-
-    name: ClassVar[str] = "lora_4"
-    rank: ClassVar[int] = 4
-
-
-@register
-class LoRA16(LoRA):
-    """LoRA of rank 16."""
-
-    name: ClassVar[str] = "lora_16"
-    rank: ClassVar[int] = 16
-
-
-@register
-class LoRA32(LoRA):
-    """LoRA of rank 32."""
-
-    name: ClassVar[str] = "lora_32"
-    rank: ClassVar[int] = 32
-
-
-@register
-class LoRA64(LoRA):
-    """LoRA of rank 64."""
-
-    name: ClassVar[str] = "lora_64"
-    rank: ClassVar[int] = 64
+LoRA1, LoRA2, LoRA4, LoRA16, LoRA32, LoRA64 = map(_make_rank, (1, 2, 4, 16, 32, 64))

@@ -1,7 +1,8 @@
-"""What a blueprint promises, and the registry that finds blueprints by name."""
+"""The base class of blueprints, and the registry that finds them by name."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from enum import StrEnum
@@ -15,7 +16,7 @@ from esper.growth.site import Layout, Site
 
 
 class Family(StrEnum):
-    """What kind of help a blueprint offers; controllers see it, so that they can generalise over blueprints."""
+    """What a blueprint does to features; controllers observe it, so that they can generalise over blueprints."""
 
     NORM = "norm"
     """Rescales features."""
@@ -30,15 +31,16 @@ class Family(StrEnum):
     ATTENTION = "attention"
     """Mixes tokens at any distance by content."""
     GATE = "gate"
-    """Rescales channels by what all positions show."""
+    """Rescales channels by statistics over all positions."""
     SPATIAL = "spatial"
     """Mixes neighbouring samples or pixels."""
 
 
-class Reads(StrEnum):
-    """What a blueprint looks at beside the features."""
+class Context(StrEnum):
+    """What a blueprint gets as its second argument, beside the features."""
 
     NOTHING = "nothing"
+    """Nothing: any value may be passed."""
     NETWORK = "network"
     """The network's input."""
     LAYER = "layer"
@@ -48,104 +50,119 @@ class Reads(StrEnum):
 
 
 class LayerCall(NamedTuple):
-    """What a layer was called with."""
+    """Arguments of one call of a layer."""
 
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
 
     @property
-    def first(self) -> Tensor | None:
-        """The first argument, if it is a tensor."""
+    def first_argument(self) -> Tensor | None:
+        """The first argument; None if it is no tensor."""
         first = next(iter((*self.arguments, *self.keywords.values())), None)
         return first if isinstance(first, Tensor) else None
 
     def with_first(self, features: Tensor) -> LayerCall:
-        """The same call with ``features`` in place of the first argument."""
+        """This call with ``features`` in place of the first argument."""
         if self.arguments:
             return LayerCall((features, *self.arguments[1:]), self.keywords)
         return LayerCall((), {**self.keywords, **dict.fromkeys(list(self.keywords)[:1], features)})
 
     @property
-    def alone(self) -> bool:
-        """Whether there is no other argument that says anything."""
-        others = (*self.arguments[1:], *self.keywords.values())
-        return len(self.arguments) > 0 and all(other is None or other is False for other in others)
+    def has_single_argument(self) -> bool:
+        """Whether all arguments but the first are None or False."""
+        rest = (*self.arguments[1:], *self.keywords.values())
+        return len(self.arguments) > 0 and all(argument is None or argument is False for argument in rest)
 
 
 class Folded(StrEnum):
-    """What became of a blueprint that was to be made part of a plain host."""
+    """How `Blueprint.fold` made a blueprint part of a plain host."""
 
     NOT = "not"
-    """Nothing: a graph is to do it."""
+    """Not at all: it has to run behind the submodule, as a graph."""
     MERGED = "merged"
-    """It is in the values of parameters that were there before."""
+    """Its weights were added to parameters of the host."""
     INSERTED = "inserted"
-    """It is the next module in the container that the submodule is in: those behind it have other names now."""
+    """It was inserted behind the submodule, in the same container: modules behind it have other names now."""
 
 
 LAYER_CONTEXTS = frozenset({Context.LAYER, Context.CALL})
-"""What blueprints read that are made for one layer of one host. Populations have none, and ``"auto"`` offers none."""
+"""Contexts of blueprints that are made for one layer of one host; populations and ``"auto"`` offer none of these."""
 
 
 class Blueprint(nn.Module, ABC):
     """A module that computes a seed's contribution ``s(h)``; the slot returns ``h + alpha * s(h)``.
 
-    Every blueprint keeps these promises, and the tests hold the whole registry to them:
+    Every blueprint guarantees these properties, which are tested for the whole registry:
 
     - *identity at birth, and alive*: ``s`` is exactly zero at birth, a gradient reaches the module all the same, and
       within two optimizer steps every parameter tensor moves;
     - *padding*: with parameters and buffers padded by zeros at the end of each axis to the shapes of a wider site, and
-      features padded by zero channels, the first channels come out as from the narrow module, and the padded entries
-      get gradients of exactly zero as long as only those channels are read;
-    - *batching*: works under ``vmap(functional_call(...))`` over stacked parameters and buffers, at any batch size,
+      features padded by zero channels, the first channels of the output equal those of the narrow module, and the
+      padded entries get gradients of exactly zero if the loss depends on the first channels only;
+    - *batching*: it works under ``vmap(functional_call(...))`` over stacked parameters and buffers, at any batch size,
       and, if it is also `Stackable`, without the vmap as well, which spares a population its cost;
     - *explicit randomness*: parameters live on the generator's device and are drawn from it alone;
     - it is stateless: no running statistics, no dropout.
 
     Args:
-        site: where the seed will live.
+        site: where the seed will be planted.
         generator: source of the initial values.
 
     Raises:
-        SlotError: the blueprint does not serve the site.
+        SlotError: the blueprint does not support the site.
     """
 
     name: ClassVar[str]
     family: ClassVar[Family]
     layouts: ClassVar[frozenset[Layout]]
     mixes_positions: ClassVar[bool] = True
-    """Whether what comes out at one position may depend on others; where positions stay apart only others serve."""
-    looks_ahead: ClassVar[bool] = True
-    """Whether one that mixes positions may depend on later ones; at causal sites only others serve."""
-    reads: ClassVar[Context] = Context.NOTHING
-    """What ``forward`` is given as ``inputs``; those that read nothing there may be given anything."""
-    silences: ClassVar[bool] = False
-    """Whether it is to know the `Layer.outputs` of its layer, which cost a few calls of the layer to find."""
+    """Whether the output at one position depends on other positions; then sites with ``apart`` are not supported."""
+    is_causal: ClassVar[bool] = False
+    """Whether no position depends on later ones; a blueprint that mixes positions needs it at causal sites."""
+    context: ClassVar[Context] = Context.NOTHING
+    """The second argument of ``forward``."""
+    needs_branch_outputs: ClassVar[bool] = False
+    """Whether it needs its layer's `Layer.branch_outputs`, which take some calls of the layer to find."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take class members by their former names, with a warning."""
+        super().__init_subclass__(**options)
+        for former, name in _RENAMED_MEMBERS.items():
+            if former in vars(cls):
+                warnings.warn(f"{cls.__qualname__}.{former}: rename it to {name}", DeprecationWarning, stacklevel=2)
+                value = vars(cls)[former]
+                setattr(cls, name, not value if name == "is_causal" else value)
+        if "supports" in vars(cls):
+            cls.serves = vars(cls)["supports"]  # for subclasses that call super().serves(site)
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__()
-        if not self.serves(site):
-            raise SlotError(f"blueprint {self.name!r} does not serve {site}; use one of `for_site(site)`")
+        if not self.supports(site):
+            raise SlotError(f"blueprint {self.name!r} does not support {site}; use one of `for_site(site)`")
         self.layout = site.layout
 
     @abstractmethod
     def forward(self, features: Tensor, inputs: Any, /) -> Tensor:
-        """The contribution, shaped as ``features``. ``inputs`` is what the blueprint `reads`; most ignore it."""
+        """The contribution, shaped as ``features``. ``inputs`` is the blueprint's `context`; most ignore it."""
 
     def add_to(self, features: Tensor, inputs: Any, alpha: Tensor) -> Tensor:
-        """``h + alpha * s(h)``, shaped and typed as ``features``; ``alpha`` is a number."""
-        # Under autocast some blueprints compute in float32; the host is to see the type that it made.
+        """``h + alpha * s(h)``, shaped and typed as ``features``; ``alpha`` is a scalar."""
+        # Under autocast some blueprints compute in float32; the host expects its own type.
         return features + alpha * self(features, inputs).to(features.dtype)
 
     def find_block(self) -> nn.Module | None:
-        """The block that it adds to those of the host, if it is one of their kind."""
+        """The block by which this blueprint makes the host deeper; None for all but copies of blocks."""
         return None
 
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
-        """Make this, at that weight, part of a plain ``host`` behind its submodule ``name``, if it can be done better
-        than by a graph that runs behind it.
+        """Make this blueprint part of a plain ``host``, if that is better than a graph that runs behind a submodule.
 
-        Only what reads the layer, whose input such a graph does not see, has to.
+        A blueprint with the context `Context.LAYER` has to, as such a graph does not get the layer's input.
+
+        Args:
+            host: A finalized model.
+            name: The submodule that the seed follows.
+            weight: The seed's alpha.
 
         Raises:
             ExportError: neither can be done.
@@ -155,23 +172,34 @@ class Blueprint(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def parameters_at(cls, site: Site) -> int:
-        """How many parameters the blueprint has at ``site``."""
+        """Number of parameters at ``site``."""
 
     @classmethod
     @abstractmethod
     def flops_at(cls, site: Site) -> int:
-        """FLOPs of one forward pass for one example.
+        """FLOPs of one forward pass for one example at ``site``.
 
         Each product of weights and features, or of features with each other, counts two (a multiply-add). Additions of
         biases, constant factors, activations, reductions and padding are free.
         """
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
-        """Whether the blueprint can live at ``site``."""
-        mixes_wrongly = site.apart or (site.causal and cls.looks_ahead)
+    def supports(cls, site: Site) -> bool:
+        """Whether a seed of this blueprint can be planted at ``site``."""
+        # Mixing is wrong where positions must stay apart, and where later ones would be mixed in.
+        mixes_wrongly = site.apart or (site.causal and not cls.is_causal)
         return site.layout in cls.layouts and not (cls.mixes_positions and mixes_wrongly)
 
+    serves = supports  # its former name
+
+
+_RENAMED_MEMBERS = {
+    "looks_ahead": "is_causal",
+    "reads": "context",
+    "serves": "supports",
+    "silences": "needs_branch_outputs",
+}
+"""Present names of class members by their former names; ``is_causal`` is the opposite of ``looks_ahead``."""
 
 _registry: dict[str, type[Blueprint]] = {}
 
@@ -179,16 +207,17 @@ _B = TypeVar("_B", bound=Blueprint)
 
 
 def register(kind: type[_B]) -> type[_B]:
-    """Class decorator that makes a blueprint known by its ``name``.
+    """Register a blueprint by its ``name``; a class decorator.
 
     Raises:
         ConfigError: another blueprint has that name.
     """
+    # Saved models find blueprints by name: one name must never stand for two classes.
     if kind.name in _registry:
-        taken = _registry[kind.name]
+        holder = _registry[kind.name]
         raise ConfigError(
             f"blueprint name {kind.name!r} of {kind.__module__}.{kind.__qualname__} is taken by "
-            f"{taken.__module__}.{taken.__qualname__}; choose another name"
+            f"{holder.__module__}.{holder.__qualname__}; choose another name"
         )
     _registry[kind.name] = kind
     return kind
@@ -198,7 +227,7 @@ def get(name: str) -> type[Blueprint]:
     """The blueprint called ``name``.
 
     Raises:
-        UnknownBlueprintError: nobody registered that name.
+        UnknownBlueprintError: no such blueprint is registered.
     """
     if name not in _registry:
         hint = did_you_mean(name, _registry) or f"; known are {', '.join(names())}"
@@ -207,10 +236,10 @@ def get(name: str) -> type[Blueprint]:
 
 
 def names() -> tuple[str, ...]:
-    """All registered names, sorted."""
+    """Names of all registered blueprints, sorted."""
     return tuple(sorted(_registry))
 
 
 def for_site(site: Site) -> tuple[type[Blueprint], ...]:
-    """The blueprints that can live at ``site``, sorted by name."""
-    return tuple(_registry[name] for name in names() if _registry[name].serves(site))
+    """The blueprints that support ``site``, sorted by name."""
+    return tuple(_registry[name] for name in names() if _registry[name].supports(site))

@@ -26,19 +26,19 @@ from esper.numerics.stacking import linear
 
 
 def count_taps(site: Site) -> int:
-    """Entries of a kernel for one pair of channels: 9 on images, 3 on sequences."""
+    """Entries of a kernel for a pair of channels: 9 on images, 3 on sequences."""
     return TAPS ** len(site.extent)
 
 
 class Convolution(Blueprint):
-    """What the blueprints here share. Beyond the edges lie zeros."""
+    """Base of blueprints with a convolution, padded by zeros."""
 
     family: ClassVar[Family] = Family.SPATIAL
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
-        return super().serves(site) and has_neighbours(site)
+    def supports(cls, site: Site) -> bool:
+        return super().supports(site) and has_neighbours(site)
 
 
 @register
@@ -58,6 +58,7 @@ class Conv3x3(Convolution):
         self.outer_bias = zeros(generator, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        # Images by torch's convolutions; sequences as columns, by one product with all neighbours.
         if self.layout is Layout.IMAGE:
             kernel = self.kernel.permute(0, 3, 1, 2)
             hidden = F.conv2d(features, kernel, self.bias, padding=TAPS // 2).relu()
@@ -79,7 +80,7 @@ class Conv3x3(Convolution):
 class Depthwise(Convolution):
     """``s(h) = W (k * h) + b``, ``k`` one 3x3 kernel per channel (3 on sequences); ``W = b = 0``.
 
-    No ReLU between: the host's own follows soon, and what ``k`` finds keeps its sign.
+    No ReLU between: the host's own follows soon, and the output of ``k`` keeps its sign.
     """
 
     name: ClassVar[str] = "depthwise"
@@ -92,6 +93,7 @@ class Depthwise(Convolution):
         self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        # Images by torch's convolutions; sequences as columns, by one product per tap.
         if self.layout is Layout.IMAGE:
             kernel = self.kernel[:, None]
             filtered = F.conv2d(features, kernel, padding=TAPS // 2, groups=kernel.shape[0])
@@ -148,7 +150,7 @@ class Bottleneck(Convolution):
 
     @staticmethod
     def inner_width(site: Site) -> int:
-        """A quarter of the channels, at least one."""
+        """Channels of the convolution at ``site``: a quarter of the site's, at least one."""
         return max(1, site.width // REDUCTION)
 
     @classmethod

@@ -30,13 +30,13 @@ from esper.numerics.stacking import Stackable, linear
 
 
 class TokenMixer(Blueprint, Stackable):
-    """What the blueprints here share: they serve two tokens or more."""
+    """Base of blueprints that mix tokens, of which a site must have two or more."""
 
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
 
     @classmethod
-    def serves(cls, site: Site) -> bool:
-        return super().serves(site) and has_neighbours(site)
+    def supports(cls, site: Site) -> bool:
+        return super().supports(site) and has_neighbours(site)
 
 
 @register
@@ -54,6 +54,7 @@ class TokenConv(TokenMixer):
         self.outer = zeros(generator, width, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        # With the neighbours' channels side by side the convolution is one product.
         around = gather_neighbours(to_columns(features, self.layout), count_positions(features, self.layout))
         hidden = linear(self.kernel.flatten(-2), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden), features, self.layout)
@@ -90,14 +91,14 @@ class TokenMix(TokenMixer):
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
         if features.shape[-2] != self.positions:
             raise SlotError(
-                f"token_mix mixes {self.positions} tokens and was given {features.shape[-2]}: "
-                "where their number varies, leave it out of the slot's blueprints"
+                f"token_mix mixes {self.positions} tokens, not {features.shape[-2]}: where their number varies, leave "
+                "it out of the slot's blueprints"
             )
         columns = split_positions(to_columns(features, self.layout), self.positions)  # [..., C, T, B]
         tokens = columns.transpose(-3, -2).flatten(-2)  # [..., T, C * B]
         mixed = linear(self.mixing, tokens, self.bias).relu()
         columns = mixed.view(*mixed.shape[:-1], -1, columns.shape[-1]).transpose(-3, -2).flatten(-2)
-        # Without `live`, what the bias, which runs along tokens, does to padded channels would reach their weights.
+        # `live` masks padded channels: the bias, which runs along tokens, would give them gradients.
         return from_columns(linear(self.outer * self.live.unsqueeze(-2), columns), features, self.layout)
 
     @classmethod
@@ -112,9 +113,9 @@ class TokenMix(TokenMixer):
 KEY = 4
 """Size of queries and keys."""
 _COLUMNS_RANK = 2
-"""Axes of one seed's columns."""
+"""Number of axes of one seed's columns."""
 _FEW = 8
-"""Tokens up to which many seeds at once are faster by sums of products at any width: see benchmarks/attention.py."""
+"""Tokens up to which stacked seeds are faster by sums of products at any width: see benchmarks/attention.py."""
 
 
 @register
@@ -122,12 +123,12 @@ class Attention(TokenMixer):
     """``s(h)_t = V sum_s a_ts z_s + b``, with ``z = normalise(h)``, ``a_t = softmax_s(Q z_t . K z_s)``; ``V = b = 0``.
 
     One head; values and output projection are one matrix. The usual factor ``1 / sqrt(KEY)`` is in the initial queries.
-    At causal sites no token looks at later ones.
+    At causal sites no token attends to later ones.
     """
 
     name: ClassVar[str] = "attention"
     family: ClassVar[Family] = Family.ATTENTION
-    looks_ahead: ClassVar[bool] = False
+    is_causal: ClassVar[bool] = True
     live: Tensor
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
@@ -141,11 +142,12 @@ class Attention(TokenMixer):
         self.causal = site.causal
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        # Normalised, so that the scale of features does not change the attention.
         columns = normalise(to_columns(features, self.layout), self.live)
         positions, stacked = count_positions(features, self.layout), columns.dim() > _COLUMNS_RANK
         queries, keys, tokens = (
-            split_positions(each, positions)  # [..., KEY or C, T, B]
-            for each in (linear(self.queries, columns), linear(self.keys, columns), columns)
+            split_positions(part, positions)  # [..., KEY or C, T, B]
+            for part in (linear(self.queries, columns), linear(self.keys, columns), columns)
         )
         attend = attend_by_products if stacked and positions <= _FEW else attend_by_example
         attended = attend(queries, keys, tokens, causal=self.causal)  # [..., C, T, B]
@@ -164,8 +166,8 @@ class Attention(TokenMixer):
 
 
 def attend_by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
-    """All ``[..., KEY or C, T, B]``, attended tokens likewise."""
-    # As one head of all examples of all seeds: fused kernels want four axes, and so does ONNX.
+    """Attended tokens ``[..., C, T, B]``, from ``[..., KEY or C, T, B]``, by torch's fused attention."""
+    # As one head of all examples of all seeds: fused kernels need four axes, and so does ONNX.
     query, key, value = (
         part.movedim(-1, -3).mT.flatten(0, -3).unsqueeze(1).contiguous()  # [..., 1, T, KEY or C]
         for part in (queries, keys, tokens)
@@ -175,15 +177,11 @@ def attend_by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: 
 
 
 def attend_by_products(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
-    """The same by sums of products along leading axes, which keep the batch last; takes memory of C * T * T * B."""
-    scores = (queries.unsqueeze(-3) * keys.unsqueeze(-2)).sum(-4)  # [..., S, T, B], S the tokens looked at
+    """`attend_by_example` by sums of products, which keep the batch last; takes memory of C * T * T * B."""
+    scores = (queries.unsqueeze(-3) * keys.unsqueeze(-2)).sum(-4)  # [..., S, T, B], with S attended tokens
     if causal:
-        scores = scores.masked_fill(_later(scores.shape[-3], scores.device), -math.inf)
+        place = torch.arange(scores.shape[-3], device=scores.device)
+        is_later = (place.unsqueeze(1) > place).unsqueeze(2)  # [S, T, 1]
+        scores = scores.masked_fill(is_later, -math.inf)
     weights = scores.softmax(-3)
     return (weights.unsqueeze(-4) * tokens.unsqueeze(-2)).sum(-3)
-
-
-def _later(tokens: int, device: torch.device) -> Tensor:
-    """Bool ``[S, T, 1]``: whether the token looked at comes after the one that looks."""
-    place = torch.arange(tokens, device=device)
-    return (place.unsqueeze(1) > place).unsqueeze(2)
