@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.config.arguments import Advice, FilePath, check_arguments, describe
+from esper.config.arguments import Advice, FilePath, check_arguments, describe_value
 from esper.control.rules import ActionBuilder
 from esper.engine.backend import Promises
 from esper.engine.engine import GrowthEngine, Situation
@@ -483,7 +483,7 @@ class Grower:
             ConfigError: it is of no use, or promises are due and neither it nor training can give them.
         """
         if not isinstance(look, Look | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"look is {describe(look)}: give what model.look(loss, batches) returned")
+            raise ConfigError(f"look is {describe_value(look)}: give what model.look(loss, batches) returned")
         if self._promise_recorder is None:
             if look is not None:
                 raise ConfigError("the controller does not go by what blueprints promise: leave look out")

@@ -21,7 +21,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.serialization.state_files import from_plain, to_plain
 
 BYTES_PER_VALUE = 4
@@ -174,7 +174,7 @@ class GrowingNetwork:
         """
         slots = self.model.slots.values()
         for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
-            generator = seed_generator(self._random_seed, place, int(self.germinations[place]))
+            generator = module_generator(self._random_seed, place, int(self.germinations[place]))
             slots[place].germinate(self.blueprints[blueprint], generator, blend=blend)
             self.germinations[place] += 1
         for place in changes.slot[changes.after == Stage.PRUNED].tolist():

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import nn
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import SlotError
 from esper.growth.taps import GrowthHook, find_hook_tables, list_named_modules
 
@@ -192,7 +192,7 @@ class BlockCount(NamedTuple):
                 changed = dataclasses.replace(self.configuration, **changes)
         except (AttributeError, TypeError, ValueError) as error:
             raise SlotError(
-                f"the host's configuration, {describe(self.configuration)}, has {self.depth} blocks by "
+                f"the host's configuration, {describe_value(self.configuration)}, has {self.depth} blocks by "
                 f"{self.name!r}, which cannot be changed: {error}. Make it an attribute that can be set, as those of "
                 "ordinary classes and dataclasses can"
             ) from error

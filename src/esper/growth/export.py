@@ -25,7 +25,7 @@ from torch.export import Dim, ExportedProgram
 
 from esper.config.arguments import FilePath, check_arguments
 from esper.errors import ConfigError, ExportError, RunError
-from esper.extras import require
+from esper.extras import require_extra
 from esper.files import move_durably
 from esper.growth import reloading
 from esper.growth.fossils import TRACING_ERRORS
@@ -113,7 +113,7 @@ def export(
         )
     inputs = None if kind is Format.SAFETENSORS else Inputs.from_arguments(example_input)
     if inputs is not None and kind is Format.ONNX:
-        require("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
+        require_extra("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
         for tensor in (*model.parameters(), *inputs.tensors):
             if tensor.dtype in _NOT_FOR_ONNX:
                 raise ExportError(

@@ -24,7 +24,7 @@ from esper.growth.side_pass import FeatureRecorder, RecordedGradients, eval_with
 from esper.growth.slot import Slot
 from esper.growth.summary import align_columns
 from esper.growth.taps import list_named_modules
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -241,7 +241,7 @@ def measure_promise(
     grams: list[Tensor] = []
     first_values: list[Tensor] = []
     for draw in draws:
-        newborn: nn.Module = kind(slot.site, seed_generator(*draw)).to(like.device, like.dtype)
+        newborn: nn.Module = kind(slot.site, module_generator(*draw)).to(like.device, like.dtype)
         newborn = _FeaturesOnlyCall(newborn) if kind.context is Context.CALL else newborn
         values = [parameter.detach() for parameter in newborn.parameters()]
         if grams and all(map(torch.equal, values, first_values)):

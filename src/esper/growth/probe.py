@@ -217,7 +217,7 @@ def probe(
         )
         sites |= {name: replace(sites[name], apart=reason) for name in ordered}
     channels = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
-    return ProbeResult(sites, channels, None if counted is None else counted.whole // len(inputs))
+    return ProbeResult(sites, channels, None if counted is None else counted.total // len(inputs))
 
 
 def call_host(host: nn.Module, arguments: Arguments) -> Any:

@@ -29,7 +29,7 @@ from esper.growth.promise import (
 )
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.execution import Parameters, SlotOp
 from esper.population.forward import build_program, prepare_slot_op, select_blended
 from esper.population.learning import Batch
@@ -131,7 +131,7 @@ class PromiseMeter:
         site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
         def newborn(width: int) -> Blueprint:
-            return kind(site.with_width(width), seed_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
+            return kind(site.with_width(width), module_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
 
         template = newborn(site.width)
         stack = StackedParameters.empty(template, (), config.dtype, config.device)
