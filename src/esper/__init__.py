@@ -15,6 +15,7 @@ What is in ``__all__`` is public. docs/stability.md says what else is, and what 
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         Decision,
         EpisodeConfig,
         Grower,
+        GrowerConfig,
         GrowingModel,
         Score,
         Spending,
@@ -43,6 +45,7 @@ __all__ = [
     "Decision",
     "EpisodeConfig",
     "Grower",
+    "GrowerConfig",
     "GrowingModel",
     "Score",
     "Spending",
@@ -57,9 +60,16 @@ __all__ = [
     "warmup_stable_decay",
 ]
 
+_RENAMED: dict[str, str] = {}
+"""Former public names to present ones. A former name still works, with a DeprecationWarning."""
+
 
 def __getattr__(name: str) -> Any:
-    # Not at import: the command line is to answer before torch is there.
+    """Import a public name at its first use, so that `esper --help` need not wait for torch."""
+    if name in _RENAMED:
+        former, name = name, _RENAMED[name]
+        message = f"esper.{former} is called esper.{name} now: the former name goes in the next minor version"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
     if name not in __all__:
         raise AttributeError(f"module 'esper' has no attribute {name!r}")
     return vars(import_module("esper.api"))[name]

@@ -3,6 +3,7 @@
 from esper.adaptation.adapt import adapt
 from esper.grower import Decision, Grower
 from esper.grower.branch import branch
+from esper.grower.config import GrowerConfig
 from esper.grower.constraints import Score
 from esper.grower.spending import Spending, warmup_stable_decay
 from esper.grower.validation import Validation
@@ -16,6 +17,7 @@ __all__ = [
     "Decision",
     "EpisodeConfig",
     "Grower",
+    "GrowerConfig",
     "GrowingModel",
     "Score",
     "Spending",

@@ -53,7 +53,7 @@ def find_present_key(models: Sequence[type[BaseModel]], key: str) -> str:
 
 def warn_of_former_key(former: str, present: str) -> None:
     """Report that a file or an override still has the former name of a setting; both are dotted keys."""
-    message = f"the setting `{former}` is called `{present}` now: rename it, a later version refuses the former name"
+    message = f"the setting `{former}` is called `{present}` now: rename it, the former name goes in the next version"
     warnings.warn(message, FutureWarning, stacklevel=2)
 
 
