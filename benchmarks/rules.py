@@ -60,7 +60,7 @@ def renamed(name: str, **changed: float) -> Controller:
 
 def policy_of(path: Path) -> Controller:
     """The newest policy of a run, greedy, under the run's name."""
-    run = RunDirectory.open_own(path)
+    run = RunDirectory.open_training_run(path)
     controller = load_policy(run, load_settings(TrainSettings, run.config)).controller
     controller.name = path.name
     return controller

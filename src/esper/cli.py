@@ -123,7 +123,9 @@ def _unknown(words: Sequence[str], commands: Sequence[Command]) -> str:
     depth = max(len(command.name.split()) for command in commands)
     asked = " ".join(words[:depth])
     names = [command.name for command in commands]
-    hints = (did_you_mean(one, names, spell=lambda near: f"`{near}`", most=1, mark=",") for one in (asked, words[0]))
+    hints = (
+        did_you_mean(one, names, spell=lambda near: f"`{near}`", limit=1, separator=",") for one in (asked, words[0])
+    )
     advice = next(filter(None, hints), ", `esper --help` lists all commands")
     return f"unknown command `{asked}`{advice}"
 

@@ -85,11 +85,11 @@ class LookError(EsperError):
 
 
 def did_you_mean(
-    name: str, known: Iterable[str], *, spell: Callable[[str], str] = repr, most: int = 3, mark: str = ";"
+    name: str, candidates: Iterable[str], *, spell: Callable[[str], str] = repr, limit: int = 3, separator: str = ";"
 ) -> str:
-    """``; did you mean 'a' or 'b'?`` with the known names nearest to ``name``; empty if none is near.
+    """``; did you mean 'a' or 'b'?`` with the candidates nearest to ``name``; empty if none is near.
 
-    There are at most ``most`` names, written as ``spell`` writes them, and ``mark`` parts the hint from what it ends.
+    At most ``limit`` names are suggested, each written by ``spell``. The hint starts with ``separator``.
     """
-    near = difflib.get_close_matches(name, [one for one in known if one], n=most)
-    return f"{mark} did you mean {' or '.join(map(spell, near))}?" if near else ""
+    near = difflib.get_close_matches(name, [candidate for candidate in candidates if candidate], n=limit)
+    return f"{separator} did you mean {' or '.join(map(spell, near))}?" if near else ""

@@ -62,17 +62,17 @@ class Interrupts:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def check(self) -> None:
+    def raise_if_requested(self) -> None:
         """Stop if that was requested."""
         if self.requested is not None:
             raise stop(self.requested)
 
     @contextmanager
-    def at_once(self) -> Generator[None]:
+    def interruptible(self) -> Generator[None]:
         """A region that may be abandoned anywhere: here the first signal stops at once, as does one from before."""
         self._at_once = True
         try:
-            self.check()
+            self.raise_if_requested()
             yield
         finally:
             self._at_once = False

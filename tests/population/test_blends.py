@@ -13,7 +13,7 @@ from esper.growth.blueprints.registry import get
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op, action, wait
 from esper.lifecycle.rules import Isolation, Rules
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.budget import Budget
 from esper.population.evaluation import evaluate
 from esper.population.learning import train
@@ -132,7 +132,7 @@ def test_nobody_who_stays_within_the_masks_exceeds_a_cap_with_any_blend() -> Non
         for kind, bank in population.banks.items():
             for owner in bank.block.owners.tolist():
                 site = population.execution.sites[kind.slot].with_width(int(population.specs.widths[owner, kind.slot]))
-                blueprint = get(SUITE.blueprints[kind.blueprint])(site, seed_generator(0, 0, 0))
+                blueprint = get(SUITE.blueprints[kind.blueprint])(site, module_generator(0, 0, 0))
                 spent[owner] += sum(one.numel() for one in Seed(blueprint, site, kind.blend).parameters())
         most = max(most, int(spent.max()))
         assert (population.parameters_in(population.table.owning) == spent).all()

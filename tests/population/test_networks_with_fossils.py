@@ -17,7 +17,7 @@ from esper.growth.seed import Seed
 from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, wait
 from esper.lifecycle.stages import Stage
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.evaluation import evaluate
 from esper.population.governor.detectors import GovernorSettings
 from esper.population.governor.population import PopulationGovernor
@@ -70,7 +70,7 @@ class Plain(nn.Module):
         self.seeds = nn.ModuleDict()
         for slot, kind, blend in network.fossils:
             site = sites[slot].with_width(network.widths[slot])
-            blueprint = get(SUITE.blueprints[kind])(site, seed_generator(network.seed, slot, 0))
+            blueprint = get(SUITE.blueprints[kind])(site, module_generator(network.seed, slot, 0))
             seed = Seed(blueprint, site, blend).double()
             seed.alpha.fill_(1.0)
             self.seeds[str(slot)] = seed

@@ -24,7 +24,7 @@ from esper.runs.events import (
     PolicyLooked,
     RolledBack,
     StepTaken,
-    decode,
+    decode_event,
 )
 from esper.tasks import registry
 from esper.tasks.registry import get_suite
@@ -62,7 +62,7 @@ def tell(settings: TrainSettings) -> Told:
     weights = Shared(new_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
     results = [collect(task) for task in tasks]
-    return Told([decode(row.type, row.version, row.payload) for one in results for row in one.events], results)
+    return Told([decode_event(row.type, row.version, row.payload) for one in results for row in one.events], results)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, create_model
 from torch import Tensor, nn
 
-from esper.config.settings import describe_first_error, models_in
+from esper.config.settings import describe_first_error, find_models
 from esper.errors import EsperError
 
 P = ParamSpec("P")
@@ -156,9 +156,9 @@ def describe_argument_error(
         return first["msg"].removeprefix("Value error, ")  # of arguments that do not fit each other
     name = str(first["loc"][0])
     field, value = model.model_fields[name], values[name]
-    if len(first["loc"]) > 1 and models_in(field.annotation):
+    if len(first["loc"]) > 1 and find_models(field.annotation):
         return describe_first_error(failure, model).sentence
-    shown = show(value) if first["type"] in _RANGE_ERRORS else describe(value)
+    shown = show_value(value) if first["type"] in _RANGE_ERRORS else describe_value(value)
     expected = advice.get(name) or _find_advice((*field.metadata, field.annotation))
     expected = expected or first["msg"].replace("Input should be", "give").replace("a valid boolean", "True or False")
     optional = NoneType in get_args(field.annotation)
@@ -171,7 +171,7 @@ def _find_advice(parts: Sequence[Any]) -> str:
     return next(filter(None, texts), "")
 
 
-def describe(value: object) -> str:
+def describe_value(value: object) -> str:
     """A value in a few words, its type first."""
     if value is None:
         return "None"
@@ -186,11 +186,11 @@ def describe(value: object) -> str:
         return f"the class {value.__name__}"
     kind = type(value)
     article = "an" if kind.__name__[0] in "AEIOUaeiou" else "a"
-    shown = f", {show(value)}" if kind.__module__ == "builtins" else ""
+    shown = f", {show_value(value)}" if kind.__module__ == "builtins" else ""
     return f"{article} {kind.__name__}{shown}"
 
 
-def show(value: object) -> str:
+def show_value(value: object) -> str:
     """A value as Python writes it, shortened."""
     try:
         return reprlib.repr(value)

@@ -22,7 +22,7 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
-from esper.serialization.state_files import from_plain, take_prefix
+from esper.serialization.state_files import from_plain, strip_prefix
 
 POLICY = "policy"
 """What results call the policy of a run."""
@@ -139,6 +139,6 @@ def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings, prom
         CheckpointError: they are of a policy with other settings.
     """
     policy = Policy(policy_spec(settings, promise), settings, torch.Generator().manual_seed(0))
-    saved = take_prefix("policy.", tensors)  # the others are the optimizer's and counters
+    saved = strip_prefix("policy.", tensors)  # the others are the optimizer's and counters
     policy.load_state_dict(from_plain(policy.state_dict(), saved, "the checkpoint's policy"))
     return policy

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
 from esper.errors import ConfigError
@@ -302,7 +302,7 @@ class Examiner:
 
     def _prepare(self, decision: int, look: Look | None) -> None:
         if not isinstance(look, Look | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"look is {describe(look)}: give what model.look(loss, batches) returned")
+            raise ConfigError(f"look is {describe_value(look)}: give what model.look(loss, batches) returned")
         if look is not None and self._listener is None:
             raise ConfigError("the controller does not go by what blueprints promise: leave look out")
         if self._listener is not None:

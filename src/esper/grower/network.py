@@ -19,7 +19,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
 from esper.serialization.state_files import from_plain, to_plain
 
@@ -154,7 +154,7 @@ class GrowingNetwork:
         """
         slots = self.model.slots.values()
         for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
-            generator = seed_generator(seed, place, int(self.germinations[place]))
+            generator = module_generator(seed, place, int(self.germinations[place]))
             kind = self.specs.kinds[int(actions[0, Head.BLUEPRINT])]
             slots[place].germinate(kind.name, generator, blend=Blend(int(actions[0, Head.BLEND])))
             self.germinations[place] += 1

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import ConfigError
 from esper.grower.network import GrowingNetwork
 from esper.growth.blueprints.registry import get
@@ -99,7 +99,7 @@ def rehearse(
     for one in passes:
         if not callable(one):
             raise ConfigError(
-                f"a pass is {describe(one)}: give functions, such as lambda: loss_of(compiled).backward()"
+                f"a pass is {describe_value(one)}: give functions, such as lambda: loss_of(compiled).backward()"
             )
     passes = passes or (partial(_learn, model), partial(_evaluate, model))
     torch.compiler.reset()

@@ -23,7 +23,7 @@ from esper.growth.promise import AskedBatch, gram_of, held_out_promise, promise
 from esper.growth.side_pass import Asked, FeatureRecorder, ask, quietly
 from esper.growth.slot import Slot
 from esper.growth.summary import align_columns
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def promise_of(
     grams: list[Tensor] = []
     drawn: list[list[Tensor]] = []
     for draw in draws:
-        newborn: nn.Module = kind(slot.site, seed_generator(*draw)).to(like.device, like.dtype)
+        newborn: nn.Module = kind(slot.site, module_generator(*draw)).to(like.device, like.dtype)
         newborn = _CalledAlone(newborn) if kind.reads is Reads.CALL else newborn
         values = [parameter.detach() for parameter in newborn.parameters()]
         if drawn and all(map(torch.equal, values, drawn[0])):

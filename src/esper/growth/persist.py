@@ -283,7 +283,7 @@ _FORMAT = StateFormat(
     versions=(1, 2, 3, 4),
     manifest=Topology,
     what="saved model's",
-    if_damaged=": take another copy of the saved model",
-    if_missing=": give a folder written by esper.save",
-    if_foreign="does not describe a growing model: give a folder written by esper.save",
+    damaged_advice=": take another copy of the saved model",
+    missing_advice=": give a folder written by esper.save",
+    foreign_advice="does not describe a growing model: give a folder written by esper.save",
 )

@@ -189,7 +189,7 @@ def probe(
         reason = _find_reason(host, example_input, witness, sites) or ("you said that they do" if apart else "")
         sites = {name: replace(site, apart=reason) if site.layout in IN_ORDER else site for name, site in sites.items()}
     outputs = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
-    return ProbeResult(sites, outputs, None if counted is None else counted.whole // len(inputs))
+    return ProbeResult(sites, outputs, None if counted is None else counted.total // len(inputs))
 
 
 def _choose_anchor(host: nn.Module, module: nn.Module, features: Tensor) -> Tensor:

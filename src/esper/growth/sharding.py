@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import SlotError
 from esper.growth.depth import copy_block
 from esper.growth.site import Layer
@@ -118,7 +118,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise SlotError(f"shard_growth takes no {unknown!r}: give options of fully_shard, of {', '.join(allowed)}")
     mesh = options.get("mesh")
     if mesh is not None and not isinstance(mesh, DeviceMesh):
-        raise SlotError(f"mesh is {describe(mesh)}: give what init_device_mesh returns")
+        raise SlotError(f"mesh is {describe_value(mesh)}: give what init_device_mesh returns")
     if not distributed.is_initialized():
         raise SlotError("there is no process group: call torch.distributed.init_process_group first")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import LookError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.seed import Seed
@@ -213,7 +213,7 @@ def _sum(losses: Any, count: int) -> Tensor:
     """Over the examples of a batch."""
     if not isinstance(losses, Tensor):
         raise LookError(
-            f"loss(model, batch) returned {describe(losses)}: return a tensor [B], the loss of each example"
+            f"loss(model, batch) returned {describe_value(losses)}: return a tensor [B], the loss of each example"
         )
     if not count:
         raise LookError("loss(model, batch) called no module with a slot: call the model that it is given, as a whole")

@@ -31,7 +31,7 @@ from esper.numerics.arrays import Floats
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.budget import TRAINING_PASSES
 from esper.population.population import Fossils
-from esper.runs.run_directory import RunDirectory, hold
+from esper.runs.run_directory import RunDirectory, hold_lock
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -163,7 +163,7 @@ def run_arms(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> 
     instances, name = contest.sample_instances(), next(iter(contest.arms))
     settings, folder, controllers = contest.arms[name], contest.folder / name, baselines(get_suite(contest.suite))
     found: dict[str, list[ArmResults]] = {}
-    with hold(folder / "arms.lock", WHAT), backend.open(settings.shards) as workers:
+    with hold_lock(folder / "arms.lock", WHAT), backend.open(settings.shards) as workers:
         jobs = [_play_baseline(one, folder, settings, instances, workers) for one in controllers]
         for seed in range(contest.seeds):
             trial = Trial(name, seed)

@@ -23,7 +23,7 @@ from esper.rl.episodes import Episodes
 from esper.rl.ppo import PPO
 from esper.rl.rewards import RewardTracker
 from esper.rl.rollout import concatenate
-from esper.runs.store import as_rows
+from esper.runs.store import encode_events
 from esper.train.collect import ShardTask, collect, new_policy
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared, prepare_process
@@ -38,7 +38,7 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "rewards": (RewardTracker.record,),
     "observations": (observe,),
     "policy": (Policy.act,),
-    "events": (as_rows,),
+    "events": (encode_events,),
     "update": (PPO.update,),
 }
 """The functions that a part's time is spent in. Optimizers work within training and are taken out of it."""

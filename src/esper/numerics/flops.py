@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 class FlopCount(NamedTuple):
     """What a pass took."""
 
-    whole: int
+    total: int
     parts: dict[str, int]
     """Of the modules that were asked for, all their calls together."""
 

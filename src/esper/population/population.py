@@ -26,7 +26,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.budget import Budget, Charge, Cost, Costs, affordable_blueprints, budget_left
 from esper.population.execution import Execution
 from esper.population.optimizers import MOMENT_NAMES
@@ -130,7 +130,7 @@ class NetworkSpecs:
         """
         owner = self.networks[network]
         site = self.sites[kind.slot].with_width(owner.widths[kind.slot])
-        blueprint = self.kinds[kind.blueprint](site, seed_generator(owner.seed, kind.slot, tries))
+        blueprint = self.kinds[kind.blueprint](site, module_generator(owner.seed, kind.slot, tries))
         return blend_blueprint(blueprint, site, kind.blend)
 
 

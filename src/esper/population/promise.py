@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esper.growth.blueprints.registry import Blueprint, Reads
 from esper.growth.promise import AskedBatch, find_reached_parameters, grant, promise_of_rows
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.deferred import Deferred
 from esper.population.execution import Parameters, SlotOp
 from esper.population.forward import build_program, prepare_slot_op, select_blended
@@ -133,7 +133,7 @@ class PromiseMeter:
         site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
         def newborn(width: int) -> Blueprint:
-            return kind(site.with_width(width), seed_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
+            return kind(site.with_width(width), module_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
 
         template = newborn(site.width)
         stack = StackedParameters.empty(template, (), config.dtype, config.device)

@@ -24,7 +24,7 @@ from esper.lifecycle.actions import head_sizes
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.devices import CPU, DeviceName, usable_device
+from esper.numerics.devices import CPU, DeviceName, require_device
 from esper.population.population import StrategyChoice
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
@@ -96,7 +96,7 @@ class Growth:
         self.size = size
         self.suite = get_suite(settings.suite)
         self._settings = settings
-        self._device = usable_device(settings.device)
+        self._device = require_device(settings.device)
         self._episodes: Episodes | None = None
         self._masks: ActionMasks | None = None
 

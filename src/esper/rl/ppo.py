@@ -28,7 +28,7 @@ from esper.rl.rollout import (
     standardise,
 )
 from esper.rl.settings import PPOSettings
-from esper.serialization.state_files import take_prefix
+from esper.serialization.state_files import strip_prefix
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
@@ -444,7 +444,7 @@ class PPO:
         Raises:
             CheckpointError: names, shapes or types differ; nothing has changed then.
         """
-        policy, optimizer = take_prefix("policy.", tensors), take_prefix("optimizer.", tensors)
+        policy, optimizer = strip_prefix("policy.", tensors), strip_prefix("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}
         expected |= {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
         if optimizer:

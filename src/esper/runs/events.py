@@ -1,7 +1,8 @@
 """What happens in a run, as typed, versioned records: the events of runs, of growing networks and of learning.
 
-An event is a frozen dataclass of JSON values. `register` files it under a name and a version, and `decode` brings a
-stored one back; both refuse what they do not know. Change an event's fields only together with its version.
+An event is a frozen dataclass of JSON values. `register_event` files its type under a name and a version;
+`decode_event` rebuilds a stored event, and refuses unknown names and versions. Change an event's fields only together
+with its version.
 
 Stages, operations, causes, reasons and blueprints are given by name, in lower case. Slots are given by their index; the
 run's metadata ``slots`` holds their names. In training, an episode has the number of its iteration; a model that grows
@@ -40,7 +41,7 @@ class NetworkEvent(Event):
     step: int
 
 
-class Place(TypedDict):
+class NetworkStep(TypedDict):
     """The fields that every `NetworkEvent` has."""
 
     iteration: int
@@ -54,7 +55,7 @@ E = TypeVar("E", bound=type[Event])
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
-def register(name: str, version: int = 1) -> Callable[[E], E]:
+def register_event(name: str, version: int = 1) -> Callable[[E], E]:
     """Class decorator: a frozen dataclass, its fields given by keyword, that is stored as `name`, at `version`."""
 
     def decorate(event_type: E) -> E:
@@ -74,12 +75,12 @@ def event_types() -> dict[str, type[Event]]:
     return dict(_registry)
 
 
-def encode(event: Event) -> str:
-    """The event's fields as JSON, but for defaults; non-finite numbers become strings, which `decode` turns back."""
+def encode_event(event: Event) -> str:
+    """The event's fields as JSON, without defaults. Non-finite numbers become strings, which `decode_event` reads."""
     return _adapter(type(event)).dump_json(event, exclude_defaults=True).decode()
 
 
-def decode(name: str, version: int, payload: str) -> Event:
+def decode_event(name: str, version: int, payload: str) -> Event:
     """Rebuild a stored event.
 
     Raises:
@@ -99,7 +100,7 @@ def _adapter(event_type: type[Event]) -> TypeAdapter[Any]:
     return TypeAdapter(event_type)
 
 
-@register("run_started")
+@register_event("run_started")
 class RunStarted(Event):
     """A new run begins."""
 
@@ -109,7 +110,7 @@ class RunStarted(Event):
     seed: int
 
 
-@register("run_interrupted")
+@register_event("run_interrupted")
 class RunInterrupted(Event):
     """The run stopped before its end, for instance by Ctrl-C."""
 
@@ -118,7 +119,7 @@ class RunInterrupted(Event):
     reason: str
 
 
-@register("run_failed")
+@register_event("run_failed")
 class RunFailed(Event):
     """The run stopped at an error; `reason` is its message."""
 
@@ -127,7 +128,7 @@ class RunFailed(Event):
     reason: str
 
 
-@register("run_resumed")
+@register_event("run_resumed")
 class RunResumed(Event):
     """The run goes on after the checkpoint of `iteration`."""
 
@@ -136,7 +137,7 @@ class RunResumed(Event):
     esper_version: str
 
 
-@register("run_ended")
+@register_event("run_ended")
 class RunEnded(Event):
     """All iterations are done; `seconds` counts the last process only."""
 
@@ -145,7 +146,7 @@ class RunEnded(Event):
     seconds: float
 
 
-@register("checkpoint_written")
+@register_event("checkpoint_written")
 class CheckpointWritten(Event):
     """A checkpoint is safe on disk; `file` is relative to the run directory."""
 
@@ -153,7 +154,7 @@ class CheckpointWritten(Event):
     sha256: str
 
 
-@register("episode_started")
+@register_event("episode_started")
 class EpisodeStarted(NetworkEvent):
     """A network begins to learn a problem; `instance` is its name, `rent` the price of growth."""
 
@@ -167,7 +168,7 @@ class EpisodeStarted(NetworkEvent):
     host_parameters: int
 
 
-@register("step_taken", version=2)
+@register_event("step_taken", version=2)
 class StepTaken(NetworkEvent):
     """A decision, and how the network stood after the minibatches that followed it.
 
@@ -207,7 +208,7 @@ class StepTaken(NetworkEvent):
     train_loss: float | None = None
 
 
-@register("policy_looked")
+@register_event("policy_looked")
 class PolicyLooked(NetworkEvent):
     """What the policy saw before a decision, and how likely it found each choice; of watched networks only.
 
@@ -223,7 +224,7 @@ class PolicyLooked(NetworkEvent):
     """Per head that the decision read, given the choices before it; 0 for what was not legal."""
 
 
-@register("lifecycle_transition", version=2)
+@register_event("lifecycle_transition", version=2)
 class LifecycleTransition(NetworkEvent):
     """A slot changed its stage."""
 
@@ -240,7 +241,7 @@ class LifecycleTransition(NetworkEvent):
     """The seed's contribution, as in ``step_taken``, as it was known then."""
 
 
-@register("gate_judged")
+@register_event("gate_judged")
 class GateJudged(NetworkEvent):
     """The gate ahead of a seed changed its verdict."""
 
@@ -250,7 +251,7 @@ class GateJudged(NetworkEvent):
     reason: str
 
 
-@register("rolled_back", version=3)
+@register_event("rolled_back", version=3)
 class RolledBack(NetworkEvent):
     """The governor returned a network to its last good state; loss and metric are as in ``step_taken``."""
 
@@ -265,7 +266,7 @@ class RolledBack(NetworkEvent):
     """It was one too many: the episode is over."""
 
 
-@register("episode_ended")
+@register_event("episode_ended")
 class EpisodeEnded(NetworkEvent):
     """An episode is over: what was committed, on validation data, and what the controller was paid in all."""
 
@@ -277,7 +278,7 @@ class EpisodeEnded(NetworkEvent):
     """Blueprint of the fossil in each slot."""
 
 
-@register("ppo_updated", version=3)
+@register_event("ppo_updated", version=3)
 class PPOUpdated(Event):
     """A policy update is done; `metrics` are those of `esper.rl.diagnostics.UpdateMetrics`, under flat names."""
 
@@ -288,7 +289,7 @@ class PPOUpdated(Event):
     metrics: dict[str, float]
 
 
-@register("anomaly_raised")
+@register_event("anomaly_raised")
 class AnomalyRaised(Event):
     """An update is not healthy: `anomaly` names what is wrong and `meaning` says it in a sentence."""
 
@@ -296,7 +297,7 @@ class AnomalyRaised(Event):
     meaning: str
 
 
-@register("policy_probed")
+@register_event("policy_probed")
 class PolicyProbed(Event):
     """The greedy policy's mean test score on the run's probe instances, and that of each baseline there."""
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from esper import __version__
 from esper.errors import ConfigError, RunError
-from esper.extras import require
+from esper.extras import require_extra
 from esper.files import write_atomically
 from esper.runs.events import LifecycleTransition
 from esper.runs.reader import RunReader
@@ -58,7 +58,7 @@ def require_logger(tool: str) -> None:
     """ConfigError unless there is such a tool and its library is installed."""
     if tool not in LIBRARIES:
         raise ConfigError(f"there is no logger {tool!r}: choose one of {', '.join(LIBRARIES)}")
-    require(tool, f"the logger {tool}", LIBRARIES[tool])
+    require_extra(tool, f"the logger {tool}", LIBRARIES[tool])
 
 
 def open_logger(tool: str, folder: str | Path, name: str | None = None) -> Logger:

@@ -27,7 +27,7 @@ class Metric:
     """Of a metric that is better the lower it is: the value at which the score, the share of it that is gone, is 0."""
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any]) -> Self:
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
         """As the run's metadata say; accuracy where they do not, or say what is none."""
         name, rises, reference = (metadata.get(key) for key in ("metric", "higher_is_better", "reference"))
         if not isinstance(name, str) or not isinstance(rises, bool):
@@ -35,7 +35,7 @@ class Metric:
         return cls(name, rises, float(reference) if isinstance(reference, int | float) else None)
 
     def metadata(self) -> dict[str, Any]:
-        """What `of` reads."""
+        """What `from_metadata` reads."""
         return asdict(self)
 
     @property
@@ -61,13 +61,13 @@ class Metric:
         return f"{'higher' if self.higher_is_better else 'lower'} is better"
 
 
-LOSS_GONE = Metric("loss_gone")
+LOSS_REDUCTION = Metric("loss_gone")
 """What populations on a suite about the loss are about: the share of a guess's loss that is gone."""
 
 
-def contributions(metadata: Mapping[str, Any]) -> str:
+def describe_contributions(metadata: Mapping[str, Any]) -> str:
     """What contributions in a run are, and in which units, as its metadata say."""
-    about = Metric.of(metadata)
+    about = Metric.from_metadata(metadata)
     told = "Contribution: how much the model depends on a slot's seed, "
     if about.higher_is_better:
         told += f"{about.metric} on validation data with it less that without it."

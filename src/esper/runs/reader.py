@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from esper.config.settings import describe_first_error
 from esper.errors import RunError
 from esper.runs.database import chunks, limit_reading, open_for_reading, translate_errors
-from esper.runs.events import Event, decode
+from esper.runs.events import Event, decode_event
 
 E = TypeVar("E", bound=Event)
 CHUNK = 5000
@@ -139,7 +139,7 @@ class RunReader:
         """Events of one type in the order in which they were emitted."""
         rows = self.rows("SELECT version, payload FROM events WHERE type = ? ORDER BY id", event_type.name)
         with self._name_store_in_errors():
-            return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
+            return [cast("E", decode_event(event_type.name, version, payload)) for version, payload in rows]
 
     def records(self, after_id: int = 0, limit: int = CHUNK) -> list[EventRecord]:
         """The first events after an id, in order."""
@@ -148,7 +148,7 @@ class RunReader:
     def decode(self, record: EventRecord) -> Event:
         """The event of a record; RunError if it is damaged or of an unknown type or version."""
         with self._name_store_in_errors():
-            return decode(record.type, record.version, record.payload)
+            return decode_event(record.type, record.version, record.payload)
 
     def records_within(
         self, first: int, last: int, event_types: Sequence[str], environment: int | None = None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from esper.errors import RunError
 from esper.runs.database import create_database, open_for_writing, translate_errors
-from esper.runs.events import Event, encode, event_types
+from esper.runs.events import Event, encode_event, event_types
 from esper.runs.reader import QueryResult, RunReader
 
 COMMIT_SECONDS = 0.075
@@ -34,10 +34,10 @@ class EventRow(NamedTuple):
     payload: str
 
 
-def as_rows(events: Iterable[Event]) -> list[EventRow]:
+def encode_events(events: Iterable[Event]) -> list[EventRow]:
     """Events that happen now; made where they happen, which may be another process."""
     now = time.time()
-    return [EventRow(now, event.name, event.version, event.iteration, encode(event)) for event in events]
+    return [EventRow(now, event.name, event.version, event.iteration, encode_event(event)) for event in events]
 
 
 class RunStore(RunReader):
@@ -99,7 +99,7 @@ class RunStore(RunReader):
 
     def emit(self, event: Event) -> None:
         """Append an event; RunError if too much waits already and the store cannot be written."""
-        self.append(as_rows([event]))
+        self.append(encode_events([event]))
 
     def append(self, rows: Iterable[EventRow]) -> None:
         """Append events that were made elsewhere; raises as `emit` does."""
@@ -110,7 +110,7 @@ class RunStore(RunReader):
         with self._waiting:
             self._events.extend(rows)
 
-    def scalars(self, iteration: int, values: Mapping[str, float]) -> None:
+    def record_scalars(self, iteration: int, values: Mapping[str, float]) -> None:
         """Record an iteration's figures, all in one commit; a later value of the same name replaces an earlier one."""
         with self._waiting:
             for name, value in values.items():

@@ -170,6 +170,6 @@ VIEWS: Mapping[str, View] = {
 """All views by name."""
 
 
-def definitions(kind: str) -> str:
+def build_view_statements(kind: str) -> str:
     """SQL that makes all views, where ``kind`` is ``VIEW`` or ``TEMP VIEW``."""
     return "\n".join(f"CREATE {kind} IF NOT EXISTS {name} AS {view.query};" for name, view in VIEWS.items())

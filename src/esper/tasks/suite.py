@@ -144,7 +144,7 @@ class Suite(ABC):
         host = self.host(instance)
         counted = count_flops(lambda: host(torch.zeros(1, *self.input_shape)))
         assert counted is not None, f"torch cannot count the FLOPs of suite {self.name!r}"
-        return counted.whole
+        return counted.total
 
     @property
     def chance_loss(self) -> float:

@@ -20,12 +20,12 @@ from esper.control.rules import LookRule
 from esper.control.shipped import open_policy
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, wait
-from esper.numerics.devices import usable_device
+from esper.numerics.devices import require_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rewards import assign_rewards
 from esper.rl.rollout import Rollout, RolloutBuffer
-from esper.runs.store import EventRow, as_rows
+from esper.runs.store import EventRow, encode_events
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -132,7 +132,7 @@ def collect(task: ShardTask) -> ShardResult:
     first = task.shard * size
     policy = new_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))
-    policy.to(usable_device(task.device))
+    policy.to(require_device(task.device))
 
     # Uniform numbers [T, E, 8] that decide the actions: an environment has the same ones in whatever shard it is.
     generators = [
@@ -179,7 +179,7 @@ def run_policy(
     device, state = policy.device, policy.initial_state(episodes.size)
     buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
     log = EpisodeLog(episodes.suite, episodes.instances)
-    events = [] if recorder is None else as_rows(recorder.record_start())
+    events = [] if recorder is None else encode_events(recorder.record_start())
     for uniforms in noise.to(device):
         observation, legal = episodes.observe(), episodes.legal_actions()
         observation = observation if advisor is None else advise(advisor, observation, legal)
@@ -187,10 +187,10 @@ def run_policy(
         step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
         actions = step.actions.numpy()
         if recorder is not None:
-            events += as_rows(recorder.record_observation(observation, step))
+            events += encode_events(recorder.record_observation(observation, step))
         result = episodes.step(actions)
         if recorder is not None:
-            events += as_rows(recorder.record_step(actions, result, step))
+            events += encode_events(recorder.record_step(actions, result, step))
         running = torch.from_numpy(result.running)
         buffer.add(observation, masks, step, torch.from_numpy(result.reward).float(), running)
         log.add(actions, result)

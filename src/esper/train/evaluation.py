@@ -37,7 +37,7 @@ from esper.control.rules import (
 from esper.control.shipped import ESPER, open_policy
 from esper.errors import RunError
 from esper.lifecycle.rules import Rules
-from esper.numerics.devices import CPU, usable_device
+from esper.numerics.devices import CPU, require_device
 from esper.population.forward import select_committed
 from esper.population.population import Fossils, Strategy
 from esper.population.shapley import ACCURACY, LOSS, attribute_networks
@@ -205,7 +205,7 @@ class EvaluationConfig:
             fossils=fossils,
             strategy=self.strategy,
             networks_per_pass=self.networks_per_pass,
-            device=usable_device(self.device),
+            device=require_device(self.device),
         )
 
 

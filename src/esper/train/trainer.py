@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 from esper import __version__
 from esper.control.policy import Policy
 from esper.errors import EsperError, RunError
-from esper.numerics.devices import usable_device
+from esper.numerics.devices import require_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import PPO
@@ -47,7 +47,7 @@ class Trainer:
         self.settings = settings
         self.store = store
         require_devices(settings.devices, workers)
-        self._device = usable_device(settings.devices[0])
+        self._device = require_device(settings.devices[0])
         self.policy: Policy = new_policy(settings).to(self._device)
         self.learner = PPO(self.policy, settings.ppo, settings.seed)
         self.done = 0
@@ -123,7 +123,7 @@ class Trainer:
                         shared = self._workers.share(weights)
                         tasks = [ShardTask(settings, self.done, shard, shared) for shard in range(settings.shards)]
                         by_number: dict[int, ShardResult] = {}
-                        with interrupts.at_once():
+                        with interrupts.interruptible():
                             for number, shard in self._workers.as_completed(collect, tasks):
                                 self.store.append(shard.events)
                                 by_number[number] = shard
@@ -141,7 +141,7 @@ class Trainer:
                         if self.done % settings.probe_every == 0 or self.done == settings.iterations:
                             controller = greedy_controller(copy.deepcopy(self.policy).cpu(), settings)
                             config = evaluation_config(settings)
-                            with interrupts.at_once():
+                            with interrupts.interruptible():
                                 played = evaluate_controllers(self._workers, [controller], config, self._probes)
                             probe_score = mean_score(played[0])
 
@@ -161,7 +161,7 @@ class Trainer:
                     if self.done == settings.iterations or self.done % settings.checkpoint_every == 0:
                         self._checkpoint()
                     if self.done < settings.iterations:
-                        interrupts.check()
+                        interrupts.raise_if_requested()
             except (KeyboardInterrupt, Terminated) as stop:
                 if self._saved != self.done:
                     self._checkpoint()
