@@ -10,7 +10,7 @@ grower.finish()
 plain = model.finalize()  # an ordinary nn.Module, without Esper
 ```
 
-What is in ``__all__`` is public. docs/stability.md says what else is, and what may change.
+Names in ``__all__`` are public. docs/stability.md lists what else is, and what may change.
 """
 
 from __future__ import annotations

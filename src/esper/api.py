@@ -1,4 +1,4 @@
-"""What practitioners need, in one place: `import esper`."""
+"""The public names of `import esper`, imported together at their first use."""
 
 from esper.adaptation.adapt import adapt
 from esper.grower import Decision, Grower

@@ -13,10 +13,10 @@ DISTRIBUTION = "esper-growth"
 
 
 def require_extra(extra: str, what: str, *modules: str, error: type[EsperError] = ConfigError) -> None:
-    """Refuse ``what``, of which the sentence is, where ``modules`` that the extra installs are missing.
+    """Refuse a feature, the sentence's subject ``what``, where ``modules`` that the extra installs are missing.
 
     Raises:
-        EsperError: of the type ``error``; it says how to install the extra.
+        EsperError: of the type ``error``; the message has the command that installs the extra.
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
@@ -24,12 +24,12 @@ def require_extra(extra: str, what: str, *modules: str, error: type[EsperError] 
 
 
 def describe_missing(extra: str, what: str, *modules: str | None) -> str:
-    """The sentence that ``what`` needs these modules, which the extra installs."""
+    """The sentence that ``what`` needs these modules, with the command that installs the extra."""
     return f"{what} needs {', '.join(map(str, modules))}: {find_install_command(extra)}"
 
 
 def find_install_command(extra: str) -> str:
-    """What completes this installation by an extra, from where Esper itself came."""
+    """The command that adds an extra to this installation of Esper."""
     try:
         return build_install_command(distribution(DISTRIBUTION), extra)
     except PackageNotFoundError:

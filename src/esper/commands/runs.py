@@ -14,7 +14,8 @@ from rich.text import Text
 
 from esper.commands.options import RUNS
 from esper.dash.formats import measure
-from esper.dash.output import plain_table, print_json, print_line, printable
+from esper.dash.output import plain_table, print_json, print_line
+from esper.errors import escape_unprintable
 from esper.runs.run_directory import ListedRun, RunDirectory, RunProgress, RunState, list_runs
 
 MEGABYTE = 1e6
@@ -53,8 +54,8 @@ def _show(console: Console, runs: list[ListedRun]) -> None:
         progress = run.progress
         total = "" if progress.total is None else f"/{progress.total}"
         table.add_row(
-            Text(printable(run.path.name)),
-            Text(printable(progress.command)),
+            Text(escape_unprintable(run.path.name)),
+            Text(escape_unprintable(progress.command)),
             Text(progress.state, _STYLES.get(progress.state, "")),
             f"{progress.done}{total}",
             _describe_result(progress),
@@ -65,11 +66,15 @@ def _show(console: Console, runs: list[ListedRun]) -> None:
     console.print(table)
     for run in runs:
         if run.trouble:
-            print_line(console, printable(run.trouble))
+            print_line(console, escape_unprintable(run.trouble))
 
 
 def _describe_result(progress: RunProgress) -> Text:
-    return Text() if progress.value is None else Text(printable(f"{progress.metric.metric} {measure(progress.value)}"))
+    return (
+        Text()
+        if progress.value is None
+        else Text(escape_unprintable(f"{progress.metric.metric} {measure(progress.value)}"))
+    )
 
 
 def _format_number(value: float | None) -> str:

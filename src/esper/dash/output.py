@@ -16,6 +16,7 @@ from rich.text import Text
 
 from esper.config.settings import SettingDifference
 from esper.dash.formats import score
+from esper.errors import escape_unprintable
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 POLICY = "policy (greedy)"
@@ -92,13 +93,6 @@ def plain_table(*columns: str) -> Table:
     return table
 
 
-def printable(text: str) -> str:
-    """A text as one line; what could steer a terminal is spelled out."""
-    if text.isprintable():
-        return text
-    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text)
-
-
 def sparkline(values: Sequence[float], width: int) -> str:
     """The last values as blocks of eight heights."""
     shown = values[-width:]
@@ -119,5 +113,5 @@ def score_table(scores: Sequence[tuple[str, float]], width: int, notes: Mapping[
         place = round((level - low) / (high - low) * (scale - 1)) if high > low else 0
         note = Text((notes or {}).get(name, ""), LABEL_STYLE)
         mark = Text("─" * place + "●", style, no_wrap=True)
-        table.add_row(Text(printable(name), style), Text(score(level), style), mark, note)
+        table.add_row(Text(escape_unprintable(name), style), Text(score(level), style), mark, note)
     return table

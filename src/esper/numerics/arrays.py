@@ -1,4 +1,4 @@
-"""Arrays: names for their types, and structs of arrays: named tuples, dataclasses and dictionaries of each other."""
+"""Names for types of arrays, and functions on structs of arrays: nested named tuples, dataclasses and dictionaries."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Struct = TypeVar("Struct")
 
 
 def map_arrays(change: Callable[[Any], Any], struct: Struct) -> Struct:
-    """A struct of what ``change`` makes of each array."""
+    """Apply ``change`` to each array of a struct."""
     return merge_arrays(lambda parts: change(parts[0]), [struct])
 
 
 def merge_arrays(merge: Callable[[list[Any]], Any], structs: Sequence[Struct]) -> Struct:
-    """A struct of what ``merge`` makes of the arrays that have the same place in equally built structs."""
+    """Apply ``merge`` to each list of arrays that have the same place in equally built structs."""
     return _merge(merge, list(structs))
 
 
 def replace_where(places: Bools, older: Struct, newer: Struct) -> Struct:
-    """A struct with the ``newer`` one's entries in ``places``, and the older one's elsewhere.
+    """A struct with the entries of ``newer`` where ``places`` is true, and those of ``older`` elsewhere.
 
-    ``places``, such as bool ``[E]``, are along the first axes of the arrays, such as ``[E, ...]``.
+    The axes of ``places``, such as bool ``[E]``, are the first axes of the arrays, such as ``[E, ...]``.
     """
 
     def choose(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -57,7 +57,7 @@ def _merge(merge: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
 
 
 def iterate_arrays(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array of named tuples within one another, under a name such as ``masks.slot``."""
+    """Every array of nested named tuples, with a dotted name such as ``masks.slot``."""
     for name, part in struct._asdict().items():
         if isinstance(part, tuple):
             yield from iterate_arrays(part, f"{prefix}{name}.")
