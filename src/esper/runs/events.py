@@ -5,8 +5,8 @@ An event is a frozen dataclass of JSON values. `register_event` files its type u
 with its version.
 
 Stages, operations, causes, reasons and blueprints are given by name, in lower case. Slots are given by their index; the
-run's metadata ``slots`` holds their names. In training, an episode has the number of its iteration; a model that grows
-alone has the single episode 1.
+run's metadata ``slots`` holds their names. In training, an episode has the number of its iteration; a run of a `Grower`
+has the single episode 1.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from esper.errors import RunError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Base of all events; `iteration` is the trainer's iteration it belongs to."""
+    """Base of all events; `iteration` is the trainer's iteration that it belongs to."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
     name: ClassVar[str]
@@ -42,7 +42,7 @@ class NetworkEvent(Event):
 
 
 class NetworkStep(TypedDict):
-    """The fields that every `NetworkEvent` has."""
+    """A decision of a network: the fields that every `NetworkEvent` has."""
 
     iteration: int
     episode: int
@@ -56,7 +56,7 @@ E = TypeVar("E", bound=type[Event])
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def register_event(name: str, version: int = 1) -> Callable[[E], E]:
-    """Class decorator: a frozen dataclass, its fields given by keyword, that is stored as `name`, at `version`."""
+    """Class decorator of event types: makes a frozen dataclass that is stored under `name`, at `version`."""
 
     def decorate(event_type: E) -> E:
         if name in _registry:
@@ -84,7 +84,7 @@ def decode_event(name: str, version: int, payload: str) -> Event:
     """Rebuild a stored event.
 
     Raises:
-        RunError: an unknown name or version, or a payload that does not fit them.
+        RunError: the name or version is unknown, or the payload does not fit them.
     """
     event_type = _registry.get(name)
     if event_type is None or event_type.version != version:
@@ -173,11 +173,11 @@ class StepTaken(NetworkEvent):
     """A decision, and how the network stood after the minibatches that followed it.
 
     `metric` is what growth is about, in its own units: accuracy on validation data, unless the run's metadata
-    ``metric`` name another figure. The *score* is that figure or, where ``higher_is_better`` is false, the share of
-    its ``reference`` that is gone. Contributions are differences of scores; `objective` is J, the whole network's score
-    less rent. `loss` is on validation data, in nats where it is a cross-entropy; `added` are the seeds' parameters over
-    the host's. Tuples have an entry per slot. Of a model that grows alone, the figures are those that the decision was
-    made on.
+    ``metric`` name another figure. The *score* is that figure or, where ``higher_is_better`` is false, its relative
+    reduction below its ``reference``. Contributions are differences of scores; `objective` is J, the network's score
+    with all seeds less rent. `loss` is on validation data, in nats where it is a cross-entropy; `added` are the seeds'
+    parameters over the host's. Tuples have an entry per slot. In a run of a `Grower`, the figures are those that the
+    decision was made on.
     """
 
     op: str
@@ -189,28 +189,28 @@ class StepTaken(NetworkEvent):
     blueprints: tuple[str | None, ...]
     alphas: tuple[float, ...]
     contributions: tuple[float | None, ...]
-    """How much the network depends on each seed: its score less that with the seed switched off (leave-one-out). Of
-    seeds on trial where the metadata's ``evidence`` is ``refit``, less that of a fork that trains on without the seed.
-    None without a seed, or where it was not measured."""
+    """How much the network depends on each seed: its score less that with the seed switched off (leave-one-out). For
+    seeds on trial where the metadata's ``evidence`` is ``refit``: its score less that of a fork that trains on without
+    the seed. None without a seed, or where it was not measured."""
     slot: int | None = None
     blueprint: str | None = None
     """What was germinated."""
     choices: dict[str, str] = field(default_factory=dict[str, str])
-    """Of the other heads that the operation reads, by head."""
+    """The choices of the other heads that the operation reads, by head."""
     value: float | None = None
-    """The policy's estimate of what it will still be paid; None for rules."""
+    """The policy's estimate of the return from here on; None for rules."""
     log_prob: float | None = None
-    """Of the whole action, under the policy."""
+    """The action's log probability under the policy."""
     reward: float | None = None
-    """None for a model that grows alone."""
+    """The decision's reward; None in a run of a `Grower`."""
     terms: dict[str, float] = field(default_factory=dict[str, float])
-    """What the reward is the sum of, where it is not 0."""
+    """The terms of the reward that are not 0, by name."""
     train_loss: float | None = None
 
 
 @register_event("policy_looked")
 class PolicyLooked(NetworkEvent):
-    """What the policy saw before a decision, and how likely it found each choice; of watched networks only.
+    """The policy's observation before a decision, and the probability of each choice; only for watched networks.
 
     The run's metadata ``features`` names the last axes of the observation.
     """
@@ -221,7 +221,7 @@ class PolicyLooked(NetworkEvent):
     blueprints: tuple[tuple[tuple[float, ...], ...], ...]
     """Per slot and blueprint."""
     probabilities: dict[str, tuple[float, ...]]
-    """Per head that the decision read, given the choices before it; 0 for what was not legal."""
+    """Probabilities per head that the decision read, given the choices before it; 0 for illegal choices."""
 
 
 @register_event("lifecycle_transition", version=2)
@@ -232,13 +232,13 @@ class LifecycleTransition(NetworkEvent):
     before: str
     after: str
     blueprint: str | None
-    """Of the seed that came, stayed or went; None in a cooldown."""
+    """Blueprint of the seed that came, stayed or went; None in a cooldown."""
     cause: str
     """An operation, ``tick``, ``rollback``, ``start``, or ``finish``: judged at the end of growth."""
     reason: str
-    """What the gate before the new stage said."""
+    """The verdict of the gate before the new stage."""
     contribution: float | None = None
-    """The seed's contribution, as in ``step_taken``, as it was known then."""
+    """The seed's contribution, as in ``step_taken``, at that time."""
 
 
 @register_event("gate_judged")
@@ -261,14 +261,14 @@ class RolledBack(NetworkEvent):
     loss_after: float
     metric_after: float
     pruned: tuple[int, ...]
-    """Slots whose seeds are gone."""
+    """Slots whose seeds were pruned."""
     ended: bool
-    """It was one too many: the episode is over."""
+    """Whether the episode ended, after one rollback too many."""
 
 
 @register_event("episode_ended")
 class EpisodeEnded(NetworkEvent):
-    """An episode is over: what was committed, on validation data, and what the controller was paid in all."""
+    """An episode is over: the final network on validation data, and `paid`, the sum of the controller's rewards."""
 
     objective: float
     accuracy: float
@@ -291,7 +291,7 @@ class PPOUpdated(Event):
 
 @register_event("anomaly_raised")
 class AnomalyRaised(Event):
-    """An update is not healthy: `anomaly` names what is wrong and `meaning` says it in a sentence."""
+    """An update is not healthy: `anomaly` names what is wrong, and `meaning` is a sentence about it."""
 
     anomaly: str
     meaning: str

@@ -20,7 +20,7 @@ from esper.runs.reader import QueryResult, RunReader
 COMMIT_SECONDS = 0.075
 """Between commits while records keep coming."""
 CAPACITY = 20_000
-"""Events that may wait; whoever emits one more commits them all first."""
+"""Most events that may wait; before one more is added, all are committed."""
 
 
 class EventRow(NamedTuple):
@@ -35,18 +35,18 @@ class EventRow(NamedTuple):
 
 
 def encode_events(events: Iterable[Event]) -> list[EventRow]:
-    """Events that happen now; made where they happen, which may be another process."""
+    """Encode events with the present time; called where they happen, which may be another process."""
     now = time.time()
     return [EventRow(now, event.name, event.version, event.iteration, encode_event(event)) for event in events]
 
 
 class RunStore(RunReader):
-    """The one writer of a run store.
+    """The only writer of a run store.
 
-    Events and scalars wait in memory until a thread commits them, some thirteen times a second, or `flush` does: what
-    was flushed is safe, and a crash loses what came in the last moment before it. No event is ever left out. A scalar
-    that waits when its name gets a newer value in the same iteration is replaced, and counted as `coalesced`. Reading
-    through this object sees what was committed.
+    Events and scalars wait in memory until they are committed, by a thread some thirteen times a second or by `flush`.
+    What was flushed is safe; a crash loses what came in the moment before it. No event is ever left out. A waiting
+    scalar is replaced by a newer value of the same name and iteration, and counted in `coalesced`. Reading through
+    this object sees what was committed.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -92,7 +92,7 @@ class RunStore(RunReader):
             self.close()
 
     def set_metadata(self, values: Mapping[str, Any]) -> None:
-        """Set JSON values by key, at once."""
+        """Set JSON values by key, in one commit."""
         rows = [(key, json.dumps(value)) for key, value in values.items()]
         with self._transaction():
             self._connection.executemany("INSERT OR REPLACE INTO metadata VALUES (?, ?)", rows)
@@ -102,7 +102,7 @@ class RunStore(RunReader):
         self.append(encode_events([event]))
 
     def append(self, rows: Iterable[EventRow]) -> None:
-        """Append events that were made elsewhere; raises as `emit` does."""
+        """Append encoded events, for instance those of another process; raises as `emit` does."""
         with self._waiting:
             full = len(self._events) >= CAPACITY
         if full:
@@ -111,7 +111,7 @@ class RunStore(RunReader):
             self._events.extend(rows)
 
     def record_scalars(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Record an iteration's figures, all in one commit; a later value of the same name replaces an earlier one."""
+        """Record an iteration's scalars, all in one commit; a later value of the same name replaces an earlier one."""
         with self._waiting:
             for name, value in values.items():
                 self.coalesced += (iteration, name) in self._scalars
@@ -139,13 +139,14 @@ class RunStore(RunReader):
                         [(*key, value) for key, value in scalars.items()],
                     )
             except BaseException:
+                # Back to the front of the queue; newer values of the same scalars win.
                 with self._waiting:
                     self._events[:0] = events
                     self._scalars = {**scalars, **self._scalars}
                 raise
 
     def rewind(self, iteration: int) -> None:
-        """Forget everything after `iteration`, except history such as interruptions, before doing it again."""
+        """Delete everything after `iteration`, except history such as interruptions, before it is done again."""
         history = [name for name, event_type in event_types().items() if event_type.history]
         marks = ", ".join("?" for _ in history)
         with self._using, self._waiting:
@@ -158,7 +159,7 @@ class RunStore(RunReader):
 
     def _commit_regularly(self) -> None:
         while not self._closing.wait(COMMIT_SECONDS):
-            with suppress(RunError):  # whoever flushes next is told, if it is still so
+            with suppress(RunError):  # the next call of `flush` raises it if it persists
                 self.flush()
             self.thread_seconds = time.thread_time()
 

@@ -1,4 +1,4 @@
-"""SQL views of a run's events: what people ask of a run, one row per thing they ask about.
+"""SQL views of a run's events: one row per seed, episode, decision, slot, reward term and so on.
 
 They live in every run store, for other programs, and readers bring their own, so that old runs have the newest ones.
 `episode` and `environment` name a network's episode, `step` counts its decisions from 0.
