@@ -51,11 +51,11 @@ def command(
 
     Args:
         run: Directory of the run, which keeps the results; or give a controller.
-        controller: A baseline by its name, esper among them, or the directory of a run, of the suite or another one.
-        suite: What the controller plays: a name, or FILE.py:NAME of a file that registers it.
+        controller: Name of a baseline, or esper, or the directory of a run, which may be of another suite.
+        suite: The suite that the controller plays: a name, or FILE.py:NAME of a file that registers it.
         split: Families that the controller plays: those trained on (heldout, the default), or others (transfer).
-        seed: Draws the controller's instances; by default 0.
-        instances: Held-out instances of a run, or instances of the controller's; all play the same ones.
+        seed: Random seed of the controller's instances; by default 0.
+        instances: Held-out instances of a run, or instances of the controller; all controllers play the same ones.
         transfer: Instances of a run's families never trained on; by default 64, 0 for none.
         json: Print a machine-readable last line; progress then goes to stderr.
     """
@@ -65,14 +65,14 @@ def command(
         _play(controller, suite, split or "heldout", seed or 0, instances, computing, console, json)
         return
     for option, value in (("--controller", controller), ("--suite", suite), ("--split", split), ("--seed", seed)):
-        _refuse_beside(f"{option} does not go with a run, whose settings say so", value)
+        _refuse_beside(f"{option} does not go with a run, which has it in its settings", value)
     _evaluate_run(run, instances, TRANSFER_INSTANCES if transfer is None else transfer, computing, console, json)
 
 
-def _refuse_beside(why: str, value: object) -> None:
-    """Raise ConfigError where an option is given that does not go with the others."""
+def _refuse_beside(reason: str, value: object) -> None:
+    """Raise ConfigError if an option is given that does not go with the others."""
     if value is not None:
-        raise ConfigError(f"{why}: give a run, or --controller and --suite")
+        raise ConfigError(f"{reason}: give a run, or --controller and --suite")
 
 
 def _play(
@@ -88,16 +88,18 @@ def _play(
     require_seed(seed)
     if controller is None or suite is None:
         raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
-    own = get_suite(suite)
-    print_line(console, f"{controller} and the baselines of suite {own.name} play {instances} instances each")
-    if own.objective == "loss":
-        print_line(console, "that suite is about the loss: read accuracy as the share of a guess's loss that is gone")
+    played = get_suite(suite)
+    print_line(console, f"{controller} and the baselines of suite {played.name} play {instances} instances each")
+    if played.objective == "loss":
+        print_line(
+            console, "that suite is about the loss: read accuracy as the share by which the loss of a guess is reduced"
+        )
     with (
         computing.open(math.ceil(instances / COHORT)) as workers,
         RegularLines(console, workers.describe_progress),
     ):
-        comparison = evaluate_by_name(controller, own, split, instances, seed, workers)
-    console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
+        comparison = evaluate_by_name(controller, played, split, instances, seed, workers)
+    console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]} of suite {played.name}"))
     print_line(console, did_it_help(comparison, split).sentence)
     print_line(console, describe_basis(comparison))
     if json:
@@ -112,8 +114,8 @@ def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, 
     report = write_report(directory)
     for split, comparison in comparisons.items():
         console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]}"))
-        answer = did_it_help(comparison, split)
-        print_line(console, f"Did learning help? {answer.short}. {answer.sentence}")
+        verdict = did_it_help(comparison, split)
+        print_line(console, f"Did learning help? {verdict.short}. {verdict.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):
         print_line(console, line)
@@ -126,13 +128,13 @@ def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backe
     cohorts = math.ceil(max(instances, transfer) / COHORT)
     hint = hint_if_stopped(console, "what was played is kept: go on with the same command")
     with hint, computing.open(cohorts) as workers, progress_bar(console) as bar:
-        shown = bar.add_task("loading the policy", total=None)
+        task = bar.add_task("loading the policy", total=None)
 
         def show(done: int, total: int, current: str) -> None:
-            bar.update(shown, completed=done, total=total, description=current or "all controllers played")
+            bar.update(task, completed=done, total=total, description=current or "all controllers played")
 
-        def show_progress(known: int, total: int) -> None:
-            if known:
-                print_line(bar.console, f"taken over from an earlier evaluation: {known} of {total} cohorts")
+        def show_progress(done: int, total: int) -> None:
+            if done:
+                print_line(bar.console, f"taken over from an earlier evaluation: {done} of {total} cohorts")
 
         return evaluate_run(run, workers, instances, transfer, show, show_progress)

@@ -25,9 +25,8 @@ _STYLES = {RunState.RUNNING: "green", RunState.FAILED: "red", RunState.DAMAGED: 
 def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = False) -> None:
     """List the runs in a folder, the newest first.
 
-    How a run does is told by its newest figure on validation data: J of a training run; of a growing model what growth
-    is about, such as accuracy, the loss or your own metric. The probe is the greedy policy's score on the run's probe
-    instances.
+    The value is the run's newest metric on validation data: J for training runs; accuracy, the loss or your own metric
+    for growing models. The probe is the greedy policy's score on the run's probe instances.
 
     Args:
         folder: Where the runs are.
@@ -49,7 +48,7 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
 def _show(console: Console, runs: list[ListedRun]) -> None:
     table = plain_table("run", "command", "state", "done", "value", "probe", "started", "MB")
     for column in ("done", "value", "probe", "MB"):
-        next(one for one in table.columns if one.header == column).justify = "right"
+        next(cell for cell in table.columns if cell.header == column).justify = "right"
     for run in runs:
         progress = run.progress
         total = "" if progress.total is None else f"/{progress.total}"
