@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from esper.commands.options import require_seed
@@ -16,7 +15,7 @@ from esper.config.loading import Overrides, load_settings
 from esper.control.shipped import ESPER
 from esper.dash.output import RegularLines, console_beside, print_json, print_line
 from esper.errors import ConfigError
-from esper.lab.bench_suite import Choice, SuiteReport, bench_suite
+from esper.lab.bench_suite import bench_suite
 from esper.lab.bench_train import bench_train
 from esper.lab.evaluate import FEWEST_INSTANCES
 from esper.lab.search import BUDGETS, POOL, search_beside
@@ -51,30 +50,23 @@ def measure_suite(
     rules = TrainSettings(suite=suite).rules
     with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
         report = bench_suite(suite, rules, search, score, seed, workers, lambda line: print_line(console, line))
-    _print_gap(console, report, time.perf_counter() - start)
-    if json:
-        print_json(asdict(report))
-
-
-def _print_gap(console: Console, report: SuiteReport, seconds: float) -> None:
+    seconds = time.perf_counter() - start
     for title, choices in (("family", report.families), ("variant", report.variants)):
-        console.print(_draw_choices(title, choices, report.overall))
+        table = Table(title=f"best fixed schedule per {title}")
+        for column in (title, "best schedule", "score", f"overall best ({report.overall})", "nothing"):
+            table.add_column(column)
+        for choice in choices:
+            numbers = (choice.score, choice.score_of_overall, choice.score_of_nothing)
+            table.add_row(choice.context, choice.schedule, *(f"{number:.3f}" for number in numbers))
+        console.print(table)
     console.print(f"nothing {report.nothing_score:.3f}; best fixed schedule overall {report.overall_score:.3f}")
     console.print(
         f"context-oracle gap by family {report.context_oracle_gap:.3f} (standard error {report.standard_error:.3f}), "
         f"by variant {report.variant_gap:.3f} ({report.variant_standard_error:.3f}); "
         f"{report.schedules} schedules, {report.episodes} episodes, {seconds:.0f} s"
     )
-
-
-def _draw_choices(title: str, choices: list[Choice], overall: str) -> Table:
-    table = Table(title=f"best fixed schedule per {title}")
-    for column in (title, "best schedule", "score", f"overall best ({overall})", "nothing"):
-        table.add_column(column)
-    for choice in choices:
-        numbers = (choice.score, choice.score_of_overall, choice.score_of_nothing)
-        table.add_row(choice.context, choice.schedule, *(f"{number:.3f}" for number in numbers))
-    return table
+    if json:
+        print_json(asdict(report))
 
 
 def measure_search(

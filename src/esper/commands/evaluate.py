@@ -31,7 +31,6 @@ from esper.lab.standings import (
 )
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.tasks.suite import Split
 from esper.train.evaluation import COHORT
 from esper.train.workers import LOCAL, Backend, Computing
 
@@ -60,61 +59,49 @@ def command(
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     console = console_beside(json)
+
+    # Options that do not go together.
     if run is None:
-        _refuse_beside("--transfer goes with a run", transfer)
-        _play(controller, suite, split or "heldout", seed or 0, instances, computing, console, json)
+        excluded = {"--transfer goes with a run": transfer}
+    else:
+        options = {"--controller": controller, "--suite": suite, "--split": split, "--seed": seed}
+        excluded = {f"{name} does not go with a run, which has it in its settings": options[name] for name in options}
+    for reason, value in excluded.items():
+        if value is not None:
+            raise ConfigError(f"{reason}: give a run, or --controller and --suite")
+
+    # A controller on a suite: nothing is kept.
+    if run is None:
+        families, random_seed = split or "heldout", seed or 0
+        require_seed(random_seed)
+        if controller is None or suite is None:
+            raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
+        played = get_suite(suite)
+        print_line(console, f"{controller} and the baselines of suite {played.name} play {instances} instances each")
+        if played.objective == "loss":
+            meaning = "the share by which the loss of a guess is reduced"
+            print_line(console, f"that suite is about the loss: read accuracy as {meaning}")
+        cohorts = math.ceil(instances / COHORT)
+        with computing.open(cohorts) as workers, RegularLines(console, workers.describe_progress):
+            comparison = evaluate_by_name(controller, played, families, instances, random_seed, workers)
+        title = f"{comparison.instances} {SPLIT_TITLES[families]} of suite {played.name}"
+        console.print(standings_table(comparison, title))
+        print_line(console, did_it_help(comparison, families).sentence)
+        print_line(console, describe_basis(comparison))
+        if json:
+            print_json(record_scores(comparison))
         return
-    for option, value in (("--controller", controller), ("--suite", suite), ("--split", split), ("--seed", seed)):
-        _refuse_beside(f"{option} does not go with a run, which has it in its settings", value)
-    _evaluate_run(run, instances, TRANSFER_INSTANCES if transfer is None else transfer, computing, console, json)
 
-
-def _refuse_beside(reason: str, value: object) -> None:
-    """Raise ConfigError if an option is given that does not go with the others."""
-    if value is not None:
-        raise ConfigError(f"{reason}: give a run, or --controller and --suite")
-
-
-def _play(
-    controller: str | None,
-    suite: str | None,
-    split: Split,
-    seed: int,
-    instances: int,
-    computing: Backend,
-    console: Console,
-    json: bool,
-) -> None:
-    require_seed(seed)
-    if controller is None or suite is None:
-        raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
-    played = get_suite(suite)
-    print_line(console, f"{controller} and the baselines of suite {played.name} play {instances} instances each")
-    if played.objective == "loss":
-        print_line(
-            console, "that suite is about the loss: read accuracy as the share by which the loss of a guess is reduced"
-        )
-    with (
-        computing.open(math.ceil(instances / COHORT)) as workers,
-        RegularLines(console, workers.describe_progress),
-    ):
-        comparison = evaluate_by_name(controller, played, split, instances, seed, workers)
-    console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]} of suite {played.name}"))
-    print_line(console, did_it_help(comparison, split).sentence)
-    print_line(console, describe_basis(comparison))
-    if json:
-        print_json(record_scores(comparison))
-
-
-def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, console: Console, json: bool) -> None:
+    # A run: its directory keeps the results, and its report shows them.
     directory = RunDirectory.open_training_run(run)
     with directory.locked("esper evaluate"):
-        evaluation = _evaluate(directory, instances, transfer, computing, console)
+        most_transfer = TRANSFER_INSTANCES if transfer is None else transfer
+        evaluation = _evaluate(directory, instances, most_transfer, computing, console)
     comparisons = compare_splits(evaluation.results)
     report = write_report(directory)
-    for split, comparison in comparisons.items():
-        console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]}"))
-        verdict = did_it_help(comparison, split)
+    for part, comparison in comparisons.items():
+        console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[part]}"))
+        verdict = did_it_help(comparison, part)
         print_line(console, f"Did learning help? {verdict.short}. {verdict.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):

@@ -16,7 +16,7 @@ from esper.commands.options import RUNS
 from esper.dash.formats import measure
 from esper.dash.output import plain_table, print_json, print_line
 from esper.errors import escape_unprintable
-from esper.runs.run_directory import ListedRun, RunDirectory, RunProgress, RunState, list_runs
+from esper.runs.run_directory import ListedRun, RunDirectory, RunState, list_runs
 
 MEGABYTE = 1e6
 _STYLES = {RunState.RUNNING: "green", RunState.FAILED: "red", RunState.DAMAGED: "red", RunState.INTERRUPTED: "yellow"}
@@ -36,52 +36,35 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
     runs = list_runs(folder)
     if json:
         print_json([_to_json(run) for run in runs])
-    elif not runs and RunDirectory(folder).store.is_file():
+        return
+    if not runs:
         quoted = shlex.quote(str(folder))
-        print_line(console, f"{folder} is a run itself: `esper report {quoted}` shows it")
-    elif not runs:
-        print_line(console, f"no runs in {folder}: `esper train` makes one")
-    else:
-        _show(console, runs)
+        is_run = RunDirectory(folder).store.is_file()
+        advice = f"{folder} is a run itself: `esper report {quoted}` shows it"
+        print_line(console, advice if is_run else f"no runs in {folder}: `esper train` makes one")
+        return
 
-
-def _show(console: Console, runs: list[ListedRun]) -> None:
     table = plain_table("run", "command", "state", "done", "value", "probe", "started", "MB")
-    for column in ("done", "value", "probe", "MB"):
-        next(cell for cell in table.columns if cell.header == column).justify = "right"
+    for column in table.columns:
+        if column.header in ("done", "value", "probe", "MB"):
+            column.justify = "right"
     for run in runs:
         progress = run.progress
-        total = "" if progress.total is None else f"/{progress.total}"
+        value, probe, started = progress.value, progress.probe_score, progress.started
         table.add_row(
             Text(escape_unprintable(run.path.name)),
             Text(escape_unprintable(progress.command)),
             Text(progress.state, _STYLES.get(progress.state, "")),
-            f"{progress.done}{total}",
-            _describe_result(progress),
-            _format_number(progress.probe_score),
-            _format_time(progress.started),
+            f"{progress.done}" if progress.total is None else f"{progress.done}/{progress.total}",
+            "" if value is None else Text(escape_unprintable(f"{progress.metric.metric} {measure(value)}")),
+            "" if probe is None else measure(probe),
+            "" if started is None else f"{datetime.fromtimestamp(started).astimezone():%Y-%m-%d %H:%M}",
             f"{run.size / MEGABYTE:.1f}",
         )
     console.print(table)
     for run in runs:
         if run.trouble:
             print_line(console, escape_unprintable(run.trouble))
-
-
-def _describe_result(progress: RunProgress) -> Text:
-    return (
-        Text()
-        if progress.value is None
-        else Text(escape_unprintable(f"{progress.metric.metric} {measure(progress.value)}"))
-    )
-
-
-def _format_number(value: float | None) -> str:
-    return "" if value is None else measure(value)
-
-
-def _format_time(seconds: float | None) -> str:
-    return "" if seconds is None else f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M}"
 
 
 def _to_json(run: ListedRun) -> dict[str, Any]:

@@ -49,11 +49,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def short(value: float) -> str:
-    """Format a number with three significant digits."""
-    return _true_minus(f"{value:.3g}")
-
-
 def mega(value: float) -> str:
     """Format a number in whole millions: ``1_234_000_000`` as ``1,234``."""
     return _true_minus(f"{value / MEGA:,.0f}")

@@ -97,27 +97,22 @@ def from_plain(like: Any, plain: Any, name: str) -> Any:
         parts = from_plain({field.name: vars(like)[field.name] for field in fields(like)}, plain, name)
         return type(like)(**parts)
     if isinstance(like, dict):
-        return _from_mapping(cast("dict[Any, Any]", like), _check_type(dict, plain, name), name)
+        # Keys were saved as text.
+        values, saved = cast("dict[Any, Any]", like), _check_type(dict, plain, name)
+        keys = {str(key): key for key in values}
+        if keys.keys() != saved.keys():
+            raise CheckpointError(f"{name} has {_list_keys(saved)} in the saved state, but {_list_keys(keys)} here")
+        return {key: from_plain(values[key], saved[text], f"{name}.{text}") for text, key in keys.items()}
     if isinstance(like, list | tuple):
-        return _from_sequence(cast("list[Any]", like), _check_type(list, plain, name), name)
+        items, saved = cast("list[Any]", like), _check_type(list, plain, name)
+        if len(items) != len(saved):
+            raise CheckpointError(f"{name} has {len(saved)} parts in the saved state, but {len(items)} here")
+        parts = [from_plain(item, saved[index], f"{name}[{index}]") for index, item in enumerate(items)]
+        if not isinstance(like, tuple):
+            return parts
+        kind = cast("type[Any]", type(like))
+        return tuple(parts) if kind is tuple else kind(*parts)  # a named tuple takes its fields
     return _check_type(cast("type[Any]", type(like)), plain, name)
-
-
-def _from_mapping(like: dict[Any, Any], plain: dict[str, Any], name: str) -> dict[Any, Any]:
-    keys = {str(key): key for key in like}
-    if keys.keys() != plain.keys():
-        raise CheckpointError(f"{name} has {_list_keys(plain)} in the saved state, but {_list_keys(keys)} here")
-    return {key: from_plain(like[key], plain[part], f"{name}.{part}") for part, key in keys.items()}
-
-
-def _from_sequence(like: list[Any], plain: list[Any], name: str) -> Any:
-    if len(like) != len(plain):
-        raise CheckpointError(f"{name} has {len(plain)} parts in the saved state, but {len(like)} here")
-    parts = [from_plain(value, plain[index], f"{name}[{index}]") for index, value in enumerate(like)]
-    if not isinstance(like, tuple):
-        return parts
-    kind = cast("type[Any]", type(like))
-    return tuple(parts) if kind is tuple else kind(*parts)
 
 
 def _check_tensor(like: Tensor, plain: Any, name: str) -> Tensor:
