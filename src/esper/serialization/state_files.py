@@ -110,7 +110,7 @@ def from_plain(like: Any, plain: Any, name: str) -> Any:
         parts = [from_plain(item, saved[index], f"{name}[{index}]") for index, item in enumerate(items)]
         if not isinstance(like, tuple):
             return parts
-        kind = cast("type[Any]", type(like))
+        kind = cast("type[Any]", type(cast("Any", like)))
         return tuple(parts) if kind is tuple else kind(*parts)  # a named tuple takes its fields
     return _check_type(cast("type[Any]", type(like)), plain, name)
 
