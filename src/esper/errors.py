@@ -30,6 +30,7 @@ class EsperError(Exception):
 
     def __str__(self) -> str:
         text = escape_unprintable(super().__str__())
+        # A message may quote a file of any length.
         if len(text) > LONGEST_MESSAGE:
             half = LONGEST_MESSAGE // 2
             text = f"{text[:half]} ... {text[-half:]}"

@@ -41,6 +41,7 @@ def build_install_command(esper: Distribution, extra: str) -> str:
 
     That is the folder, file or repository that `direct_url.json` names (PEP 610), or else the package index.
     """
+    # How Esper was installed: from a folder, a repository, a file, or the index.
     origin = json.loads(esper.read_text("direct_url.json") or "{}")
     name = f"{DISTRIBUTION}[{extra}]"
     if "dir_info" in origin:

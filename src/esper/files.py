@@ -77,6 +77,7 @@ def read_bounded(path: Path, most: int) -> bytes:
     Raises:
         OSError: the file cannot be read; UnsuitableFileError if it is no regular file or larger.
     """
+    # Opened without blocking, and then checked: a check before would be about another file if it is replaced meanwhile.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except ValueError as error:  # a name that no file can have

@@ -52,6 +52,7 @@ class Interrupts:
         self._interruptible = False
 
     def __enter__(self) -> Self:
+        # Signals that are ignored stay ignored.
         numbers = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
         self._previous = {number: signal.signal(number, self._handle) for number in numbers}
         return self

@@ -110,6 +110,7 @@ def measure_search(
         cells = (f"{score:.3f}" for score in scores.values())
         table.add_row(name, *cells, format_multiple(report.B[name]), f"{low} to {high}")
     console.print(table)
+    # After how many networks the cost of training the controller is earned back.
     verdict = "a search does as well with one, so it never pays"
     if report.break_even is not None:
         verdict = f"it has paid after {report.break_even:.0f} networks"
@@ -136,6 +137,7 @@ def measure_training(
         json: Print a machine-readable last line.
     """
     console = console_beside(json)
+    # One process on one core, so that numbers can be compared between machines; overrides may change that.
     settings = load_settings(TrainSettings, config, ("shards=1", f"iterations={iterations}", *overrides))
     if settings.devices != (CPU,):
         raise ConfigError(f"one core of the CPU is measured, not {', '.join(settings.devices)}: leave devices out")

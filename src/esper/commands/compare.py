@@ -66,11 +66,15 @@ def command(
     compared = _load_configurations(configs, overrides)
     for name, settings in compared.items():
         print_differences(console, name, compare_settings(settings, TrainSettings()))
+
+    # Train every configuration with every random seed; trials that are done already are kept.
     folder = run_dir or COMPARISONS / "-".join(compared)
     contest = Contest(folder, compared, seeds, instances)
     with hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"):
         trained = _train_all(contest, computing, console)
         played = _play_arms(contest, computing, console) if arms else None
+
+    # The verdict, first between configurations, then against the other arms.
     configurations = compare_configurations(trained)
     show_comparison(console, configurations)
     for standing in configurations.standings:

@@ -14,6 +14,7 @@ from esper.dash.run_view import RunFinder
 from esper.errors import ConfigError
 from esper.extras import describe_missing
 
+# An extra, whose absence is an error of the user's and not of the program.
 try:
     from esper.dash.app import create_access, serve
 except ModuleNotFoundError as error:

@@ -54,6 +54,7 @@ def _call_function(address: str) -> tuple[Any, Any]:
     spec = spec_from_file_location(f"esper_host_{file.stem}", file)
     assert spec is not None  # a path that ends in .py has one
     assert spec.loader is not None
+    # In `sys.modules`, so that its classes can be found by name, and with its folder on the path, as a script would be.
     module = sys.modules[spec.name] = module_from_spec(spec)
     sys.path.insert(0, str(file.parent))
     try:

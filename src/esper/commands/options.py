@@ -77,6 +77,7 @@ def hold_run(
         run = RunDirectory.open_training_run(resume)
     hint = hint_if_stopped(console, f"resume with: {run.command} --resume {shlex.quote(str(run.path))}")
     with run.locked(run.command), hint:
+        # Checked again under the lock: another process may have started a run here meanwhile.
         if resume is None:
             run.require_empty()
             dump_settings(settings, run.config)

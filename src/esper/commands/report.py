@@ -26,6 +26,7 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
         out: Write the page here instead, with all figures as PDF, PNG and SVG and all tables as CSV beside it,
             each with the query or the files that its numbers come from.
     """
+    # One run or comparison keeps its own report; several need a folder for theirs.
     match paths:
         case (path,):
             folder = out or path
@@ -33,6 +34,7 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
             folder = out
         case _:
             raise ConfigError("give the directory of a run or a comparison, or those of several runs and --out FOLDER")
+    # The report is built before its folder, so that a mistake in the paths leaves nothing behind.
     report = report_on(paths)
     try:
         folder.mkdir(parents=True, exist_ok=True)

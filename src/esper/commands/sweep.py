@@ -68,6 +68,7 @@ def command(
     require_extra("sweep", "`esper sweep`", "optuna")
     from esper.lab.sweep import Sweep, is_within, load_space, run_sweep  # noqa: PLC0415 (an extra)
 
+    # What is searched, and what all trials share.
     console = console_beside(json)
     search_space = load_space(space, overrides)
     sweep = Sweep(run_dir or SWEEPS / space.stem, search_space, trials, seed, instances, pruner)
@@ -77,6 +78,8 @@ def command(
     print_line(
         console, f"study: {sweep.url}, which `optuna-dashboard {sweep.url}` shows (pip install optuna-dashboard)"
     )
+
+    # Train trial by trial, then rank them.
     with (
         hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
         computing.open(max(settings.shards for settings in search_space.settings)) as workers,

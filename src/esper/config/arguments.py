@@ -129,12 +129,14 @@ def check_arguments(
 
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> T:
+            # Python itself refuses missing and unknown arguments here.
             bound, model = signature.bind(*arguments, **keywords), build_model()
             values = {name: value for name, value in bound.arguments.items() if name in model.model_fields}
             try:
                 checked = model.model_validate(values)
             except ValidationError as failure:
                 raise error(describe_argument_error(failure, values, model, advice)) from None
+            # The function gets the converted values, for instance a path for a text.
             bound.arguments.update((name, getattr(checked, name)) for name in values)
             return function(*bound.args, **bound.kwargs)
 
@@ -159,6 +161,7 @@ def describe_argument_error(
     if len(first["loc"]) > 1 and find_models(field.annotation):
         return describe_first_error(failure, model).sentence
     text = show_value(value) if first["type"] in _RANGE_ERRORS else describe_value(value)
+    # What to give: the function's advice, the hint's, or else pydantic's message.
     expected = advice.get(name) or _find_advice((*field.metadata, field.annotation))
     expected = expected or first["msg"].replace("Input should be", "give").replace("a valid boolean", "True or False")
     optional = NoneType in get_args(field.annotation)

@@ -215,6 +215,7 @@ def put_value(model: type[Settings], values: dict[str, Any], key: str, value: An
     parts = key.strip().split(".")
     if not all(parts):
         raise ConfigError(f"{source}: write it as dotted.key=value")
+    # Walk down the keys, through models where they are known and through plain mappings elsewhere.
     models: Sequence[type[BaseModel]] = [model]
     prefix = ""
     for part in parts[:-1]:

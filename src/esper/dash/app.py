@@ -291,6 +291,7 @@ def serve(finder: RunFinder, access: Access, port: int, browser: bool, print_lin
     Raises:
         ConfigError: the address or port is not available.
     """
+    # The socket first: only it has the port that the system chose for port 0.
     with _open_socket(access.host, port) as listener:
         config = uvicorn.Config(
             dashboard(finder, access, lambda: server.should_exit),

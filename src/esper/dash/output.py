@@ -106,6 +106,7 @@ def score_table(scores: Sequence[tuple[str, float]], width: int, notes: Mapping[
 
     ``notes`` by controller are shown at the end of its row.
     """
+    # A row with the ends of the scale, then a row per controller with its place on the scale.
     high, low = scores[0][1], scores[-1][1]
     table = Table.grid(padding=(0, 2))
     scale = max(min(width - _BESIDE_SCALE, _LONGEST_SCALE), _SHORTEST_SCALE)

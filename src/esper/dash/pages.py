@@ -145,6 +145,7 @@ def describe_look(reader: RunReader, number: int, environment: int, step: int) -
 def describe_model(reader: RunReader) -> dict[str, Any]:
     """A run of a `Grower`: its model, decisions, seeds' lives, and its figures by decision, from 1."""
     cursor, metadata = reader.last_id(), reader.metadata()
+    # The page draws every metric by the same names.
     metric = Metric.from_metadata(metadata)
     series = {
         **{name: name for name in _GROWN_FIGURES},
@@ -183,6 +184,7 @@ def describe_learning(reader: RunReader) -> dict[str, Any]:
         if not str(name).startswith(_NOT_DRAWN):
             figures.setdefault(str(name), {})[iteration] = plain(value)
             iterations.add(iteration)
+    # Every scalar as a list over the same iterations, with None where it has no value.
     ordered = sorted(iterations)
     anomalies = reader.rows("SELECT payload FROM events WHERE type = ? ORDER BY id", AnomalyRaised.name)
     return {

@@ -91,6 +91,7 @@ class TrainingProgress:
         """Seconds until the end at the recent pace; None before the first iteration."""
         if not self._paces:
             return None
+        # Less the time since the last iteration ended, so that the estimate runs down between iterations.
         pace = sum(seconds for _, seconds in self._paces) / len(self._paces)
         return max((self.total - self.done) * pace - (self.clock() - self._last_end), 0.0)
 
@@ -129,6 +130,7 @@ class LineView:
         """Print a line every few iterations, at measurements and at the end, and one for each new kind of anomaly."""
         earlier_anomalies = set(self._progress.last_seen)
         self._progress.add(iteration)
+        # A line every few iterations, at measurements, and at the run's beginning and end.
         due = iteration.number % self._every == 0 or iteration.probe_score is not None
         if due or iteration.number in (1, iteration.total):
             print_line(self._console, _describe_iteration(self._progress, iteration))

@@ -138,6 +138,7 @@ class Episode:
         )
         if not rows:
             return None
+        # In training, an episode has the number of its iteration.
         is_grower = metadata.get("command") == "grow"
         first, last = (1, 1) if is_grower else rows[0]
         if number is not None and not first <= number <= last:
@@ -227,6 +228,7 @@ class NetworkView:
         """
         rows: list[Fields] = []
         current: dict[int, Fields] = {}
+        # Fields are checked, since a store may be damaged or foreign.
         for change in self.transitions:
             slot, stage = change.get("slot"), change.get("after")
             if not isinstance(slot, int):

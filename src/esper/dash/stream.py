@@ -94,6 +94,7 @@ class StoreFollower:
         return self._reader
 
     def _read_update(self, reader: RunReader, types: Collection[str]) -> StoreUpdate:
+        # Most polls find nothing new, and read two rows.
         last_id, before, newest = reader.last_id(), self._last_id, self._newest
         if last_id == before and newest is not None and reader.holds(newest):
             return StoreUpdate(last_id)
@@ -126,6 +127,7 @@ async def stream_news(
                     yield _message("trouble", {"error": trouble})
                 await _wait(MISSING_SECONDS, stopping)
                 continue
+            # After an error the browser cannot know what it missed.
             if news.reload or trouble:
                 trouble, sent = "", time.monotonic()
                 yield _message("reload", {"cursor": news.last_id}, news.last_id)

@@ -45,6 +45,7 @@ class JointActions:
             Head.ALPHA_SPEED: _find_indices(ALPHA_SPEEDS, rules.alpha_speeds),
             Head.ALPHA_CURVE: sorted(set(rules.alpha_curves)),
         }
+        # All combinations of what each operation reads; heads that it does not read are 0.
         rows = [
             (op, *choices)
             for op in sorted(set(rules.operations))

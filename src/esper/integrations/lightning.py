@@ -99,6 +99,7 @@ class GrowerCallback(Callback):
         optimizer = next(candidates, trainer.optimizers[0])
         self._step = trainer.global_step
         _mirror_averages(trainer, model)
+        # A further `fit` goes on with the grower if model and optimizer are still the same.
         if self.grower is not None and self.grower.model is model and self.grower.optimizer is optimizer:
             return
         training_step = pl_module.training_step
@@ -111,6 +112,7 @@ class GrowerCallback(Callback):
         scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
         scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None
         self.grower = Grower(model, optimizer, evaluate=self._evaluate, loss=loss, scaler=scaler, **self._options)
+        # A checkpoint that was loaded before is applied to them now.
         self._carriers[model].carry("grower", self.grower)
         self._carriers[model].carry("losses", self._losses)
 

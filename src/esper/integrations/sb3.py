@@ -166,6 +166,7 @@ class ModelController:
 
     def act(self, observation: Observation, masks: ActionMasks, state: Any) -> tuple[Actions, Any]:
         """Take one decision per network; returns the actions ``[E, 8]`` and the next state."""
+        # Only MaskablePPO takes the mask; what another model chooses against it becomes WAIT.
         legal = self._actions.legal(conditional_masks(masks))
         flat = flatten_observations({**observation_arrays(observation, masks), ACTION_MASK: legal})
         if isinstance(self._model, MaskablePPO):

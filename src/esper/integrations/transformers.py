@@ -79,6 +79,7 @@ class GrowerCallback(TrainerCallback):
         self._logged_step = 0
         """The step up to which the loss has been logged."""
         self._due = False
+        # Checkpoints save the model's state dict, so growth travels in it.
         carrier = GrowthInStateDict(model)
         carrier.carry("grower", self.grower)
         carrier.carry("losses", self._losses)
@@ -150,6 +151,7 @@ def _construct_grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimi
     if not grower.learns_apart:
         return grower
 
+    # Isolated seeds and forks learn from the same minibatch, right after its loss is computed.
     @wraps(original)
     def compute_loss(
         model: nn.Module,

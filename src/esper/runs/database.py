@@ -79,6 +79,7 @@ def create_database(path: Path) -> sqlite3.Connection:
     if path.exists() and path.stat().st_size:
         raise RunError(f"{path} exists already: choose a new run directory, or resume that run")
     with replace_file(path) as temporary, translate_errors(path):
+        # A process that was killed may have left a journal, which SQLite would apply to the new file.
         for leftover in path.parent.glob(f"{temporary.name}*"):
             leftover.unlink()
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
@@ -191,6 +192,7 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
         # `RunStore` shares its connection between threads, and locks it.
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         with _close_at_errors(connection), limit_reading(connection, path):
+            # A changed schema must not call unsafe functions, and a damaged value must not fill the memory.
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             connection.execute("PRAGMA trusted_schema = FALSE")
             _check_schema(connection, path)

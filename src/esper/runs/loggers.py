@@ -157,6 +157,7 @@ class _ResumableLogger:
 
     def log_settings(self, settings: Mapping[str, Any]) -> None:
         with self._warn_of_failure():
+            # A resumed run has sent its settings before.
             if self._logger is not None and self._state.step < 0:
                 self._logger.log_settings(dict(_flatten(settings)))
 
@@ -221,6 +222,7 @@ class _WandBLogger:
 
         project = os.environ.get("WANDB_PROJECT", _PROJECT)
         self.address = address or {"project": project, "run": secrets.token_hex(4)}
+        # Only what Esper sends: no code, no machine statistics, no console output.
         settings = wandb.Settings(
             console="off",
             disable_git=True,
@@ -256,11 +258,13 @@ class _MLflowLogger:
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
         from mlflow.tracking import MlflowClient  # noqa: PLC0415
 
+        # A resumed run stays where it is, even if the environment has changed.
         files = f"file:{(folder / 'mlflow').absolute()}"
         uri = address["uri"] if address else os.environ.get("MLFLOW_TRACKING_URI") or files
         if uri.startswith("file:"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = MlflowClient(uri)
+        # A new run, in an experiment that is created if it does not exist yet.
         if address is None:
             title = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
             existing = self._client.get_experiment_by_name(title)

@@ -202,6 +202,7 @@ class RunReader:
         Raises:
             RunError: as `query`; or a value does not belong in its column.
         """
+        # SQLite stores any type in any column, so a damaged or foreign store may hold anything.
         result = self.query(sql, *parameters)
         for name, values in zip(result.columns, zip(*result.rows, strict=True), strict=bool(result.rows)):
             column = _COLUMNS.get(name)
@@ -213,6 +214,7 @@ class RunReader:
     def snapshot(self) -> Generator[None]:
         """Context manager in which all reads see the same state of the store, even if the run is rewound meanwhile."""
         with translate_errors(self.path):
+            # In WAL mode a transaction keeps reading the state at its first query.
             self._connection.execute("BEGIN")
             with self._connection:
                 yield

@@ -44,6 +44,7 @@ def hold_lock(path: Path, what: str) -> Generator[None]:
     except OSError as error:
         raise RunError(f"cannot write in {folder} ({error.strerror}): make it writable, or work on a copy") from error
     try:
+        # The file holds the command that has locked it, for the message to others.
         try:
             if not _try_lock(descriptor):
                 holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"

@@ -103,9 +103,10 @@ class RunStore(RunReader):
 
     def append(self, rows: Iterable[EventRow]) -> None:
         """Append encoded events, for instance those of another process; raises as `emit` does."""
+        # Outside of the lock, which `flush` takes itself.
         with self._waiting:
-            full = len(self._events) >= CAPACITY
-        if full:
+            is_full = len(self._events) >= CAPACITY
+        if is_full:
             self.flush()
         with self._waiting:
             self._events.extend(rows)
@@ -124,6 +125,7 @@ class RunStore(RunReader):
             RunError: the store cannot be written, for instance on a full disk; what waits is kept for the next try.
         """
         with self._using:
+            # Take what waits, so that others can add more during the commit.
             with self._waiting:
                 events, scalars = self._events, self._scalars
                 self._events, self._scalars = [], {}
@@ -147,6 +149,7 @@ class RunStore(RunReader):
 
     def rewind(self, iteration: int) -> None:
         """Delete everything after `iteration`, except history such as interruptions, before it is done again."""
+        # What waits is deleted, too: it belongs to the iterations that are repeated.
         history = [name for name, event_type in event_types().items() if event_type.history]
         marks = ", ".join("?" for _ in history)
         with self._using, self._waiting:

@@ -158,6 +158,7 @@ class Checkpoints:
         return self.folder / f"iteration-{iteration:08d}.json"
 
     def _delete_old(self) -> None:
+        # Files of a process that was killed while it wrote them.
         for leftover in self.folder.glob(f".iteration-*{TEMPORARY_SUFFIX}"):
             leftover.unlink()
         for iteration in self.iterations()[: -self.keep]:

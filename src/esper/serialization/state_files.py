@@ -218,6 +218,7 @@ class StateFormat(Generic[M]):
             DamagedError: the file is missing or damaged.
             CheckpointError: it is no safetensors file.
         """
+        # The whole file is hashed before anything in it is parsed.
         data = self._read(path, manifest.tensors_bytes, f"{self.what} file {path}")
         if len(data) < manifest.tensors_bytes or hashlib.sha256(data).hexdigest() != manifest.tensors_sha256:
             raise DamagedError(
@@ -272,6 +273,7 @@ def decode_tensors(data: bytes) -> dict[str, Tensor]:
     Raises:
         ValueError: the file is damaged, or has tensors of unusual types.
     """
+    # The header is checked before safetensors reads it: sizes in it could make it allocate any amount of memory.
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if length > min(len(data) - _LENGTH_BYTES, MOST_HEADER_BYTES):
         raise ValueError("its header is too long")
