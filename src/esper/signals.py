@@ -4,7 +4,7 @@ import signal
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -57,9 +57,7 @@ class Interrupts:
         self._previous = {number: signal.signal(number, self._handle) for number in numbers}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

@@ -303,7 +303,9 @@ def serve(finder: RunFinder, access: Access, port: int, browser: bool, print_lin
         server = uvicorn.Server(config)
         # At the end, connections that do not read are cut off on purpose: that is no error to print.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
-        address = _format_address(access, listener.getsockname()[1])
+        host = f"[{access.host}]" if ":" in access.host else access.host
+        token = "" if access.token is None else f"?token={access.token}"
+        address = f"http://{host}:{listener.getsockname()[1]}/{token}"
         print_line(f"dashboard: {address}")
         print_line("Ctrl-C stops it.")
         if browser:
@@ -322,8 +324,3 @@ def _open_socket(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot serve on {host}, port {port} ({reason}): give another `--port`, 0 for any, or another `--host`"
         ) from error
-
-
-def _format_address(access: Access, port: int) -> str:
-    host = f"[{access.host}]" if ":" in access.host else access.host
-    return f"http://{host}:{port}/" + ("" if access.token is None else f"?token={access.token}")

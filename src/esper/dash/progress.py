@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from types import TracebackType
 from typing import Self
 
 from rich.columns import Columns
@@ -116,10 +115,8 @@ class LineView:
         self._lines.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lines.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._lines.__exit__()
 
     def show_baselines(self, levels: Mapping[str, float]) -> None:
         """Print the baselines' levels."""
@@ -158,9 +155,7 @@ class PanelView:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def show_baselines(self, levels: Mapping[str, float]) -> None:

@@ -125,7 +125,10 @@ async def stream_news(
                 if str(error) != trouble:
                     trouble, sent = str(error), time.monotonic()
                     yield _message("trouble", {"error": trouble})
-                await _wait(MISSING_SECONDS, stopping)
+                # In short steps, so that the server can stop meanwhile.
+                for _ in range(round(MISSING_SECONDS / POLL_SECONDS)):
+                    if not stopping():
+                        await asyncio.sleep(POLL_SECONDS)
                 continue
             # After an error the browser cannot know what it missed.
             if news.reload or trouble:
@@ -140,12 +143,6 @@ async def stream_news(
             await asyncio.sleep(POLL_SECONDS)
     finally:
         follower.close()
-
-
-async def _wait(seconds: float, stopping: Callable[[], bool]) -> None:
-    for _ in range(round(seconds / POLL_SECONDS)):
-        if not stopping():
-            await asyncio.sleep(POLL_SECONDS)
 
 
 def _message(kind: str, data: Any, cursor: int | None = None) -> str:

@@ -100,6 +100,16 @@ _USES = {
 """What a run can be used for, by its maker."""
 
 
+class _Child:
+    """A path inside a run directory, as an attribute of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDirectory, _: type[RunDirectory]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The directory of a run, and the paths of its files."""
@@ -108,6 +118,27 @@ class RunDirectory:
     """The command that makes controllers' runs, and goes on with them by ``--resume``."""
 
     path: Path
+
+    lock = _Child("run.lock")
+    """The file that the process which writes to the run has locked."""
+    config = _Child("config.yaml")
+    """The resolved configuration."""
+    store = _Child("run.db")
+    """The run store (SQLite)."""
+    checkpoints = _Child("checkpoints")
+    """The folder of checkpoints."""
+    loggers = _Child("loggers")
+    """The folder of loggers: TensorBoard's files, and the addresses of the run at W&B and MLflow."""
+    report = _Child("report.html")
+    """The report for people."""
+    evaluation = _Child("evaluation.json")
+    """The records of `esper evaluate`, one per controller and instance."""
+    behaviour = _Child("behaviour.json")
+    """The policy's behaviour in `esper evaluate`: statistics per family and a few complete episodes."""
+    verdicts = _Child("verdicts.json")
+    """The verdicts by `evaluation`, as figures and sentences, for the dashboard; written with the report."""
+    evaluation_progress = _Child("evaluation-progress")
+    """The folder of what an unfinished `esper evaluate` has done so far."""
 
     @classmethod
     def create(cls, path: Path) -> Self:
@@ -204,56 +235,6 @@ class RunDirectory:
     def has_store(self) -> bool:
         """Whether there is a store; a run that was killed at its start may have none, or an empty file."""
         return self.store.is_file() and self.store.stat().st_size > 0
-
-    @property
-    def lock(self) -> Path:
-        """The file that the process which writes to the run has locked."""
-        return self.path / "run.lock"
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def store(self) -> Path:
-        """The run store (SQLite)."""
-        return self.path / "run.db"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def loggers(self) -> Path:
-        """The folder of loggers: TensorBoard's files, and the addresses of the run at W&B and MLflow."""
-        return self.path / "loggers"
-
-    @property
-    def report(self) -> Path:
-        """The report for people."""
-        return self.path / "report.html"
-
-    @property
-    def evaluation(self) -> Path:
-        """The records of `esper evaluate`, one per controller and instance."""
-        return self.path / "evaluation.json"
-
-    @property
-    def behaviour(self) -> Path:
-        """The policy's behaviour in `esper evaluate`: statistics per family and a few complete episodes."""
-        return self.path / "behaviour.json"
-
-    @property
-    def verdicts(self) -> Path:
-        """The verdicts by `evaluation`, as figures and sentences, for the dashboard; written with the report."""
-        return self.path / "verdicts.json"
-
-    @property
-    def evaluation_progress(self) -> Path:
-        """The folder of what an unfinished `esper evaluate` has done so far."""
-        return self.path / "evaluation-progress"
 
 
 OBJECTIVE = Metric("J")

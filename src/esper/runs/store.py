@@ -9,7 +9,6 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from esper.errors import RunError
@@ -84,11 +83,9 @@ class RunStore(RunReader):
         finally:
             super().close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close; an error under way is not hidden behind one of the last flush."""
-        with nullcontext() if error is None else suppress(RunError):
+    def __exit__(self, *error: object) -> None:
+        """Close the store; an error of the last flush does not hide an earlier one."""
+        with suppress(RunError) if any(error) else nullcontext():
             self.close()
 
     def set_metadata(self, values: Mapping[str, Any]) -> None:
