@@ -26,7 +26,18 @@ def map_arrays(change: Callable[[Any], Any], struct: Struct) -> Struct:
 
 def merge_arrays(merge: Callable[[list[Any]], Any], structs: Sequence[Struct]) -> Struct:
     """Apply ``merge`` to each list of arrays that have the same place in equally built structs."""
-    return _merge(merge, list(structs))
+    first: Any = structs[0]
+    parts: list[Any] = list(structs)
+    kind = cast("Callable[..., Any]", type(first))
+    if isinstance(first, tuple):
+        return kind(*(merge_arrays(merge, column) for column in zip(*parts, strict=True)))
+    if isinstance(first, dict):
+        names = cast("dict[str, Any]", first)
+        return cast("Any", {name: merge_arrays(merge, [part[name] for part in parts]) for name in names})
+    if is_dataclass(first):
+        names = [field.name for field in fields(first)]
+        return kind(**{name: merge_arrays(merge, [getattr(part, name) for part in parts]) for name in names})
+    return merge(parts)
 
 
 def replace_where(places: Bools, older: Struct, newer: Struct) -> Struct:
@@ -40,20 +51,6 @@ def replace_where(places: Bools, older: Struct, newer: Struct) -> Struct:
         return np.where(places.reshape(*places.shape, *[1] * (old.ndim - places.ndim)), new, old)
 
     return merge_arrays(choose, [older, newer])
-
-
-def _merge(merge: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
-    first = parts[0]
-    kind = cast("Callable[..., Any]", type(first))
-    if isinstance(first, tuple):
-        return kind(*(_merge(merge, list(column)) for column in zip(*parts, strict=True)))
-    if isinstance(first, dict):
-        names = cast("dict[str, Any]", first)
-        return {name: _merge(merge, [part[name] for part in parts]) for name in names}
-    if is_dataclass(first):
-        names = [field.name for field in fields(first)]
-        return kind(**{name: _merge(merge, [getattr(part, name) for part in parts]) for name in names})
-    return merge(parts)
 
 
 def iterate_arrays(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
