@@ -63,10 +63,10 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
         )
     console.print(table)
     for run in runs:
-        if run.trouble:
-            print_line(console, escape_unprintable(run.trouble))
+        if run.failure:
+            print_line(console, escape_unprintable(run.failure))
 
 
 def _to_json(run: ListedRun) -> dict[str, Any]:
     record = {**asdict(run.progress), **run.progress.metric.metadata()}
-    return {"run": str(run.path), **record, "size": run.size, "trouble": run.trouble}
+    return {"run": str(run.path), **record, "size": run.size, "trouble": run.failure}

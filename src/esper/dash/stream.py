@@ -116,23 +116,23 @@ async def stream_news(
     News are events of these ``types``. A message's id is that of the newest event in the store at that time.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
-    trouble, sent = "", time.monotonic()
+    failure, sent = "", time.monotonic()
     try:
         while not stopping():
             try:
                 news = await run_in_threadpool(follower.poll, types)
             except EsperError as error:
-                if str(error) != trouble:
-                    trouble, sent = str(error), time.monotonic()
-                    yield _message("trouble", {"error": trouble})
+                if str(error) != failure:
+                    failure, sent = str(error), time.monotonic()
+                    yield _message("trouble", {"error": failure})
                 # In short steps, so that the server can stop meanwhile.
                 for _ in range(round(MISSING_SECONDS / POLL_SECONDS)):
                     if not stopping():
                         await asyncio.sleep(POLL_SECONDS)
                 continue
             # After an error the browser cannot know what it missed.
-            if news.reload or trouble:
-                trouble, sent = "", time.monotonic()
+            if news.reload or failure:
+                failure, sent = "", time.monotonic()
                 yield _message("reload", {"cursor": news.last_id}, news.last_id)
             elif news.records:
                 sent = time.monotonic()

@@ -327,7 +327,7 @@ class ListedRun:
     progress: RunProgress
     size: int
     """Size of all the run's files, in bytes."""
-    trouble: str | None
+    failure: str | None
     """Why its store cannot be read."""
 
 
