@@ -1,6 +1,7 @@
 """The public names of `import esper`, imported together at their first use."""
 
 from esper.adaptation.adapt import adapt
+from esper.engine.config import EpisodeConfig
 from esper.grower import Decision, Grower
 from esper.grower.branch import branch
 from esper.grower.config import GrowerConfig
@@ -11,7 +12,6 @@ from esper.growth.attach import attach
 from esper.growth.export import export
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
-from esper.rl.settings import EpisodeConfig
 
 __all__ = [
     "Decision",

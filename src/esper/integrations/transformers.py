@@ -15,7 +15,7 @@ from esper.config.arguments import PositiveInt, check_arguments
 from esper.errors import ConfigError
 from esper.extras import describe_missing
 from esper.grower import Grower
-from esper.grower.measuring import Evaluate
+from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.model import GrowingModel
 from esper.integrations.trainer_callback import MeanLoss, finish_grower, step_grower
@@ -148,7 +148,7 @@ def _construct_grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimi
 
     scaler = cast("torch.amp.GradScaler | None", trainer.accelerator.scaler)
     grower = Grower(growing, optimizer, loss=loss, scaler=scaler, **options)
-    if not grower.learns_apart:
+    if not grower.needs_isolated_backward:
         return grower
 
     # Isolated seeds and forks learn from the same minibatch, right after its loss is computed.
@@ -161,7 +161,7 @@ def _construct_grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimi
     ) -> Tensor | tuple[Tensor, Any]:
         model_inputs = dict(inputs)  # a Trainer may remove the labels
         result = original(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-        grower.learn_apart(result[0] if isinstance(result, tuple) else result, model_inputs, num_items_in_batch)
+        grower.isolated_backward(result[0] if isinstance(result, tuple) else result, model_inputs, num_items_in_batch)
         return result
 
     trainer.compute_loss = compute_loss

@@ -13,11 +13,11 @@ from esper.config.loading import load_settings
 from esper.config.settings import compare_settings
 from esper.control.advice import advise
 from esper.control.learned import LearnedController, PolicyOrigin, policy_spec, restore_policy
-from esper.control.observation import mask_tensors
 from esper.control.policy import Policy
-from esper.control.promises import PromiseSettings
 from esper.control.rules import LookRule
 from esper.control.shipped import open_policy
+from esper.engine.observation import mask_tensors
+from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, wait
 from esper.numerics.devices import require_device

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.advice import Advice, AdviceSettings
-from esper.control.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy.layers import RELU_GAIN, embedding, linear
 from esper.control.policy.settings import PolicySettings
+from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import RELEVANT, Head, Op, head_sizes
 
 ILLEGAL_LOGIT = -1e9
