@@ -46,7 +46,7 @@ metadata `slots`; stages, operations, causes, reasons and blueprints are given b
 _VIEWS = """\
 ## Views
 
-Columns bear the names of the events' fields. `episode` and `environment` tell which network, `step` counts its
+Columns bear the names of the events' fields. `episode` and `environment` identify the network, `step` counts its
 decisions from 0; columns named after a stage hold the step at which a seed reached it.
 """
 

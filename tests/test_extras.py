@@ -27,7 +27,7 @@ ORIGINS: dict[str, tuple[dict[str, Any], str]] = {
     "git": ({"url": "https://e.org/e", "vcs_info": {"vcs": "git"}}, "'esper-growth[{}] @ git+https://e.org/e'"),
     "index": ({}, "'esper-growth[{}]'"),
 }
-ASKING = {"require": 0, "find_missing": 0}
+ASKING = {"require_extra": 0, "describe_missing": 0}
 """Which argument of these calls is an extra."""
 
 

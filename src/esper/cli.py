@@ -1,8 +1,8 @@
 """The `esper` command.
 
-One line in `COMMANDS` adds a command. Its target is a function whose signature tyro turns into options and whose
-docstring becomes the help; it may return an exit code. A target is imported only when its command is asked for, so
-`esper --help` does not wait for torch.
+One line in `COMMANDS` adds a command. Its target is a function: tyro turns its signature into options and its docstring
+into the help, and it may return an exit code. A target is imported only when its command runs, so `esper --help` does
+not wait for torch.
 """
 
 import importlib
@@ -26,7 +26,7 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its words, for instance `bench suite`; its function as `module:name`; one line of help."""
+    """A command: its name, for instance `bench suite`; its function as `module:name`; one line of help."""
 
     name: str
     target: str
@@ -83,31 +83,33 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
         return EXIT_INTERRUPTED
 
 
-def _dispatch(words: list[str], commands: Sequence[Command]) -> int:
+def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
     for command in commands:
         name = command.name.split()
-        if words[: len(name)] == name:
-            allow_files(words)
+        if arguments[: len(name)] == name:
+            allow_files(arguments)
             code = tyro.cli(
-                _leave_out_none(command.load()),
+                _hide_none_defaults(command.load()),
                 prog=f"esper {command.name}",
-                args=words[len(name) :],
+                args=arguments[len(name) :],
                 config=(tyro.conf.DisallowNone,),  # the help shows PATH, not {None}|PATH
             )
             return EXIT_OK if code is None else code
-    if words == ["--version"]:
+    if arguments == ["--version"]:
         sys.stdout.write(f"esper {__version__}\n")
         return EXIT_OK
-    asked = [word for word in words if word not in ("-h", "--help")]
-    listed = [command for command in commands if command.name.split()[: len(asked)] == asked]
-    if not listed:
-        raise ConfigError(_unknown(asked, commands))
-    sys.stdout.write(_overview(listed))
+
+    # No command: list those whose names begin with the arguments, which are all where there are none.
+    names = [argument for argument in arguments if argument not in ("-h", "--help")]
+    matches = [command for command in commands if command.name.split()[: len(names)] == names]
+    if not matches:
+        raise ConfigError(_describe_unknown(names, commands))
+    sys.stdout.write(_format_overview(matches))
     return EXIT_OK
 
 
-def _leave_out_none(target: Callable[..., int | None]) -> Callable[..., int | None]:
-    """The same function, whose help no longer adds "(default: None)" to what its words tell."""
+def _hide_none_defaults(target: Callable[..., int | None]) -> Callable[..., int | None]:
+    """The same function, whose help does not add "(default: None)" to its options."""
     hints = get_type_hints(target, include_extras=True)
     for name, parameter in inspect.signature(target).parameters.items():
         if parameter.default is None:
@@ -116,30 +118,26 @@ def _leave_out_none(target: Callable[..., int | None]) -> Callable[..., int | No
     return target
 
 
-def _unknown(words: Sequence[str], commands: Sequence[Command]) -> str:
+def _describe_unknown(arguments: Sequence[str], commands: Sequence[Command]) -> str:
     for former, replacement in MOVED.items():
-        if list(words[: len(former.split())]) == former.split():
+        if list(arguments[: len(former.split())]) == former.split():
             return f"`{former}` {replacement}"
     depth = max(len(command.name.split()) for command in commands)
-    asked = " ".join(words[:depth])
+    name = " ".join(arguments[:depth])
     names = [command.name for command in commands]
-    hints = (did_you_mean(one, names, spell=lambda near: f"`{near}`", most=1, mark=",") for one in (asked, words[0]))
+    hints = (
+        did_you_mean(text, names, spell=lambda near: f"`{near}`", limit=1, separator=",")
+        for text in (name, arguments[0])
+    )
     advice = next(filter(None, hints), ", `esper --help` lists all commands")
-    return f"unknown command `{asked}`{advice}"
+    return f"unknown command `{name}`{advice}"
 
 
-def _overview(commands: Sequence[Command]) -> str:
+def _format_overview(commands: Sequence[Command]) -> str:
     width = max(len(command.name) for command in commands)
-    lines = [f"  {command.name.ljust(width)}  {command.help}" for command in commands]
-    return "\n".join(
-        [
-            "Esper grows neural networks while they train.",
-            "",
-            "usage: esper COMMAND [OPTIONS]",
-            "",
-            *lines,
-            "",
-            "`esper COMMAND --help` explains a command; `esper --version` prints the version.",
-            "",
-        ]
+    lines = "\n".join(f"  {command.name.ljust(width)}  {command.help}" for command in commands)
+    return (
+        "Esper grows neural networks while they train.\n\n"
+        f"usage: esper COMMAND [OPTIONS]\n\n{lines}\n\n"
+        "`esper COMMAND --help` explains a command; `esper --version` prints the version.\n"
     )

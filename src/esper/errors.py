@@ -1,7 +1,7 @@
 """Every error that Esper raises on purpose, and the hint to a misspelt name.
 
-The command line turns any of them into one sentence on stderr and exit code 2; so a message says what was wrong, where,
-and what to do about it.
+The command line prints any of them as one sentence on stderr and exits with code 2; so a message names what was wrong,
+where, and what to do about it.
 """
 
 import difflib
@@ -26,14 +26,11 @@ LONGEST_MESSAGE = 2000
 
 
 class EsperError(Exception):
-    """Base of all errors that Esper raises on purpose. As text it is one printable line, whatever it quotes."""
+    """Base of all errors that Esper raises on purpose. Its text is one printable line, whatever it quotes."""
 
     def __str__(self) -> str:
-        text = super().__str__()
-        if not text.isprintable():
-            text = "".join(
-                mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text
-            )
+        text = escape_unprintable(super().__str__())
+        # A message may quote a file of any length.
         if len(text) > LONGEST_MESSAGE:
             half = LONGEST_MESSAGE // 2
             text = f"{text[:half]} ... {text[-half:]}"
@@ -45,7 +42,7 @@ class IllegalActionError(EsperError):
 
 
 class UnknownBlueprintError(EsperError):
-    """A blueprint name that nobody registered."""
+    """A blueprint name that is not registered."""
 
 
 class SlotError(EsperError):
@@ -69,27 +66,34 @@ class TaskError(EsperError):
 
 
 class DistributedError(EsperError):
-    """A process whose work another one of its group has made impossible."""
+    """A process that cannot go on because of another process of its group."""
 
 
 class DivergedError(EsperError):
-    """Training that keeps blowing up although it was rolled back."""
+    """Training that keeps diverging although it was rolled back."""
 
 
 class ExportError(EsperError):
-    """A model that cannot be made plain, exported, or told apart from its export when both are run."""
+    """A model that cannot be finalized or exported, or whose export computes something else."""
 
 
 class LookError(EsperError):
-    """A loss or data by which a model cannot be looked at."""
+    """A loss or data with which expansion scores cannot be measured."""
+
+
+def escape_unprintable(text: str) -> str:
+    """A text as one line that cannot control a terminal: unprintable characters are written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text)
 
 
 def did_you_mean(
-    name: str, known: Iterable[str], *, spell: Callable[[str], str] = repr, most: int = 3, mark: str = ";"
+    name: str, candidates: Iterable[str], *, spell: Callable[[str], str] = repr, limit: int = 3, separator: str = ";"
 ) -> str:
-    """``; did you mean 'a' or 'b'?`` with the known names nearest to ``name``; empty if none is near.
+    """``; did you mean 'a' or 'b'?`` with the candidates nearest to ``name``; empty if none is near.
 
-    There are at most ``most`` names, written as ``spell`` writes them, and ``mark`` parts the hint from what it ends.
+    At most ``limit`` names are suggested, each written by ``spell``. The hint starts with ``separator``.
     """
-    near = difflib.get_close_matches(name, [one for one in known if one], n=most)
-    return f"{mark} did you mean {' or '.join(map(spell, near))}?" if near else ""
+    near = difflib.get_close_matches(name, [candidate for candidate in candidates if candidate], n=limit)
+    return f"{separator} did you mean {' or '.join(map(spell, near))}?" if near else ""

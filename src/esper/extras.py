@@ -12,11 +12,11 @@ from esper.errors import ConfigError, EsperError
 DISTRIBUTION = "esper-growth"
 
 
-def require(extra: str, what: str, *modules: str, error: type[EsperError] = ConfigError) -> None:
-    """Refuse ``what``, of which the sentence is, where ``modules`` that the extra installs are missing.
+def require_extra(extra: str, what: str, *modules: str, error: type[EsperError] = ConfigError) -> None:
+    """Refuse a feature, the sentence's subject ``what``, where ``modules`` that the extra installs are missing.
 
     Raises:
-        EsperError: of the type ``error``; it says how to install the extra.
+        EsperError: of the type ``error``; the message has the command that installs the extra.
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
@@ -24,12 +24,12 @@ def require(extra: str, what: str, *modules: str, error: type[EsperError] = Conf
 
 
 def describe_missing(extra: str, what: str, *modules: str | None) -> str:
-    """The sentence that ``what`` needs these modules, which the extra installs."""
+    """The sentence that ``what`` needs these modules, with the command that installs the extra."""
     return f"{what} needs {', '.join(map(str, modules))}: {find_install_command(extra)}"
 
 
 def find_install_command(extra: str) -> str:
-    """What completes this installation by an extra, from where Esper itself came."""
+    """The command that adds an extra to this installation of Esper."""
     try:
         return build_install_command(distribution(DISTRIBUTION), extra)
     except PackageNotFoundError:
@@ -37,7 +37,11 @@ def find_install_command(extra: str) -> str:
 
 
 def build_install_command(esper: Distribution, extra: str) -> str:
-    """As `find_install_command`: the folder, file or repository that `direct_url.json` names (PEP 610), else the index."""
+    """The command that installs an extra from where ``esper`` was installed.
+
+    That is the folder, file or repository that `direct_url.json` names (PEP 610), or else the package index.
+    """
+    # How Esper was installed: from a folder, a repository, a file, or the index.
     origin = json.loads(esper.read_text("direct_url.json") or "{}")
     name = f"{DISTRIBUTION}[{extra}]"
     if "dir_info" in origin:

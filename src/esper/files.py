@@ -1,4 +1,4 @@
-"""Files: written so that a reader sees the old content or the new, and read whoever may have put them there."""
+"""Files that are written atomically, and read safely even if somebody else put them there."""
 
 import errno
 import os
@@ -26,10 +26,10 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def move_durably(source: Path, path: Path) -> None:
-    """Let the file `source`, on the same file system, take the place of `path` in one step that survives a crash.
+    """Move the file `source` to `path`, on the same file system, in one step that survives a crash.
 
     Raises:
-        RunError: that cannot be done; what was there before is untouched.
+        RunError: the file cannot be moved; what was there before is untouched.
     """
     with replace_file(path) as temporary:
         with source.open("rb") as file:
@@ -39,14 +39,16 @@ def move_durably(source: Path, path: Path) -> None:
 
 @contextmanager
 def replace_file(path: Path) -> Generator[Path]:
-    """A path beside `path` to be filled, durably; what is there in the end takes the place of `path` in one step.
+    """Context manager of a temporary path beside `path`. What is written there replaces `path` at the end, in one step.
+
+    The caller syncs the content to disk.
 
     Raises:
-        RunError: that cannot be done; what was there before is untouched.
+        RunError: the file cannot be written; what was there before is untouched.
     """
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     try:
-        # A link that a stranger planted in the run's directory must not lead the write out of it.
+        # A link that somebody planted in the run's directory must not lead the write out of it.
         temporary.unlink(missing_ok=True)
         try:
             yield temporary
@@ -54,31 +56,28 @@ def replace_file(path: Path) -> Generator[Path]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        # The rename is durable once the folder is synced, too.
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunError(f"cannot write {path} ({reason}): free some space or choose a writable folder") from error
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class UnsuitableFileError(OSError):
-    """Something that is there, but is no file of a bearable size."""
+    """A path that is no regular file, or a file that is too large."""
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most ``most`` bytes; neither waits for a pipe nor drains a device.
+    """The content of a regular file of at most ``most`` bytes. It neither waits for a pipe nor reads a device.
 
     Raises:
-        OSError: it cannot be read; UnsuitableFileError if it is something else or larger.
+        OSError: the file cannot be read; UnsuitableFileError if it is no regular file or larger.
     """
+    # Opened without blocking, and then checked: a check before would be about another file if it is replaced meanwhile.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except ValueError as error:  # a name that no file can have
@@ -91,5 +90,5 @@ def read_bounded(path: Path, most: int) -> bytes:
             raise UnsuitableFileError(errno.EFBIG, f"it is larger than {most} bytes")
         data = file.read(status.st_size + 1)
         if len(data) != status.st_size:
-            raise UnsuitableFileError(errno.EINVAL, "its size is not what the system says")
+            raise UnsuitableFileError(errno.EINVAL, "its size is not the one that the system reports")
         return data

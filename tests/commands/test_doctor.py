@@ -151,7 +151,7 @@ class TestProblems:
         record = examine(capsys, 1)
         assert record["devices"] == {"cpu": 1e-15}
         assert record["problems"] == [
-            "torch cannot compute on cuda:0 (no kernel image is available): use another device, or mend its driver"
+            "torch cannot compute on cuda:0 (no kernel image is available): use another device, or repair its driver"
         ]
 
     @pytest.mark.parametrize(("difference", "words"), [(0.25, "2.5e-01"), (float("nan"), "nan")])

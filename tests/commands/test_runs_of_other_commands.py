@@ -13,7 +13,7 @@ from esper.runs.store import RunStore
 Capture = pytest.CaptureFixture[str]
 
 SERVES = (
-    "a run of `esper.Grower`, and not of `esper train`: it tells of a model that grew in a training loop, which "
+    "a run of `esper.Grower`, and not of `esper train`: it records a model that grew in a training loop, which "
     "`esper report "
 )
 

@@ -74,7 +74,7 @@ def test_whoever_does_not_read_is_cut_off_at_the_end_without_complaint(planted: 
     script = (
         "import sys; from pathlib import Path; from esper.dash import app; "
         "from esper.dash.run_view import RunFinder; from starlette.responses import StreamingResponse; "
-        "app.Views.answer = lambda self, request: StreamingResponse(iter(lambda: b'x' * 2**20, None)); "
+        "app.Views.respond = lambda self, request: StreamingResponse(iter(lambda: b'x' * 2**20, None)); "
         "say = lambda line: print(line, flush=True); "
         "app.serve(RunFinder((Path(sys.argv[1]),)), app.create_access('127.0.0.1', None), 0, False, say)"
     )

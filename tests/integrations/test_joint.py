@@ -63,7 +63,7 @@ def test_the_mask_allows_exactly_what_the_lifecycle_does(rules: str) -> None:
 
 @pytest.mark.parametrize(("rules", "count"), [(Rules(), 28), (open_rules(), 340)])
 def test_the_counts_that_the_documentation_gives(rules: Rules, count: int) -> None:
-    actions = JointActions.of(get_suite("tokens"), rules)
+    actions = JointActions.from_rules(get_suite("tokens"), rules)
     assert len(actions) == count
     assert not actions.table[0].any(), "the first action is to wait"
 

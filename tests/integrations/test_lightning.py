@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import esper
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import structure
 from esper.lifecycle.stages import Stage
-from grower.training_loop import APART, HELD, data, growing, host, last_layer_moved, remembered, validate, with_evidence
+from grower.training_loop import APART, HELD, data, growing, host, last_layer_moved, remembered, validate
 
 lightning = pytest.importorskip("lightning.pytorch")
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -53,7 +52,7 @@ class Classifier(lightning.LightningModule):
 
 
 def callback(kind: type[GrowerCallback] = GrowerCallback, **options: Any) -> GrowerCallback:
-    return kind(**{"evaluate": validate, "controller": "all_at_start", "horizon": 2 * EPOCHS, **options})
+    return kind(validate, **{"controller": "all_at_start", "horizon": 2 * EPOCHS, **options})
 
 
 def fit(
@@ -185,7 +184,8 @@ def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any
     with contextlib.suppress(DivergedError):
         fit(tmp_path, Spoiled(way), growth, 20)
     assert growth.grower is not None
-    assert growth.grower.governor.rollbacks[0]
+    assert growth.grower.governor is not None
+    assert growth.grower.governor.rollbacks
     assert all(bool(parameter.isfinite().all()) for parameter in growth.grower.model.parameters())
     assert not any(seed.fossilized for seed in growth.grower.model.seeds.values())
 
@@ -252,24 +252,18 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
     growths: list[GrowerCallback] = []
     for evidence in ("dependence", "refit"):
         modules.append(Measured())
-        growths.append(callback(Endless, evaluate=with_evidence(evidence), rules=HELD))
+        growths.append(callback(Endless, evidence=evidence, rules=HELD))
         fit(tmp_path / evidence, modules[-1], growths[-1], 2 * EPOCHS, **options)
     bare, weighed = modules
     assert growths[1].grower is not None
-    assert growths[1].grower.isolated.forks.keys() == set(weighed.model.slots)
+    assert growths[1].grower.apart.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.parameters(), bare.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert weighed.logged == bare.logged
     assert weighed.seen == bare.seen
 
-    fit(
-        tmp_path / "half",
-        Measured(),
-        callback(Endless, evaluate=esper.Refit(validate), rules=HELD),
-        2 * EPOCHS - 2,
-        **options,
-    )
-    resumed, late = Measured(), callback(Endless, evaluate=esper.Refit(validate), rules=HELD)
+    fit(tmp_path / "half", Measured(), callback(Endless, evidence="refit", rules=HELD), 2 * EPOCHS - 2, **options)
+    resumed, late = Measured(), callback(Endless, evidence="refit", rules=HELD)
     fit(tmp_path / "half", resumed, late, 2 * EPOCHS, tmp_path / "half" / "last.ckpt", **options)
     assert late.grower is not None
     assert torch.equal(remembered(late.grower), remembered(growths[1].grower))

@@ -19,7 +19,7 @@ from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import structure
 from esper.lifecycle.stages import Stage
-from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_moved, remembered, with_evidence
+from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_moved, remembered
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -152,7 +152,8 @@ def test_training_that_blows_up_is_undone(tmp_path: Path, way: str, measure: Any
     trainer.add_callback(growth)
     with contextlib.suppress(DivergedError):
         trainer.train()
-    assert growth.grower.governor.rollbacks[0]
+    assert growth.grower.governor is not None
+    assert growth.grower.governor.rollbacks
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     assert not any(seed.fossilized for seed in model.seeds.values())
 
@@ -335,14 +336,14 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
             per_device_train_batch_size=24,
         )
         options: dict[str, Any] = {"controller": "all_at_start", "rules": HELD, "horizon": 2 * EPOCHS, "classes": 3}
-        trainer.add_callback(growth := Endless(trainer, with_evidence(evidence), **options))
+        trainer.add_callback(growth := Endless(trainer, validate, evidence=evidence, **options))
         return trainer, growth
 
     bare, _ = begun("dependence", tmp_path / "bare")
     bare.train()
     weighed, growth = begun("refit", tmp_path / "weighed")
     weighed.train()
-    assert growth.grower.isolated.forks.keys() == set(weighed.model.slots)
+    assert growth.grower.apart.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 

@@ -112,7 +112,7 @@ def test_an_override_that_makes_no_sense_is_refused(tmp_path: Path, override: st
 @pytest.mark.parametrize("number", ["0", "1000000000"])
 def test_a_number_of_trials_that_nobody_can_run_is_refused(tmp_path: Path, capsys: Capture, number: str):
     assert sweep(tmp_path, "space: {seed: [1]}", "--trials", number) == 2
-    assert f"--trials {number}: ask for 1 to 10000" in capsys.readouterr().err
+    assert f"--trials {number}: give 1 to 10000" in capsys.readouterr().err
 
 
 def test_many_lists_are_never_multiplied(tmp_path: Path):

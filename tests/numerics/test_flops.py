@@ -20,7 +20,7 @@ def mlp() -> MlpNet:
 def counted(network: nn.Module, inputs: Tensor) -> int:
     found = count_flops(lambda: network(inputs))
     assert found is not None
-    return found.whole
+    return found.total
 
 
 @pytest.mark.parametrize("examples", [2, 5])
@@ -46,7 +46,7 @@ def test_parts_are_counted_over_all_their_calls() -> None:
     host, inputs = mlp(), torch.zeros(2, 12)
     found = count_flops(lambda: (host(inputs), host(inputs)), {"first": host.layer1, "all": host})
     assert found is not None
-    assert found.parts == {"first": 2 * 2 * 2 * 12 * WIDTH, "all": found.whole}
+    assert found.parts == {"first": 2 * 2 * 2 * 12 * WIDTH, "all": found.total}
 
 
 def test_counting_leaves_no_hooks_and_the_mode_as_it_was() -> None:

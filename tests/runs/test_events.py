@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.errors import RunError
-from esper.runs.events import Event, PPOUpdated, RunStarted, decode, encode, event_types, register
+from esper.runs.events import Event, PPOUpdated, RunStarted, decode_event, encode_event, event_types, register_event
 
 TYPES = sorted(event_types().values(), key=lambda event_type: event_type.name)
 JSON_VALUES = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text())
@@ -33,7 +33,7 @@ def test_every_event_survives_the_round_trip(event_type: type[Event]):
     @given(instances(event_type))
     def check(event: Event):
         # Compared as text, because NaN differs from itself.
-        assert repr(decode(event.name, event.version, encode(event))) == repr(event)
+        assert repr(decode_event(event.name, event.version, encode_event(event))) == repr(event)
 
     check()
 
@@ -42,17 +42,17 @@ def test_non_finite_numbers_survive():
     event = PPOUpdated(
         iteration=3, optimizer_steps=1, stopped_early=True, kl=math.inf, anomalies=("kl",), metrics={"kl": -math.inf}
     )
-    assert decode(event.name, event.version, encode(event)) == event
+    assert decode_event(event.name, event.version, encode_event(event)) == event
 
 
 def test_an_unknown_event_is_refused():
     with pytest.raises(RunError, match="'moon_landed' version 1 is unknown"):
-        decode("moon_landed", 1, "{}")
+        decode_event("moon_landed", 1, "{}")
 
 
 def test_another_version_is_refused():
     with pytest.raises(RunError, match="'run_started' version 99 is unknown"):
-        decode("run_started", 99, encode(RunStarted(iteration=0, esper_version="1.0", seed=7)))
+        decode_event("run_started", 99, encode_event(RunStarted(iteration=0, esper_version="1.0", seed=7)))
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_another_version_is_refused():
 )
 def test_a_damaged_payload_is_refused(payload: str):
     with pytest.raises(RunError, match="a stored event 'run_started' is damaged"):
-        decode("run_started", 1, payload)
+        decode_event("run_started", 1, payload)
 
 
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="registered already"):
 
-        @register("run_started")
+        @register_event("run_started")
         @dataclasses.dataclass(frozen=True, slots=True)
         class Impostor(Event):
             pass

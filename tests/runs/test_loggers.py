@@ -124,7 +124,7 @@ def test_a_tool_that_fails_warns_once_and_gets_no_more(tmp_path: Path, monkeypat
     logger = open_logger("tensorboard", tmp_path)
     logger.log_metrics({"objective": 0.5}, 1)
     monkeypatch.setattr(SummaryWriter, "add_scalar", fail)
-    with pytest.warns(UserWarning, match=r"tensorboard gets no more figures of this run \(no network\)") as warned:
+    with pytest.warns(UserWarning, match=r"tensorboard gets no more metrics of this run \(no network\)") as warned:
         logger.log_metrics({"objective": 0.5}, 2)
     logger.log_metrics({"objective": 0.5}, 3)
     logger.close()
@@ -133,7 +133,7 @@ def test_a_tool_that_fails_warns_once_and_gets_no_more(tmp_path: Path, monkeypat
 
 def test_a_tool_that_cannot_be_opened_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "carrier-pigeon://coop")
-    with pytest.warns(UserWarning, match="mlflow gets no more figures of this run") as warned:
+    with pytest.warns(UserWarning, match="mlflow gets no more metrics of this run") as warned:
         send("mlflow", tmp_path, {1: 0.5})
     assert len(warned) == 1
 
@@ -142,7 +142,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="there is no logger 'abacus': choose one of tensorboard, wandb, mlflow"):
         open_logger("abacus", tmp_path)
     (tmp_path / "wandb.json").write_text("{'step'")
-    with pytest.raises(RunError, match=r"wandb\.json does not say what was sent: remove it"):
+    with pytest.raises(RunError, match=r"wandb\.json cannot be read: remove it"):
         open_logger("wandb", tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["train", "--run-dir", str(tmp_path / "run"), "--logger", "wandb"]) == 2

@@ -172,12 +172,12 @@ STAGES = {
     "is not an Esper checkpoint": "foreign",
     "has format version": "version",
     "checkpoint manifest": "manifest",
-    "says it is of iteration": "iteration",
+    "has the manifest of iteration": "iteration",
     "is larger than": "size",
     "its size or its hash differs": "hash",
     "its header is too long": "header's length",
     "its header is wrong": "header's fields",
-    "its header does not suit its contents": "header's claims",
+    "its header does not fit its contents": "header's claims",
     "is not a safetensors file": "header's JSON",
 }
 """How far a refused input got, by the sentence that refuses it; checked in this order."""

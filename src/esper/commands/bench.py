@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from esper.commands.options import require_seed
@@ -16,10 +15,10 @@ from esper.config.loading import Overrides, load_settings
 from esper.control.shipped import ESPER
 from esper.dash.output import RegularLines, console_beside, print_json, print_line
 from esper.errors import ConfigError
-from esper.lab.bench_suite import Choice, SuiteReport, bench_suite
+from esper.lab.bench_suite import bench_suite
 from esper.lab.bench_train import bench_train
 from esper.lab.evaluate import FEWEST_INSTANCES
-from esper.lab.search import BUDGETS, POOL, SearchReport, search_beside
+from esper.lab.search import BUDGETS, POOL, search_beside
 from esper.numerics.devices import CPU
 from esper.tasks.registry import get_suite
 from esper.train.settings import TrainSettings
@@ -42,39 +41,32 @@ def measure_suite(
         suite: Name of the suite.
         search: Instances per variant on which schedules are chosen.
         score: Fresh instances per variant on which the chosen ones are scored.
-        seed: Draws the instances.
+        seed: Random seed of the instances.
         json: Print a machine-readable last line.
     """
     require_seed(seed)
     console = console_beside(json)
-    began = time.perf_counter()
+    start = time.perf_counter()
     rules = TrainSettings(suite=suite).rules
     with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
         report = bench_suite(suite, rules, search, score, seed, workers, lambda line: print_line(console, line))
-    _print_gap(console, report, time.perf_counter() - began)
-    if json:
-        print_json(asdict(report))
-
-
-def _print_gap(console: Console, report: SuiteReport, seconds: float) -> None:
+    seconds = time.perf_counter() - start
     for title, choices in (("family", report.families), ("variant", report.variants)):
-        console.print(_table(title, choices, report.overall))
+        table = Table(title=f"best fixed schedule per {title}")
+        for column in (title, "best schedule", "score", f"overall best ({report.overall})", "nothing"):
+            table.add_column(column)
+        for choice in choices:
+            numbers = (choice.score, choice.score_of_overall, choice.score_of_nothing)
+            table.add_row(choice.context, choice.schedule, *(f"{number:.3f}" for number in numbers))
+        console.print(table)
     console.print(f"nothing {report.nothing_score:.3f}; best fixed schedule overall {report.overall_score:.3f}")
     console.print(
         f"context-oracle gap by family {report.context_oracle_gap:.3f} (standard error {report.standard_error:.3f}), "
         f"by variant {report.variant_gap:.3f} ({report.variant_standard_error:.3f}); "
         f"{report.schedules} schedules, {report.episodes} episodes, {seconds:.0f} s"
     )
-
-
-def _table(title: str, choices: list[Choice], overall: str) -> Table:
-    table = Table(title=f"best fixed schedule per {title}")
-    for column in (title, "best schedule", "score", f"overall best ({overall})", "nothing"):
-        table.add_column(column)
-    for one in choices:
-        numbers = (one.score, one.score_of_overall, one.score_of_nothing)
-        table.add_row(one.context, one.schedule, *(f"{number:.3f}" for number in numbers))
-    return table
+    if json:
+        print_json(asdict(report))
 
 
 def measure_search(
@@ -87,52 +79,48 @@ def measure_search(
 ) -> None:
     """Measure what one training under a controller is worth in trainings of a search over static networks.
 
-    FLOPs are of training alone, for both: measuring is not charged.
+    FLOPs of both are those of training, without measurements.
 
     Args:
         controller: A baseline by its name, esper, or the directory of a run.
-        suite: What is played: a name, or FILE.py:NAME of a file that registers it.
+        suite: The suite that is played: a name, or FILE.py:NAME of a file that registers it.
         split: Families trained on (heldout), or others (transfer).
-        instances: On each of them 32 networks are drawn and trained.
-        seed: Draws instances and networks.
+        instances: Number of instances; on each, 32 networks are drawn and trained.
+        seed: Random seed of instances and networks.
         json: Print a machine-readable last line.
     """
     require_seed(seed)
     if instances < FEWEST_INSTANCES:
-        raise ConfigError(f"{instances} instances give no interval: ask for at least {FEWEST_INSTANCES}")
+        raise ConfigError(f"{instances} instances give no interval: give at least {FEWEST_INSTANCES}")
     console = console_beside(json)
-    own = get_suite(suite)
+    played = get_suite(suite)
     print_line(
         console,
-        f"{controller} plays {instances} instances of suite {own.name}; beside {POOL} static networks on each",
+        f"{controller} plays {instances} instances of suite {played.name}; beside {POOL} static networks on each",
     )
     with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
-        report = search_beside(controller, own, split, instances, seed, workers)
-    console.print(_search_table(report))
-    print_line(console, _describe_break_even(report))
-    if json:
-        print_json(asdict(report))
+        report = search_beside(controller, played, split, instances, seed, workers)
 
+    def format_multiple(value: float | None) -> str:
+        return f"> {BUDGETS[-1]}" if value is None else f"{value:.1f}"
 
-def _search_table(report: SearchReport) -> Table:
     table = Table("", *(f"{multiple}x" for multiple in BUDGETS), "B", "95% interval", box=None)
     for name, scores in report.scores.items():
-        low, high = map(_multiple, report.B_interval[name])
-        table.add_row(name, *(f"{one:.3f}" for one in scores.values()), _multiple(report.B[name]), f"{low} to {high}")
-    return table
-
-
-def _multiple(value: float | None) -> str:
-    return f"> {BUDGETS[-1]}" if value is None else f"{value:.1f}"
-
-
-def _describe_break_even(report: SearchReport) -> str:
-    said = (
-        f"{report.controller} scores {report.score:.3f} with one training; it has cost {report.trainings:.0f} of them"
+        low, high = map(format_multiple, report.B_interval[name])
+        cells = (f"{score:.3f}" for score in scores.values())
+        table.add_row(name, *cells, format_multiple(report.B[name]), f"{low} to {high}")
+    console.print(table)
+    # After how many networks the cost of training the controller is earned back.
+    verdict = "a search does as well with one, so it never pays"
+    if report.break_even is not None:
+        verdict = f"it has paid after {report.break_even:.0f} networks"
+    print_line(
+        console,
+        f"{report.controller} scores {report.score:.3f} with one training; it has cost {report.trainings:.0f} of them: "
+        f"{verdict}",
     )
-    if report.break_even is None:
-        return f"{said}: a search does as well with one, so it never pays"
-    return f"{said}: it has paid after {report.break_even:.0f} networks"
+    if json:
+        print_json(asdict(report))
 
 
 def measure_training(
@@ -144,13 +132,13 @@ def measure_training(
     """Measure how many environment steps a second one core trains on, and where the time goes.
 
     Args:
-        config: YAML file with the settings of a training; the defaults where it says nothing.
-        iterations: Measured one by one; one more is profiled.
+        config: YAML file with settings for training; settings that it does not name have their defaults.
+        iterations: Number of iterations that are measured; one more is profiled.
         json: Print a machine-readable last line.
     """
     console = console_beside(json)
-    chosen = ("shards=1", f"iterations={iterations}")
-    settings = load_settings(TrainSettings, config, (*chosen, *overrides))
+    # One process on one core, so that numbers can be compared between machines; overrides may change that.
+    settings = load_settings(TrainSettings, config, ("shards=1", f"iterations={iterations}", *overrides))
     if settings.devices != (CPU,):
         raise ConfigError(f"one core of the CPU is measured, not {', '.join(settings.devices)}: leave devices out")
 

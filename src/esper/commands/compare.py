@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -42,13 +42,13 @@ def command(
     computing: Computing = LOCAL,
     json: bool = False,
 ) -> None:
-    """Train controllers by two or more configurations with several seeds each, and say which is better, if any.
+    """Train controllers by two or more configurations with several random seeds each, and find out which is better.
 
     The first configuration is compared with each of the others.
 
     Args:
-        configs: YAML files with settings, two or more (with --arms, one will do); their names name what is compared.
-        seeds: Training seeds of each; fewer than 5 can show nothing.
+        configs: YAML files with settings, two or more (with --arms, one is enough); each is called by its file's name.
+        seeds: Random seeds of each configuration; fewer than 5 can show nothing.
         instances: Held-out instances that every policy plays.
         arms: Let the first configuration's policies play against all other arms, too: baselines, shuffled actions, the
             best fixed sequence found with the policy's own budget, and networks of fixed shape.
@@ -57,37 +57,50 @@ def command(
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     if seeds < 1 or instances < 2:
-        raise ConfigError(f"{seeds} seeds on {instances} instances: ask for at least 1 seed and 2 instances")
+        raise ConfigError(f"{seeds} seeds on {instances} instances: give at least 1 seed and 2 instances")
     console = console_beside(json)
     if not configs:
         raise ConfigError("nothing to compare: give two or more YAML files with settings, or one and --arms")
     if len(configs) < 2 and not arms:
         raise ConfigError("one configuration cannot be compared: give two or more, or --arms")
-    compared = _settings(configs, overrides)
+    compared = _load_configurations(configs, overrides)
     for name, settings in compared.items():
         print_differences(console, name, compare_settings(settings, TrainSettings()))
+
+    # Train every configuration with every random seed; trials that are done already are kept.
     folder = run_dir or COMPARISONS / "-".join(compared)
     contest = Contest(folder, compared, seeds, instances)
     with hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"):
-        trained = _run(contest, computing, console)
-        played = _play(contest, computing, console) if arms else None
+        trained = _train_all(contest, computing, console)
+        played = _play_arms(contest, computing, console) if arms else None
+
+    # The verdict, first between configurations, then against the other arms.
     configurations = compare_configurations(trained)
     show_comparison(console, configurations)
-    for one in configurations.standings:
-        print_line(console, f"{one.name}: score by seed {' '.join(map(score, one.by_seed))}")
+    for standing in configurations.standings:
+        print_line(console, f"{standing.name}: score by seed {' '.join(map(score, standing.by_seed))}")
     if played is not None:
         show_comparison(console, played)
     report = report_configurations(folder, FinishedContest(configurations, played)).write(folder)
     print_line(console, f"report: {report}")
     print_line(console, f"runs: {folder}")
     if json:
-        print_json(_json(folder, configurations, played))
+        judged = configurations if configurations.others or played is None else played
+        verdicts = [f"{standing.name}: {verdict_words(judged, standing)}" for standing, _ in judged.others]
+        print_json(
+            {
+                "run": str(folder),
+                "verdict": "; ".join(verdicts),
+                "configurations": asdict(record_comparison(configurations)),
+                "arms": played and asdict(record_comparison(played)),
+            }
+        )
 
 
-def _settings(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, TrainSettings]:
-    """By configuration; files of one name are told apart by a number."""
+def _load_configurations(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, TrainSettings]:
+    """The settings by configuration. A number is added to the names of files that have the same name."""
     compared: dict[str, TrainSettings] = {}
-    for config, count in Counter(one.resolve() for one in configs).items():
+    for config, count in Counter(config.resolve() for config in configs).items():
         if count > 1:
             raise ConfigError(f"{config} is given {count} times: give each configuration once")
     for config in configs:
@@ -98,40 +111,30 @@ def _settings(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str
     return compared
 
 
-def _play(contest: Contest, computing: Backend, console: Console) -> Comparison:
-    """The first configuration's policies and all other arms."""
+def _play_arms(contest: Contest, computing: Backend, console: Console) -> Comparison:
+    """Compare the first configuration's policies with all other arms."""
     with progress_bar(console) as bar:
-        shown = bar.add_task("loading the policies", total=None)
+        task = bar.add_task("loading the policies", total=None)
 
-        def show(done: int, total: int, what: str) -> None:
-            bar.update(shown, completed=done, total=total, description=what or "all arms played")
+        def show(done: int, total: int, current: str) -> None:
+            bar.update(task, completed=done, total=total, description=current or "all arms played")
 
         return compare_arms(run_arms(contest, show, computing))
 
 
-def _run(contest: Contest, computing: Backend, console: Console) -> list[Arm]:
+def _train_all(contest: Contest, computing: Backend, console: Console) -> list[Arm]:
     iterations = {name: settings.iterations for name, settings in contest.arms.items()}
     total = contest.seeds * sum(iterations.values())
     with progress_bar(console) as bar:
-        shown = bar.add_task("starting", total=total)
+        task = bar.add_task("starting", total=total)
         trials = contest.trials()
 
         def show(done: int, _trials: int, trial: Trial, iteration: Iteration | None) -> None:
-            before = sum(iterations[one.arm] for one in trials[:done])
-            now = 0 if iteration is None else iteration.number
-            bar.update(shown, completed=before + now, description=f"{trial.arm}, seed {trial.seed}")
+            # Iterations of the trials that are done, and of the present one.
+            completed = sum(iterations[done_trial.arm] for done_trial in trials[:done])
+            completed += 0 if iteration is None else iteration.number
+            bar.update(task, completed=completed, description=f"{trial.arm}, seed {trial.seed}")
 
         trained = run_contest(contest, show, computing)
-        bar.update(shown, completed=total, description="all trials done")
+        bar.update(task, completed=total, description="all trials done")
     return trained
-
-
-def _json(folder: Path, configurations: Comparison, arms: Comparison | None) -> dict[str, Any]:
-    judged = configurations if configurations.others or arms is None else arms
-    words = [f"{one.name}: {verdict_words(judged, one)}" for one, _ in judged.others]
-    return {
-        "run": str(folder),
-        "verdict": "; ".join(words),
-        "configurations": asdict(record_comparison(configurations)),
-        "arms": arms and asdict(record_comparison(arms)),
-    }

@@ -14,6 +14,7 @@ from esper.dash.run_view import RunFinder
 from esper.errors import ConfigError
 from esper.extras import describe_missing
 
+# An extra, whose absence is an error of the user's and not of the program.
 try:
     from esper.dash.app import create_access, serve
 except ModuleNotFoundError as error:
@@ -29,13 +30,13 @@ def command(
     token: str | None = None,
     browser: bool = True,
 ) -> None:
-    """Show runs in the browser, while they go on and afterwards; nothing can be changed there.
+    """Show runs in the browser, live and afterwards. The dashboard only reads.
 
     Args:
-        runs: Run directories, or folders that contain some; new runs show up by themselves.
-        host: Address to serve on. Any but this machine's own demands a token.
-        port: Port to serve on; 0 for any that is free.
-        token: Secret that the address must contain; made up where one is needed and none is given.
+        runs: Run directories, or folders that contain some; new runs appear by themselves.
+        host: Address to serve on. An address that other machines can reach needs a token.
+        port: Port to serve on; 0 for any free port.
+        token: Secret that the address must contain; by default a random one if a token is needed.
         browser: Open the page in the browser.
     """
     for place in runs:

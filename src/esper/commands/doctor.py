@@ -32,7 +32,7 @@ from esper.tasks.registry import get_suite, suite_names
 from esper.train.workers import prepare_process
 
 TOLERANCE = 1e-6
-"""The largest difference of a parameter in double precision: rounding stays far below it, so it hides no mistake."""
+"""The largest difference of a parameter, in double precision, that is attributed to rounding, which is far smaller."""
 
 
 def command(json: bool = False) -> int:
@@ -52,13 +52,18 @@ def command(json: bool = False) -> int:
     except PackageNotFoundError:
         problems.append("Esper is not installed, so its requirements are unknown: `pip install -e .` in its folder")
     else:
-        record["versions"] = {"esper": __version__, **{one.name: find_version(one) for one in list_requirements(esper)}}
-        print_line(console, "versions: " + ", ".join(f"{name} {found}" for name, found in record["versions"].items()))
-        for one in filter(is_unmet, list_requirements(esper)):
-            state = f"{found} does not suit Esper" if (found := find_version(one)) else "is not installed"
-            problems.append(f"{one.name} {state}: `pip install '{one.name}{one.specifier}'`")
+        record["versions"] = {
+            "esper": __version__,
+            **{package.name: find_version(package) for package in list_requirements(esper)},
+        }
+        print_line(console, "versions: " + ", ".join(f"{name} {number}" for name, number in record["versions"].items()))
+        for package in filter(is_unmet, list_requirements(esper)):
+            installed = find_version(package)
+            state = f"{installed} does not suit Esper" if installed else "is not installed"
+            problems.append(f"{package.name} {state}: `pip install '{package.name}{package.specifier}'`")
         for extra in sorted(esper.metadata.get_all("Provides-Extra") or []):
-            lacking = sorted(f"{one.name}{one.specifier}" for one in list_requirements(esper, extra) if is_unmet(one))
+            unmet = filter(is_unmet, list_requirements(esper, extra))
+            lacking = sorted(f"{package.name}{package.specifier}" for package in unmet)
             install = build_install_command(esper, extra)
             record["extras"][extra] = {"lacking": lacking, "install": install}
             print_line(
@@ -73,7 +78,7 @@ def command(json: bool = False) -> int:
             difference = compare_strategies(torch.device(device))
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
-            problems.append(f"torch cannot compute on {device} ({reason}): use another device, or mend its driver")
+            problems.append(f"torch cannot compute on {device} ({reason}): use another device, or repair its driver")
             continue
         record["devices"][device] = difference if np.isfinite(difference) else None
         print_line(console, f"{device}: the largest difference of a parameter is {difference:.0e}")
@@ -115,7 +120,7 @@ def command(json: bool = False) -> int:
 
 
 def list_requirements(esper: Distribution, extra: str = "") -> Iterator[Requirement]:
-    """What the core needs, or what an extra adds to it; an extra may name others of Esper's extras."""
+    """The requirements of the core, or those that an extra adds, including other extras of Esper that it names."""
     for requirement in map(Requirement, esper.requires or []):
         marker = requirement.marker
         in_core = marker is None or marker.evaluate({"extra": ""})
@@ -128,7 +133,7 @@ def list_requirements(esper: Distribution, extra: str = "") -> Iterator[Requirem
 
 
 def find_version(requirement: Requirement) -> str | None:
-    """The installed version of a package; None if there is none."""
+    """The installed version of a package, or None."""
     try:
         return version(requirement.name)
     except PackageNotFoundError:
@@ -136,7 +141,7 @@ def find_version(requirement: Requirement) -> str | None:
 
 
 def is_unmet(requirement: Requirement) -> bool:
-    """Whether a package is missing, or installed in a version out of range."""
+    """Whether a package is missing, or its installed version is out of range."""
     installed = find_version(requirement)
     return installed is None or not requirement.specifier.contains(installed, prereleases=True)
 
@@ -151,7 +156,8 @@ def compare_strategies(device: torch.device, networks: int = 16, decisions: int 
     suite = get_suite(suite_names()[0])
     episodes = Episodes(suite, suite.sample(networks, "train", np.random.default_rng(0)), Rules(), device=device)
     data = [suite.data(instance, "train") for instance in episodes.instances]
-    batch = stack_data([Data(one.inputs[: suite.batch_size], one.labels[: suite.batch_size]) for one in data], device)
+    size = suite.batch_size
+    batch = stack_data([Data(part.inputs[:size], part.labels[:size]) for part in data], device)
     batch = batch._replace(inputs=batch.inputs.double())
     controller, observation = Uniform(), episodes.observe()
     trained: list[Population] = []
@@ -159,7 +165,7 @@ def compare_strategies(device: torch.device, networks: int = 16, decisions: int 
         config = replace(episodes.population.config, strategy=strategy, dtype=torch.float64)
         population = Population(config, episodes.population.specs.networks)
         shape = population.table.stage.shape
-        # Evidence that lets every gate pass, so that what is legal, and so each action, does not hang on rounding.
+        # Evidence that lets every gate pass, so that the legal actions, and the choices, do not depend on rounding.
         sound = np.ones(shape, np.bool_)
         evidence = Evidence(sound, sound, np.zeros(shape, np.float32), np.zeros(shape, np.int16))
         states = controller.start(range(networks))
@@ -170,5 +176,5 @@ def compare_strategies(device: torch.device, networks: int = 16, decisions: int 
             population.decide(actions)
             train(population, [batch] * suite.batches_per_step)
         trained.append(population)
-    one, other = (population.flat.values for population in trained)
-    return (one - other).abs().amax().item()
+    stacked, looped = (population.flat.values for population in trained)
+    return (stacked - looped).abs().amax().item()

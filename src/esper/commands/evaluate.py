@@ -31,7 +31,6 @@ from esper.lab.standings import (
 )
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.tasks.suite import Split
 from esper.train.evaluation import COHORT
 from esper.train.workers import LOCAL, Backend, Computing
 
@@ -51,69 +50,59 @@ def command(
 
     Args:
         run: Directory of the run, which keeps the results; or give a controller.
-        controller: A baseline by its name, esper among them, or the directory of a run, of the suite or another one.
-        suite: What the controller plays: a name, or FILE.py:NAME of a file that registers it.
+        controller: Name of a baseline, or esper, or the directory of a run, which may be of another suite.
+        suite: The suite that the controller plays: a name, or FILE.py:NAME of a file that registers it.
         split: Families that the controller plays: those trained on (heldout, the default), or others (transfer).
-        seed: Draws the controller's instances; by default 0.
-        instances: Held-out instances of a run, or instances of the controller's; all play the same ones.
+        seed: Random seed of the controller's instances; by default 0.
+        instances: Held-out instances of a run, or instances of the controller; all controllers play the same ones.
         transfer: Instances of a run's families never trained on; by default 64, 0 for none.
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     console = console_beside(json)
+
+    # Options that do not go together.
     if run is None:
-        _refuse_beside("--transfer goes with a run", transfer)
-        _play(controller, suite, split or "heldout", seed or 0, instances, computing, console, json)
+        excluded = {"--transfer goes with a run": transfer}
+    else:
+        options = {"--controller": controller, "--suite": suite, "--split": split, "--seed": seed}
+        excluded = {f"{name} does not go with a run, which has it in its settings": options[name] for name in options}
+    for reason, value in excluded.items():
+        if value is not None:
+            raise ConfigError(f"{reason}: give a run, or --controller and --suite")
+
+    # A controller on a suite: nothing is kept.
+    if run is None:
+        families, random_seed = split or "heldout", seed or 0
+        require_seed(random_seed)
+        if controller is None or suite is None:
+            raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
+        played = get_suite(suite)
+        print_line(console, f"{controller} and the baselines of suite {played.name} play {instances} instances each")
+        if played.objective == "loss":
+            meaning = "the share by which the loss of a guess is reduced"
+            print_line(console, f"that suite is about the loss: read accuracy as {meaning}")
+        cohorts = math.ceil(instances / COHORT)
+        with computing.open(cohorts) as workers, RegularLines(console, workers.describe_progress):
+            comparison = evaluate_by_name(controller, played, families, instances, random_seed, workers)
+        title = f"{comparison.instances} {SPLIT_TITLES[families]} of suite {played.name}"
+        console.print(standings_table(comparison, title))
+        print_line(console, did_it_help(comparison, families).sentence)
+        print_line(console, describe_basis(comparison))
+        if json:
+            print_json(record_scores(comparison))
         return
-    for option, value in (("--controller", controller), ("--suite", suite), ("--split", split), ("--seed", seed)):
-        _refuse_beside(f"{option} does not go with a run, whose settings say so", value)
-    _evaluate_run(run, instances, TRANSFER_INSTANCES if transfer is None else transfer, computing, console, json)
 
-
-def _refuse_beside(why: str, value: object) -> None:
-    """Raise ConfigError where an option is given that does not go with the others."""
-    if value is not None:
-        raise ConfigError(f"{why}: give a run, or --controller and --suite")
-
-
-def _play(
-    controller: str | None,
-    suite: str | None,
-    split: Split,
-    seed: int,
-    instances: int,
-    computing: Backend,
-    console: Console,
-    json: bool,
-) -> None:
-    require_seed(seed)
-    if controller is None or suite is None:
-        raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
-    own = get_suite(suite)
-    print_line(console, f"{controller} and the baselines of suite {own.name} play {instances} instances each")
-    if own.objective == "loss":
-        print_line(console, "that suite is about the loss: read accuracy as the share of a guess's loss that is gone")
-    with (
-        computing.open(math.ceil(instances / COHORT)) as workers,
-        RegularLines(console, workers.describe_progress),
-    ):
-        comparison = evaluate_by_name(controller, own, split, instances, seed, workers)
-    console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
-    print_line(console, did_it_help(comparison, split).sentence)
-    print_line(console, describe_basis(comparison))
-    if json:
-        print_json(record_scores(comparison))
-
-
-def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, console: Console, json: bool) -> None:
+    # A run: its directory keeps the results, and its report shows them.
     directory = RunDirectory.open_training_run(run)
     with directory.locked("esper evaluate"):
-        evaluation = _evaluate(directory, instances, transfer, computing, console)
+        most_transfer = TRANSFER_INSTANCES if transfer is None else transfer
+        evaluation = _evaluate(directory, instances, most_transfer, computing, console)
     comparisons = compare_splits(evaluation.results)
     report = write_report(directory)
-    for split, comparison in comparisons.items():
-        console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]}"))
-        answer = did_it_help(comparison, split)
-        print_line(console, f"Did learning help? {answer.short}. {answer.sentence}")
+    for part, comparison in comparisons.items():
+        console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[part]}"))
+        verdict = did_it_help(comparison, part)
+        print_line(console, f"Did learning help? {verdict.short}. {verdict.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):
         print_line(console, line)
@@ -126,13 +115,13 @@ def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backe
     cohorts = math.ceil(max(instances, transfer) / COHORT)
     hint = hint_if_stopped(console, "what was played is kept: go on with the same command")
     with hint, computing.open(cohorts) as workers, progress_bar(console) as bar:
-        shown = bar.add_task("loading the policy", total=None)
+        task = bar.add_task("loading the policy", total=None)
 
         def show(done: int, total: int, current: str) -> None:
-            bar.update(shown, completed=done, total=total, description=current or "all controllers played")
+            bar.update(task, completed=done, total=total, description=current or "all controllers played")
 
-        def show_progress(known: int, total: int) -> None:
-            if known:
-                print_line(bar.console, f"taken over from an earlier evaluation: {known} of {total} cohorts")
+        def show_progress(done: int, total: int) -> None:
+            if done:
+                print_line(bar.console, f"taken over from an earlier evaluation: {done} of {total} cohorts")
 
         return evaluate_run(run, workers, instances, transfer, show, show_progress)

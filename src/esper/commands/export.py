@@ -26,12 +26,12 @@ def command(
     A fresh process that cannot import Esper first loads the file and must compute the same with it.
 
     Args:
-        folder: What `esper.save` wrote.
-        host: A function of yours that returns the model as it was built before `esper.attach`, and an example input,
-            as `esper.load` takes them. The file is run as Python, and may import what lies beside it.
+        folder: Folder that `esper.save` wrote.
+        host: A function that returns the model as it was built before `esper.attach`, and an example input, as for
+            `esper.load`. The file is run as Python, and may import modules of its folder.
         to: pt2 (for torch.export.load), onnx (extra `onnx`), or safetensors (weights alone).
         out: The file to write; its name ends in .pt2, .onnx or .safetensors.
-        fixed_batch: Whether batches must be as large as the example input; for models that cannot be traced for any.
+        fixed_batch: Fix the batch size to that of the example input; for models that cannot be traced otherwise.
     """
     network, example_input = _call_function(host)
     plain = load(folder, network, example_input).finalize()
@@ -40,10 +40,10 @@ def command(
 
 
 def _call_function(address: str) -> tuple[Any, Any]:
-    """What ``FILE.py:FUNCTION`` returns.
+    """Call the function at ``FILE.py:FUNCTION``, and return its two values.
 
     Raises:
-        ConfigError: there is no such file or function, it fails, or it returns something else than two values.
+        ConfigError: there is no such file or function, it fails, or it does not return two values.
     """
     path, _, name = address.rpartition(":")
     file = Path(path).expanduser().resolve()
@@ -54,12 +54,13 @@ def _call_function(address: str) -> tuple[Any, Any]:
     spec = spec_from_file_location(f"esper_host_{file.stem}", file)
     assert spec is not None  # a path that ends in .py has one
     assert spec.loader is not None
+    # In `sys.modules`, so that its classes can be found by name, and with its folder on the path, as a script would be.
     module = sys.modules[spec.name] = module_from_spec(spec)
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
         network, example_input = getattr(module, name)()
-    except (Exception, SystemExit) as error:  # whatever somebody's file may raise
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
         raise ConfigError(
             f"--host {address} gives no host and example input: {type(error).__name__}: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""What several commands take and show."""
+"""Options and output that several commands share."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LARGEST_SEED = 2**31 - 1
 
 
 def require_seed(seed: int) -> None:
-    """Refuse what no source of randomness takes, as settings do.
+    """Check the option ``--seed``.
 
     Raises:
-        ConfigError: it is below 0 or beyond 31 bits.
+        ConfigError: it is below 0 or has more than 31 bits.
     """
     if not 0 <= seed <= LARGEST_SEED:
         raise ConfigError(f"--seed {seed}: it must be 0 to {LARGEST_SEED}")
@@ -36,7 +36,7 @@ def require_seed(seed: int) -> None:
 
 @contextmanager
 def progress_bar(console: Console) -> Generator[Progress]:
-    """What is under way, how much of it is done, and the time that it took and takes: a bar, or a line now and then."""
+    """Context manager of a progress bar with one task; without a terminal, a line is printed every 30 seconds."""
 
     def describe_progress() -> str:
         (task,) = bar.tasks
@@ -51,7 +51,7 @@ def progress_bar(console: Console) -> Generator[Progress]:
 
 @contextmanager
 def hint_if_stopped(console: Console, hint: str) -> Generator[None]:
-    """Say how to go on if Ctrl-C or SIGTERM comes meanwhile."""
+    """Context manager that prints how to go on if Ctrl-C or SIGTERM stops the command."""
     try:
         yield
     except (KeyboardInterrupt, Terminated):
@@ -63,12 +63,13 @@ def hint_if_stopped(console: Console, hint: str) -> Generator[None]:
 def hold_run(
     resume: Path | None, run_dir: Path | None, settings: Settings, console: Console
 ) -> Generator[RunDirectory]:
-    """The run to resume, or else a new one with these settings, held meanwhile; says how to go on if it is stopped.
+    """Context manager of a locked run: the one to resume, or a new one with these settings.
 
-    A new one lies in ``run_dir``, or under `RUNS`, named by the time.
+    A new run is made in ``run_dir``, or in a folder of `RUNS` named by the time. If the command is stopped, the way to
+    resume the run is printed.
 
     Raises:
-        RunError: there is no such run, somebody else holds it, or there is something where the new one should be.
+        RunError: there is no such run, another process has locked it, or the directory of the new run is not empty.
     """
     if resume is None:
         run = RunDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
@@ -76,6 +77,7 @@ def hold_run(
         run = RunDirectory.open_training_run(resume)
     hint = hint_if_stopped(console, f"resume with: {run.command} --resume {shlex.quote(str(run.path))}")
     with run.locked(run.command), hint:
+        # Checked again under the lock: another process may have started a run here meanwhile.
         if resume is None:
             run.require_empty()
             dump_settings(settings, run.config)

@@ -19,14 +19,14 @@ from esper.lab.standings import show_comparison
 def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None) -> None:
     """Write the report of a training run, a grown model or a comparison, also while it goes on.
 
-    Of several evaluated runs that differ in their training seed alone, it is about their way of training.
+    Several evaluated runs that differ only in their random seed get one report together.
 
     Args:
-        paths: Directory of the run or the comparison; the page becomes its report.html. Of several runs, --out says
-            where.
+        paths: Directory of the run or the comparison; the page becomes its report.html. Several runs need --out.
         out: Write the page here instead, with all figures as PDF, PNG and SVG and all tables as CSV beside it,
             each with the query or the files that its numbers come from.
     """
+    # One run or comparison keeps its own report; several need a folder for theirs.
     match paths:
         case (path,):
             folder = out or path
@@ -34,6 +34,7 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
             folder = out
         case _:
             raise ConfigError("give the directory of a run or a comparison, or those of several runs and --out FOLDER")
+    # The report is built before its folder, so that a mistake in the paths leaves nothing behind.
     report = report_on(paths)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,8 +42,8 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
         raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error
     page = report.write(folder)
     console = Console()
-    for title, found in report.comparisons.items():
-        show_comparison(console, found, title)
+    for title, comparison in report.comparisons.items():
+        show_comparison(console, comparison, title)
     sys.stdout.write(f"report: {page}\n")
     if out is not None:
         exported = export(out, report.exhibits)

@@ -30,7 +30,7 @@ MOST_TRIALS = 10_000
 SWEEPS = Path("runs") / "sweeps"
 CAUTION = (
     "One training seed per trial proves nothing: the first of many is partly the luckiest. "
-    "`esper compare` trains the best ones with several seeds and says which is better, if any."
+    "`esper compare` trains the best ones with several seeds and finds out which is better, if any."
 )
 
 
@@ -55,38 +55,41 @@ def command(
         run_dir: Directory of the study and all runs; by default one under runs/sweeps/ named after the space. Called
             again with the same one, a sweep goes on where it stopped.
         trials: Trials in all. If the lists have no more combinations than that, each is tried once.
-        seed: Seed of the search. Trials are trained with the seed of their own settings.
+        seed: Random seed of the search. Trials are trained with the random seed of their own settings.
         instances: Held-out instances that every policy plays.
         pruner: How trials that train badly, by J after each iteration, are given up.
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     if instances < 1:
-        raise ConfigError(f"{instances} instances give no score: ask for at least 1")
+        raise ConfigError(f"{instances} instances give no score: give at least 1")
     if not 1 <= trials <= MOST_TRIALS:
-        raise ConfigError(f"--trials {trials}: ask for 1 to {MOST_TRIALS}")
+        raise ConfigError(f"--trials {trials}: give 1 to {MOST_TRIALS}")
     require_seed(seed)
     require_extra("sweep", "`esper sweep`", "optuna")
     from esper.lab.sweep import Sweep, is_within, load_space, run_sweep  # noqa: PLC0415 (an extra)
 
+    # What is searched, and what all trials share.
     console = console_beside(json)
     search_space = load_space(space, overrides)
     sweep = Sweep(run_dir or SWEEPS / space.stem, search_space, trials, seed, instances, pruner)
     shared = compare_settings(search_space.settings[0], TrainSettings())
-    shared = [one for one in shared if not any(is_within(one.key, key) for key in search_space.distributions)]
+    shared = [row for row in shared if not any(is_within(row.key, key) for key in search_space.distributions)]
     print_differences(console, "what all trials have in common", shared)
     print_line(
         console, f"study: {sweep.url}, which `optuna-dashboard {sweep.url}` shows (pip install optuna-dashboard)"
     )
+
+    # Train trial by trial, then rank them.
     with (
         hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
-        computing.open(max(one.shards for one in search_space.settings)) as workers,
+        computing.open(max(settings.shards for settings in search_space.settings)) as workers,
     ):
         ranking = run_sweep(sweep, workers, lambda line: print_line(console, line))
     console.print(draw_ranking(ranking))
     print_line(console, CAUTION)
     print_line(console, f"runs: {sweep.folder}")
     if json:
-        print_json({"run": str(sweep.folder), "study": sweep.url, "ranking": [asdict(one) for one in ranking]})
+        print_json({"run": str(sweep.folder), "study": sweep.url, "ranking": [asdict(trial) for trial in ranking]})
 
 
 def draw_ranking(ranking: list[RankedTrial]) -> Table:
@@ -96,12 +99,12 @@ def draw_ranking(ranking: list[RankedTrial]) -> Table:
         column.no_wrap = True
     for column in table.columns[1:-1]:
         column.justify = "right"
-    for one in ranking:
+    for trial in ranking:
         table.add_row(
-            one.trial,
-            one.state if one.score is None else score(one.score),
-            "" if one.accuracy is None else percent(one.accuracy),
-            "" if one.added is None else percent(one.added),
-            Text(one.settings_text),
+            trial.trial,
+            trial.state if trial.score is None else score(trial.score),
+            "" if trial.accuracy is None else percent(trial.accuracy),
+            "" if trial.added is None else percent(trial.added),
+            Text(trial.settings_text),
         )
     return table

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -40,69 +40,38 @@ def command(
     logger: Annotated[tuple[Tool, ...], tyro.conf.UseAppendAction] = (),
     json: bool = False,
 ) -> None:
-    """Learn a growth controller, or go on with a run.
+    """Train a growth controller, or resume a run.
 
     Args:
-        config: YAML file with settings; the defaults where it says nothing.
+        config: YAML file with settings; settings that it does not name have their defaults.
         run_dir: Directory for the run, new or empty; by default one under runs/ named by the time.
         seed: Short for --set seed=N.
-        start: Short for --set start_from=NAME: learn on from the policy that comes with Esper (esper) or of a run.
+        start: Short for --set start_from=NAME: start from the policy that comes with Esper (esper) or from a run's.
         resume: Directory of a run to go on with, from its newest checkpoint and with its own settings.
-        logger: Send all figures live to this tool, which its own environment variables configure; may be given many
+        logger: Send all metrics live to this tool, which its own environment variables configure; may be given many
             times. TensorBoard reads RUN/loggers/tensorboard.
         json: Print a machine-readable last line; progress then goes to stderr.
     """
+    # Everything that can be refused is refused before there is a directory.
     console = console_beside(json)
     for tool in logger:
         require_logger(tool)
     if resume is None:
-        short = {"seed": seed, "start_from": start}
-        assignments = (*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None))
-        settings = load_settings(TrainSettings, config, assignments)
+        shortcuts = {"seed": seed, "start_from": start}
+        overrides = (*overrides, *(f"{key}={value}" for key, value in shortcuts.items() if value is not None))
+        settings = load_settings(TrainSettings, config, overrides)
         print_differences(console, "settings", compare_settings(settings, TrainSettings()))
         require_start(settings)
-        require_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
+        require_device(settings.devices[0])  # where the policy learns, in this process
     elif config or run_dir or seed is not None or start is not None or overrides:
         raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
     else:
         settings = load_settings(TrainSettings, RunDirectory.open_training_run(resume).config)
+
     with hold_run(resume, run_dir, settings, console) as run:
         summary = _train(run, settings, computing, logger, console)
     report = write_report(run)
-    _conclude(console, run, summary, report)
-    if json:
-        print_json(_json(run, summary))
 
-
-def _train(
-    run: RunDirectory, settings: TrainSettings, computing: Backend, tools: Sequence[Tool], console: Console
-) -> TrainingSummary:
-    """Do what remains of the run."""
-    with run.open_store() as store, computing.open(settings.shards) as workers:
-        trainer = Trainer.open(run, settings, store, workers)
-        past = [value for _, value in store.series("objective")]
-        progress = TrainingProgress(settings.iterations, past)
-        if trainer.done < settings.iterations:
-            if trainer.done:
-                print_line(console, f"going on after iteration {trainer.done} of {settings.iterations}")
-            configuration = settings.model_dump(mode="json")
-            with (
-                open_loggers(tools, run.loggers, run.path.absolute().name, configuration) as log_iteration,
-                view_training(console, progress) as view,
-            ):
-                view.show_baselines(trainer.baseline_levels())
-
-                def report(iteration: Iteration) -> None:
-                    view.add_iteration(iteration)
-                    log_iteration(store, iteration.number)
-
-                trainer.train(report)
-        else:
-            print_line(console, "the run is complete already")
-        return summarise(store)
-
-
-def _conclude(console: Console, run: RunDirectory, summary: TrainingSummary, report: Path) -> None:
     print_line(
         console,
         f"{summary.iterations} iterations in {duration(summary.seconds)}, "
@@ -115,11 +84,33 @@ def _conclude(console: Console, run: RunDirectory, summary: TrainingSummary, rep
     print_line(console, f"report: {report}")
     print_line(console, f"compare it on new instances with: esper evaluate {shlex.quote(str(run.path))}")
     print_line(console, f"run: {run.path}")
+    if json:
+        speed = summary.environment_steps_per_second
+        print_json({"run": str(run.path), **asdict(summary), "environment_steps_per_second": speed})
 
 
-def _json(run: RunDirectory, summary: TrainingSummary) -> dict[str, Any]:
-    return {
-        "run": str(run.path),
-        **asdict(summary),
-        "environment_steps_per_second": summary.environment_steps_per_second,
-    }
+def _train(
+    run: RunDirectory, settings: TrainSettings, computing: Backend, tools: Sequence[Tool], console: Console
+) -> TrainingSummary:
+    """Train for the iterations that the run still lacks."""
+    with run.open_store() as store, computing.open(settings.shards) as workers:
+        trainer = Trainer.open(run, settings, store, workers)
+        if trainer.done >= settings.iterations:
+            print_line(console, "the run is complete already")
+            return summarise(store)
+        progress = TrainingProgress(settings.iterations, [value for _, value in store.series("objective")])
+        if trainer.done:
+            print_line(console, f"going on after iteration {trainer.done} of {settings.iterations}")
+        name, values = run.path.absolute().name, settings.model_dump(mode="json")
+        with (
+            open_loggers(tools, run.loggers, name, values) as log_iteration,
+            view_training(console, progress) as view,
+        ):
+            view.show_baselines(trainer.baseline_levels())
+
+            def report(iteration: Iteration) -> None:
+                view.add_iteration(iteration)
+                log_iteration(store, iteration.number)
+
+            trainer.train(report)
+        return summarise(store)

@@ -1,4 +1,4 @@
-"""Arguments of public functions, checked by pydantic against type hints, with a sentence for what does not fit."""
+"""Arguments of public functions, checked by pydantic against their type hints; a mistake becomes one sentence."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ARGUMENTS = ConfigDict(arbitrary_types_allowed=True, strict=True)
-"""How pydantic reads arguments: "10" is no number, and 1 is not True."""
+"""Pydantic's configuration for arguments: "10" is no number, and 1 is not True."""
 LARGEST = 2**63 - 1
-"""The largest whole number that is taken."""
+"""The largest integer that arguments may be."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Metadata of a type hint: what to give where something else was given."""
+    """Metadata of a type hint: the end of an error message, which names valid values."""
 
     text: str
 
 
 def read_number(value: object) -> float:
-    """A number, or a tensor or array that holds a single one; what is too large for a float is infinite.
+    """Convert a number, or a tensor or array of one element, to a float; integers too large for it become infinite.
 
     Raises:
         ValueError: it is something else.
     """
-    plain: Any = value
+    number: Any = value
     if (isinstance(value, Tensor) and value.numel() == 1) or (isinstance(value, np.ndarray) and value.size == 1):
-        plain = cast("Tensor", value).item()
-    if isinstance(plain, bool) or not isinstance(plain, Real):
+        number = cast("Tensor", value).item()
+    if isinstance(number, bool) or not isinstance(number, Real):
         raise ValueError("no number")
     try:
-        return float(plain)
+        return float(number)
     except OverflowError:
-        return math.inf if cast(int, plain) > 0 else -math.inf
+        return math.inf if cast(int, number) > 0 else -math.inf
 
 
 def _read_integer(value: Any) -> int:
-    """Tensors and numbers of numpy's that are whole, too, but neither True nor False."""
+    """Convert an integer of Python, NumPy or torch; True and False are refused."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)
@@ -102,14 +102,14 @@ class _Arguments(BaseModel):
 def check_arguments(
     error: type[EsperError], base: type[BaseModel] = _Arguments, **advice: str
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Refuse arguments that do not fit the function's type hints, by raising ``error`` with a sentence.
+    """Decorator that checks a function's arguments against its type hints, and raises ``error`` with a sentence.
 
-    How many there are and what they are called is Python's own affair, and so are defaults.
+    Missing and unknown arguments are left to Python. Defaults are not checked.
 
     Args:
-        error: What to raise.
-        base: Settings whose fields say what arguments of the same name may be, instead of the hints.
-        advice: By argument what to give, where that says more than the hint.
+        error: The type of error to raise.
+        base: Settings whose fields replace the hints of arguments of the same names.
+        advice: By argument, what to give, where that is more specific than the hint's `Advice`.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -117,24 +117,26 @@ def check_arguments(
 
         @functools.cache
         def build_model() -> type[BaseModel]:
-            # At the first call, when all that the hints name is there.
+            # Built at the first call, when every name in the hints is defined.
             hints = get_type_hints(function, include_extras=True)
             fields = {
-                one.name: (hints[one.name], Field(None, validate_default=False))
-                for one in signature.parameters.values()
-                if one.name in hints and one.name not in base.model_fields
-                if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+                name: (hints[name], Field(None, validate_default=False))
+                for name, parameter in signature.parameters.items()
+                if name in hints and name not in base.model_fields
+                if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             }
             return create_model(function.__qualname__, __base__=base, **cast("Any", fields))
 
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> T:
+            # Python itself refuses missing and unknown arguments here.
             bound, model = signature.bind(*arguments, **keywords), build_model()
             values = {name: value for name, value in bound.arguments.items() if name in model.model_fields}
             try:
                 checked = model.model_validate(values)
             except ValidationError as failure:
                 raise error(describe_argument_error(failure, values, model, advice)) from None
+            # The function gets the converted values, for instance a path for a text.
             bound.arguments.update((name, getattr(checked, name)) for name in values)
             return function(*bound.args, **bound.kwargs)
 
@@ -144,25 +146,26 @@ def check_arguments(
 
 
 _RANGE_ERRORS = ("greater_than", "greater_than_equal", "less_than_equal", "finite_number", "literal_error", "enum")
-"""Pydantic's types of errors about values of the right type."""
+"""Pydantic's errors about values that have the right type: the message then shows the value without its type."""
 
 
 def describe_argument_error(
     failure: ValidationError, values: Mapping[str, Any], model: type[BaseModel], advice: Mapping[str, str]
 ) -> str:
-    """The sentence about the first argument that does not fit: which one, what it is, and what to give."""
+    """The sentence about the first invalid argument: its name, its value, and what to give."""
     first = failure.errors(include_url=False, include_input=False)[0]
     if not first["loc"]:
-        return first["msg"].removeprefix("Value error, ")  # of arguments that do not fit each other
+        return first["msg"].removeprefix("Value error, ")  # arguments that contradict each other
     name = str(first["loc"][0])
     field, value = model.model_fields[name], values[name]
     if len(first["loc"]) > 1 and find_models(field.annotation):
         return describe_first_error(failure, model).sentence
-    shown = show(value) if first["type"] in _RANGE_ERRORS else describe(value)
+    text = show_value(value) if first["type"] in _RANGE_ERRORS else describe_value(value)
+    # What to give: the function's advice, the hint's, or else pydantic's message.
     expected = advice.get(name) or _find_advice((*field.metadata, field.annotation))
     expected = expected or first["msg"].replace("Input should be", "give").replace("a valid boolean", "True or False")
     optional = NoneType in get_args(field.annotation)
-    return f"{name} is {shown}: {expected}{', or leave it out' if optional else ''}"
+    return f"{name} is {text}: {expected}{', or leave it out' if optional else ''}"
 
 
 def _find_advice(parts: Sequence[Any]) -> str:
@@ -171,8 +174,8 @@ def _find_advice(parts: Sequence[Any]) -> str:
     return next(filter(None, texts), "")
 
 
-def describe(value: object) -> str:
-    """A value in a few words, its type first."""
+def describe_value(value: object) -> str:
+    """A short description of a value, its type first."""
     if value is None:
         return "None"
     if isinstance(value, Tensor):
@@ -186,13 +189,13 @@ def describe(value: object) -> str:
         return f"the class {value.__name__}"
     kind = type(value)
     article = "an" if kind.__name__[0] in "AEIOUaeiou" else "a"
-    shown = f", {show(value)}" if kind.__module__ == "builtins" else ""
-    return f"{article} {kind.__name__}{shown}"
+    text = f", {show_value(value)}" if kind.__module__ == "builtins" else ""
+    return f"{article} {kind.__name__}{text}"
 
 
-def show(value: object) -> str:
-    """A value as Python writes it, shortened."""
+def show_value(value: object) -> str:
+    """A value's repr, shortened."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # of whole numbers with too many digits
+    except ValueError:  # Python refuses to print integers of too many digits
         return "too large to be shown"

@@ -1,7 +1,7 @@
 """Settings from a YAML file and `--set` overrides, with errors that a person can act on.
 
-Any frozen `Settings` model will do. The file and the overrides are merged first and validated once, so an override may
-also change the kind of a discriminated union. Every mistake ends in a ConfigError of one sentence.
+The file and the overrides are merged first and validated once, so an override may also change the kind of a
+discriminated union. Every mistake ends in a ConfigError of one sentence.
 """
 
 from __future__ import annotations
@@ -17,26 +17,33 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.scanner import ScannerError
 
-from esper.config.settings import Settings, describe_first_error, find_models
+from esper.config.settings import (
+    Settings,
+    describe_first_error,
+    find_models,
+    find_present_key,
+    rename_keys,
+    warn_of_former_key,
+)
 from esper.errors import ConfigError
 from esper.files import read_bounded, write_atomically
 
 MOST_BYTES = 64 * 2**10
-"""Far above any settings; what is longer takes seconds to parse."""
+"""The largest file that is read. Settings are far smaller, and more takes seconds to parse."""
 DEEPEST = 50
-"""Levels of brackets. The time that the scanner takes grows with their square."""
+"""Most levels of brackets. The time that the scanner takes grows with their square."""
 LONGEST_NUMBER = 400
-"""Characters. Longer ones take quadratic time to read or to print."""
+"""Most characters of a number. The time to read or print one grows with their square."""
 
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-_MERGE = "tag:yaml.org,2002:merge"
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 def parse_yaml(text: bytes | str, source: str) -> Any:
-    """The value that ``text`` stands for; ``source`` names it in messages.
+    """Parse YAML; ``source`` names the text in messages.
 
     Raises:
-        ConfigError: it is not YAML, or not of the plain kind that settings need.
+        ConfigError: the text is not YAML, or has more than plain values in it.
     """
     if len(text) > MOST_BYTES:
         raise ConfigError(f"{source} is too long for settings: at most {MOST_BYTES} bytes are read")
@@ -56,7 +63,7 @@ def parse_yaml(text: bytes | str, source: str) -> Any:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice instead of dropping the first, and what could take long."""
+    """SafeLoader that refuses duplicate keys, where PyYAML drops the first, and text that takes long to read."""
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
         if self.flow_level >= DEEPEST:
@@ -64,8 +71,8 @@ class _StrictLoader(yaml.SafeLoader):
         super().fetch_flow_collection_start(TokenClass)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        if node.tag in _NUMBERS and isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST_NUMBER:
-            raise _refusal(f"a number of {len(node.value)} characters is too long", node)
+        if node.tag in _NUMBER_TAGS and isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST_NUMBER:
+            raise _build_error(f"a number of {len(node.value)} characters is too long", node)
         return cast("Any", super().construct_object(node, deep))
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -73,39 +80,39 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             if isinstance(key_node, yaml.ScalarNode):
                 if key_node.value in seen:
-                    raise _refusal(f"key {key_node.value!r} is given twice", key_node)
+                    raise _build_error(f"key {key_node.value!r} is given twice", key_node)
                 seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         # Merges of merges double a few lines into gigabytes.
         for key_node, _ in node.value:
-            if key_node.tag == _MERGE:
-                raise _refusal("`<<` is not understood here, write the keys out", key_node)
+            if key_node.tag == _MERGE_TAG:
+                raise _build_error("`<<` is not understood here, write the keys out", key_node)
         super().flatten_mapping(node)
 
 
-def _refusal(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+def _build_error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def parse_json(text: bytes) -> Any:
-    """The value that ``text`` stands for.
+    """Parse JSON.
 
     Raises:
-        ValueError: it is no JSON, nested too deeply, or gives a key twice.
+        ValueError: the text is no JSON, is nested too deeply, or gives a key twice.
     """
+
+    def build_mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            raise ValueError("a key is given twice")
+        return values
+
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
+        return json.loads(text, object_pairs_hook=build_mapping)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key is given twice")
-    return values
 
 
 S = TypeVar("S", bound=Settings)
@@ -119,7 +126,7 @@ Overrides = Annotated[
 
 
 def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = ()) -> S:
-    """Build `model` from its defaults, the YAML file at `path`, and `dotted.key=value` overrides, later ones winning.
+    """Build `model` from its defaults, the YAML file at `path` and `dotted.key=value` overrides; later values win.
 
     Values of overrides are parsed as YAML.
 
@@ -127,13 +134,21 @@ def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = 
         ConfigError: unreadable file, YAML mistake, unknown key, missing key, or impossible value.
     """
     values = {} if path is None else _read_mapping(path)
-    for override in overrides:
-        merge_override(model, values, override)
-    return validate_settings(model, values, lambda key: _source(key, path, overrides))
+    overrides = [merge_override(model, values, override) for override in overrides]
+
+    def describe_source(key: str) -> str:
+        override = find_override(key, overrides)
+        if override is not None:
+            return f"--set {override}: "
+        return "" if path is None else f"{path}: "
+
+    return validate_settings(model, values, describe_source)
 
 
-def validate_settings(model: type[S], values: dict[str, Any], source: Callable[[str], str]) -> S:
-    """Build `model` from its defaults and these values; ``source`` says where the value at a dotted key comes from.
+def validate_settings(model: type[S], values: dict[str, Any], describe_source: Callable[[str], str]) -> S:
+    """Build `model` from its defaults and ``values``.
+
+    ``describe_source`` gets the dotted key of a mistake and returns the beginning of the message: where it comes from.
 
     Raises:
         ConfigError: unknown key, missing key, or impossible value.
@@ -142,13 +157,17 @@ def validate_settings(model: type[S], values: dict[str, Any], source: Callable[[
         return model.model_validate(values)
     except ValidationError as error:
         mistake = describe_first_error(error, model)
-        raise ConfigError(f"{source(mistake.key)}{mistake.sentence}") from error
-    except UnicodeEncodeError as error:  # of what a check says of half a character, which YAML's escapes can spell
+        raise ConfigError(f"{describe_source(mistake.key)}{mistake.sentence}") from error
+    except UnicodeEncodeError as error:  # a validator's message quotes half a character, which YAML's escapes allow
         raise ConfigError(f"a value of the settings is no text: {error.object!r}") from error
 
 
 def dump_settings(settings: Settings, path: Path) -> None:
-    """Write all settings as YAML that `load_settings` turns into an equal object; RunError if that fails."""
+    """Write all settings as YAML, from which `load_settings` builds an equal object.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
     write_atomically(path, format_settings(settings))
 
 
@@ -171,75 +190,91 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", values)
 
 
-def merge(model: type[Settings], values: dict[str, Any], override: str) -> None:
-    """Change what an override ``dotted.key=value`` of ``model`` names, and nothing else.
+def merge_override(model: type[Settings], values: dict[str, Any], override: str) -> str:
+    """Change the value that an override ``dotted.key=value`` of ``model`` names; returns it with the present key.
 
     Raises:
-        ConfigError: it is no such override, or leads through a value.
+        ConfigError: it has no ``=``, or its key leads through a value.
     """
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"--set {override}: write it as dotted.key=value")
-    put_value(model, values, key, parse_yaml(text, f"--set {override}"), f"--set {override}")
+    source = f"--set {override}"
+    return f"{put_value(model, values, key, parse_yaml(text, source), source)}={text}"
 
 
-def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> None:
-    """Put the value at a dotted key of ``model``; a mapping changes its keys where those are settings of their own.
+def put_value(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> str:
+    """Put a value at a dotted key of ``model``. Where nested settings are, a mapping changes the keys that it names.
+
+    Returns:
+        The present name of the key, where ``key`` is a former one.
 
     Raises:
-        ConfigError: that is no key, or it leads through a value. The message names ``source``.
+        ConfigError: the key is malformed or leads through a value. The message names ``source``.
     """
     parts = key.strip().split(".")
     if not all(parts):
         raise ConfigError(f"{source}: write it as dotted.key=value")
+    # Walk down the keys, through models where they are known and through plain mappings elsewhere.
     models: Sequence[type[BaseModel]] = [model]
-    for depth, part in enumerate(parts[:-1], start=1):
-        is_field, inner = any(part in one.model_fields for one in models), _models_below(models, part)
-        if not isinstance(_at(values, part), dict) or (is_field and not inner):
-            above = ".".join(parts[:depth])
-            raise ConfigError(f"{source}: `{above}` is a value, it has no keys below it; give it whole")
-        models, values = inner, _enter(values, part)
-    _put(models, values, parts[-1], value)
+    prefix = ""
+    for part in parts[:-1]:
+        part = _use_present_key(models, values, part, prefix)
+        is_field, inner = any(part in holder.model_fields for holder in models), _find_models_below(models, part)
+        if not isinstance(_get_inner(values, part), dict) or (is_field and not inner):
+            raise ConfigError(f"{source}: `{prefix}{part}` is a value, it has no keys below it; give it whole")
+        models, values, prefix = inner, _copy_inner(values, part), f"{prefix}{part}."
+    try:
+        return prefix + _put(models, values, parts[-1], value, prefix)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
-def _put(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, value: Any) -> None:
-    """Put the value at a key of ``values``, whose meaning ``models`` say; none where nobody knows it."""
-    inner = _models_below(models, key)
+def _put(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, value: Any, prefix: str) -> str:
+    """Put the value at a key of ``values``, which ``models`` describe if there are any; returns its present name."""
+    key = _use_present_key(models, values, key, prefix)
+    inner = _find_models_below(models, key)
     if inner and isinstance(value, dict) and isinstance(values.get(key), dict):
-        below = _enter(values, key)
-        for name, part in cast("dict[str, Any]", value).items():
-            _put(inner, below, name, part)
+        below, prefix = _copy_inner(values, key), f"{prefix}{key}."
+        for name, part in rename_keys(inner, cast("dict[str, Any]", value), prefix).items():
+            _put(inner, below, name, part, prefix)
     else:
         values[key] = value
+    return key
 
 
-def _models_below(models: Sequence[type[BaseModel]], key: str) -> list[type[BaseModel]]:
+def _use_present_key(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, prefix: str) -> str:
+    """The present name of ``key``; a value that ``values`` hold under a former name moves to it."""
+    present = find_present_key(models, key)
+    if key != present:
+        warn_of_former_key(prefix + key, prefix + present)
+    former = next((name for name in values if name != present and find_present_key(models, name) == present), None)
+    if former is not None and present not in values:
+        warn_of_former_key(prefix + former, prefix + present)
+        values[present] = values.pop(former)
+    return present
+
+
+def _find_models_below(models: Sequence[type[BaseModel]], key: str) -> list[type[BaseModel]]:
     fields = [model.model_fields[key] for model in models if key in model.model_fields]
     return [inner for field in fields for inner in find_models(field.annotation)]
 
 
-def _at(values: dict[str, Any], key: str) -> Any:
-    """What is at a key; no keys where it is absent, or a key without a value in the file."""
+def _get_inner(values: dict[str, Any], key: str) -> Any:
+    """The value at a key; an empty mapping where the key is absent or has no value in the file."""
     return {} if values.get(key) is None else values[key]
 
 
-def _enter(values: dict[str, Any], key: str) -> dict[str, Any]:
-    """The mapping at a key, as a copy of its own: YAML aliases share one mapping between several keys."""
-    values[key] = dict(_at(values, key))
+def _copy_inner(values: dict[str, Any], key: str) -> dict[str, Any]:
+    """Replace the mapping at a key by a copy, and return it: YAML aliases share one mapping between several keys."""
+    values[key] = dict(_get_inner(values, key))
     return values[key]
 
 
 def find_override(key: str, overrides: Sequence[str]) -> str | None:
-    """The override that the value at a dotted key comes from."""
+    """The override that sets the value at a dotted key, or None."""
     for override in overrides:
-        overridden = override.partition("=")[0].strip()
-        if key == overridden or key.startswith(f"{overridden}."):
+        target = override.partition("=")[0].strip()
+        if key == target or key.startswith(f"{target}."):
             return override
     return None
-
-
-def _source(key: str, path: Path | None, overrides: Sequence[str]) -> str:
-    override = find_override(key, overrides)
-    if override is not None:
-        return f"--set {override}: "
-    return "" if path is None else f"{path}: "

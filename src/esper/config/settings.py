@@ -1,14 +1,15 @@
 """The base of everything configurable.
 
-There is one set of defaults: what the class at the root of a tree of settings gives. A mapping in the place of settings
-changes the keys it names and nothing else, whether it comes from a keyword, a file, an override or a sweep. One can ask
-in what settings differ from others; and what is wrong with settings is a sentence that a person can act on.
+There is one set of defaults: those of the class at the root of a tree of settings. A mapping in the place of nested
+settings changes the keys it names and nothing else, whether it comes from a keyword, a file, an override or a sweep.
+Settings can be compared with others, and every mistake in them becomes one sentence.
 """
 
 import reprlib
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, ClassVar, NamedTuple, cast, get_args
 
 import annotated_types
 import yaml
@@ -23,11 +24,13 @@ class Settings(BaseModel):
     """Immutable, strictly keyed settings; each field's attribute docstring is its help text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Former key to present key. A former key still works, with a FutureWarning."""
 
     @model_validator(mode="before")
     @classmethod
-    def _keys_not_named_keep_the_default(cls, values: Any) -> Any:
-        """Complete mappings by the defaults of the fields that they are for."""
+    def _fill_in_defaults(cls, values: Any) -> Any:
+        """Rename former keys, and complete nested mappings by the defaults of the fields that they are for."""
         if not isinstance(values, Mapping):
             return values
         return _complete(cls, cast("Mapping[str, Any]", values), {})
@@ -40,15 +43,58 @@ def find_models(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in find_models(argument)]
 
 
-def _complete(model: type[BaseModel], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """``defaults`` values of a model, or its fields' defaults, changed at any depth where ``given`` says so."""
-    values = {**defaults, **given}
+def _complete(
+    model: type[BaseModel], changes: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
+) -> dict[str, Any]:
+    """``defaults`` of a model, or those of its fields, with ``changes`` at any depth."""
+    # Before the defaults are added: beside them, a former key would stand for a second value.
+    changes = rename_keys([model], changes, prefix)
+    values = {**defaults, **changes}
     for name, field in model.model_fields.items():
-        default, own = defaults.get(name, field.default), given.get(name)
-        sole = find_models(field.annotation) == [type(default)]  # of several, a mapping may mean another one
-        if sole and isinstance(default, Settings) and isinstance(own, Mapping):
-            values[name] = _complete(type(default), cast("Mapping[str, Any]", own), dict(default))
+        default, change = defaults.get(name, field.default), changes.get(name)
+        # Where a field may hold several models, a mapping may be meant for another one than the default.
+        has_one_model = find_models(field.annotation) == [type(default)]
+        if has_one_model and isinstance(default, Settings) and isinstance(change, Mapping):
+            inner = cast("Mapping[str, Any]", change)
+            values[name] = _complete(type(default), inner, dict(default), f"{prefix}{name}.")
     return values
+
+
+# Former names of keys.
+
+
+def find_present_key(models: Sequence[type[BaseModel]], key: str) -> str:
+    """The present name of a key of one of ``models``; ``key`` itself unless it is a former name."""
+    if any(key in model.model_fields for model in models):
+        return key
+    renamed = (model.renamed for model in models if issubclass(model, Settings))
+    return next((names[key] for names in renamed if key in names), key)
+
+
+def warn_of_former_key(former: str, present: str) -> None:
+    """Warn that a file or an override still has the former name of a setting; both are dotted keys."""
+    message = f"the setting `{former}` is called `{present}` now: rename it, the former name goes in the next version"
+    warnings.warn(message, FutureWarning, stacklevel=2)
+
+
+def rename_keys(models: Sequence[type[BaseModel]], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``values`` of one of ``models`` under their present keys, with a FutureWarning for each former key.
+
+    Raises:
+        ValueError: a former key and the present one are both given.
+    """
+    present: dict[str, Any] = {}
+    for key, value in values.items():
+        name = find_present_key(models, key)
+        if name != key:
+            if name in values:
+                raise ValueError(f"`{prefix}{key}` is the former name of `{prefix}{name}`: give `{prefix}{name}` only")
+            warn_of_former_key(f"{prefix}{key}", f"{prefix}{name}")
+        present[name] = value
+    return present
+
+
+# Differences between settings.
 
 
 class SettingDifference(NamedTuple):
@@ -59,54 +105,59 @@ class SettingDifference(NamedTuple):
     default: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_text(self.value)} (default {_text(self.default)})"
+        return f"{self.key}: {_format_yaml(self.value)} (default {_format_yaml(self.default)})"
 
 
 def compare_settings(settings: Settings, default: Settings) -> list[SettingDifference]:
-    """Where ``settings`` are not as ``default``, in the order of their keys."""
-    return list(_between("", settings.model_dump(mode="json"), default.model_dump(mode="json")))
+    """The keys whose values in ``settings`` differ from ``default``, in the order of the fields."""
+    return list(_compare_values("", settings.model_dump(mode="json"), default.model_dump(mode="json")))
 
 
-def _between(key: str, value: Any, default: Any) -> Iterator[SettingDifference]:
+def _compare_values(key: str, value: Any, default: Any) -> Iterator[SettingDifference]:
     if isinstance(value, dict) and isinstance(default, dict) and value.keys() == default.keys():
         for name, inner in cast("Mapping[str, Any]", value).items():
-            yield from _between(f"{key}.{name}".removeprefix("."), inner, default[name])
-    elif _alone(value) and _alone(default):
-        yield from _between(key, value[0], default[0])
+            yield from _compare_values(f"{key}.{name}".removeprefix("."), inner, default[name])
+    elif _is_single_mapping(value) and _is_single_mapping(default):
+        yield from _compare_values(key, value[0], default[0])
     elif value != default:
         yield SettingDifference(key, value, default)
 
 
-def _alone(value: Any) -> bool:
+def _is_single_mapping(value: Any) -> bool:
     """Whether this is a list of one mapping, whose keys may be written without the list."""
     return isinstance(value, list) and len(cast("list[Any]", value)) == 1 and isinstance(value[0], dict)
 
 
-def _text(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
     """A value in one line of YAML."""
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
 
 
-_UNKNOWN = "extra_forbidden"
-_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+# Mistakes as sentences.
+
+_UNKNOWN_KEY = "extra_forbidden"
+_BOUND_ERRORS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
 @dataclass(frozen=True)
 class SettingError:
-    """What is wrong, and at which dotted key; the key is empty where the settings as a whole are wrong."""
+    """A mistake at a dotted key; the key is empty where the settings as a whole are wrong."""
 
     key: str
     sentence: str
 
 
 def describe_first_error(error: ValidationError, model: type[BaseModel]) -> SettingError:
-    """The mistake to mend first: unknown keys come before all others, since they often explain them."""
-    details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != _UNKNOWN)
+    """The mistake to correct first: unknown keys come before all others, since they often explain them."""
+    details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != _UNKNOWN_KEY)
     first = details[0]
-    place = _find(model, first)
+    place = _locate(model, first)
     match first["type"]:
         case "extra_forbidden":
-            sentence = f"unknown key `{place.key}`{_suggestion(place)}"
+            *parents, name = place.key.split(".")
+            prefix = "".join(f"{parent}." for parent in parents)
+            hint = did_you_mean(name, place.siblings, spell=lambda key: f"`{prefix}{key}`", limit=1, separator=",")
+            sentence = f"unknown key `{place.key}`" + (hint or f", known here: {', '.join(place.siblings)}")
         case "missing":
             sentence = f"key `{place.key}` is missing"
         case "value_error":
@@ -115,23 +166,24 @@ def describe_first_error(error: ValidationError, model: type[BaseModel]) -> Sett
             sentence = f"`{place.key}`: {message}" if place.key else message
         case _:
             # A value that fits no member of a union is reported once per member.
-            demands = [_demand(other, detail) for detail in details if (other := _find(model, detail)).key == place.key]
+            located = [(_locate(model, detail), detail) for detail in details]
+            demands = [_describe_demand(other, detail) for other, detail in located if other.key == place.key]
             value = reprlib.repr(first["input"])
             sentence = f"`{place.key}` is {value}, but {' or '.join(dict.fromkeys(demands))}"
     return SettingError(place.key, sentence)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where in the settings an error happened, and which keys are known beside it."""
+class _ErrorPlace:
+    """Where in the settings an error happened, and the valid keys beside it."""
 
     key: str
     field: FieldInfo | None
     siblings: list[str]
 
 
-def _find(model: type[BaseModel], detail: ErrorDetails) -> _Place:
-    """Follow pydantic's location, leaving out the names of union members that it contains."""
+def _locate(model: type[BaseModel], detail: ErrorDetails) -> _ErrorPlace:
+    """The place of an error: pydantic's location without the names of union members that it contains."""
     models = [model]
     parts: list[str] = []
     field: FieldInfo | None = None
@@ -142,25 +194,20 @@ def _find(model: type[BaseModel], detail: ErrorDetails) -> _Place:
             parts.append(f"[{part}]")
             continue
         holders = [holder for holder in models if part in holder.model_fields]
-        unknown = index == last and detail["type"] == _UNKNOWN
-        if not holders and not unknown:
+        is_unknown = index == last and detail["type"] == _UNKNOWN_KEY
+        if not holders and not is_unknown:
             continue
         siblings = sorted({name for holder in models for name in holder.model_fields})
         parts.append(f".{part}")
         if holders:
             field = holders[0].model_fields[part]
             models = [inner for holder in holders for inner in find_models(holder.model_fields[part].annotation)]
-    return _Place("".join(parts).removeprefix("."), field, siblings)
+    return _ErrorPlace("".join(parts).removeprefix("."), field, siblings)
 
 
-def _suggestion(place: _Place) -> str:
-    *parents, name = place.key.split(".")
-    hint = did_you_mean(name, place.siblings, spell=lambda near: f"`{'.'.join([*parents, near])}`", most=1, mark=",")
-    return hint or f", known here: {', '.join(place.siblings)}"
-
-
-def _demand(place: _Place, detail: ErrorDetails) -> str:
-    if detail["type"] in _BOUNDS and place.field is not None and (bounds := _bounds(place.field)):
+def _describe_demand(place: _ErrorPlace, detail: ErrorDetails) -> str:
+    """What a value must be, as the end of a sentence."""
+    if detail["type"] in _BOUND_ERRORS and place.field is not None and (bounds := _describe_bounds(place.field)):
         return f"must be {bounds}"
     if detail["type"] == "model_type" and place.field is not None:
         names = dict.fromkeys(name for model in find_models(place.field.annotation) for name in model.model_fields)
@@ -169,19 +216,19 @@ def _demand(place: _Place, detail: ErrorDetails) -> str:
     return message[:1].lower() + message[1:]
 
 
-def _bounds(field: FieldInfo) -> str:
-    """The range of a field in words, empty where it has none."""
-    words: list[str] = []
+def _describe_bounds(field: FieldInfo) -> str:
+    """The range of a field, as in "at least 1 and below 4"; empty where it has none."""
+    bounds: list[str] = []
     for bound in field.metadata:
         match bound:
             case annotated_types.Ge(ge=limit):
-                words.append(f"at least {limit}")
+                bounds.append(f"at least {limit}")
             case annotated_types.Gt(gt=limit):
-                words.append(f"above {limit}")
+                bounds.append(f"above {limit}")
             case annotated_types.Le(le=limit):
-                words.append(f"at most {limit}")
+                bounds.append(f"at most {limit}")
             case annotated_types.Lt(lt=limit):
-                words.append(f"below {limit}")
+                bounds.append(f"below {limit}")
             case _:
                 pass
-    return " and ".join(words)
+    return " and ".join(bounds)

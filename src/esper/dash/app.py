@@ -1,4 +1,4 @@
-"""The dashboard: its web application (a page, and what it shows as JSON), who may read it, and its server."""
+"""The dashboard: its web application (a page, and its data as JSON), access control, and the server."""
 
 from __future__ import annotations
 
@@ -58,46 +58,45 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask; `host` is the address that is served, `token` the secret that is demanded, if any."""
+    """Who may read the dashboard: `host` is the served address, `token` the secret that requests must have, if any."""
 
     host: str
     token: str | None = None
 
     @property
     def local(self) -> bool:
-        """Whether only programs of this machine can ask."""
+        """Whether only programs on this machine can reach the dashboard."""
         return is_loopback(self.host)
 
-    def refusal(self, request: Request) -> Response | None:
-        """What to answer instead, or None where the request is fine."""
+    def check(self, request: Request) -> Response | None:
+        """The response that refuses a request, or that takes over its token; None if the request may pass."""
         if request.method not in METHODS:
             headers = {"allow": ", ".join(METHODS)}
             return _refuse(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard only shows: use GET.", headers)
-        if not self._knows(request.headers.get("host", "")):
-            return _refuse(HTTPStatus.MISDIRECTED_REQUEST, "This address is not the dashboard's: use the one it said.")
-        return None if self.token is None else self._without_token(request, self.token)
 
-    def _knows(self, header: str) -> bool:
-        """Whether a Host header is one of ours: a foreign page that resolves its own name to us is kept out."""
-        name = _host_name(header)
-        if name in LOOPBACK_NAMES:
-            return True
-        return not self.local and (name in (self.host, socket.gethostname().lower()) or _is_address(name))
+        # A Host header of another name: a foreign page may have made its own name resolve to this machine.
+        name = _parse_host(request.headers.get("host", ""))
+        is_known = name in LOOPBACK_NAMES or (
+            not self.local and (name in (self.host, socket.gethostname().lower()) or _is_address(name))
+        )
+        if not is_known:
+            message = "This address is not the dashboard's: use the one that `esper dash` printed."
+            return _refuse(HTTPStatus.MISDIRECTED_REQUEST, message)
 
-    def _without_token(self, request: Request, token: str) -> Response | None:
-        cookie = f"esper-dash-{request.url.port or 80}"  # browsers share cookies between ports
-        if _same(request.cookies.get(cookie, ""), token):
+        # The token comes once in the address, and from then on in a cookie. Browsers share cookies between ports.
+        cookie = f"esper-dash-{request.url.port or 80}"
+        if self.token is None or _is_equal(request.cookies.get(cookie, ""), self.token):
             return None
-        if not _same(request.query_params.get("token", ""), token):
-            return _refuse(HTTPStatus.FORBIDDEN, "A token is needed: open the address that `esper dash` said.")
-        # The token leaves the address bar and the history at once.
+        if not _is_equal(request.query_params.get("token", ""), self.token):
+            return _refuse(HTTPStatus.FORBIDDEN, "A token is needed: open the address that `esper dash` printed.")
+        # Redirected at once, so that the token leaves the address bar and the history.
         response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
-        response.set_cookie(cookie, token, httponly=True, samesite="strict")
+        response.set_cookie(cookie, self.token, httponly=True, samesite="strict")
         return response
 
 
 class SecuredApp:
-    """Puts `Access` before an app, and `HEADERS` on all that leaves it."""
+    """An app behind `Access`, with `HEADERS` on all its responses."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -113,12 +112,12 @@ class SecuredApp:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        refusal = self._access.refusal(Request(scope))
+        refusal = self._access.check(Request(scope))
         await (refusal or self._app)(scope, receive, send_secured)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, which no other one can reach."""
+    """Whether an address can be reached from this machine only."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
@@ -130,16 +129,17 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _host_name(header: str) -> str:
-    """Without the port, and without the brackets of IPv6."""
+def _parse_host(header: str) -> str:
+    """The name in a Host header, without the port and the brackets of IPv6."""
     name = header.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
     return name.partition(":")[0]
 
 
-def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+def _is_equal(text: str, secret: str) -> bool:
+    """Compare a text with a secret in a time that does not depend on where they differ."""
+    return hmac.compare_digest(text.encode("utf-8", "replace"), secret.encode())
 
 
 def _refuse(status: HTTPStatus, sentence: str, headers: dict[str, str] | None = None) -> Response:
@@ -149,77 +149,80 @@ def _refuse(status: HTTPStatus, sentence: str, headers: dict[str, str] | None = 
 STATIC = Path(__file__).parent / "static"
 LAST_EVENT_ID = "Last-Event-ID"
 LARGEST = 2**53
-"""Numbers above it are not whole in a browser."""
+"""The largest integer that browsers represent exactly."""
 
 
 def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """The application; streams end once ``stopping`` says so."""
+    """The web application; its streams end once ``stopping`` returns True."""
     app = Starlette(
         routes=[
             Route("/", _page),
             Mount("/static", StaticFiles(directory=STATIC)),
-            Route("/api/{view}", Views(finder, stopping).answer),
+            Route("/api/{view}", Views(finder, stopping).respond),
         ],
-        exception_handlers={EsperError: _answer_error, HTTPException: _answer_not_found, Exception: _answer_defect},
+        exception_handlers={EsperError: _handle_error, HTTPException: _handle_not_found, Exception: _handle_defect},
     )
     return SecuredApp(app, access)
 
 
 class Views:
-    """Answers by the last word of the address; the run is given by name."""
+    """Responds to requests for data, by the last part of their path. The parameter `run` is a run's name."""
 
     NAMES = ("runs", "compare", "stream", "population", "network", "look", "learning", "model", "events")
 
     def __init__(self, finder: RunFinder, stopping: Callable[[], bool]) -> None:
         self._finder = finder
         self._stopping = stopping
-        self._of_run: dict[str, Callable[[RunReader, Request], Any]] = {
-            "population": lambda reader, ask: describe_population(reader, _optional_number(ask, "episode")),
-            "network": lambda reader, ask: describe_network(
-                reader, _optional_number(ask, "episode"), _number(ask, "environment")
-            ),
-            "look": lambda reader, ask: describe_look(
-                reader, *(_number(ask, name) for name in ("episode", "environment", "step"))
-            ),
-            "learning": lambda reader, _: describe_learning(reader),
-            "model": lambda reader, _: describe_model(reader),
-            "events": lambda reader, ask: list_events(
-                reader,
-                ask.query_params.getlist("type"),
-                ask.query_params.get("text", ""),
-                _optional_number(ask, "before"),
-            ),
-        }
 
-    def answer(self, request: Request) -> Response:
+    def respond(self, request: Request) -> Response:
+        """The response to a request: JSON, or a stream of events."""
         view = request.path_params["view"]
+        if view not in self.NAMES:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+
+        # Views of several runs.
         if view == "runs":
-            return _json({"runs": list_runs(self._finder.find()), "places": [str(one) for one in self._finder.places]})
+            places = [str(place) for place in self._finder.places]
+            return _json({"runs": list_runs(self._finder.find()), "places": places})
         if view == "compare":
             stores = self._finder.find()
-            asked = dict.fromkeys(request.query_params.getlist("run"))
-            return _json({"runs": describe_comparison({name: stores.get(name) for name in asked})})
+            names = dict.fromkeys(request.query_params.getlist("run"))
+            return _json({"runs": describe_comparison({name: stores.get(name) for name in names})})
+
+        # Views of one run.
+        store = self._finder.store(request.query_params.get("run", ""))
         if view == "stream":
-            return self._stream(request)
-        if view not in self._of_run:
-            raise HTTPException(HTTPStatus.NOT_FOUND)
-        with RunReader.open(self._store(request)) as reader:
-            return _json(self._of_run[view](reader, request))
+            last_id = _read_number(request.headers.get(LAST_EVENT_ID, ""), LAST_EVENT_ID)
+            if last_id is None:
+                last_id = _optional_number(request, "after")
+            types = request.query_params.getlist("type")
+            news = stream_news(StoreFollower(store, last_id or 0), types, self._stopping)
+            return StreamingResponse(news, media_type="text/event-stream")
+        with RunReader.open(store) as reader:
+            return _json(_describe_run(view, reader, request))
 
-    def _store(self, request: Request) -> Path:
-        return self._finder.store(request.query_params.get("run", ""))
 
-    def _stream(self, request: Request) -> Response:
-        last_id = _read_number(request.headers.get(LAST_EVENT_ID, ""), LAST_EVENT_ID)
-        if last_id is None:
-            last_id = _optional_number(request, "after")
-        types = request.query_params.getlist("type")
-        news = stream_news(StoreFollower(self._store(request), last_id or 0), types, self._stopping)
-        return StreamingResponse(news, media_type="text/event-stream")
+def _describe_run(view: str, reader: RunReader, request: Request) -> Any:
+    """The data of a view of one run, as plain JSON values."""
+    match view:
+        case "population":
+            return describe_population(reader, _optional_number(request, "episode"))
+        case "network":
+            return describe_network(reader, _optional_number(request, "episode"), _number(request, "environment"))
+        case "look":
+            episode, environment, step = (_number(request, name) for name in ("episode", "environment", "step"))
+            return describe_look(reader, episode, environment, step)
+        case "learning":
+            return describe_learning(reader)
+        case "model":
+            return describe_model(reader)
+        case _:
+            types, text = request.query_params.getlist("type"), request.query_params.get("text", "")
+            return list_events(reader, types, text, _optional_number(request, "before"))
 
 
 def _number(request: Request, name: str) -> int:
-    """A whole number that must be given; ConfigError if it is not one."""
+    """A parameter of the request; ConfigError if it is missing or no whole number."""
     number = _optional_number(request, name)
     if number is None:
         raise ConfigError(f"`{name}` is missing: give a whole number from 0")
@@ -231,7 +234,7 @@ def _optional_number(request: Request, name: str) -> int | None:
 
 
 def _read_number(text: str, name: str) -> int | None:
-    """What a text that is called ``name`` says, or None if it is empty; ConfigError if that is no whole number."""
+    """The number in the text of parameter ``name``, or None if it is empty; ConfigError if it is no whole number."""
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST)) and int(text) <= LARGEST):
@@ -244,33 +247,33 @@ def _page(_: Request) -> Response:
 
 
 def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    # Escapes keep halves of characters apart from the encoding, which has no place for them.
+    # Written with escapes, since UTF-8 cannot encode half a character, which a run's texts may contain.
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Response(text, status, media_type="application/json")
 
 
-def _answer_error(_: Request, error: Exception) -> Response:
-    """What was asked for cannot be, or not be had."""
+def _handle_error(_: Request, error: Exception) -> Response:
+    """Respond to a request that is wrong, or whose run cannot be read."""
     status = HTTPStatus.BAD_REQUEST if isinstance(error, ConfigError) else HTTPStatus.NOT_FOUND
     return _json({"error": str(error)}, status)
 
 
-def _answer_not_found(_: Request, _error: Exception) -> Response:
+def _handle_not_found(_: Request, _error: Exception) -> Response:
     return _json({"error": "There is no such page: go to the dashboard's start."}, HTTPStatus.NOT_FOUND)
 
 
-def _answer_defect(_: Request, _error: Exception) -> Response:
-    """A defect: the server's terminal has the traceback."""
+def _handle_defect(_: Request, _error: Exception) -> Response:
+    """Respond after a defect; the traceback is in the server's terminal."""
     return _json({"error": "The dashboard has failed at this: see its terminal."}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 SHORTEST_TOKEN = 16
-GOODBYE_SECONDS = 2
-"""Seconds in which open connections may end when the server stops."""
+SHUTDOWN_SECONDS = 2
+"""Seconds for open connections to end when the server stops."""
 
 
 def create_access(host: str, token: str | None) -> Access:
-    """Who may ask: an address that others can reach gets a token if it has none.
+    """Access to an address, with a new token if other machines can reach the address and ``token`` is None.
 
     Raises:
         ConfigError: the token is easy to guess, or cannot be part of an address.
@@ -283,23 +286,26 @@ def create_access(host: str, token: str | None) -> Access:
 
 
 def serve(finder: RunFinder, access: Access, port: int, browser: bool, print_line: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C; port 0 is any free one.
+    """Serve until Ctrl-C; port 0 stands for any free port.
 
     Raises:
-        ConfigError: the address or port cannot be had.
+        ConfigError: the address or port is not available.
     """
+    # The socket first: only it has the port that the system chose for port 0.
     with _open_socket(access.host, port) as listener:
         config = uvicorn.Config(
             dashboard(finder, access, lambda: server.should_exit),
             log_level="error",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=GOODBYE_SECONDS,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         server = uvicorn.Server(config)
-        # Whoever does not read what was sent is cut off at the end, on purpose: no error, and no traceback.
+        # At the end, connections that do not read are cut off on purpose: that is no error to print.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
-        address = _format_address(access, listener.getsockname()[1])
+        host = f"[{access.host}]" if ":" in access.host else access.host
+        token = "" if access.token is None else f"?token={access.token}"
+        address = f"http://{host}:{listener.getsockname()[1]}/{token}"
         print_line(f"dashboard: {address}")
         print_line("Ctrl-C stops it.")
         if browser:
@@ -313,13 +319,8 @@ def _open_socket(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
-        # Python adds the address in brackets, which the sentence says already.
+        # Python adds the address in brackets, which the message has already.
         reason = str(error.strerror).partition(" (")[0] if isinstance(error, OSError) else "it is out of range"
         raise ConfigError(
             f"cannot serve on {host}, port {port} ({reason}): give another `--port`, 0 for any, or another `--host`"
         ) from error
-
-
-def _format_address(access: Access, port: int) -> str:
-    host = f"[{access.host}]" if ":" in access.host else access.host
-    return f"http://{host}:{port}/" + ("" if access.token is None else f"?token={access.token}")

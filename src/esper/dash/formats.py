@@ -1,4 +1,4 @@
-"""Numbers as people read them, the same in the terminal and in the report."""
+"""Numbers as text, formatted the same in the terminal and in the report."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MEGA = 1e6
 
 
 def score(value: float) -> str:
-    """Three decimals: ``0.655``."""
+    """Format a score with three decimals: ``0.655``."""
     return _true_minus(f"{value:.3f}")
 
 
 def measure(value: float) -> str:
-    """A number of any size: ``0.655``, ``12.340``, ``0.00123``, ``5.1e-05``, ``51,234``."""
+    """Format a number of any size: ``0.655``, ``12.340``, ``0.00123``, ``5.1e-05``, ``51,234``."""
     size = abs(value)
     if value and size < 0.1:
         return _true_minus(f"{value:.3g}")
@@ -23,49 +23,44 @@ def measure(value: float) -> str:
 
 
 def signed_score(value: float) -> str:
-    """Three decimals with a sign: ``+0.021``; zero has none."""
+    """Format a difference of scores with three decimals and a sign: ``+0.021``; zero has no sign."""
     text = f"{value:+.3f}"
     return "0.000" if float(text) == 0 else _true_minus(text)
 
 
 def difference(value: float) -> str:
-    """As `measure`, with a sign; zero has none: ``+0.021``, ``+0.00023``."""
+    """Format a difference as `measure` does, with a sign: ``+0.021``, ``+0.00023``; zero has no sign."""
     return f"+{measure(value)}" if value > 0 else measure(value)
 
 
 def percent(share: float) -> str:
-    """``0.123`` as ``12%``; what is above zero but would round to it as ``<1%``."""
+    """Format a share in percent: ``0.123`` as ``12%``; a positive share that would round to zero as ``<1%``."""
     text = f"{share:.0%}"
     return "<1%" if share > 0 and text == "0%" else text
 
 
 def signed_percent(share: float) -> str:
-    """A share as `percent` writes it, with a sign: ``+12%``."""
+    """Format a share as `percent` does, with a sign: ``+12%``."""
     return percent(share) if share < 0 else f"+{percent(share)}"
 
 
 def count(value: float) -> str:
-    """A whole number, in groups of three digits."""
+    """Format an integer in groups of three digits: ``51,234``."""
     return f"{value:,.0f}"
 
 
-def short(value: float) -> str:
-    """Three significant digits."""
-    return _true_minus(f"{value:.3g}")
-
-
 def mega(value: float) -> str:
-    """In whole millions: ``1_234_000_000`` as ``1,234``."""
+    """Format a number in whole millions: ``1_234_000_000`` as ``1,234``."""
     return _true_minus(f"{value / MEGA:,.0f}")
 
 
 def p_value(p: float) -> str:
-    """Three decimals, never zero: ``0.034`` or ``<0.001``."""
+    """Format a p-value with three decimals, never zero: ``0.034`` or ``<0.001``."""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def duration(seconds: float) -> str:
-    """``3:07`` minutes, or ``1:03:07`` hours."""
+    """Format seconds as ``3:07`` minutes or ``1:03:07`` hours."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(round(seconds), 60)
@@ -74,7 +69,7 @@ def duration(seconds: float) -> str:
 
 
 def join_words(words: list[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Join names as in ``a``, ``a and b``, ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
 
 

@@ -1,4 +1,4 @@
-"""What is printed: lines, plain tables, scores on a scale, texts that cannot steer a terminal, and JSON."""
+"""Printing: lines, plain tables, sparklines, scores on a scale, and JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -16,13 +15,14 @@ from rich.text import Text
 
 from esper.config.settings import SettingDifference
 from esper.dash.formats import score
+from esper.errors import escape_unprintable
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 POLICY = "policy (greedy)"
 POLICY_STYLE = "bold cyan"
 LABEL_STYLE = "dim"
 _BESIDE_SCALE = 52
-"""Columns that names, scores and notes take beside the scale."""
+"""Columns of the terminal that names, scores and notes take beside the scale."""
 _LONGEST_SCALE = 56
 _SHORTEST_SCALE = 12
 
@@ -31,17 +31,17 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 def console_beside(machine_readable: bool) -> Console:
-    """Where people read: stderr if stdout is for a machine."""
+    """The console for text: stderr if stdout has machine-readable output."""
     return Console(stderr=machine_readable)
 
 
 def print_line(console: Console, line: str) -> None:
-    """A line as it is: neither wrapped nor coloured, and no markup in it."""
+    """Print a line as it is: not wrapped, without colours or markup."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class RegularLines:
-    """Prints what is under way whenever no line came for 30 seconds; nothing on a terminal. It is a context manager."""
+    """Context manager that prints the progress after 30 seconds without a line; on a terminal it prints nothing."""
 
     def __init__(self, console: Console, describe_progress: Callable[[], str]) -> None:
         self._console = console
@@ -56,13 +56,11 @@ class RegularLines:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
 
     def postpone(self) -> None:
-        """Count the 30 seconds from now, as somebody else has just printed a line."""
+        """Restart the 30 seconds, after a line was printed."""
         self._due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def _print_regularly(self) -> None:
@@ -72,43 +70,40 @@ class RegularLines:
                 self.postpone()
 
 
-def print_differences(console: Console, whose: str, differences: Sequence[SettingDifference]) -> None:
-    """A line for each key, or one that says that there is none."""
-    print_line(console, f"{whose}: {'different from the defaults in' if differences else 'the defaults'}")
-    for one in differences:
-        print_line(console, f"  {one}")
+def print_differences(console: Console, title: str, differences: Sequence[SettingDifference]) -> None:
+    """Print how settings differ from the defaults, one line per key."""
+    print_line(console, f"{title}: {'different from the defaults in' if differences else 'the defaults'}")
+    for difference in differences:
+        print_line(console, f"  {difference}")
 
 
 def print_json(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-    """A line of JSON on stdout."""
+    """Print a line of JSON on stdout."""
     sys.stdout.write(f"{json.dumps(record)}\n")
 
 
 def plain_table(*columns: str) -> Table:
-    """An empty table without lines, with these columns."""
+    """An empty table with these columns, without borders."""
     table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="underline")
     for column in table.columns:
         column.overflow = "fold"
     return table
 
 
-def printable(text: str) -> str:
-    """A text as one line; what could steer a terminal is spelled out."""
-    if text.isprintable():
-        return text
-    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text)
-
-
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values as blocks of eight heights."""
-    shown = values[-width:]
-    low, high = min(shown), max(shown)
+    """The last ``width`` values as blocks of eight heights."""
+    values = values[-width:]
+    low, high = min(values), max(values)
     span = (high - low) or 1.0
-    return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in shown)
+    return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in values)
 
 
 def score_table(scores: Sequence[tuple[str, float]], width: int, notes: Mapping[str, str] | None = None) -> Table:
-    """Controllers and their scores, the best first, on one scale; the policy stands out, `notes` stand beside names."""
+    """A table of controllers and their scores on one scale, best first. The policy is highlighted.
+
+    ``notes`` by controller are shown at the end of its row.
+    """
+    # A row with the ends of the scale, then a row per controller with its place on the scale.
     high, low = scores[0][1], scores[-1][1]
     table = Table.grid(padding=(0, 2))
     scale = max(min(width - _BESIDE_SCALE, _LONGEST_SCALE), _SHORTEST_SCALE)
@@ -119,5 +114,5 @@ def score_table(scores: Sequence[tuple[str, float]], width: int, notes: Mapping[
         place = round((level - low) / (high - low) * (scale - 1)) if high > low else 0
         note = Text((notes or {}).get(name, ""), LABEL_STYLE)
         mark = Text("─" * place + "●", style, no_wrap=True)
-        table.add_row(Text(printable(name), style), Text(score(level), style), mark, note)
+        table.add_row(Text(escape_unprintable(name), style), Text(score(level), style), mark, note)
     return table

@@ -29,15 +29,15 @@ from esper.train.iteration import LEVELS
 from esper.train.results import read_verdicts
 
 PAGE = 100
-"""Events in one response, at most."""
-LAST_SHARE = 3
-"""The last one of so many parts of a run is what it is judged by."""
+"""Most events in one response."""
+LATE_PARTS = 3
+"""A run is judged by the last of this many equal parts of it."""
 STEP_FIELDS = ("step", "op", "slot", "metric", "objective", "stages", "blueprints", "alphas", "contributions")
 _STARTED_FIELDS = ("instance", "family", "variant")
 _GROWN_FIGURES = ("train_loss", "validation_loss", "added_parameters")
-"""Scalars of a model that grows alone, beside what growth is about."""
+"""Scalars of a run of a `Grower`, beside those of its metric."""
 _NOT_DRAWN = ("ppo/head_share/", "ppo/head_entropy_weight/", "ppo/head_clip_fraction/", "kept/")
-"""Beginnings of scalars that the page of learning leaves out."""
+"""Prefixes of scalars that the learning page leaves out."""
 _OF_RUN = ("suite", "host", "controller", "seed", "environments")
 _OF_NETWORK = ("slots", "blueprints", "operations", "features", "environments", "steps")
 _OF_MODEL = ("host", "controller", "seed", "slots", "blueprints", "host_parameters", "iterations")
@@ -46,7 +46,7 @@ _IN_NETWORK = (*_IN_POPULATION, LifecycleTransition.name, GateJudged.name)
 
 
 def list_runs(stores: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Every run: what it is and how it stands; a run that cannot be read has its `error` instead."""
+    """Every run with its settings and progress; a run that cannot be read has its `error` instead."""
     return [_describe_run(name, store) for name, store in stores.items()]
 
 
@@ -72,7 +72,7 @@ def _pick(metadata: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def describe_population(reader: RunReader, number: int | None) -> dict[str, Any]:
-    """The networks of an episode, the newest where none is given: what each learns and how it stood at each step."""
+    """The networks of an episode, by default the newest: the problem and the steps of each."""
     cursor, metadata = reader.last_id(), reader.metadata()
     episode = Episode.find(reader, metadata, number)
     networks = {} if episode is None else read_networks(reader, episode, _IN_POPULATION)
@@ -81,7 +81,7 @@ def describe_population(reader: RunReader, number: int | None) -> dict[str, Any]
         "slots": plain(metadata.get("slots", [])),
         **_pick(metadata, ("environments", "steps")),
         "episode": episode and episode.place(),
-        "networks": [_describe_card(one) for one in networks.values() if one.started or one.decisions],
+        "networks": [_describe_card(network) for network in networks.values() if network.started or network.decisions],
     }
 
 
@@ -97,7 +97,7 @@ def _describe_card(network: NetworkView) -> dict[str, Any]:
 
 
 def describe_network(reader: RunReader, number: int | None, environment: int) -> dict[str, Any]:
-    """All that is known of a network in an episode, the newest where none is given."""
+    """Everything about a network in an episode, by default the newest."""
     cursor, metadata = reader.last_id(), reader.metadata()
     header = {"cursor": cursor, "environment": environment, **_pick(metadata, _OF_NETWORK), "episode": None}
     episode = Episode.find(reader, metadata, number)
@@ -122,12 +122,12 @@ def _read_network(reader: RunReader, episode: Episode, environment: int, types: 
 
 
 def describe_look(reader: RunReader, number: int, environment: int, step: int) -> dict[str, Any]:
-    """The policy's observation and choices before a decision of a network; `look` is None where none was kept."""
+    """The policy's observation and choices before a decision of a network; `look` is None if it was not recorded."""
     metadata = reader.metadata()
     episode = Episode.find(reader, metadata, number)
     looks = [] if episode is None else _read_network(reader, episode, environment, (PolicyLooked.name,)).looks
     return {
-        "look": next((one for one in looks if one.get("step") == step), None),
+        "look": next((look for look in looks if look.get("step") == step), None),
         "features": plain(metadata.get("features")),
         "choices": {
             "op": plain(metadata.get("operations")),
@@ -143,8 +143,9 @@ def describe_look(reader: RunReader, number: int, environment: int, step: int) -
 
 
 def describe_model(reader: RunReader) -> dict[str, Any]:
-    """What a model that grows alone is, its decisions, its seeds' lives, and its figures by decision, from 1."""
+    """A run of a `Grower`: its model, decisions, seeds' lives, and its figures by decision, from 1."""
     cursor, metadata = reader.last_id(), reader.metadata()
+    # The page draws every metric by the same names.
     metric = Metric.from_metadata(metadata)
     series = {
         **{name: name for name in _GROWN_FIGURES},
@@ -175,7 +176,7 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
 
 
 def describe_learning(reader: RunReader) -> dict[str, Any]:
-    """All figures per iteration, the baselines' levels on the probe instances, and anomalies."""
+    """All scalars by iteration, the baselines' levels on the probe instances, and anomalies."""
     cursor, metadata = reader.last_id(), reader.metadata()
     figures: dict[str, dict[int, float | None]] = {}
     iterations: set[int] = set()
@@ -183,6 +184,7 @@ def describe_learning(reader: RunReader) -> dict[str, Any]:
         if not str(name).startswith(_NOT_DRAWN):
             figures.setdefault(str(name), {})[iteration] = plain(value)
             iterations.add(iteration)
+    # Every scalar as a list over the same iterations, with None where it has no value.
     ordered = sorted(iterations)
     anomalies = reader.rows("SELECT payload FROM events WHERE type = ? ORDER BY id", AnomalyRaised.name)
     return {
@@ -196,25 +198,23 @@ def describe_learning(reader: RunReader) -> dict[str, Any]:
 
 
 def describe_comparison(stores: Mapping[str, Path | None]) -> list[dict[str, Any]]:
-    """Each run's curve, its late level, its last probe and what `esper evaluate` says of it; or its `error`.
+    """Each run's curve, late level, last probe and results of `esper evaluate`; or its `error`.
 
-    None: it is not there.
+    ``stores`` maps names to run stores, or to None where there is no such run.
     """
-    sentence = "there is no run of this name any more"
-    return [
-        {"name": name, "error": sentence} if store is None else _describe_compared(name, store)
-        for name, store in stores.items()
-    ]
+    return [_describe_compared(name, store) for name, store in stores.items()]
 
 
-def _describe_compared(name: str, store: Path) -> dict[str, Any]:
+def _describe_compared(name: str, store: Path | None) -> dict[str, Any]:
+    if store is None:
+        return {"name": name, "error": "there is no run of this name any more"}
     try:
         with RunReader.open(store) as reader:
             metadata = reader.metadata()
             metric, scalar = progress_metric(metadata)
             series, probes = (
-                [(iteration, value) for iteration, value in reader.series(one) if math.isfinite(value)]
-                for one in (scalar, "probe_score")
+                [(iteration, value) for iteration, value in reader.series(series_name) if math.isfinite(value)]
+                for series_name in (scalar, "probe_score")
             )
             return {
                 "name": name,
@@ -234,35 +234,35 @@ def _describe_compared(name: str, store: Path) -> dict[str, Any]:
 
 
 def late_level(values: Sequence[float]) -> dict[str, Any] | None:
-    """Mean, lowest and highest of the last third of ``values``; None where there is no value.
+    """Mean, lowest and highest of the last third of ``values``; None if there are none.
 
-    No interval: iterations of one run depend on each other, and other training seeds would do otherwise.
+    There is no interval: iterations of one run depend on each other, and other random seeds would give other values.
     """
     if not values:
         return None
-    late = values[-math.ceil(len(values) / LAST_SHARE) :]
+    late = values[-math.ceil(len(values) / LATE_PARTS) :]
     return plain({"mean": mean(late), "count": len(late), "low": min(late), "high": max(late)})
 
 
 def _describe_evaluation(run: RunDirectory) -> dict[str, Any]:
-    """The record that `esper evaluate --json` prints, by split, or a note why it cannot be shown."""
+    """The record that `esper evaluate --json` prints, by split, or a note why it cannot be read."""
     if not run.evaluation.exists():
         return {"evaluation": {}, "evaluation_note": None}
     try:
         verdicts = read_verdicts(run.verdicts)
     except RunError as error:
         return {"evaluation": {}, "evaluation_note": str(error)}
-    return {
-        "evaluation": {split: asdict(record) for split, record in verdicts.items()},
-        "evaluation_note": None,
-    }
+    return {"evaluation": {split: asdict(record) for split, record in verdicts.items()}, "evaluation_note": None}
 
 
 def list_events(reader: RunReader, types: Sequence[str], text: str, before: int | None) -> dict[str, Any]:
-    """The newest events, of these ``types`` if any are given, that contain ``text``, with ids below ``before``."""
+    """A page of the newest events that have one of ``types``, contain ``text`` and have ids below ``before``.
+
+    Empty types, an empty text and None do not restrict the events.
+    """
     conditions, parameters = ["1"], list[int | str]()
     if types:
-        # `+`: to walk back along the ids finds a page sooner than to gather all events of the types.
+        # `+` keeps SQLite from the index of types: walking back along the ids finds a page sooner.
         conditions.append(f"+type IN ({', '.join('?' for _ in types)})")
         parameters += types
     if text:
@@ -271,6 +271,7 @@ def list_events(reader: RunReader, types: Sequence[str], text: str, before: int 
     if before is not None:
         conditions.append("id < ?")
         parameters.append(before)
+    # One row more than a page, to see whether there are more.
     cursor = reader.last_id()
     rows = reader.rows(
         "SELECT id, time, type, version, iteration, payload FROM events "

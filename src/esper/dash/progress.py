@@ -1,4 +1,4 @@
-"""A training run in the terminal while it goes on: a panel that redraws itself, or lines where there is no terminal."""
+"""The progress of a training run: a panel on a terminal, which is redrawn in place, and printed lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from types import TracebackType
 from typing import Self
 
 from rich.columns import Columns
@@ -24,35 +23,35 @@ from esper.rl.diagnostics import Anomaly
 from esper.train.iteration import Iteration
 
 SMOOTHING = 5
-"""Iterations that the smoothed J is the mean of, in terminal, report and figures."""
+"""Iterations over which J is averaged, in terminal, report and figures."""
 PACE_WINDOW = 8
 """Iterations over which speed is averaged."""
 REFRESHES_PER_SECOND = 4
 LINES_PER_RUN = 20
-"""Lines about progress where there is no terminal, besides those about measurements and anomalies."""
+"""Lines about progress without a terminal, besides those about measurements and anomalies."""
 WIDE = 110
-"""Columns from which details stand side by side."""
+"""Width from which the details are in two columns."""
 SPARKS = 30
 RECENT = 10
-"""Iterations for which an anomaly stays on display."""
+"""Iterations for which an anomaly is displayed."""
 WARNING_STYLE = "bold yellow"
 
 Row = tuple[str, RenderableType]
 
 
 def moving_average(values: Sequence[float]) -> list[float]:
-    """The mean of each value and those before it, `SMOOTHING` values at most."""
+    """The mean of each value and those before it, of at most `SMOOTHING` values."""
     return [fmean(values[max(0, end - SMOOTHING) : end]) for end in range(1, len(values) + 1)]
 
 
 @dataclass
 class TrainingProgress:
-    """A run's iterations as they come in; all times in seconds of ``clock``."""
+    """The progress of a run, updated with each iteration; all times are in seconds of ``clock``."""
 
     total: int
-    """Iterations that the run is to have."""
+    """Iterations at the end of the run."""
     objectives: list[float] = field(default_factory=list[float])
-    """Mean J per iteration, as far as they are known."""
+    """Mean J of each iteration done."""
     done: int = 0
     """Iterations done, those before a resume included."""
     probe: tuple[int, float] | None = None
@@ -65,7 +64,7 @@ class TrainingProgress:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._began = self._arrived = self.clock()
+        self._start = self._last_end = self.clock()
         self._paces: deque[tuple[int, float]] = deque(maxlen=PACE_WINDOW)
         self.done = max(self.done, len(self.objectives))
 
@@ -73,7 +72,7 @@ class TrainingProgress:
         """Add an iteration that has just ended."""
         self.latest = iteration
         self.done = iteration.number
-        self._arrived = self.clock()
+        self._last_end = self.clock()
         self._paces.append((iteration.environment_steps, iteration.seconds))
         self.objectives.append(iteration.objective)
         if iteration.probe_score is not None:
@@ -83,16 +82,17 @@ class TrainingProgress:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since this process took the run up."""
-        return self.clock() - self._began
+        """Seconds since this process began or resumed the run."""
+        return self.clock() - self._start
 
     @property
     def left(self) -> float | None:
         """Seconds until the end at the recent pace; None before the first iteration."""
         if not self._paces:
             return None
+        # Less the time since the last iteration ended, so that the estimate runs down between iterations.
         pace = sum(seconds for _, seconds in self._paces) / len(self._paces)
-        return max((self.total - self.done) * pace - (self.clock() - self._arrived), 0.0)
+        return max((self.total - self.done) * pace - (self.clock() - self._last_end), 0.0)
 
     @property
     def steps_per_second(self) -> float | None:
@@ -102,7 +102,7 @@ class TrainingProgress:
 
 
 class LineView:
-    """Prints a line now and then, at least every 30 seconds; use it as a context manager."""
+    """Context manager that prints a line every few iterations, and at least every 30 seconds."""
 
     def __init__(self, console: Console, progress: TrainingProgress) -> None:
         self._console = console
@@ -115,10 +115,8 @@ class LineView:
         self._lines.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lines.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._lines.__exit__()
 
     def show_baselines(self, levels: Mapping[str, float]) -> None:
         """Print the baselines' levels."""
@@ -127,14 +125,15 @@ class LineView:
 
     def add_iteration(self, iteration: Iteration) -> None:
         """Print a line every few iterations, at measurements and at the end, and one for each new kind of anomaly."""
-        known = set(self._progress.last_seen)
+        earlier_anomalies = set(self._progress.last_seen)
         self._progress.add(iteration)
+        # A line every few iterations, at measurements, and at the run's beginning and end.
         due = iteration.number % self._every == 0 or iteration.probe_score is not None
         if due or iteration.number in (1, iteration.total):
             print_line(self._console, _describe_iteration(self._progress, iteration))
             self._lines.postpone()
         for anomaly in iteration.anomalies:
-            if anomaly not in known:
+            if anomaly not in earlier_anomalies:
                 print_line(self._console, f"iteration {iteration.number}: anomaly {anomaly}: {anomaly.meaning}")
 
     def _describe_progress(self) -> str:
@@ -146,7 +145,7 @@ class LineView:
 
 
 class PanelView:
-    """Redraws one panel in place, so that time goes on between iterations; use it as a context manager."""
+    """Context manager that redraws a panel in place, also between iterations."""
 
     def __init__(self, console: Console, progress: TrainingProgress) -> None:
         self._progress = progress
@@ -156,13 +155,11 @@ class PanelView:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def show_baselines(self, levels: Mapping[str, float]) -> None:
-        """Place the baselines on the score's scale."""
+        """Show the baselines' levels at the next refresh."""
         self._progress.levels = levels
 
     def add_iteration(self, iteration: Iteration) -> None:
@@ -171,14 +168,14 @@ class PanelView:
 
 
 def view_training(console: Console, progress: TrainingProgress) -> PanelView | LineView:
-    """A panel on a terminal, lines elsewhere."""
+    """The view for a console: a panel on a terminal, lines elsewhere."""
     return PanelView(console, progress) if console.is_terminal else LineView(console, progress)
 
 
 def rank_scores(baselines: Mapping[str, float], policy: float | None) -> list[tuple[str, float]]:
-    """The baselines' scores and the policy's as far as they are finite, the best first."""
+    """The finite scores of the baselines and the policy, best first."""
     scores = [*baselines.items(), *([(POLICY, policy)] if policy is not None else [])]
-    return sorted(((name, score) for name, score in scores if math.isfinite(score)), key=lambda one: -one[1])
+    return sorted(((name, level) for name, level in scores if math.isfinite(level)), key=lambda row: -row[1])
 
 
 def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str:
@@ -197,62 +194,55 @@ def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str
         parts.append(f"{iteration.rollbacks} rolled back")
     if iteration.probe_score is not None:
         best = rank_scores(progress.levels, None)[:1]
-        against = "".join(f" (best baseline {name} {score(level)})" for name, level in best)
-        parts.insert(1, f"greedy policy {score(iteration.probe_score)}{against}")
+        comparison = "".join(f" (best baseline {name} {score(level)})" for name, level in best)
+        parts.insert(1, f"greedy policy {score(iteration.probe_score)}{comparison}")
     return ", ".join(parts)
 
 
 class TrainingPanel:
-    """Draws a run's progress as it is at the moment of drawing, from 80 columns up."""
+    """Renderable of a run's progress at the time of drawing, for 80 columns or more."""
 
     def __init__(self, progress: TrainingProgress) -> None:
         self.progress = progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, progress = options.max_width, self.progress
-        yield _draw_progress_bar(progress)
+
+        # The bar, and the time that is left at the recent pace.
+        left = "" if progress.left is None else f", {duration(progress.left)} left"
+        line = Table.grid(padding=(0, 2), expand=True)
+        for ratio in (None, 1, None):
+            line.add_column(ratio=ratio, no_wrap=True)
+        line.add_row(
+            Text(f"iteration {progress.done}/{progress.total}", "bold"),
+            ProgressBar(total=progress.total, completed=progress.done),
+            f"{duration(progress.elapsed)} elapsed{left}",
+        )
+        yield line
         yield Text()
+
+        # The policy among the baselines.
         if not progress.levels:
             yield Text("finding the baselines' level ...", LABEL_STYLE)
             return
         number, probe = progress.probe or (0, None)
         yield score_table(rank_scores(progress.levels, probe), width, {POLICY: f"at iteration {number}"})
+
+        # Details of the newest iteration, and recent anomalies.
         if progress.latest is not None:
             yield Text()
             yield _draw_details(progress, progress.latest, width)
-            yield from _draw_anomalies(progress)
+            for anomaly, last_seen in progress.last_seen.items():
+                if progress.done - last_seen < RECENT:
+                    yield Text(f"! {anomaly}, iteration {last_seen}: {anomaly.meaning}", WARNING_STYLE)
         yield Text("Ctrl-C stops after this iteration; the run can be resumed.", LABEL_STYLE)
 
 
-def _draw_progress_bar(progress: TrainingProgress) -> Table:
-    line = Table.grid(padding=(0, 2), expand=True)
-    for ratio in (None, 1, None):
-        line.add_column(ratio=ratio, no_wrap=True)
-    left = "" if progress.left is None else f", {duration(progress.left)} left"
-    line.add_row(
-        Text(f"iteration {progress.done}/{progress.total}", "bold"),
-        ProgressBar(total=progress.total, completed=progress.done),
-        f"{duration(progress.elapsed)} elapsed{left}",
-    )
-    return line
-
-
 def _draw_details(progress: TrainingProgress, latest: Iteration, width: int) -> RenderableType:
-    """What the networks did and how the policy learns: side by side, or one below the other in as few lines as go."""
-    growth, health = _list_growth_rows(progress, latest), _list_health_pairs(progress, latest)
-    if width < WIDE:
-        return _draw_rows([*growth, ("learning", _draw_pairs(health))])
-    columns = Table.grid(padding=(0, 4))
-    columns.add_column(width=width * 3 // 5)
-    columns.add_column()
-    columns.add_row(_draw_rows(growth), _draw_rows(health))
-    return columns
-
-
-def _list_growth_rows(progress: TrainingProgress, latest: Iteration) -> list[Row]:
+    """What the networks did and how the policy learns: in two columns, or in as few lines as possible."""
     curve = moving_average(progress.objectives)
-    used = [(name, percent(share)) for name, share in latest.operations.items() if share]
-    return [
+    operations = [(name, percent(share)) for name, share in latest.operations.items() if share]
+    growth: list[Row] = [
         (
             "J, exploring",
             Text.assemble(f"{score(curve[-1])} (mean of {SMOOTHING})  ", (sparkline(curve, SPARKS), POLICY_STYLE)),
@@ -260,22 +250,25 @@ def _list_growth_rows(progress: TrainingProgress, latest: Iteration) -> list[Row
         ("accuracy", score(latest.accuracy)),
         ("growth", f"{percent(latest.added)} of the host's parameters"),
         ("seeds kept", _draw_pairs((site, percent(share)) for site, share in latest.kept.items())),
-        ("operations", _draw_pairs(used)),
+        ("operations", _draw_pairs(operations)),
         ("J by family", _draw_pairs((name, f"{value:.2f}") for name, value in latest.objective_by_family.items())),
     ]
-
-
-def _list_health_pairs(progress: TrainingProgress, latest: Iteration) -> list[tuple[str, str]]:
     update = latest.update
-    early = ", ended early" if update.stopped_early else ""
-    return [
+    health = [
         ("entropy", f"{update.entropy:.2f}"),
-        ("KL", f"{update.kl:.4f}{early}"),
+        ("KL", f"{update.kl:.4f}{', ended early' if update.stopped_early else ''}"),
         ("explained variance", f"{update.explained_variance:.2f}"),
         ("clipped", percent(update.clip_fraction)),
         ("gradient", f"{update.gradient_norm:.2f}"),
         ("steps/s", f"{progress.steps_per_second or 0:.0f}"),
     ]
+    if width < WIDE:
+        return _draw_rows([*growth, ("learning", _draw_pairs(health))])
+    columns = Table.grid(padding=(0, 4))
+    columns.add_column(width=width * 3 // 5)
+    columns.add_column()
+    columns.add_row(_draw_rows(growth), _draw_rows(health))
+    return columns
 
 
 def _draw_rows(rows: Iterable[Row]) -> Table:
@@ -288,11 +281,5 @@ def _draw_rows(rows: Iterable[Row]) -> Table:
 
 
 def _draw_pairs(pairs: Iterable[tuple[str, str]]) -> Columns:
-    """Names and values, which never part at a line's end."""
+    """Names with their values, which no line break separates."""
     return Columns([Text(f"{name} {value}") for name, value in pairs], padding=(0, 2))
-
-
-def _draw_anomalies(progress: TrainingProgress) -> Iterable[Text]:
-    for anomaly, number in progress.last_seen.items():
-        if progress.done - number < RECENT:
-            yield Text(f"! {anomaly}, iteration {number}: {anomaly.meaning}", WARNING_STYLE)

@@ -25,35 +25,36 @@ from esper.runs.reader import EventRecord, RunReader
 
 STORE = "run.db"
 DEPTH = 3
-"""Levels of folders below a given one in which runs are looked for."""
+"""Levels of folders that are searched for runs."""
 
 
 @dataclass(frozen=True)
 class RunFinder:
-    """Looks for runs anew whenever it is asked, so that new ones show and vanished ones do not."""
+    """Searches folders for runs, at each call anew, so that new runs appear and deleted ones do not."""
 
     places: tuple[Path, ...]
     """Run directories, and folders that contain some."""
 
     def find(self) -> dict[str, Path]:
-        """Run stores by the names of their runs; nothing outside of the given places ever has a name."""
+        """Run stores by the names of their runs, which are paths below the places. No other run has a name."""
         stores: dict[str, Path] = {}
         for place in self.places:
-            for store in _stores(place, DEPTH):
-                name = _readable(store.parent.relative_to(place)) if store.parent != place else _own_name(place)
-                # The same name under two places: the second goes by its whole path.
-                stores.setdefault(_readable(store.parent) if name in stores else name, store)
+            for store in _find_stores(place, DEPTH):
+                run = store.parent
+                name = _to_text(Path(place.absolute().name) if run == place else run.relative_to(place))
+                # Of two runs with the same name, the second has its full path as its name.
+                stores.setdefault(_to_text(run) if name in stores else name, store)
         return stores
 
     def store(self, name: str) -> Path:
-        """The store of the run of that name; RunError if there is none."""
+        """The store of the run with this name; RunError if there is none."""
         store = self.find().get(name)
         if store is None:
             raise RunError(f"there is no run {name!r} here: it was moved or deleted, or never was; choose another")
         return store
 
 
-def _stores(folder: Path, depth: int) -> Iterator[Path]:
+def _find_stores(folder: Path, depth: int) -> Iterator[Path]:
     try:
         store = folder / STORE
         if store.is_file():
@@ -62,17 +63,13 @@ def _stores(folder: Path, depth: int) -> Iterator[Path]:
             with os.scandir(folder) as entries:
                 inner = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
             for name in inner:
-                yield from _stores(folder / name, depth - 1)
+                yield from _find_stores(folder / name, depth - 1)
     except OSError:
-        return  # not a folder, not ours to read, or gone meanwhile
+        return  # not a folder, not readable, or deleted meanwhile
 
 
-def _own_name(place: Path) -> str:
-    return _readable(Path(place.absolute().name))
-
-
-def _readable(path: Path) -> str:
-    """As text that can be sent, whatever bytes a name is made of."""
+def _to_text(path: Path) -> str:
+    """A path as text that can be sent, whatever bytes its names are made of."""
     return os.fsencode(path.as_posix()).decode("utf-8", "replace")
 
 
@@ -80,7 +77,7 @@ DAMAGED = "damaged"
 """The only key of a payload that cannot be read."""
 DEEPEST = 60
 """Levels of nesting that are kept; no event has more than five."""
-_EVER = 2**62
+_LAST_ITERATION = 2**62
 _STAGE_COLUMNS = {
     "germinated": "germinated",
     "training": "trained",
@@ -95,7 +92,7 @@ Fields = dict[str, Any]
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:
-    """The same value with None for numbers that JSON has no word for, and for what is nested beyond reason."""
+    """A JSON value with None for numbers that are not finite, and for values nested deeper than ``depth``."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -107,7 +104,7 @@ def plain(value: Any, depth: int = DEEPEST) -> Any:
 
 
 def read_payload(text: str) -> Fields:
-    """An event's fields; under `DAMAGED` what is there instead of them."""
+    """An event's fields; of a damaged event, the beginning of its text under `DAMAGED`."""
     try:
         payload = json.loads(text)
     except (ValueError, RecursionError):
@@ -117,48 +114,50 @@ def read_payload(text: str) -> Fields:
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode of a run, and which ones there are."""
+    """An episode of a run: its number, and the numbers of the run's first and last episode."""
 
     number: int
     first: int
     last: int
-    alone: bool
-    """Whether the run is that of a model that grows alone: its one episode spans all iterations."""
+    is_grower: bool
+    """Whether the run is of a `Grower`: its single episode spans all iterations."""
 
     @classmethod
     def find(cls, reader: RunReader, metadata: Mapping[str, Any], number: int | None = None) -> Self | None:
-        """The episode of that number, or the newest; None where there is none yet.
+        """The episode with this number, or the newest; None if there are none yet.
 
         Raises:
-            RunError: there is no episode of that number.
+            RunError: there is no episode with this number.
         """
         rows = reader.rows(
-            # Without a group there would be a row of NULLs where there are no events.
+            # GROUP BY: without it there would be a row of NULLs if there are no events.
             "SELECT min(iteration) AS iteration, max(iteration) AS iteration FROM events "
             "WHERE type IN (?, ?) GROUP BY NULL",
-            *(StepTaken.name, EpisodeStarted.name),
+            StepTaken.name,
+            EpisodeStarted.name,
         )
         if not rows:
             return None
-        alone = metadata.get("command") == "grow"
-        first, last = (1, 1) if alone else rows[0]
+        # In training, an episode has the number of its iteration.
+        is_grower = metadata.get("command") == "grow"
+        first, last = (1, 1) if is_grower else rows[0]
         if number is not None and not first <= number <= last:
             raise RunError(f"there is no episode {number} in this run: choose one from {first} to {last}")
-        return cls(last if number is None else number, first, last, alone)
+        return cls(last if number is None else number, first, last, is_grower)
 
     def place(self) -> dict[str, int]:
-        """Its number, among those that there are."""
+        """The number of the episode, of the first and of the last one, as JSON."""
         return {"number": self.number, "first": self.first, "last": self.last}
 
     def records(self, reader: RunReader, types: Sequence[str], environment: int | None = None) -> list[EventRecord]:
-        """The episode's events of some types, in order; of one network if one is given."""
-        low, high = (0, _EVER) if self.alone else (self.number, self.number)
+        """The episode's events of some types, in order; those of one network if `environment` is given."""
+        low, high = (0, _LAST_ITERATION) if self.is_grower else (self.number, self.number)
         return reader.records_within(low, high, types, environment)
 
 
 @dataclass
 class NetworkView:
-    """What an episode's events tell of one network."""
+    """The events of one network in an episode."""
 
     number: int
     events: defaultdict[str, list[Fields]] = field(default_factory=lambda: defaultdict[str, list[Fields]](list))
@@ -166,74 +165,75 @@ class NetworkView:
 
     @property
     def started(self) -> Fields | None:
-        """How its episode began, if that is told."""
+        """The event that began its episode, if there is one."""
         return next(iter(self.events[EpisodeStarted.name]), None)
 
     @property
     def ended(self) -> Fields | None:
-        """How its episode ended; None while it goes on."""
+        """The event that ended its episode; None before that."""
         return next(iter(self.events[EpisodeEnded.name]), None)
 
     @property
     def decisions(self) -> list[Fields]:
-        """Its decisions, and how it stood afterwards."""
+        """Its decisions, with the network's figures after them."""
         return self.events[StepTaken.name]
 
     @property
     def transitions(self) -> list[Fields]:
-        """Changes of its slots' stages."""
+        """The changes of its slots' stages."""
         return self.events[LifecycleTransition.name]
 
     @property
     def ending(self) -> Fields | None:
-        """How its slots stood once the end of growth had judged its seeds, as one step after its last decision."""
+        """Its slots after the end of growth judged its seeds, as a step after its last decision; None before that."""
         last = self.decisions[-1] if self.decisions else {}
-        judged = {
+        stage_by_slot = {
             change.get("slot"): str(change.get("after"))
             for change in self.transitions
             if change.get("cause") == "finish" and change.get("step") == last.get("step")
         }
-        if not judged:
+        if not stage_by_slot:
             return None
-        stages = [judged.get(slot, stage) for slot, stage in enumerate(last.get("stages") or ())]
 
-        def unless_pruned(name: str, gone: object) -> list[object]:
+        def reset_pruned(name: str, default: object) -> list[object]:
             values = last.get(name) or ()
-            return [gone if judged.get(slot) == "pruned" else value for slot, value in enumerate(values)]
+            return [default if stage_by_slot.get(slot) == "pruned" else value for slot, value in enumerate(values)]
 
         return {
             "step": last["step"] + 1,
-            "stages": stages,
-            "blueprints": unless_pruned("blueprints", None),
-            "alphas": unless_pruned("alphas", 0.0),
+            "stages": [stage_by_slot.get(slot, stage) for slot, stage in enumerate(last.get("stages") or ())],
+            "blueprints": reset_pruned("blueprints", None),
+            "alphas": reset_pruned("alphas", 0.0),
         }
 
     @property
     def gates(self) -> list[Fields]:
-        """New verdicts of gates."""
+        """The new verdicts of gates."""
         return self.events[GateJudged.name]
 
     @property
     def rollbacks(self) -> list[Fields]:
-        """Rollbacks by the governor."""
+        """The rollbacks by the governor."""
         return self.events[RolledBack.name]
 
     @property
     def looks(self) -> list[Fields]:
-        """What the policy saw of it."""
+        """The policy's observations of it."""
         return self.events[PolicyLooked.name]
 
     def seeds(self) -> list[Fields]:
-        """Its seeds' lives, a row each in the order of their births.
+        """Its seeds' lives, one row per seed, in the order of germination.
 
-        The view ``seeds`` says the same of a whole run, which it has to read for it: too slow to ask every second.
+        The SQL view ``seeds`` has the same rows, but reads the whole run for them: too slow for every second.
         """
         rows: list[Fields] = []
         current: dict[int, Fields] = {}
+        # Fields are checked, since a store may be damaged or foreign.
         for change in self.transitions:
             slot, stage = change.get("slot"), change.get("after")
             if not isinstance(slot, int):
                 continue
+            # A new seed: germinated, or a fossil that the network starts with.
             if stage == "germinated" or change.get("cause") == "start":
                 current[slot] = {
                     "slot": slot,
@@ -257,7 +257,7 @@ def read_networks(
     types: Sequence[str],
     environment: int | None = None,
 ) -> dict[int, NetworkView]:
-    """The networks of an episode by number, with their events of these types; one alone if it is named."""
+    """The networks of an episode by number, with their events of these types; one if `environment` is given."""
     networks: dict[int, NetworkView] = {}
     for record in episode.records(reader, types, environment):
         fields = read_payload(record.payload)

@@ -1,6 +1,6 @@
-"""What is new in a run, as server-sent events that a browser can take up again where it lost them.
+"""New events of a run as server-sent events, which a browser can resume where its connection was lost.
 
-A run store may meanwhile be written to by another process, be rewound, or be replaced by another file.
+Meanwhile the run store may be written to by another process, be rewound, or be replaced by another file.
 """
 
 from __future__ import annotations
@@ -23,34 +23,33 @@ from esper.runs.reader import EventRecord, RunReader
 
 POLL_SECONDS = 0.1
 MISSING_SECONDS = 1.0
-"""Between looks for a run that cannot be read."""
+"""Seconds between attempts to read a run that cannot be read."""
 HEARTBEAT_SECONDS = 10.0
-"""After so much silence a comment tells proxies and the server itself whether anybody is still there."""
+"""Seconds without a message before a comment is sent, which keeps proxies open and shows lost connections."""
 RETRY_MILLISECONDS = 1000
 BACKLOG = 5000
-"""Events that a follower may be behind; with more it is told to load everything anew."""
+"""Events that a browser may be behind; with more it must reload everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUpdate:
-    """What came since the last look."""
+    """The events since the last poll."""
 
     last_id: int
     """Id of the newest event."""
     records: list[EventRecord] = field(default_factory=list[EventRecord])
     """The new events, in order."""
     reload: bool = False
-    """Whether what was known before may be wrong, and the records are not all."""
+    """Whether the browser must reload: earlier events may have changed, or not all new ones are in `records`."""
 
 
 class StoreFollower:
-    """Looks at a run store again and again, and opens it anew when it was replaced.
+    """Polls a run store for new events, those with ids above `after`, and reopens it when it was replaced.
 
-    Looks may run in another thread, also while the follower is closed: that waits for the one under way.
+    Polls may run in another thread; `close` waits for one that is running.
     """
 
     def __init__(self, store: Path, after: int = 0) -> None:
-        """Events with ids above `after` are new."""
         self._store = store
         self._last_id = after
         self._newest: EventRecord | None = None
@@ -59,17 +58,17 @@ class StoreFollower:
         self._lock = Lock()
 
     def close(self) -> None:
-        """Release the store; the next look opens it again."""
+        """Release the store; the next poll opens it again."""
         with self._lock:
             self._release()
 
     def poll(self, types: Collection[str]) -> StoreUpdate:
-        """What came since the last call, of these types and of resumptions; RunError while it cannot be read."""
+        """New events of these types, and resumptions, since the last call; RunError while the store cannot be read."""
         with self._lock:
             try:
                 reader = self._open()
                 with reader.snapshot():
-                    return self._update(reader, types)
+                    return self._read_update(reader, types)
             except RunError:
                 self._release()
                 raise
@@ -80,6 +79,7 @@ class StoreFollower:
         self._reader = None
 
     def _open(self) -> RunReader:
+        """The open reader, of a new file if the store was replaced."""
         try:
             status = self._store.stat()
             file = status.st_dev, status.st_ino
@@ -89,17 +89,18 @@ class StoreFollower:
             self._release()
             self._reader = RunReader.open(self._store)
             if self._file not in (None, file):
-                self._newest, self._last_id = None, -1  # nothing of the other file is known here
+                self._newest, self._last_id = None, -1  # ids of the former file mean nothing in this one
             self._file = file
         return self._reader
 
-    def _update(self, reader: RunReader, types: Collection[str]) -> StoreUpdate:
+    def _read_update(self, reader: RunReader, types: Collection[str]) -> StoreUpdate:
+        # Most polls find nothing new, and read two rows.
         last_id, before, newest = reader.last_id(), self._last_id, self._newest
         if last_id == before and newest is not None and reader.holds(newest):
             return StoreUpdate(last_id)
         self._last_id = last_id
         self._newest = next(iter(reader.records(last_id - 1, 1)), None)
-        # An id that is given again after a rewind belongs to an event of another time.
+        # After a rewind SQLite gives ids again: then the newest event seen is gone, or has another time.
         rewound = last_id < before or (newest is not None and not reader.holds(newest))
         if before < 0 or rewound or last_id - before > BACKLOG:
             return StoreUpdate(last_id, reload=True)
@@ -110,40 +111,38 @@ class StoreFollower:
 async def stream_news(
     follower: StoreFollower, types: Collection[str], stopping: Callable[[], bool]
 ) -> AsyncIterator[str]:
-    """Messages of ``text/event-stream`` until ``stopping``: ``news``, ``reload``, and ``trouble`` once per trouble.
+    """Messages of ``text/event-stream`` until ``stopping``: ``news``, ``reload``, and ``trouble`` once per error.
 
-    News are events of these ``types``; a message's id is that of the newest event it knows of.
+    News are events of these ``types``. A message's id is that of the newest event in the store at that time.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
-    trouble, spoken = "", time.monotonic()
+    failure, sent = "", time.monotonic()
     try:
         while not stopping():
             try:
                 news = await run_in_threadpool(follower.poll, types)
             except EsperError as error:
-                if str(error) != trouble:
-                    trouble, spoken = str(error), time.monotonic()
-                    yield _message("trouble", {"error": trouble})
-                await _pause(MISSING_SECONDS, stopping)
+                if str(error) != failure:
+                    failure, sent = str(error), time.monotonic()
+                    yield _message("trouble", {"error": failure})
+                # In short steps, so that the server can stop meanwhile.
+                for _ in range(round(MISSING_SECONDS / POLL_SECONDS)):
+                    if not stopping():
+                        await asyncio.sleep(POLL_SECONDS)
                 continue
-            if news.reload or trouble:
-                trouble, spoken = "", time.monotonic()
+            # After an error the browser cannot know what it missed.
+            if news.reload or failure:
+                failure, sent = "", time.monotonic()
                 yield _message("reload", {"cursor": news.last_id}, news.last_id)
             elif news.records:
-                spoken = time.monotonic()
+                sent = time.monotonic()
                 yield _message("news", [describe_event(record) for record in news.records], news.last_id)
-            elif time.monotonic() - spoken > HEARTBEAT_SECONDS:
-                spoken = time.monotonic()
+            elif time.monotonic() - sent > HEARTBEAT_SECONDS:
+                sent = time.monotonic()
                 yield ": still here\n\n"
             await asyncio.sleep(POLL_SECONDS)
     finally:
         follower.close()
-
-
-async def _pause(seconds: float, stopping: Callable[[], bool]) -> None:
-    for _ in range(round(seconds / POLL_SECONDS)):
-        if not stopping():
-            await asyncio.sleep(POLL_SECONDS)
 
 
 def _message(kind: str, data: Any, cursor: int | None = None) -> str:

@@ -15,7 +15,7 @@ from esper.lifecycle.transitions import Cause, Transitions
 from esper.numerics.arrays import Bools, Floats, Int8s
 from esper.runs.events import Event, GateJudged, LifecycleTransition, NetworkStep
 
-PlaceOf = Callable[[int], Place]
+StepOf = Callable[[int], NetworkStep]
 """The first fields of an event, by the index of the network."""
 
 
@@ -39,7 +39,7 @@ class LifecycleRecorder:
         """Name of a blueprint by its index; None without one."""
         return None if blueprint == NO_BLUEPRINT else self._blueprints[blueprint]
 
-    def record_verdicts(self, verdicts: Verdicts, before: SeedTable, running: Bools, place: PlaceOf) -> Iterator[Event]:
+    def record_verdicts(self, verdicts: Verdicts, before: SeedTable, running: Bools, step: StepOf) -> Iterator[Event]:
         """Gates whose verdict has changed, or that stand in the place of others, in the networks ``running [E]``."""
         reasons, stages = verdicts.reason, before.stage
         changed = (reasons != self.reasons) | (stages != self.judged_stages)
@@ -47,11 +47,11 @@ class LifecycleRecorder:
         for row, slot in np.argwhere(changed & (reasons != Reason.NO_GATE) & running[:, None]).tolist():
             reason, gate = Reason(reasons[row, slot]), GATES[Stage(stages[row, slot])]
             yield GateJudged(
-                **place(row), slot=slot, gate=gate, passed=reason is Reason.PASSED, reason=reason.name.lower()
+                **step(row), slot=slot, gate=gate, passed=reason is Reason.PASSED, reason=reason.name.lower()
             )
 
     def record_transitions(
-        self, changes: Transitions, contributions: Floats, running: Bools, place: PlaceOf
+        self, changes: Transitions, contributions: Floats, running: Bools, step: StepOf
     ) -> Iterator[Event]:
         """Changes of stage in the networks ``running [E]``, with the last known ``contributions [E, S]``."""
         for index in range(len(changes)):
@@ -59,7 +59,7 @@ class LifecycleRecorder:
             if not running[row]:
                 continue  # cooldowns go on where an episode is over
             yield LifecycleTransition(
-                **place(row),
+                **step(row),
                 slot=slot,
                 before=Stage(changes.before[index]).name.lower(),
                 after=Stage(changes.after[index]).name.lower(),

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from esper.config.arguments import PositiveInt, check_arguments
@@ -21,7 +20,7 @@ from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import KEY, GrowthInStateDict
 from esper.growth.followers import SLOT_KEY
 from esper.growth.model import GrowingModel
-from esper.integrations.trainer_callback import MeanLoss, decide, finish
+from esper.integrations.trainer_callback import MeanLoss, finish_grower, step_grower
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -34,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class GrowerCallback(Callback):
-    """Lets a `GrowingModel` inside a LightningModule grow.
+    """Grows a `GrowingModel` inside a LightningModule.
 
     ```python
     class Classifier(LightningModule):
@@ -49,108 +48,113 @@ class GrowerCallback(Callback):
     trainer = Trainer(callbacks=[GrowerCallback(evaluate=validate, controller="heuristic", horizon=30)], max_epochs=30)
     ```
 
-    It decides after the last minibatch of an epoch, before validation and checkpoints, or every so many optimizer
-    steps, and logs what it decided through the module. Checkpoints hold what has grown and all that the grower
-    remembers: ``trainer.fit(module, ckpt_path=...)`` with a module and a callback made in the same way goes on there.
+    It takes a decision after the last minibatch of an epoch, before validation and checkpoints, or every
+    ``every_n_steps`` optimizer steps, and logs it through the module. Checkpoints hold the grown model and the grower's
+    state: ``trainer.fit(module, ckpt_path=...)`` with a module and a callback made in the same way goes on there.
 
-    When ``fit`` ends, early or not, `Grower.finish` judges what is unfinished, and the model is ready for
-    `GrowingModel.finalize`. Checkpoints were written before that, so training that goes on from one, with more epochs
-    perhaps, is not cut short by it.
+    When ``fit`` ends, early or not, `Grower.finish` judges the unfinished seeds, and the model is ready for
+    `GrowingModel.finalize`. Checkpoints were written before that, so training can go on from one with more epochs.
 
     While seeds learn in isolation ``shadow``, ``training_step`` is called twice per minibatch, and once more for each
-    seed on trial under evidence ``refit``; only what it logs the first time is kept, and metrics of the module forget
-    what they saw later.
+    seed on trial under evidence ``refit``. The further calls log nothing and do not change the module's metrics.
+
+    Averages of weights that Lightning's callbacks keep (``EMAWeightAveraging``, ...) grow with the model; such a
+    callback must come after this one in the list.
 
     Args:
         evaluate: As in `Grower`.
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
-        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ... but for ``loss`` and
-            ``scaler``. Where the conduct has a plateau, training stops there.
-
-    Averages of weights that Lightning's callbacks keep (``EMAWeightAveraging``, ...) grow as the model does; name such
-    a callback after this one.
+        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ..., except ``loss`` and
+            ``scaler``. If ``conduct`` has a plateau, training stops there.
 
     Raises:
         ConfigError: in `setup`, if the module does not hold exactly one `GrowingModel`; when training begins, if an
-            average comes before it, or another callback keeps a copy of the module that cannot grow.
-        SlotError: when training begins, if no optimizer was made from its `parameter_groups`.
+            average comes before this callback, or another callback keeps a copy of the module that cannot grow.
+        SlotError: when training begins, if no optimizer was made from the model's `parameter_groups`.
     """
 
     @check_arguments(ConfigError)
     def __init__(self, evaluate: Evaluate, *, every_n_steps: PositiveInt | None = None, **options: Any) -> None:
         super().__init__()
         self.grower: Grower | None = None
-        """From the beginning of training on."""
+        """The grower; None before training begins."""
         self._evaluate, self._every, self._options = evaluate, every_n_steps, options
         self._losses = MeanLoss()
         self._carriers: dict[GrowingModel, GrowthInStateDict] = {}
         self._step = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Before a checkpoint is loaded: have the model's state dict carry growth."""
+        """Add growth to the model's state dict, before a checkpoint is loaded."""
         model = _find_model(pl_module)
         if model not in self._carriers:
             self._carriers[model] = GrowthInStateDict(model)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Optimizers are there, and whatever a checkpoint held has been loaded."""
+        """Construct the grower: optimizers exist by now, and a checkpoint has been loaded."""
         model = _find_model(pl_module)
-        optimizer = _optimizer(trainer)
+        # The optimizer that has groups for slots; the grower refuses another.
+        candidates = (
+            optimizer for optimizer in trainer.optimizers if any(SLOT_KEY in group for group in optimizer.param_groups)
+        )
+        optimizer = next(candidates, trainer.optimizers[0])
         self._step = trainer.global_step
         _mirror_averages(trainer, model)
+        # A further `fit` goes on with the grower if model and optimizer are still the same.
         if self.grower is not None and self.grower.model is model and self.grower.optimizer is optimizer:
             return
         training_step = pl_module.training_step
 
         def loss(*minibatch: Any) -> Tensor:
             with mute(pl_module):
-                return _loss(training_step(*minibatch))
+                return _get_loss(training_step(*minibatch))
 
-        self.grower = Grower(
-            model, optimizer, evaluate=self._evaluate, loss=loss, scaler=_scaler(trainer), **self._options
-        )
+        plugin = trainer.precision_plugin
+        scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None
+        self.grower = Grower(model, optimizer, evaluate=self._evaluate, loss=loss, scaler=scaler, **self._options)
+        # A checkpoint that was loaded before is applied to them now.
         self._carriers[model].carry("grower", self.grower)
         self._carriers[model].carry("losses", self._losses)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let isolated seeds and forks learn from every minibatch of the epoch."""
-        grower, usual = self.grower, pl_module.training_step
+        """Wrap ``training_step`` for the epoch, so that isolated seeds and forks learn from every minibatch."""
+        grower, original = self.grower, pl_module.training_step
         if grower is None or not grower.needs_isolated_backward:
             return
 
-        @wraps(usual)
+        @wraps(original)
         def training_step(*minibatch: Any) -> Any:
-            outputs = usual(*minibatch)
-            grower.isolated_backward(_loss(outputs), *minibatch)
+            outputs = original(*minibatch)
+            grower.isolated_backward(_get_loss(outputs), *minibatch)
             return outputs
 
         pl_module.training_step = training_step
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the module as it was."""
+        """Restore ``training_step``."""
         vars(pl_module).pop("training_step", None)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Judge what is unfinished; all checkpoints are written by now, and hold it as it was."""
+        """Judge the unfinished seeds; all checkpoints were written before."""
         if self.grower is not None:
-            finish(self.grower, _log)
+            finish_grower(self.grower, _log)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the module as it was."""
+        """Restore ``training_step``."""
         vars(pl_module).pop("training_step", None)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Take in the loss, and decide if it is time to."""
+        """Add the loss to the mean, and take a decision if one is due."""
         # Lightning divides losses by the number of minibatches whose gradients it accumulates.
-        self._losses.add(_loss(outputs).detach().float() * trainer.accumulate_grad_batches)
+        self._losses.add(_get_loss(outputs).detach().float() * trainer.accumulate_grad_batches)
         stepped, self._step = trainer.global_step != self._step, trainer.global_step
         due = trainer.is_last_batch if self._every is None else stepped and trainer.global_step % self._every == 0
         if not due or self.grower is None:
             return
-        log_figures = partial(pl_module.log_dict, rank_zero_only=True)
-        trainer.should_stop |= decide(self.grower, self._losses, log_figures, _log)
+        log_metrics = partial(pl_module.log_dict, rank_zero_only=True)
+        trainer.should_stop |= step_grower(self.grower, self._losses, log_metrics, _log)
 
 
 def _find_model(module: LightningModule) -> GrowingModel:
@@ -164,10 +168,11 @@ def _find_model(module: LightningModule) -> GrowingModel:
 
 
 def _mirror_averages(trainer: Trainer, model: GrowingModel) -> None:
-    """Let the averages that other callbacks keep grow as ``model`` does, and refuse other copies of it."""
+    """Grow the averages that other callbacks keep with ``model``, and refuse other copies of it."""
     callbacks: list[Callback] = cast(Any, trainer).callbacks
-    kept = [(callback, held) for callback in callbacks for held in vars(callback).values()]
-    for callback, average in kept:
+    attributes = [(callback, value) for callback in callbacks for value in vars(callback).values()]
+    for callback, average in attributes:
+        # Only modules that hold another growing model than this one are copies.
         if not isinstance(average, nn.Module) or all(
             part is model for part in average.modules() if isinstance(part, GrowingModel)
         ):
@@ -180,39 +185,28 @@ def _mirror_averages(trainer: Trainer, model: GrowingModel) -> None:
         if not any(name.endswith(KEY) for name in average.state_dict()):
             raise ConfigError(
                 f"{type(callback).__name__} comes before GrowerCallback among the trainer's callbacks, so its "
-                "checkpoints would not say what grew: name GrowerCallback first"
+                "checkpoints would lack what grew: put GrowerCallback first"
             )
         model.mirror(average)
 
 
-def _optimizer(trainer: Trainer) -> Optimizer:
-    """The one that has groups for slots; `Grower` refuses another."""
-    able = [one for one in trainer.optimizers if any(SLOT_KEY in group for group in one.param_groups)]
-    return (able or trainer.optimizers)[0]
-
-
-def _loss(outputs: Tensor | Mapping[str, Any] | None) -> Tensor:
+def _get_loss(outputs: Tensor | Mapping[str, Any] | None) -> Tensor:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor):
         raise ConfigError("training_step returned no loss: GrowerCallback needs Lightning's automatic optimization")
     return loss
 
 
-def _scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
-    plugin = trainer.precision_plugin
-    scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
-    return scaler if isinstance(scaler, torch.amp.GradScaler) else None
-
-
 @contextmanager
 def mute(module: LightningModule) -> Generator[None]:
-    """Within the block what ``module`` logs is dropped, and what its metrics take in is forgotten."""
-    metrics = list(_metrics(module))
+    """Context manager in which ``module`` logs nothing and its metrics do not change."""
+    # Metrics are replaced by copies, and logging methods by one that does nothing.
+    metrics = list(_find_metrics(module))
     for owner, name, metric in metrics:
         setattr(owner, name, metric.clone())
     methods = {name: method for name, method in vars(module).items() if name in _LOGGING}
     for name in _LOGGING:
-        setattr(module, name, _drop)
+        setattr(module, name, _ignore)
     try:
         yield
     finally:
@@ -226,14 +220,14 @@ def mute(module: LightningModule) -> Generator[None]:
 _LOGGING = ("log", "log_dict")
 
 
-def _drop(*_: Any, **__: Any) -> None:
+def _ignore(*_: Any, **__: Any) -> None:
     pass
 
 
-def _metrics(module: nn.Module) -> Iterator[tuple[nn.Module, str, Metric | MetricCollection]]:
-    """Every metric within ``module``, with its owner and its name there."""
+def _find_metrics(module: nn.Module) -> Iterator[tuple[nn.Module, str, Metric | MetricCollection]]:
+    """The metrics inside ``module``, each with its owner and its name there."""
     for name, child in module.named_children():
         if isinstance(child, Metric | MetricCollection):
             yield module, name, child
         else:
-            yield from _metrics(child)
+            yield from _find_metrics(child)

@@ -1,4 +1,4 @@
-"""What callbacks of trainers share: when to decide, what the logger is told of it, and the mean loss between."""
+"""What the callbacks of trainers share: taking decisions, logging them, and averaging the loss between them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 from esper.grower import Decision, Grower
 
 
-def decide(
-    grower: Grower, losses: MeanLoss, log_figures: Callable[[dict[str, float]], Any], log: logging.Logger
+def step_grower(
+    grower: Grower, losses: MeanLoss, log_metrics: Callable[[dict[str, float]], Any], log: logging.Logger
 ) -> bool:
-    """Let the grower decide on the mean loss, and log what it did; whether training is to stop."""
-    decision = grower.step(train_loss=losses.take())
+    """Take a decision on the mean loss and log it; returns whether training should stop."""
+    decision = grower.step(train_loss=losses.pop())
     log.info("%s", decision)
-    log_figures(figures(decision, grower))
+    log_metrics(growth_metrics(decision, grower))
     return decision.finished
 
 
-def finish(grower: Grower, log: logging.Logger) -> None:
-    """Let the grower judge what is unfinished, and log its verdict."""
+def finish_grower(grower: Grower, log: logging.Logger) -> None:
+    """Judge the unfinished seeds, and log the verdict."""
     log.info("%s", grower.finish())
 
 
-def figures(decision: Decision, grower: Grower) -> dict[str, float]:
-    """Numbers for a logger: the operation (an `esper.lifecycle.actions.Op`), what was measured, what has grown."""
+def growth_metrics(decision: Decision, grower: Grower) -> dict[str, float]:
+    """Metrics for a logger: the operation (an `esper.lifecycle.actions.Op`), the measurements, the model's growth."""
     seeds = grower.model.seeds.values()
     fossils = sum(seed.fossilized for seed in seeds)
     return {
@@ -43,27 +43,27 @@ def figures(decision: Decision, grower: Grower) -> dict[str, float]:
 
 
 class MeanLoss:
-    """The mean of the losses since it was last taken: an `esper.serialization.state_files.Stateful`."""
+    """The mean of the losses since the last `pop`; its state can be saved."""
 
     def __init__(self) -> None:
         self._sum: float | Tensor = 0.0
         self._count = 0
 
     def add(self, loss: float | Tensor, count: int = 1) -> None:
-        """The mean over ``count`` minibatches; a tensor's value is not waited for."""
+        """Add the mean loss of ``count`` minibatches. A tensor is not synchronised with its device."""
         self._sum = self._sum + loss * count
         self._count += count
 
-    def take(self) -> float:
-        """The mean; from then on it counts anew."""
+    def pop(self) -> float:
+        """Return the mean, and reset it."""
         mean = float(self._sum) / self._count
         self._sum, self._count = 0.0, 0
         return mean
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The sum and the count, as plain values."""
         return {"sum": float(self._sum), "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
+        """Restore what `state_dict` returned."""
         self._sum, self._count = state["sum"], state["count"]

@@ -18,7 +18,7 @@ from esper.grower import Grower
 from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.model import GrowingModel
-from esper.integrations.trainer_callback import MeanLoss, decide, finish
+from esper.integrations.trainer_callback import MeanLoss, finish_grower, step_grower
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -28,11 +28,11 @@ except ModuleNotFoundError as error:
 _log = logging.getLogger(__name__)
 
 _LOSS = "loss"
-"""What the Trainer calls the mean training loss since it last logged."""
+"""The Trainer's key for the mean training loss since it last logged."""
 
 
 class GrowerCallback(TrainerCallback):
-    """Lets a `GrowingModel` grow that is a Trainer's model.
+    """Grows a `GrowingModel` that is a Trainer's model.
 
     ```python
     model = esper.attach(net, {"layer2": "auto"}, example_input={"inputs": images[:2]})
@@ -42,23 +42,22 @@ class GrowerCallback(TrainerCallback):
     trainer.train()
     ```
 
-    It decides at the end of every epoch, or every so many steps, once the Trainer has logged the loss, which it makes
-    it do then, and logs what it decided. Checkpoints hold what has grown and all that the grower remembers:
+    It takes a decision at the end of every epoch, or every ``every_n_steps`` steps, and logs it. It makes the Trainer
+    log the loss before that. Checkpoints hold the grown model and the grower's state:
     ``trainer.train(resume_from_checkpoint=...)`` with all objects made in the same way goes on from there.
 
-    When training ends, early or not, `Grower.finish` judges what is unfinished, and the model is ready for
-    `GrowingModel.finalize`. Checkpoints were written before that, so training that goes on from one, with more epochs
-    perhaps, is not cut short by it.
+    When training ends, early or not, `Grower.finish` judges the unfinished seeds, and the model is ready for
+    `GrowingModel.finalize`. Checkpoints were written before that, so training can go on from one with more epochs.
 
     Args:
-        trainer: Whose model and optimizer it takes.
+        trainer: The Trainer whose model and optimizer the grower takes.
         evaluate: As in `Grower`.
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
-        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ... but for ``loss`` and
-            ``scaler``. Where the conduct has a plateau, training stops there.
+        options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ..., except ``loss`` and
+            ``scaler``. If ``conduct`` has a plateau, training stops there.
 
     Raises:
-        ConfigError: the trainer's model does not grow, or it has no optimizer yet.
+        ConfigError: the Trainer's model is no `GrowingModel`, or it has no optimizer yet.
         SlotError: its optimizer was not made from `GrowingModel.parameter_groups`.
     """
 
@@ -75,11 +74,12 @@ class GrowerCallback(TrainerCallback):
             raise ConfigError(
                 "give the Trainer optimizers=(an optimizer made from model.parameter_groups(lr=...), None)"
             )
-        self.grower = _grower(trainer, model, optimizer, evaluate=evaluate, **options)
+        self.grower = _construct_grower(trainer, model, optimizer, evaluate=evaluate, **options)
         self._losses = MeanLoss()
-        self._logged = 0
-        """Step until which the loss has been logged."""
+        self._logged_step = 0
+        """The step up to which the loss has been logged."""
         self._due = False
+        # Checkpoints save the model's state dict, so growth travels in it.
         carrier = GrowthInStateDict(model)
         carrier.carry("grower", self.grower)
         carrier.carry("losses", self._losses)
@@ -87,20 +87,20 @@ class GrowerCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Perhaps a resumed training."""
-        self._logged = state.global_step
+        """Set the step from which the loss counts, which is not 0 when training is resumed."""
+        self._logged_step = state.global_step
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Decide every so many steps."""
+        """Take a decision after every ``every_n_steps`` steps."""
         if self._every is not None and state.global_step % self._every == 0:
-            self._decide_soon(state, control)
+            self._decide_once_logged(state, control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Decide every epoch."""
+        """Take a decision after every epoch."""
         if self._every is None:
-            self._decide_soon(state, control)
+            self._decide_once_logged(state, control)
 
     def on_log(
         self,
@@ -110,57 +110,59 @@ class GrowerCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take in the loss, and decide if it is time to."""
+        """Add the loss to the mean, and take a decision if one is due."""
         if logs is None or _LOSS not in logs:
             return
-        self._losses.add(float(logs[_LOSS]), state.global_step - self._logged)
-        self._logged = state.global_step
+        self._losses.add(float(logs[_LOSS]), state.global_step - self._logged_step)
+        self._logged_step = state.global_step
         if self._due:
             self._decide(control)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Judge what is unfinished; all checkpoints are written by now, and hold it as it was."""
-        finish(self.grower, _log)
+        """Judge the unfinished seeds; all checkpoints were written before."""
+        finish_grower(self.grower, _log)
 
-    def _decide_soon(self, state: TrainerState, control: TrainerControl) -> None:
-        if self._logged == state.global_step:
+    def _decide_once_logged(self, state: TrainerState, control: TrainerControl) -> None:
+        """Take a decision, after the Trainer has logged the loss up to this step."""
+        if self._logged_step == state.global_step:
             self._decide(control)
         else:
             self._due = control.should_log = True
 
     def _decide(self, control: TrainerControl) -> None:
         self._due = False
-        control.should_training_stop |= decide(self.grower, self._losses, self._trainer.log, _log)
+        control.should_training_stop |= step_grower(self.grower, self._losses, self._trainer.log, _log)
 
 
-def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:
-    """A grower whose isolated seeds and forks learn whenever the Trainer computes a loss to learn from."""
-    compute_plain = trainer.compute_loss
+def _construct_grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:
+    """A grower whose isolated seeds and forks learn whenever the Trainer computes a training loss."""
+    original = trainer.compute_loss
 
     def loss(inputs: Mapping[str, Any], items: Tensor | int | None) -> Tensor:
-        # Of the model itself: what may be around it, for several processes, is to see every minibatch once.
-        found = compute_plain(growing, dict(inputs), num_items_in_batch=items)
-        assert isinstance(found, Tensor)
-        return found
+        # The model without a wrapper for several processes, which must see every minibatch once.
+        value = original(growing, dict(inputs), num_items_in_batch=items)
+        assert isinstance(value, Tensor)
+        return value
 
     scaler = cast("torch.amp.GradScaler | None", trainer.accelerator.scaler)
     grower = Grower(growing, optimizer, loss=loss, scaler=scaler, **options)
     if not grower.needs_isolated_backward:
         return grower
 
-    @wraps(compute_plain)
+    # Isolated seeds and forks learn from the same minibatch, right after its loss is computed.
+    @wraps(original)
     def compute_loss(
         model: nn.Module,
         inputs: dict[str, Any],
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, Any]:
-        model_inputs = dict(inputs)  # a Trainer may take out the labels
-        found = compute_plain(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-        grower.isolated_backward(found[0] if isinstance(found, tuple) else found, model_inputs, num_items_in_batch)
-        return found
+        model_inputs = dict(inputs)  # a Trainer may remove the labels
+        result = original(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        grower.isolated_backward(result[0] if isinstance(result, tuple) else result, model_inputs, num_items_in_batch)
+        return result
 
     trainer.compute_loss = compute_loss
     return grower

@@ -1,1 +1,1 @@
-"""Arrays, random streams, devices and FLOPs: what several rooms compute with."""
+"""Arrays, random streams, devices, FLOPs and stacked modules: what several packages compute with."""

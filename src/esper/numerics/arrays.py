@@ -1,4 +1,4 @@
-"""Arrays: names for their types, and structs of arrays: named tuples, dataclasses and dictionaries of each other."""
+"""Names for types of arrays, and functions on structs of arrays: nested named tuples, dataclasses and dictionaries."""
 
 from __future__ import annotations
 
@@ -20,19 +20,30 @@ Struct = TypeVar("Struct")
 
 
 def map_arrays(change: Callable[[Any], Any], struct: Struct) -> Struct:
-    """A struct of what ``change`` makes of each array."""
+    """Apply ``change`` to each array of a struct."""
     return merge_arrays(lambda parts: change(parts[0]), [struct])
 
 
 def merge_arrays(merge: Callable[[list[Any]], Any], structs: Sequence[Struct]) -> Struct:
-    """A struct of what ``merge`` makes of the arrays that have the same place in equally built structs."""
-    return _merge(merge, list(structs))
+    """Apply ``merge`` to each list of arrays that have the same place in equally built structs; None stays None."""
+    first: Any = structs[0]
+    parts: list[Any] = list(structs)
+    kind = cast("Callable[..., Any]", type(first))
+    if isinstance(first, tuple):
+        return kind(*(merge_arrays(merge, column) for column in zip(*parts, strict=True)))
+    if isinstance(first, dict):
+        names = cast("dict[str, Any]", first)
+        return cast("Any", {name: merge_arrays(merge, [part[name] for part in parts]) for name in names})
+    if is_dataclass(first):
+        names = [field.name for field in fields(first)]
+        return kind(**{name: merge_arrays(merge, [getattr(part, name) for part in parts]) for name in names})
+    return cast("Any", None) if first is None else merge(parts)
 
 
 def replace_where(places: Bools, older: Struct, newer: Struct) -> Struct:
-    """A struct with the ``newer`` one's entries in ``places``, and the older one's elsewhere.
+    """A struct with the entries of ``newer`` where ``places`` is true, and those of ``older`` elsewhere.
 
-    ``places``, such as bool ``[E]``, are along the first axes of the arrays, such as ``[E, ...]``.
+    The axes of ``places``, such as bool ``[E]``, are the first axes of the arrays, such as ``[E, ...]``.
     """
 
     def choose(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -42,22 +53,8 @@ def replace_where(places: Bools, older: Struct, newer: Struct) -> Struct:
     return merge_arrays(choose, [older, newer])
 
 
-def _merge(merge: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
-    first = parts[0]
-    kind = cast("Callable[..., Any]", type(first))
-    if isinstance(first, tuple):
-        return kind(*(_merge(merge, list(column)) for column in zip(*parts, strict=True)))
-    if isinstance(first, dict):
-        names = cast("dict[str, Any]", first)
-        return {name: _merge(merge, [part[name] for part in parts]) for name in names}
-    if is_dataclass(first):
-        names = [field.name for field in fields(first)]
-        return kind(**{name: _merge(merge, [getattr(part, name) for part in parts]) for name in names})
-    return None if parts[0] is None else merge(parts)
-
-
 def iterate_arrays(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array of named tuples within one another, under a name such as ``masks.slot``."""
+    """Every array of nested named tuples, with a dotted name such as ``masks.slot``."""
     for name, part in struct._asdict().items():
         if isinstance(part, tuple):
             yield from iterate_arrays(part, f"{prefix}{name}.")

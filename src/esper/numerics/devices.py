@@ -1,4 +1,4 @@
-"""The devices of this machine, by the names that torch gives them."""
+"""The devices of this machine, by torch's names."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ def _check_name(name: str) -> str:
 
 
 DeviceName = Annotated[str, AfterValidator(_check_name)]
-"""A setting: a device by a name that torch knows, whether or not this machine has it."""
+"""Type of a setting: the name of a device that torch supports, whether or not this machine has one."""
 
 
 def require_device(name: str) -> torch.device:
     """The device of this name.
 
     Raises:
-        ConfigError: this machine has none.
+        ConfigError: this machine has no such device.
     """
     devices = list_devices()
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except RuntimeError:  # torch supports no such device
         device = None
+    # "cuda" is the device "cuda:0".
     if device is None or not {str(device), f"{device.type}:{device.index or 0}"} & set(devices):
         raise ConfigError(f"there is no device {name!r} on this machine: choose from {', '.join(devices)}")
     return device

@@ -1,4 +1,4 @@
-"""FLOPs of a forward pass, as torch counts them; a multiply-add counts two, and what is no product counts nothing."""
+"""FLOPs of a forward pass, as torch counts them: two for a multiply-add, none for operations without products."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class FlopCount(NamedTuple):
-    """What a pass took."""
+    """FLOPs of a pass, in total and by module."""
 
-    whole: int
+    total: int
     parts: dict[str, int]
-    """Of the modules that were asked for, all their calls together."""
+    """FLOPs of each named module, summed over its calls."""
 
 
 @torch.no_grad()
 def count_flops(run: Callable[[], object], parts: Mapping[str, nn.Module] = MappingProxyType({})) -> FlopCount | None:
-    """Call ``run`` and count what is multiplied meanwhile, in all and by each of ``parts``.
+    """Call ``run`` and count the FLOPs meanwhile, in total and of each module in ``parts``.
 
-    None: torch cannot count there, as with nested tensors.
+    Returns:
+        The counts, or None where torch cannot count, as with nested tensors.
     """
-    before, taken = dict[str, int](), dict.fromkeys(parts, 0)
+    before, flops = dict[str, int](), dict.fromkeys(parts, 0)
 
-    def begin(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def make_pre_hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         return lambda _, __: before.update({name: counter.get_total_flops()})
 
-    def end(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        return lambda _, __, ___: taken.update({name: taken[name] + counter.get_total_flops() - before[name]})
+    def make_hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        return lambda _, __, ___: flops.update({name: flops[name] + counter.get_total_flops() - before[name]})
 
-    hooks = [module.register_forward_pre_hook(begin(name)) for name, module in parts.items()]
-    hooks += [module.register_forward_hook(end(name)) for name, module in parts.items()]
+    hooks = [module.register_forward_pre_hook(make_pre_hook(name)) for name, module in parts.items()]
+    hooks += [module.register_forward_hook(make_hook(name)) for name, module in parts.items()]
     try:
-        # Fused attention is opaque to the counter on some devices; the plain formula shows its products.
-        eager = torch.compiler.set_stance("force_eager")  # what is compiled is not seen
+        # The counter does not see into compiled code, nor on some devices into fused attention.
+        eager = torch.compiler.set_stance("force_eager")
         with eager, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             run()
     except RuntimeError:
@@ -46,4 +47,4 @@ def count_flops(run: Callable[[], object], parts: Mapping[str, nn.Module] = Mapp
     finally:
         for hook in hooks:
             hook.remove()
-    return FlopCount(counter.get_total_flops(), taken)
+    return FlopCount(counter.get_total_flops(), flops)

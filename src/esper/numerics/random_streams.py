@@ -1,7 +1,7 @@
-"""Random streams: what each number that splits a seed's randomness is for, and the generators that follow from a key.
+"""Random streams: generators by key, and the register of the numbers that tell streams of one random seed apart.
 
-A key is a seed, further numbers such as that of an iteration, and a `Stream`. Equal keys give equal draws, different
-ones independent draws, so nothing that is drawn depends on what else is drawn, nor on the order.
+A key is a random seed, further numbers such as that of an iteration, and a `Stream`. Equal keys give equal draws,
+different keys independent ones. So no draw depends on other draws or on their order.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 
 
 class Stream(IntEnum):
-    """What is drawn. A number never changes: recorded results follow from it."""
+    """What is drawn. A number never changes, since recorded results depend on it."""
 
     TRAINING_INSTANCES = 1
     """The instances of an iteration: (seed, iteration, stream); where suites are mixed, (seed, iteration, shard,
     stream)."""
     SHUFFLED_EVALUATION = 1
-    """Whose actions are played on which instance of an evaluation: (seed, stream of its instances, stream). It has the
-    number of `TRAINING_INSTANCES`, so its keys are those of iterations 4 and 5; recorded results keep it so."""
+    """Whose actions are played on which instance of an evaluation: (seed, stream of its instances, stream). It shares
+    the number of `TRAINING_INSTANCES`, and so the keys of iterations 4 and 5; recorded results depend on that."""
     ACTIONS = 2
-    """What the acting policy draws: (seed, iteration, environment, stream)."""
+    """Actions of the policy in training: (seed, iteration, environment, stream)."""
     PROBE_INSTANCES = 3
     """The instances on which a run measures its baselines."""
     HELDOUT_INSTANCES = 4
@@ -41,33 +41,33 @@ class Stream(IntEnum):
     SHUFFLED_ARM = 23
     """Whose actions are played on which instance in an arm of a comparison."""
     SWEPT_INSTANCES = 24
-    """The instances of `esper sweep`: what chose a trial must not judge it in `esper compare`, too."""
+    """The instances of `esper sweep`; others than those of `esper compare`, which judges the trials chosen here."""
     MIXED_SUITES = 25
     """Which suite a shard plays: (seed, iteration, shard, stream)."""
     STATIC_SEARCH = 26
     """Networks that a search of fixed networks tries."""
     SWEPT_SETTINGS = 27
-    """What the sampler of `esper sweep` draws for a trial: (seed, number of trials before it, stream)."""
+    """Settings that the sampler of `esper sweep` draws for a trial: (seed, number of trials before it, stream)."""
     DATA_ORDER = 0x0DDE5
     """The order in which a network sees its instance's examples: (seed of the instance, stream)."""
 
 
 def numpy_generator(*key: int) -> np.random.Generator:
-    """The generator of a key, whose numbers are at least 0."""
+    """The generator of a key; all its numbers are at least 0."""
     return np.random.default_rng(key)
 
 
 def child_generator(seed: int, *key: int) -> np.random.Generator:
-    """The generator of the seed's child that ``key`` names, by numbers that whoever draws from the children defines."""
+    """The generator of a child of a random seed. The caller defines what the numbers of ``key`` mean."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
 def torch_generator(*key: int, bits: Literal[32, 63, 64] = 64) -> torch.Generator:
-    """The generator, on the CPU, of a key, seeded with all 64 bits of its hash, the lower 32 or the upper 63."""
+    """The CPU generator of a key, seeded with all 64 bits of its hash, the lower 32 or the upper 63."""
     hashed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
     return torch.Generator().manual_seed({32: hashed & 0xFFFFFFFF, 63: hashed >> 1, 64: hashed}[bits])
 
 
 def module_generator(network_seed: int, slot: int, tries: int) -> torch.Generator:
-    """The generator of a seed's first weights: a function of its network, slot and number of earlier seeds there."""
+    """The generator of a new module's weights, from its network's random seed, its slot and how many came before it."""
     return torch_generator(network_seed, slot, tries, bits=63)

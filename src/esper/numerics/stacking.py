@@ -9,18 +9,18 @@ from torch import Tensor, nn
 class Stackable(nn.Module):
     """A module whose ``forward`` also computes R modules of its shape at once, without `torch.func.vmap`.
 
-    Given stacked parameters and buffers ``[R, *shape]`` and inputs ``[R, B, ...]`` it returns ``[R, B, ...]``: it works
-    on the last axes and leaves those before alone. For small modules vmap would cost more than the computation. Its
-    forward reads parameters and buffers as attributes, and must not ask for ``parameters()``.
+    With stacked parameters and buffers ``[R, *shape]`` and inputs ``[R, B, ...]`` it returns ``[R, B, ...]``: it works
+    on the last axes only. For small modules vmap would cost more than the computation. Its forward reads parameters
+    and buffers as attributes, and must not call ``parameters()``.
     """
 
 
 def linear(weight: Tensor, columns: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``weight [..., O, C]`` applied to each column: ``[..., C, N]`` -> ``[..., O, N]``, plus ``bias [..., O]``.
+    """Apply ``weight [..., O, C]`` to each column: ``[..., C, N]`` -> ``[..., O, N]``, plus ``bias [..., O]``.
 
-    At most one axis may stand before the others.
+    There may be one axis before the others.
     """
-    # Not matmul, which serves both ranks but doubles the overhead of small products, most of all in the backward pass.
+    # Not matmul, which takes both ranks but doubles the overhead of small products, most of all in the backward pass.
     stacked = weight.dim() == 3
     if bias is None:
         return torch.bmm(weight, columns) if stacked else torch.mm(weight, columns)

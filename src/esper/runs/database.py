@@ -1,6 +1,6 @@
-"""The SQLite file of a run: its schema, opening it safely, and what reading it may cost.
+"""The SQLite file of a run: its schema, opening it safely, and limits on what reading it may cost.
 
-A file that somebody damaged, by accident or on purpose, holds nobody up and fills no memory.
+The limits are for files that were damaged, by accident or on purpose: reading one must not hang or fill the memory.
 """
 
 import os
@@ -24,19 +24,19 @@ APPLICATION_ID = 0x45535052  # "ESPR"
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 30.0
 READING_SECONDS = 60.0
-"""For a query: the slowest of a figure takes 2 seconds in a run of 160 MB."""
+"""Longest time of a query; the slowest query of the report takes 2 seconds in a run of 160 MB."""
 LARGEST_VALUE = 2**24
-"""Bytes of a text or blob."""
+"""Most bytes of a text or blob."""
 LARGEST_ANSWER = 2**31
-"""Bytes of all rows of a query, as Python holds them."""
+"""Most bytes of all rows of a query, as Python objects."""
 _STEPS = 1000
-"""Instructions of SQLite between looks at the clock, which are also chances for Ctrl-C: some microseconds."""
+"""SQLite instructions, some microseconds, between checks of the clock and for Ctrl-C."""
 _CHUNK = 1000
-"""Rows between looks at their size."""
+"""Rows between checks of their size."""
 MOUNTS = Path("/proc/self/mountinfo")
 
-_SHARED = frozenset({"9p", "afs", "cifs", "nfs", "nfs4", "smb3", "smbfs", "virtiofs"})
-"""The log needs shared memory between all that have it open, which these do not give."""
+_SHARED_FILE_SYSTEMS = frozenset({"9p", "afs", "cifs", "nfs", "nfs4", "smb3", "smbfs", "virtiofs"})
+"""File systems without the shared memory that the write-ahead log needs."""
 
 _TABLES = """
 CREATE TABLE metadata (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -71,14 +71,15 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space, then resume the run",
     sqlite3.SQLITE_READONLY: "make it and its folder writable, or work on a copy",
 }
-"""What to do about it, by SQLite's primary result code."""
+"""Advice in messages, by SQLite's primary result code."""
 
 
 def create_database(path: Path) -> sqlite3.Connection:
-    """Make a new, empty run store at `path`, whole or not at all; RunError if something is there already."""
+    """Create an empty run store at `path`, completely or not at all; RunError if there is a file already."""
     if path.exists() and path.stat().st_size:
         raise RunError(f"{path} exists already: choose a new run directory, or resume that run")
     with replace_file(path) as temporary, translate_errors(path):
+        # A process that was killed may have left a journal, which SQLite would apply to the new file.
         for leftover in path.parent.glob(f"{temporary.name}*"):
             leftover.unlink()
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
@@ -91,15 +92,15 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     connection = _connect(path, "mode=rw")
     with translate_errors(path):
         # Where the write-ahead log would fail, readers and the writer wait for each other instead.
-        safe = wal_safe(file_system_of(path))
-        connection.execute(f"PRAGMA journal_mode = {'DELETE' if safe is False else 'WAL'}")
+        unsafe = wal_safe(file_system_of(path)) is False
+        connection.execute(f"PRAGMA journal_mode = {'DELETE' if unsafe else 'WAL'}")
         # What was flushed must survive a power cut too; commits are few, so this costs little.
         connection.execute("PRAGMA synchronous = FULL")
     return connection
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open an existing run store read-only, with the newest views, also while another process writes to it.
+    """Open an existing run store read-only, with this version's views, also while another process writes to it.
 
     Raises:
         RunError: the store is missing, damaged or not ours.
@@ -116,16 +117,16 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def limit_reading(connection: sqlite3.Connection, path: Path) -> Generator[None]:
-    """Stop what the connection to the store at ``path`` does within as soon as it has taken longer.
+    """Context manager that stops queries which take longer than `READING_SECONDS`.
 
     Raises:
-        RunError: it has.
-        KeyboardInterrupt: Ctrl-C stopped it before.
+        RunError: the time was over.
+        KeyboardInterrupt: Ctrl-C stopped the query before.
     """
     seconds = READING_SECONDS
     end = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
-    # To count a whole table is one instruction, which only an interruption from outside ends.
+    # Counting a table is one instruction, which only another thread can interrupt.
     alarm = Timer(seconds, connection.interrupt)
     alarm.daemon = True
     alarm.start()
@@ -147,10 +148,10 @@ def limit_reading(connection: sqlite3.Connection, path: Path) -> Generator[None]
 
 
 def chunks(cursor: sqlite3.Cursor, path: Path) -> Iterator[list[Any]]:
-    """All rows, some at a time.
+    """The rows of a query, in lists of limited length.
 
     Raises:
-        RunError: together they are larger than what a query may give.
+        RunError: together they are larger than `LARGEST_ANSWER`.
     """
     size = 0
     while chunk := cursor.fetchmany(_CHUNK):
@@ -188,9 +189,10 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
         raise RunError(f"no run store at {path}: give the directory of a run")
     with translate_errors(path):
         uri = f"{path.absolute().as_uri()}?{options}"
-        # Whoever shares a connection between threads locks it.
+        # `RunStore` shares its connection between threads, and locks it.
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         with _close_at_errors(connection), limit_reading(connection, path):
+            # A changed schema must not call unsafe functions, and a damaged value must not fill the memory.
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             connection.execute("PRAGMA trusted_schema = FALSE")
             _check_schema(connection, path)
@@ -199,6 +201,7 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
 
 @contextmanager
 def _close_at_errors(connection: sqlite3.Connection) -> Generator[None]:
+    """Context manager that closes the connection if an error leaves it."""
     try:
         yield
     except BaseException:
@@ -207,15 +210,15 @@ def _close_at_errors(connection: sqlite3.Connection) -> Generator[None]:
 
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """RunError unless the store is ours, and its tables and indexes are what they were made as."""
+    """Raise RunError unless this is a run store whose tables and indexes are as Esper creates them."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
         raise RunError(f"{path} is not an Esper run store: give the directory of a run")
     if version != SCHEMA_VERSION:
         raise RunError(f"{path} has format {version}, this Esper reads {SCHEMA_VERSION}: use the Esper that wrote it")
-    # A view of a table's name could run without end, a trigger would act on what is written. Views beside the tables
-    # do no harm: readers bring their own, which go first.
+    # A view with a table's name could run forever, and a trigger would change what is written. Other views are
+    # harmless: readers create their own temporary ones, which take precedence.
     objects = _read_schema(connection)
     for kind, name, *_ in sorted(_expected_schema() - objects):
         raise RunError(f"the run store {path} is damaged or was changed: it has no {kind} `{name}` as Esper makes it")
@@ -236,7 +239,7 @@ def _expected_schema() -> set[tuple[str, str, str, str]]:
 
 
 def file_system_of(path: Path) -> str | None:
-    """The type of the file system that holds an existing ``path``; None where the system does not tell."""
+    """The type of the file system that holds an existing ``path``; None where the system does not report it."""
     try:
         mounts = MOUNTS.read_text()
     except OSError:
@@ -245,15 +248,15 @@ def file_system_of(path: Path) -> str | None:
 
 
 def file_system(path: Path, mounts: str) -> str | None:
-    """The same for an absolute path, by the text of Linux's ``mountinfo``."""
+    """The type of the file system that holds an absolute path, by the text of Linux's ``mountinfo``."""
     types: dict[Path, str] = {}
     for line in mounts.splitlines():
         place, _, source = line.partition(" - ")
         folder = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place.split()[4])
-        types[Path(folder)] = source.split()[0]  # what was mounted last covers what was before
+        types[Path(folder)] = source.split()[0]  # the last mount on a folder covers earlier ones
     return next((types[folder] for folder in (path, *path.parents) if folder in types), None)
 
 
 def wal_safe(kind: str | None) -> bool | None:
     """Whether the write-ahead log works on file systems of this type; None for an unknown one."""
-    return None if kind is None else kind not in _SHARED and not kind.startswith("fuse")
+    return None if kind is None else kind not in _SHARED_FILE_SYSTEMS and not kind.startswith("fuse")

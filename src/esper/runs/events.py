@@ -1,11 +1,12 @@
 """What happens in a run, as typed, versioned records: the events of runs, of growing networks and of learning.
 
-An event is a frozen dataclass of JSON values. `register` files it under a name and a version, and `decode` brings a
-stored one back; both refuse what they do not know. Change an event's fields only together with its version.
+An event is a frozen dataclass of JSON values. `register_event` files its type under a name and a version;
+`decode_event` rebuilds a stored event, and refuses unknown names and versions. Change an event's fields only together
+with its version.
 
 Stages, operations, causes, reasons and blueprints are given by name, in lower case. Slots are given by their index; the
-run's metadata ``slots`` holds their names. In training, an episode has the number of its iteration; a model that grows
-alone has the single episode 1.
+run's metadata ``slots`` holds their names. In training, an episode has the number of its iteration; a run of a `Grower`
+has the single episode 1.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from esper.errors import RunError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Base of all events; `iteration` is the trainer's iteration it belongs to."""
+    """Base of all events; `iteration` is the trainer's iteration that it belongs to."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
     name: ClassVar[str]
@@ -40,8 +41,8 @@ class NetworkEvent(Event):
     step: int
 
 
-class Place(TypedDict):
-    """The fields that every `NetworkEvent` has."""
+class NetworkStep(TypedDict):
+    """A decision of a network: the fields that every `NetworkEvent` has."""
 
     iteration: int
     episode: int
@@ -54,8 +55,8 @@ E = TypeVar("E", bound=type[Event])
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
-def register(name: str, version: int = 1) -> Callable[[E], E]:
-    """Class decorator: a frozen dataclass, its fields given by keyword, that is stored as `name`, at `version`."""
+def register_event(name: str, version: int = 1) -> Callable[[E], E]:
+    """Class decorator of event types: makes a frozen dataclass that is stored under `name`, at `version`."""
 
     def decorate(event_type: E) -> E:
         if name in _registry:
@@ -74,16 +75,16 @@ def event_types() -> dict[str, type[Event]]:
     return dict(_registry)
 
 
-def encode(event: Event) -> str:
-    """The event's fields as JSON, but for defaults; non-finite numbers become strings, which `decode` turns back."""
+def encode_event(event: Event) -> str:
+    """The event's fields as JSON, without defaults. Non-finite numbers become strings, which `decode_event` reads."""
     return _adapter(type(event)).dump_json(event, exclude_defaults=True).decode()
 
 
-def decode(name: str, version: int, payload: str) -> Event:
+def decode_event(name: str, version: int, payload: str) -> Event:
     """Rebuild a stored event.
 
     Raises:
-        RunError: an unknown name or version, or a payload that does not fit them.
+        RunError: the name or version is unknown, or the payload does not fit them.
     """
     event_type = _registry.get(name)
     if event_type is None or event_type.version != version:
@@ -99,7 +100,7 @@ def _adapter(event_type: type[Event]) -> TypeAdapter[Any]:
     return TypeAdapter(event_type)
 
 
-@register("run_started")
+@register_event("run_started")
 class RunStarted(Event):
     """A new run begins."""
 
@@ -109,7 +110,7 @@ class RunStarted(Event):
     seed: int
 
 
-@register("run_interrupted")
+@register_event("run_interrupted")
 class RunInterrupted(Event):
     """The run stopped before its end, for instance by Ctrl-C."""
 
@@ -118,7 +119,7 @@ class RunInterrupted(Event):
     reason: str
 
 
-@register("run_failed")
+@register_event("run_failed")
 class RunFailed(Event):
     """The run stopped at an error; `reason` is its message."""
 
@@ -127,7 +128,7 @@ class RunFailed(Event):
     reason: str
 
 
-@register("run_resumed")
+@register_event("run_resumed")
 class RunResumed(Event):
     """The run goes on after the checkpoint of `iteration`."""
 
@@ -136,7 +137,7 @@ class RunResumed(Event):
     esper_version: str
 
 
-@register("run_ended")
+@register_event("run_ended")
 class RunEnded(Event):
     """All iterations are done; `seconds` counts the last process only."""
 
@@ -145,7 +146,7 @@ class RunEnded(Event):
     seconds: float
 
 
-@register("checkpoint_written")
+@register_event("checkpoint_written")
 class CheckpointWritten(Event):
     """A checkpoint is safe on disk; `file` is relative to the run directory."""
 
@@ -153,7 +154,7 @@ class CheckpointWritten(Event):
     sha256: str
 
 
-@register("episode_started")
+@register_event("episode_started")
 class EpisodeStarted(NetworkEvent):
     """A network begins to learn a problem; `instance` is its name, `rent` the price of growth."""
 
@@ -167,16 +168,16 @@ class EpisodeStarted(NetworkEvent):
     host_parameters: int
 
 
-@register("step_taken", version=2)
+@register_event("step_taken", version=2)
 class StepTaken(NetworkEvent):
     """A decision, and how the network stood after the minibatches that followed it.
 
     `metric` is what growth is about, in its own units: accuracy on validation data, unless the run's metadata
-    ``metric`` name another figure. The *score* is that figure or, where ``higher_is_better`` is false, the share of
-    its ``reference`` that is gone. Contributions are differences of scores; `objective` is J, the whole network's score
-    less rent. `loss` is on validation data, in nats where it is a cross-entropy; `added` are the seeds' parameters over
-    the host's. Tuples have an entry per slot. Of a model that grows alone, the figures are those that the decision was
-    made on.
+    ``metric`` name another figure. The *score* is that figure or, where ``higher_is_better`` is false, its relative
+    reduction below its ``reference``. Contributions are differences of scores; `objective` is J, the network's score
+    with all seeds less rent. `loss` is on validation data, in nats where it is a cross-entropy; `added` are the seeds'
+    parameters over the host's. Tuples have an entry per slot. In a run of a `Grower`, the figures are those that the
+    decision was made on.
     """
 
     op: str
@@ -188,28 +189,28 @@ class StepTaken(NetworkEvent):
     blueprints: tuple[str | None, ...]
     alphas: tuple[float, ...]
     contributions: tuple[float | None, ...]
-    """How much the network depends on each seed: its score less that with the seed switched off (leave-one-out). Of
-    seeds on trial where the metadata's ``evidence`` is ``refit``, less that of a fork that trains on without the seed.
-    None without a seed, or where it was not measured."""
+    """How much the network depends on each seed: its score less that with the seed switched off (leave-one-out). For
+    seeds on trial where the metadata's ``evidence`` is ``refit``: its score less that of a fork that trains on without
+    the seed. None without a seed, or where it was not measured."""
     slot: int | None = None
     blueprint: str | None = None
     """What was germinated."""
     choices: dict[str, str] = field(default_factory=dict[str, str])
-    """Of the other heads that the operation reads, by head."""
+    """The choices of the other heads that the operation reads, by head."""
     value: float | None = None
-    """The policy's estimate of what it will still be paid; None for rules."""
+    """The policy's estimate of the return from here on; None for rules."""
     log_prob: float | None = None
-    """Of the whole action, under the policy."""
+    """The action's log probability under the policy."""
     reward: float | None = None
-    """None for a model that grows alone."""
+    """The decision's reward; None in a run of a `Grower`."""
     terms: dict[str, float] = field(default_factory=dict[str, float])
-    """What the reward is the sum of, where it is not 0."""
+    """The terms of the reward that are not 0, by name."""
     train_loss: float | None = None
 
 
-@register("policy_looked")
+@register_event("policy_looked")
 class PolicyLooked(NetworkEvent):
-    """What the policy saw before a decision, and how likely it found each choice; of watched networks only.
+    """The policy's observation before a decision, and the probability of each choice; only for watched networks.
 
     The run's metadata ``features`` names the last axes of the observation.
     """
@@ -220,10 +221,10 @@ class PolicyLooked(NetworkEvent):
     blueprints: tuple[tuple[tuple[float, ...], ...], ...]
     """Per slot and blueprint."""
     probabilities: dict[str, tuple[float, ...]]
-    """Per head that the decision read, given the choices before it; 0 for what was not legal."""
+    """Probabilities per head that the decision read, given the choices before it; 0 for illegal choices."""
 
 
-@register("lifecycle_transition", version=2)
+@register_event("lifecycle_transition", version=2)
 class LifecycleTransition(NetworkEvent):
     """A slot changed its stage."""
 
@@ -231,16 +232,16 @@ class LifecycleTransition(NetworkEvent):
     before: str
     after: str
     blueprint: str | None
-    """Of the seed that came, stayed or went; None in a cooldown."""
+    """Blueprint of the seed that came, stayed or went; None in a cooldown."""
     cause: str
     """An operation, ``tick``, ``rollback``, ``start``, or ``finish``: judged at the end of growth."""
     reason: str
-    """What the gate before the new stage said."""
+    """The verdict of the gate before the new stage."""
     contribution: float | None = None
-    """The seed's contribution, as in ``step_taken``, as it was known then."""
+    """The seed's contribution, as in ``step_taken``, at that time."""
 
 
-@register("gate_judged")
+@register_event("gate_judged")
 class GateJudged(NetworkEvent):
     """The gate ahead of a seed changed its verdict."""
 
@@ -250,7 +251,7 @@ class GateJudged(NetworkEvent):
     reason: str
 
 
-@register("rolled_back", version=3)
+@register_event("rolled_back", version=3)
 class RolledBack(NetworkEvent):
     """The governor returned a network to its last good state; loss and metric are as in ``step_taken``."""
 
@@ -260,14 +261,14 @@ class RolledBack(NetworkEvent):
     loss_after: float
     metric_after: float
     pruned: tuple[int, ...]
-    """Slots whose seeds are gone."""
+    """Slots whose seeds were pruned."""
     ended: bool
-    """It was one too many: the episode is over."""
+    """Whether the episode ended, after one rollback too many."""
 
 
-@register("episode_ended")
+@register_event("episode_ended")
 class EpisodeEnded(NetworkEvent):
-    """An episode is over: what was committed, on validation data, and what the controller was paid in all."""
+    """An episode is over: the final network on validation data, and `paid`, the sum of the controller's rewards."""
 
     objective: float
     accuracy: float
@@ -277,7 +278,7 @@ class EpisodeEnded(NetworkEvent):
     """Blueprint of the fossil in each slot."""
 
 
-@register("ppo_updated", version=3)
+@register_event("ppo_updated", version=3)
 class PPOUpdated(Event):
     """A policy update is done; `metrics` are those of `esper.rl.diagnostics.UpdateMetrics`, under flat names."""
 
@@ -288,15 +289,15 @@ class PPOUpdated(Event):
     metrics: dict[str, float]
 
 
-@register("anomaly_raised")
+@register_event("anomaly_raised")
 class AnomalyRaised(Event):
-    """An update is not healthy: `anomaly` names what is wrong and `meaning` says it in a sentence."""
+    """An update is not healthy: `anomaly` names what is wrong, and `meaning` is a sentence about it."""
 
     anomaly: str
     meaning: str
 
 
-@register("policy_probed")
+@register_event("policy_probed")
 class PolicyProbed(Event):
     """The greedy policy's mean test score on the run's probe instances, and that of each baseline there."""
 

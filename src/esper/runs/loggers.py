@@ -1,7 +1,7 @@
-"""Figures sent live to TensorBoard, Weights & Biases and MLflow, each through its own library.
+"""Metrics sent live to TensorBoard, Weights & Biases and MLflow, each through its own library.
 
-`open_logger` opens one of them. Of each run it remembers in a file where the tool has it and the last step that was
-sent, so that a resumed run goes on there and sends no step twice.
+`open_logger` opens one of them. A file keeps the run's address at the tool and the last step that was sent, so that a
+resumed run goes on there and sends no step twice.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from esper.runs.events import LifecycleTransition
 from esper.runs.reader import RunReader
 
 Tool = Literal["tensorboard", "wandb", "mlflow"]
-"""The extra that installs a tool's library bears its name."""
+"""A supported tool; the extra that installs its library has the same name."""
 Value = str | int | float | bool
 
 _STAGES = ("germinated", "training", "blending", "holding", "fossilized", "pruned")
-"""Stages of a seed's life of which the entries are counted."""
+"""Stages whose entries are counted."""
 LIBRARIES: Mapping[str, str] = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 _PROJECT = "esper"
-"""At W&B and MLflow, unless the environment names another."""
+"""The project at W&B and MLflow, unless the environment names another."""
 _MLFLOW_PARAMETERS, _MLFLOW_CHARACTERS = 100, 5000
-"""Parameters in one request and characters of a value, at most, by MLflow's own limits."""
+"""MLflow's limits: parameters in one request, and characters of a value."""
 
 
 class Logger(Protocol):
@@ -46,23 +46,23 @@ class Logger(Protocol):
         ...
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Send the figures of a step; steps increase."""
+        """Send the metrics of a step; steps increase."""
         ...
 
     def close(self, *, failed: bool = False) -> None:
-        """Send what waits and end."""
+        """Send what is still waiting, and end the run at the tool."""
         ...
 
 
 def require_logger(tool: str) -> None:
-    """ConfigError unless there is such a tool and its library is installed."""
+    """Raise ConfigError unless there is such a tool and its library is installed."""
     if tool not in LIBRARIES:
         raise ConfigError(f"there is no logger {tool!r}: choose one of {', '.join(LIBRARIES)}")
-    require(tool, f"the logger {tool}", LIBRARIES[tool])
+    require_extra(tool, f"the logger {tool}", LIBRARIES[tool])
 
 
 def open_logger(tool: str, folder: str | Path, name: str | None = None) -> Logger:
-    """Open a tool's logger, which never stops training: if the tool fails, it warns once and sends nothing more.
+    """Open a tool's logger. It never stops training: if the tool fails, it warns once and sends nothing more.
 
     TensorBoard reads ``folder/tensorboard``. W&B goes to ``WANDB_PROJECT``, or else to the project ``esper``; MLflow to
     ``MLFLOW_TRACKING_URI``, or else to files in ``folder/mlflow``, and to the experiment ``MLFLOW_EXPERIMENT_NAME``, or
@@ -70,12 +70,12 @@ def open_logger(tool: str, folder: str | Path, name: str | None = None) -> Logge
 
     Args:
         tool: ``tensorboard``, ``wandb`` or ``mlflow``.
-        folder: Where the logger remembers the tool's run; opened there again, it goes on with that run.
-        name: Of the run, for people; by default the folder's.
+        folder: Where the logger keeps the run's address; a logger that is opened there again goes on with that run.
+        name: The run's name at the tool; by default the folder's name.
 
     Raises:
         ConfigError: there is no such tool, or its library is not installed.
-        RunError: the folder cannot be written, or what is remembered there cannot be read.
+        RunError: the folder cannot be written, or the logger's file in it cannot be read.
     """
     require_logger(tool)
     return _ResumableLogger(tool, Path(folder), name or Path(folder).absolute().name)
@@ -85,7 +85,7 @@ def open_logger(tool: str, folder: str | Path, name: str | None = None) -> Logge
 def open_loggers(
     tools: Sequence[str], folder: Path, name: str, settings: Mapping[str, Any]
 ) -> Generator[Callable[[RunReader, int], None]]:
-    """Log a run to all these tools: gives the function that sends an iteration, as it is in the run's store."""
+    """Context manager of a run's loggers; its value is a function that sends an iteration from the run's store."""
     loggers = [open_logger(tool, folder, name) for tool in dict.fromkeys(tools)]
     for logger in loggers:
         logger.log_settings(settings)
@@ -107,12 +107,13 @@ def open_loggers(
 
 
 def read_metrics(reader: RunReader, iteration: int) -> dict[str, float]:
-    """The scalars of an iteration, and how many seeds entered each stage in it, as ``lifecycle/STAGE``."""
+    """The scalars of an iteration, and the number of seeds that entered each stage in it, as ``lifecycle/STAGE``."""
     entered = dict(
         reader.rows(
             "SELECT json_extract(payload, '$.after') AS stage, count(*) AS seeds FROM events "
             "WHERE type = ? AND iteration = ? GROUP BY stage",
-            *(LifecycleTransition.name, iteration),
+            LifecycleTransition.name,
+            iteration,
         )
     )
     counts = {f"lifecycle/{stage}": float(entered.get(stage, 0)) for stage in _STAGES}
@@ -121,22 +122,22 @@ def read_metrics(reader: RunReader, iteration: int) -> dict[str, float]:
 
 class _ToolLogger(Logger, Protocol):
     address: dict[str, str]
-    """Where a later process finds the run."""
+    """By what a later process finds the run at the tool."""
 
 
-class _Memory(BaseModel):
-    """Where a run is at a tool and how far it was sent, as it is kept in a file between processes."""
+class _LoggerState(BaseModel):
+    """A run's address at a tool and the last step that was sent, kept in a file between processes."""
 
     model_config = ConfigDict(extra="forbid")
 
     address: dict[str, str] | None = None
-    """Where the tool keeps the run; None before it was opened."""
+    """None before the run was opened at the tool."""
     step: int = -1
     """The last step that was sent."""
 
 
 class _ResumableLogger:
-    """Sends each step once, across processes, and does without a tool that fails."""
+    """Sends each step once, across processes; if the tool fails, it warns and sends nothing more."""
 
     def __init__(self, tool: str, folder: Path, name: str) -> None:
         self._tool = tool
@@ -145,26 +146,27 @@ class _ResumableLogger:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             content = self._file.read_bytes() if self._file.exists() else b"{}"
-            self._memory = _Memory.model_validate_json(content)
+            self._state = _LoggerState.model_validate_json(content)
         except OSError as error:
             raise RunError(f"cannot use the folder {folder} ({error.strerror}): choose another") from error
         except ValidationError as error:
-            raise RunError(f"{self._file} does not say what was sent: remove it to begin a new run there") from error
+            raise RunError(f"{self._file} cannot be read: remove it to begin a new run at the tool") from error
         with self._warn_of_failure():
-            self._logger = _TOOLS[tool](folder, name, self._memory.address)
-            self._remember(address=self._logger.address)
+            self._logger = _TOOLS[tool](folder, name, self._state.address)
+            self._save(address=self._logger.address)
 
     def log_settings(self, settings: Mapping[str, Any]) -> None:
         with self._warn_of_failure():
-            if self._logger is not None and self._memory.step < 0:
+            # A resumed run has sent its settings before.
+            if self._logger is not None and self._state.step < 0:
                 self._logger.log_settings(dict(_flatten(settings)))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         with self._warn_of_failure():
-            # What a resumed run makes anew has the figures that were sent before.
-            if self._logger is not None and step > self._memory.step:
-                # Remembered first: whoever is killed in between has sent it once at most.
-                self._remember(step=step)
+            # Steps that a resumed run repeats have the metrics that were sent before.
+            if self._logger is not None and step > self._state.step:
+                # Saved first: a process that is killed in between has sent the step once at most.
+                self._save(step=step)
                 self._logger.log_metrics(metrics, step)
 
     def close(self, *, failed: bool = False) -> None:
@@ -173,9 +175,9 @@ class _ResumableLogger:
                 self._logger = None
                 logger.close(failed=failed)
 
-    def _remember(self, **changes: object) -> None:
-        self._memory = self._memory.model_copy(update=changes)
-        write_atomically(self._file, self._memory.model_dump_json())
+    def _save(self, **changes: object) -> None:
+        self._state = self._state.model_copy(update=changes)
+        write_atomically(self._file, self._state.model_dump_json())
 
     @contextmanager
     def _warn_of_failure(self) -> Generator[None]:
@@ -184,7 +186,7 @@ class _ResumableLogger:
         except Exception as error:  # noqa: BLE001 (whatever a tool raises, training goes on)
             self._logger = None
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            warnings.warn(f"{self._tool} gets no more figures of this run ({reason}); training goes on", stacklevel=4)
+            warnings.warn(f"{self._tool} gets no more metrics of this run ({reason}); training goes on", stacklevel=4)
 
 
 class _TensorBoardLogger:
@@ -220,6 +222,7 @@ class _WandBLogger:
 
         project = os.environ.get("WANDB_PROJECT", _PROJECT)
         self.address = address or {"project": project, "run": secrets.token_hex(4)}
+        # Only what Esper sends: no code, no machine statistics, no console output.
         settings = wandb.Settings(
             console="off",
             disable_git=True,
@@ -255,11 +258,13 @@ class _MLflowLogger:
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
         from mlflow.tracking import MlflowClient  # noqa: PLC0415
 
+        # A resumed run stays where it is, even if the environment has changed.
         files = f"file:{(folder / 'mlflow').absolute()}"
         uri = address["uri"] if address else os.environ.get("MLFLOW_TRACKING_URI") or files
         if uri.startswith("file:"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = MlflowClient(uri)
+        # A new run, in an experiment that is created if it does not exist yet.
         if address is None:
             title = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
             existing = self._client.get_experiment_by_name(title)
@@ -294,11 +299,12 @@ _TOOLS: Mapping[str, Callable[[Path, str, dict[str, str] | None], _ToolLogger]] 
 
 
 def _mlflow_key(name: str) -> str:
+    """A name as MLflow's stores accept it."""
     return re.sub(r"[^\w\-. ]", "_", name.replace("/", "."))
 
 
 def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Value]]:
-    """Numbers, truth values and texts by their path, as in ``ppo.gamma``; a list of them is one text, None nothing."""
+    """Nested values by their path, as in ``ppo.gamma``. A list of plain values becomes one text; None is left out."""
     if isinstance(value, Value):
         yield path, value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What the growth that a run tells of is about: its metadata name it once, and every view of the run reads it here."""
+"""The metric that a run's growth is about. The run's metadata name it, and every view of the run reads it from here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 LOSS, ACCURACY = "loss", "accuracy"
-"""Figures of which it is known what they are."""
+"""Metrics whose meaning is known by their name."""
 SCORE = "score"
 """Scalar of the score, where that is not the metric itself."""
 REFIT = "refit"
@@ -18,24 +18,24 @@ METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE ke
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure on validation data, under the name that its owner gave it. Populations are about accuracy, mostly."""
+    """A metric on validation data, by the name that the user gave it; in populations mostly accuracy."""
 
     metric: str = ACCURACY
     """Its name."""
     higher_is_better: bool = True
     reference: float | None = None
-    """Of a metric that is better the lower it is: the value at which the score, the share of it that is gone, is 0."""
+    """Where lower is better: the value at which the score is 0; the score is the relative reduction below it."""
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any]) -> Self:
-        """As the run's metadata say; accuracy where they do not, or say what is none."""
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
+        """The metric that a run's metadata name; accuracy where they name none, or none that is valid."""
         name, rises, reference = (metadata.get(key) for key in ("metric", "higher_is_better", "reference"))
         if not isinstance(name, str) or not isinstance(rises, bool):
             return cls()
         return cls(name, rises, float(reference) if isinstance(reference, int | float) else None)
 
     def metadata(self) -> dict[str, Any]:
-        """What `of` reads."""
+        """The metadata from which `from_metadata` builds this metric."""
         return asdict(self)
 
     @property
@@ -45,36 +45,36 @@ class Metric:
 
     @property
     def train_scalar(self) -> str:
-        """The scalar of the metric's values in training, where these are known."""
+        """The scalar of the metric's values in training, where these are recorded."""
         return f"train_{self.metric}"
 
     @property
     def is_loss(self) -> bool:
-        """Whether it is the validation loss, so that there is no figure beside that."""
+        """Whether it is the validation loss, which is then the only figure."""
         return self.metric == LOSS
 
     @property
     def direction(self) -> str:
-        """Which way is up, where that does not go without saying."""
+        """Whether higher or lower is better, for metrics that are not known by their name."""
         if self.metric in (LOSS, ACCURACY):
             return ""
         return f"{'higher' if self.higher_is_better else 'lower'} is better"
 
 
 LOSS_REDUCTION = Metric("loss_gone")
-"""What populations on a suite about the loss are about: the share of a guess's loss that is gone."""
+"""The metric of populations on a suite about the loss: the relative reduction of the loss below that of guessing."""
 
 
-def contributions(metadata: Mapping[str, Any]) -> str:
-    """What contributions in a run are, and in which units, as its metadata say."""
-    about = Metric.from_metadata(metadata)
-    told = "Contribution: how much the model depends on a slot's seed, "
-    if about.higher_is_better:
-        told += f"{about.metric} on validation data with it less that without it."
+def describe_contributions(metadata: Mapping[str, Any]) -> str:
+    """The sentence that defines a run's contributions and their units, by its metadata."""
+    metric = Metric.from_metadata(metadata)
+    text = "Contribution: how much the model depends on a slot's seed, "
+    if metric.higher_is_better:
+        text += f"{metric.metric} on validation data with it less that without it."
     else:
-        whole = "" if about.reference is None else f", {about.reference:.4g}"
-        what = "that of guessing, or else the first" if about.is_loss else "the first"
-        told += f"{about.metric} on validation data without it less that with it, as a share of {what}{whole}."
+        value = "" if metric.reference is None else f", {metric.reference:.4g}"
+        reference = "that of guessing, or else the first" if metric.is_loss else "the first"
+        text += f"{metric.metric} on validation data without it less that with it, as a share of {reference}{value}."
     if metadata.get("evidence") == REFIT:
-        told += " Of seeds on trial, without it is a copy of the model that trains on without the seed."
-    return told
+        text += " Of seeds on trial, without it is a copy of the model that trains on without the seed."
+    return text

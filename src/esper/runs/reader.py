@@ -8,7 +8,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -16,26 +15,28 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from esper.config.settings import describe_first_error
 from esper.errors import RunError
 from esper.runs.database import chunks, limit_reading, open_for_reading, translate_errors
-from esper.runs.events import Event, decode
+from esper.runs.events import Event, decode_event
 
 E = TypeVar("E", bound=Event)
 CHUNK = 5000
-"""Events that are read at once."""
-_RECORD = "id, time, type, version, iteration, payload"
+"""Events that are read at a time."""
+_EVENT_COLUMNS = "id, time, type, version, iteration, payload"
 LARGEST_COUNT = 2**53
-"""Whole numbers above it are not whole as floats, nor in a browser."""
+"""The largest integer that floats and browsers represent exactly."""
 _YEAR_10000 = 253_402_300_800.0
-"""Seconds since 1970, after which dates have no name."""
+"""Seconds since 1970. Python has no later dates."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
+    """The types and the range of the values in a column."""
+
     types: frozenset[type]
     low: float | None = None
     high: float | None = None
 
-    def trouble(self, values: Sequence[Any]) -> str | None:
-        """A value that does not belong there."""
+    def find_invalid_value(self, values: Sequence[Any]) -> str | None:
+        """The repr of a value that does not belong in the column, or None."""
         if not self.types.issuperset(map(type, values)):
             return next(reprlib.repr(value) for value in values if type(value) not in self.types)
         if self.low is None or self.high is None:
@@ -51,11 +52,11 @@ _COLUMNS: Mapping[str, _Column] = {
     **dict.fromkeys(("key", "text", "type", "payload", "name"), _TEXT),
     "value": _Column(frozenset({int, float, type(None)})),
 }
-"""What the tables' columns hold, by name."""
+"""The columns of all tables, by name."""
 
 
 class _Metadata(BaseModel):
-    """Types of the metadata that `esper train` and `Grower` write; others may write more."""
+    """The metadata that `esper train` and `Grower` write; there may be more."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -76,7 +77,7 @@ class _Metadata(BaseModel):
 
 
 class EventRecord(NamedTuple):
-    """An event as it is stored, not decoded, so that it can also be of a version that is unknown here."""
+    """An event as it is stored, not decoded, so that it may also have a version that is unknown here."""
 
     id: int
     time: float
@@ -95,10 +96,10 @@ class QueryResult(NamedTuple):
 
 
 class RunReader:
-    """A read-only view of a run store, usable while another process writes to it.
+    """Reads a run store, also while another process writes to it.
 
     Every query is one short transaction, and so is a `snapshot` of several: a long one would keep the writer from
-    trimming its log.
+    truncating its log.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -113,9 +114,7 @@ class RunReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -139,21 +138,21 @@ class RunReader:
         """Events of one type in the order in which they were emitted."""
         rows = self.rows("SELECT version, payload FROM events WHERE type = ? ORDER BY id", event_type.name)
         with self._name_store_in_errors():
-            return [cast("E", decode(event_type.name, version, payload)) for version, payload in rows]
+            return [cast("E", decode_event(event_type.name, version, payload)) for version, payload in rows]
 
     def records(self, after_id: int = 0, limit: int = CHUNK) -> list[EventRecord]:
-        """The first events after an id, in order."""
+        """The first `limit` events after an id, in order."""
         return self._records("WHERE id > ? ORDER BY id LIMIT ?", after_id, limit)
 
     def decode(self, record: EventRecord) -> Event:
         """The event of a record; RunError if it is damaged or of an unknown type or version."""
         with self._name_store_in_errors():
-            return decode(record.type, record.version, record.payload)
+            return decode_event(record.type, record.version, record.payload)
 
     def records_within(
         self, first: int, last: int, event_types: Sequence[str], environment: int | None = None
     ) -> list[EventRecord]:
-        """Events of some types from one iteration to another, in order; of one network only if it is given."""
+        """Events of some types from one iteration to another, in order, of all networks or of one `environment`."""
         condition = f"WHERE type IN ({', '.join('?' for _ in event_types)}) AND iteration BETWEEN ? AND ?"
         if environment is None:
             return self._records(f"{condition} ORDER BY id", *event_types, first, last)
@@ -176,48 +175,50 @@ class RunReader:
         return last
 
     def holds(self, record: EventRecord) -> bool:
-        """Whether an event is still there, which it is not when a resumed run has made its iteration anew."""
+        """Whether an event is still there. It is deleted when a resumed run repeats its iteration."""
         return self.rows("SELECT time FROM events WHERE id = ?", record.id) == [(record.time,)]
 
     def query(self, sql: str, *parameters: int | str) -> QueryResult:
         """Run one SELECT on the tables and views.
 
         Raises:
-            RunError: it is not one SELECT, names something that is not there, or takes longer or is larger than what
-                reading a store may cost; or the store is damaged.
+            RunError: it is not one SELECT, names something that does not exist, takes too long or returns too much; or
+                the store is damaged.
         """
         rows: list[tuple[Any, ...]] = []
         with translate_errors(self.path), limit_reading(self._connection, self.path):
             cursor = self._connection.execute(sql, parameters)
             for chunk in chunks(cursor, self.path):
                 rows += chunk
-        # Without columns it was no statement at all.
+        # SQL without a statement, such as a comment, has no description.
         return QueryResult(tuple(name for name, *_ in cursor.description or ()), rows)
 
     def rows(self, sql: str, *parameters: int | str) -> list[Any]:
-        """The rows of a query, checked: columns named as those of the tables hold what these do.
+        """The rows of a query, checked: columns with a name of a table's column must hold such values.
 
         Raises:
             RunError: as `query`; or a value does not belong in its column.
         """
+        # SQLite stores any type in any column, so a damaged or foreign store may hold anything.
         result = self.query(sql, *parameters)
         for name, values in zip(result.columns, zip(*result.rows, strict=True), strict=bool(result.rows)):
             column = _COLUMNS.get(name)
-            if column is not None and (trouble := column.trouble(values)):
-                raise RunError(f"the run store {self.path} is damaged: its column `{name}` holds {trouble}")
+            if column is not None and (invalid := column.find_invalid_value(values)):
+                raise RunError(f"the run store {self.path} is damaged: its column `{name}` holds {invalid}")
         return result.rows
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
-        """What is read within stays the same, also while the run is rewound."""
+        """Context manager in which all reads see the same state of the store, even if the run is rewound meanwhile."""
         with translate_errors(self.path):
+            # In WAL mode a transaction keeps reading the state at its first query.
             self._connection.execute("BEGIN")
             with self._connection:
                 yield
 
     @contextmanager
     def _name_store_in_errors(self) -> Generator[None]:
-        """Errors within say which store they are about."""
+        """Context manager that adds the store's path to errors."""
         try:
             yield
         except RunError as error:
@@ -230,7 +231,7 @@ class RunReader:
         return [name for (name,) in self.rows("SELECT DISTINCT name FROM scalars ORDER BY name")]
 
     def series(self, name: str, after: int = -1) -> list[tuple[int, float]]:
-        """(iteration, value) of one scalar, by iteration, from the first one after a given iteration on."""
+        """The pairs (iteration, value) of one scalar, for iterations above `after`, in order."""
         rows = self.rows(
             "SELECT iteration, value FROM scalars WHERE name = ? AND iteration > ? ORDER BY iteration", name, after
         )
@@ -247,7 +248,7 @@ class RunReader:
         return last
 
     def _records(self, condition: str, *parameters: int | str) -> list[EventRecord]:
-        return [EventRecord(*row) for row in self.rows(f"SELECT {_RECORD} FROM events {condition}", *parameters)]
+        return [EventRecord(*row) for row in self.rows(f"SELECT {_EVENT_COLUMNS} FROM events {condition}", *parameters)]
 
 
 def _number(value: float | None) -> float:

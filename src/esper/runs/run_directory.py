@@ -1,4 +1,4 @@
-"""Runs on disk: the directory that one leaves behind, what has become of it, and the runs in a folder."""
+"""Runs on disk: their directories and locks, their progress, and the list of runs in a folder."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from esper.errors import RunError
 from esper.files import TEMPORARY_SUFFIX
 from esper.runs.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.runs.metric import Metric
-from esper.runs.reader import EventRecord, RunReader
+from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
 
-_TRIES = 5
+_LOCK_TRIES = 5
 _RETRY_SECONDS = 0.02
-"""Whoever only looks whether a lock is held has it for less than that."""
+"""Longer than `is_locked` holds a lock to test it."""
 
 
 @contextmanager
-def hold(path: Path, what: str) -> Generator[None]:
-    """Hold the lock on the file at `path`, which says that `what` is running.
+def hold_lock(path: Path, what: str) -> Generator[None]:
+    """Context manager that locks the file at `path` and writes `what`, the running command, into it.
 
-    The file stays: deleting it would let two processes lock two files of one name.
+    The file stays: if it were deleted, two processes could lock two files of one name.
 
     Raises:
-        RunError: another process holds it, it cannot be written, or the file system has no locks.
+        RunError: another process has locked it, it cannot be written, or the file system has no locks.
     """
     folder = path.parent
     try:
@@ -44,8 +44,9 @@ def hold(path: Path, what: str) -> Generator[None]:
     except OSError as error:
         raise RunError(f"cannot write in {folder} ({error.strerror}): make it writable, or work on a copy") from error
     try:
+        # The file holds the command that has locked it, for the message to others.
         try:
-            if not _take(descriptor):
+            if not _try_lock(descriptor):
                 holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
                 raise RunError(f"run {folder} is in use by {holder}: wait until it ends, or stop it")
             os.ftruncate(descriptor, 0)
@@ -61,13 +62,13 @@ def hold(path: Path, what: str) -> Generator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock on the file at `path`; False where that cannot be found out."""
+    """Whether a process has locked the file at `path`; False where that cannot be found out."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return False
     try:
-        # Shared, so that whoever looks hinders no other who looks; filelock's lock is an exclusive `flock`.
+        # Shared, so that several processes may test at once; filelock's lock is an exclusive `flock`.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)
@@ -76,12 +77,12 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _take(descriptor: int) -> bool:
-    """Whether an open file could be locked; closing it, or the end of the process, gives the lock back."""
-    for left in reversed(range(_TRIES)):
+def _try_lock(descriptor: int) -> bool:
+    """Lock an open file if possible, and return whether it was; closing the file releases the lock."""
+    for tries_left in reversed(range(_LOCK_TRIES)):
         if lock_descriptor(descriptor, blocking=False):
             return True
-        if left:
+        if tries_left:
             time.sleep(_RETRY_SECONDS)
     return False
 
@@ -89,37 +90,62 @@ def _take(descriptor: int) -> bool:
 STUDY = "study.db"
 """The SQLite file of the study of `esper sweep`, in the sweep's folder."""
 GROWER = "esper.Grower"
-"""What makes the runs of models that grow in a loop of their owner's."""
+"""The maker of runs of models that grow in a user's training loop."""
 RUN_ADVICE = f"give the directory of a run of `esper train` or `{GROWER}`"
-_HOLDING = {
+_USES = {
     "esper train": "it holds a controller, which `esper evaluate {run}` compares",
-    GROWER: "it tells of a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
+    GROWER: "it records a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
     "loop, and export its model there by esper.export",
 }
-"""What runs are good for, by what made them."""
+"""What a run can be used for, by its maker."""
 
 
-def maker_of(metadata: Mapping[str, Any]) -> str:
-    """What made a run, as its metadata say: a command, or a `Grower`."""
-    command = metadata.get("command")
-    return GROWER if command == "grow" else f"esper {command}"
+class _Child:
+    """A path inside a run directory, as an attribute of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDirectory, _: type[RunDirectory]) -> Path:
+        return run.path / self._name
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where a run keeps its files."""
+    """The directory of a run, and the paths of its files."""
 
     command: ClassVar[str] = "esper train"
-    """What makes such directories, and goes on with them by ``--resume``."""
+    """The command that makes controllers' runs, and goes on with them by ``--resume``."""
 
     path: Path
 
+    lock = _Child("run.lock")
+    """The file that the process which writes to the run has locked."""
+    config = _Child("config.yaml")
+    """The resolved configuration."""
+    store = _Child("run.db")
+    """The run store (SQLite)."""
+    checkpoints = _Child("checkpoints")
+    """The folder of checkpoints."""
+    loggers = _Child("loggers")
+    """The folder of loggers: TensorBoard's files, and the addresses of the run at W&B and MLflow."""
+    report = _Child("report.html")
+    """The report for people."""
+    evaluation = _Child("evaluation.json")
+    """The records of `esper evaluate`, one per controller and instance."""
+    behaviour = _Child("behaviour.json")
+    """The policy's behaviour in `esper evaluate`: statistics per family and a few complete episodes."""
+    verdicts = _Child("verdicts.json")
+    """The verdicts by `evaluation`, as figures and sentences, for the dashboard; written with the report."""
+    evaluation_progress = _Child("evaluation-progress")
+    """The folder of what an unfinished `esper evaluate` has done so far."""
+
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Make the directory of a new run; what is left of a start that was killed at once is no hindrance.
+        """Make the directory of a new run. It may hold what a run leaves that was killed at its start.
 
         Raises:
-            RunError: it holds something already, or cannot be made.
+            RunError: it holds something else, or cannot be made.
         """
         run = cls(path)
         try:
@@ -133,140 +159,89 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, advice: str = RUN_ADVICE) -> Self:
-        """Take up the directory of an existing run, which may have been killed before its store was made.
-
-        ``advice`` is given where there is none.
+        """Open the directory of an existing run, which may have been killed before its store was made.
 
         Raises:
-            RunError: it is missing or is not the directory of a run.
+            RunError: it is missing or is not the directory of a run; the message ends with ``advice``.
         """
         if not os.path.exists(path):  # unlike Path.exists, it takes names that no file can have
             raise RunError(f"no run at {path}: {advice}")
         run = cls(path)
-        begun = run.lock.is_file() and not any(run.checkpoints.glob("*"))
-        for needed in (run.config, run.lock if begun else run.store):
-            if not needed.is_file():
-                raise RunError(f"{path} is not a run, it has no {needed.name}: {advice}")
+        # A run that was killed at its start has a lock, but neither a store nor checkpoints.
+        has_only_started = run.lock.is_file() and not any(run.checkpoints.glob("*"))
+        for file in (run.config, run.lock if has_only_started else run.store):
+            if not file.is_file():
+                raise RunError(f"{path} is not a run, it has no {file.name}: {advice}")
         return run
 
     @classmethod
     def open_training_run(cls, path: Path) -> Self:
-        """As `open`, but only a run that `command` made.
+        """Open the directory of a run of `esper train`.
 
         Raises:
-            RunError: as `open`; or another command made it.
+            RunError: as `open`; or it is a run of a `Grower`.
         """
         run = cls.open(path, f"give the directory of a run of `{cls.command}`")
-        made_by = run.made_by()
-        if made_by != cls.command and made_by in _HOLDING:
-            raise RunError(f"{path} is a run of `{made_by}`, and not of `{cls.command}`: {run.describe_use(made_by)}")
+        maker = run.find_maker()
+        if maker != cls.command and maker in _USES:
+            raise RunError(f"{path} is a run of `{maker}`, and not of `{cls.command}`: {run.describe_use(maker)}")
         return run
 
     def require_empty(self) -> None:
-        """RunError if there is anything that a start which was killed at once does not leave."""
+        """Raise RunError if the directory holds more than a run leaves that was killed at its start."""
         for child in self.path.iterdir():
-            empty = child == self.checkpoints and not any(child.iterdir())
-            if not (empty or child == self.lock or child.name.endswith(TEMPORARY_SUFFIX)):
-                raise RunError(f"{self.path} is not empty: choose a new directory{self._instead()}")
+            is_empty_folder = child == self.checkpoints and not any(child.iterdir())
+            if is_empty_folder or child == self.lock or child.name.endswith(TEMPORARY_SUFFIX):
+                continue
+            # What can be done with the run that is there, if it is one.
+            advice = ""
+            if self.config.is_file() and self.has_store:
+                maker = self.find_maker()
+                if maker == self.command:
+                    advice = f", or go on with `{self.command} --resume {shlex.quote(str(self.path))}`"
+                elif maker in _USES:
+                    advice = f"; this is a run of `{maker}`: {self.describe_use(maker)}"
+            raise RunError(f"{self.path} is not empty: choose a new directory{advice}")
 
-    def _instead(self) -> str:
-        """What else can be done where there is something already."""
-        if not (self.config.is_file() and self.has_store):
-            return ""
-        made_by = self.made_by()
-        if made_by == self.command:
-            return f", or go on with `{self.command} --resume {shlex.quote(str(self.path))}`"
-        return f"; this is a run of `{made_by}`: {self.describe_use(made_by)}" if made_by in _HOLDING else ""
-
-    def made_by(self) -> str:
-        """What made the run; the command of this class where it was killed before that was told."""
+    def find_maker(self) -> str:
+        """The command that made the run, or `esper.Grower`; `esper train` if the run was killed at its start."""
         if not self.has_store:
             return self.command
         with RunReader.open(self.store) as reader:
-            metadata = reader.metadata()
-        return maker_of(metadata) if "command" in metadata else self.command
+            command = reader.metadata().get("command", "train")
+        return GROWER if command == "grow" else f"esper {command}"
 
-    def describe_use(self, made_by: str) -> str:
-        """What the run is good for, if that made it."""
-        return _HOLDING[made_by].format(run=shlex.quote(str(self.path)))
+    def describe_use(self, maker: str) -> str:
+        """The end of a sentence: what the run can be used for, by its maker."""
+        return _USES[maker].format(run=shlex.quote(str(self.path)))
 
     def locked(self, what: str) -> AbstractContextManager[None]:
-        """Hold the run for oneself while writing to it; whoever else tries is told that `what` is running.
+        """Context manager that locks the run for writing; `what`, the running command, is shown to others who try.
 
         Raises:
-            RunError: another process holds it, or the directory cannot be written or locked.
+            RunError: another process has locked it, or the directory cannot be written or locked.
         """
-        return hold(self.lock, what)
+        return hold_lock(self.lock, what)
 
     def open_store(self) -> RunStore:
-        """The run store for writing; made now if the run was killed before it was.
+        """Open the run store for writing; create it if the run was killed before that.
 
         Raises:
-            RunError: it is damaged, held by somebody, or cannot be written.
+            RunError: it is damaged, in use, or cannot be written.
         """
         return RunStore.open(self.store) if self.has_store else RunStore.create(self.store)
 
     @property
     def has_store(self) -> bool:
-        """Whether the store is made; a run that was killed at once may have none, or an empty file."""
+        """Whether there is a store; a run that was killed at its start may have none, or an empty file."""
         return self.store.is_file() and self.store.stat().st_size > 0
-
-    @property
-    def lock(self) -> Path:
-        """Locked by the process that writes to the run."""
-        return self.path / "run.lock"
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def store(self) -> Path:
-        """The run store (SQLite)."""
-        return self.path / "run.db"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def loggers(self) -> Path:
-        """The folder of what loggers keep: files of TensorBoard, and where W&B and MLflow have the run."""
-        return self.path / "loggers"
-
-    @property
-    def report(self) -> Path:
-        """The report for people."""
-        return self.path / "report.html"
-
-    @property
-    def evaluation(self) -> Path:
-        """The records of `esper evaluate`, one per controller and instance."""
-        return self.path / "evaluation.json"
-
-    @property
-    def behaviour(self) -> Path:
-        """What the policy did in `esper evaluate`: its habits per family and a few whole episodes."""
-        return self.path / "behaviour.json"
-
-    @property
-    def verdicts(self) -> Path:
-        """Who is better by `evaluation`, in figures and words, for the dashboard; written with the report."""
-        return self.path / "verdicts.json"
-
-    @property
-    def evaluation_progress(self) -> Path:
-        """What an `esper evaluate` under way has finished so far."""
-        return self.path / "evaluation-progress"
 
 
 OBJECTIVE = Metric("J")
-"""What training runs are about: the scalar ``objective``."""
+"""The metric of training runs: the scalar ``objective``."""
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """Where a run is in its life."""
 
     RUNNING = "running"
@@ -278,9 +253,9 @@ class State(StrEnum):
     """Its store cannot be read."""
 
 
-LIFE = (RunStarted, RunResumed, RunInterrupted, RunFailed, RunEnded)
+_LIFE_EVENTS = (RunStarted, RunResumed, RunInterrupted, RunFailed, RunEnded)
 """Events that begin or end a process of a run."""
-_ENDS = {RunEnded.name: RunState.FINISHED, RunFailed.name: RunState.FAILED}
+_END_STATES = {RunEnded.name: RunState.FINISHED, RunFailed.name: RunState.FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,119 +263,104 @@ class RunProgress:
     """How far a run is, and how well it does."""
 
     command: str
-    state: State
-    done: int
+    state: RunState
+    done: int = 0
     """Iterations, or decisions of a `Grower`."""
-    total: int | None
-    metric: Metric
-    """What tells how well the run does: J of a training run, what growth is about of a growing model."""
-    value: float | None
-    """Of the newest one, on validation data and in units of its own."""
-    probe_score: float | None
+    total: int | None = None
+    metric: Metric = OBJECTIVE
+    """The metric by which the run is judged: J in training runs, the metric of growth in runs of a `Grower`."""
+    value: float | None = None
+    """The metric's newest value, on validation data and in its own units."""
+    probe_score: float | None = None
     """Mean test score of the greedy policy when it was last measured."""
-    started: float | None
+    started: float | None = None
     """Seconds since 1970."""
 
 
 def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
     """A run's progress by its store and its lock."""
-    metadata = reader.metadata()
-    command, done = str(metadata.get("command", "?")), reader.last_iteration()
+
+    def read_last(name: str, after: int) -> float | None:
+        series = reader.series(name, after)
+        return series[-1][1] if series else None
+
+    metadata, done = reader.metadata(), reader.last_iteration()
+    total = metadata.get("iterations")
     started = reader.newest(RunStarted.name)
     metric, scalar = progress_metric(metadata)
     return RunProgress(
-        command,
-        read_state(run, reader),
-        done,
-        _whole(metadata.get("iterations")),
-        metric,
-        _last(reader, scalar, done - 1),
-        _last(reader, "probe_score", -1),
-        started[0].time if started else None,
+        command=str(metadata.get("command", "?")),
+        state=read_state(run, reader),
+        done=done,
+        total=total if isinstance(total, int) else None,
+        metric=metric,
+        value=read_last(scalar, done - 1),
+        probe_score=read_last("probe_score", -1),
+        started=started[0].time if started else None,
     )
 
 
 def progress_metric(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
-    """What tells how well a run does, and the scalar that holds its values."""
+    """The metric by which a run is judged, and the scalar that holds its values."""
     if metadata.get("command") != "grow":
         return OBJECTIVE, "objective"
     metric = Metric.from_metadata(metadata)
     return metric, metric.scalar
 
 
-def read_state(run: RunDirectory, reader: RunReader) -> State:
-    """A run that has ended stays so while others, such as `esper evaluate`, use it."""
-    newest = _newest_of_life(reader)
-    end = _ENDS.get(newest.type) if newest else None
-    if end is RunState.FINISHED:
-        return end
-    return RunState.RUNNING if is_locked(run.lock) else end or RunState.INTERRUPTED
-
-
-def _newest_of_life(reader: RunReader) -> EventRecord | None:
-    records = [record for kind in LIFE for record in reader.newest(kind.name)]
-    return max(records, key=lambda record: record.id, default=None)
-
-
-def _last(reader: RunReader, name: str, after: int) -> float | None:
-    series = reader.series(name, after)
-    return series[-1][1] if series else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+def read_state(run: RunDirectory, reader: RunReader) -> RunState:
+    """A run's state by its newest event and its lock."""
+    records = [record for event_type in _LIFE_EVENTS for record in reader.newest(event_type.name)]
+    newest = max(records, key=lambda record: record.id, default=None)
+    end_state = _END_STATES.get(newest.type) if newest else None
+    # A finished run may be locked by other commands that use it, such as `esper evaluate`.
+    if end_state is RunState.FINISHED:
+        return end_state
+    return RunState.RUNNING if is_locked(run.lock) else end_state or RunState.INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A run as a list shows it."""
+    """A run in a list of runs."""
 
     path: Path
     progress: RunProgress
     size: int
     """Size of all the run's files, in bytes."""
-    trouble: str | None
+    failure: str | None
     """Why its store cannot be read."""
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
-    """Those directly in the folder, the newest first.
+    """The runs directly in a folder, the newest first.
 
     Raises:
-        RunError: there is no such folder, or it cannot be read.
+        RunError: the folder does not exist or cannot be read.
     """
     try:
-        paths = sorted(path for path in folder.iterdir() if _is_run(path))
+        runs = [RunDirectory(path) for path in sorted(folder.iterdir())]
+        runs = [run for run in runs if run.config.is_file() and (run.store.is_file() or run.lock.is_file())]
     except OSError as error:
         raise RunError(f"cannot list {folder} ({error.strerror}): give a folder that has runs in it") from error
-    return sorted(map(_describe_run, paths), key=lambda run: run.progress.started or 0.0, reverse=True)
+    return sorted(map(_describe_run, runs), key=lambda run: run.progress.started or 0.0, reverse=True)
 
 
-def _is_run(path: Path) -> bool:
-    run = RunDirectory(path)
-    return run.config.is_file() and (run.store.is_file() or run.lock.is_file())
-
-
-def _describe_run(path: Path) -> ListedRun:
-    run = RunDirectory(path)
-    size = sum(_sizes(path))
+def _describe_run(run: RunDirectory) -> ListedRun:
+    size = sum(_list_sizes(run.path))
     if not run.store.is_file():
-        return ListedRun(path, _unknown(RunState.RUNNING if is_locked(run.lock) else RunState.INTERRUPTED), size, None)
+        state = RunState.RUNNING if is_locked(run.lock) else RunState.INTERRUPTED
+        return ListedRun(run.path, RunProgress("?", state), size, None)
     try:
         with RunReader.open(run.store) as reader:
-            return ListedRun(path, read_progress(run, reader), size, None)
+            return ListedRun(run.path, read_progress(run, reader), size, None)
     except RunError as error:
-        return ListedRun(path, _unknown(RunState.DAMAGED), size, str(error))
+        return ListedRun(run.path, RunProgress("?", RunState.DAMAGED), size, str(error))
 
 
-def _unknown(state: State) -> RunProgress:
-    return RunProgress("?", state, 0, None, OBJECTIVE, None, None, None)
-
-
-def _sizes(path: Path) -> Iterator[int]:
-    for file in path.rglob("*"):
+def _list_sizes(folder: Path) -> Iterator[int]:
+    for file in folder.rglob("*"):
         try:
             if file.is_file() and not file.is_symlink():
                 yield file.stat().st_size
-        except OSError:  # it went away meanwhile
+        except OSError:  # it was deleted meanwhile
             continue

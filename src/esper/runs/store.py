@@ -9,18 +9,17 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from esper.errors import RunError
 from esper.runs.database import create_database, open_for_writing, translate_errors
-from esper.runs.events import Event, encode, event_types
+from esper.runs.events import Event, encode_event, event_types
 from esper.runs.reader import QueryResult, RunReader
 
 COMMIT_SECONDS = 0.075
 """Between commits while records keep coming."""
 CAPACITY = 20_000
-"""Events that may wait; whoever emits one more commits them all first."""
+"""Most events that may wait; before one more is added, all are committed."""
 
 
 class EventRow(NamedTuple):
@@ -35,18 +34,18 @@ class EventRow(NamedTuple):
 
 
 def encode_events(events: Iterable[Event]) -> list[EventRow]:
-    """Events that happen now; made where they happen, which may be another process."""
+    """Encode events with the present time; called where they happen, which may be another process."""
     now = time.time()
-    return [EventRow(now, event.name, event.version, event.iteration, encode(event)) for event in events]
+    return [EventRow(now, event.name, event.version, event.iteration, encode_event(event)) for event in events]
 
 
 class RunStore(RunReader):
-    """The one writer of a run store.
+    """The only writer of a run store.
 
-    Events and scalars wait in memory until a thread commits them, some thirteen times a second, or `flush` does: what
-    was flushed is safe, and a crash loses what came in the last moment before it. No event is ever left out. A scalar
-    that waits when its name gets a newer value in the same iteration is replaced, and counted as `coalesced`. Reading
-    through this object sees what was committed.
+    Events and scalars wait in memory until they are committed, by a thread some thirteen times a second or by `flush`.
+    What was flushed is safe; a crash loses what came in the moment before it. No event is ever left out. A waiting
+    scalar is replaced by a newer value of the same name and iteration, and counted in `coalesced`. Reading through
+    this object sees what was committed.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -84,15 +83,13 @@ class RunStore(RunReader):
         finally:
             super().close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close; an error under way is not hidden behind one of the last flush."""
-        with nullcontext() if error is None else suppress(RunError):
+    def __exit__(self, *error: object) -> None:
+        """Close the store; an error of the last flush does not hide an earlier one."""
+        with suppress(RunError) if any(error) else nullcontext():
             self.close()
 
     def set_metadata(self, values: Mapping[str, Any]) -> None:
-        """Set JSON values by key, at once."""
+        """Set JSON values by key, in one commit."""
         rows = [(key, json.dumps(value)) for key, value in values.items()]
         with self._transaction():
             self._connection.executemany("INSERT OR REPLACE INTO metadata VALUES (?, ?)", rows)
@@ -102,16 +99,17 @@ class RunStore(RunReader):
         self.append(encode_events([event]))
 
     def append(self, rows: Iterable[EventRow]) -> None:
-        """Append events that were made elsewhere; raises as `emit` does."""
+        """Append encoded events, for instance those of another process; raises as `emit` does."""
+        # Outside of the lock, which `flush` takes itself.
         with self._waiting:
-            full = len(self._events) >= CAPACITY
-        if full:
+            is_full = len(self._events) >= CAPACITY
+        if is_full:
             self.flush()
         with self._waiting:
             self._events.extend(rows)
 
-    def scalars(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Record an iteration's figures, all in one commit; a later value of the same name replaces an earlier one."""
+    def record_scalars(self, iteration: int, values: Mapping[str, float]) -> None:
+        """Record an iteration's scalars, all in one commit; a later value of the same name replaces an earlier one."""
         with self._waiting:
             for name, value in values.items():
                 self.coalesced += (iteration, name) in self._scalars
@@ -124,6 +122,7 @@ class RunStore(RunReader):
             RunError: the store cannot be written, for instance on a full disk; what waits is kept for the next try.
         """
         with self._using:
+            # Take what waits, so that others can add more during the commit.
             with self._waiting:
                 events, scalars = self._events, self._scalars
                 self._events, self._scalars = [], {}
@@ -139,13 +138,15 @@ class RunStore(RunReader):
                         [(*key, value) for key, value in scalars.items()],
                     )
             except BaseException:
+                # Back to the front of the queue; newer values of the same scalars win.
                 with self._waiting:
                     self._events[:0] = events
                     self._scalars = {**scalars, **self._scalars}
                 raise
 
     def rewind(self, iteration: int) -> None:
-        """Forget everything after `iteration`, except history such as interruptions, before doing it again."""
+        """Delete everything after `iteration`, except history such as interruptions, before it is done again."""
+        # What waits is deleted, too: it belongs to the iterations that are repeated.
         history = [name for name, event_type in event_types().items() if event_type.history]
         marks = ", ".join("?" for _ in history)
         with self._using, self._waiting:
@@ -158,7 +159,7 @@ class RunStore(RunReader):
 
     def _commit_regularly(self) -> None:
         while not self._closing.wait(COMMIT_SECONDS):
-            with suppress(RunError):  # whoever flushes next is told, if it is still so
+            with suppress(RunError):  # the next call of `flush` raises it if it persists
                 self.flush()
             self.thread_seconds = time.thread_time()
 

@@ -1,4 +1,4 @@
-"""SQL views of a run's events: what people ask of a run, one row per thing they ask about.
+"""SQL views of a run's events: one row per seed, episode, decision, slot, reward term and so on.
 
 They live in every run store, for other programs, and readers bring their own, so that old runs have the newest ones.
 `episode` and `environment` name a network's episode, `step` counts its decisions from 0.
@@ -17,12 +17,13 @@ class View:
 
 
 def _columns(event: str, *names: str) -> str:
-    """A query for fields of an event type."""
+    """SQL for fields of the events of a type, one row per event."""
     fields = ",\n    ".join(f"{_field(name)} AS {name}" for name in names)
     return f"SELECT id, time, iteration,\n    {fields}\nFROM events WHERE type = '{event}'"
 
 
 def _field(name: str) -> str:
+    """SQL for a field, also by the name that it had in earlier versions."""
     value = f"json_extract(payload, '$.{name}')"
     former = _FORMER.get(name)
     return value if former is None else f"COALESCE({value}, json_extract(payload, '$.{former}'))"
@@ -32,6 +33,7 @@ _FORMER = {"metric": "accuracy", "metric_before": "accuracy_before", "metric_aft
 """Names that fields had in earlier versions."""
 _NETWORK = ("episode", "environment", "step")
 
+# A seed's life is the changes of its slot since the last germination; a fossil of a deeper host begins at the start.
 _SEEDS = """
 WITH changes AS (
     SELECT id,
@@ -71,12 +73,13 @@ _ENDED = ("objective", "accuracy", "added", "paid", "kept")
 
 
 def _of(event: str, *names: str) -> str:
-    """Fields of the one event of a type in a group."""
+    """SQL for fields of the only event of a type in a group."""
     return ",\n    ".join(
         f"MAX(CASE type WHEN '{event}' THEN json_extract(payload, '$.{name}') END) AS {name}" for name in names
     )
 
 
+# One row per episode that has ended, from the events at its beginning and its end.
 _EPISODES = f"""
 SELECT MAX(iteration) AS iteration,
     json_extract(payload, '$.episode') AS episode,
@@ -88,6 +91,7 @@ FROM events WHERE type IN ('episode_started', 'episode_ended')
 GROUP BY 2, 3 HAVING SUM(type = 'episode_ended')
 """
 
+# The lists of a decision, one row per slot.
 _PER_SLOT = """
 SELECT steps.id AS id, steps.iteration AS iteration,
     json_extract(steps.payload, '$.episode') AS episode,
@@ -102,6 +106,7 @@ FROM events AS steps, json_each(steps.payload, '$.stages') AS stages
 WHERE steps.type = 'step_taken'
 """
 
+# The terms of a decision's reward, one row per term.
 _REWARDS = """
 SELECT steps.id AS id, steps.iteration AS iteration,
     json_extract(steps.payload, '$.episode') AS episode,
@@ -170,6 +175,6 @@ VIEWS: Mapping[str, View] = {
 """All views by name."""
 
 
-def definitions(kind: str) -> str:
+def build_view_statements(kind: str) -> str:
     """SQL that makes all views, where ``kind`` is ``VIEW`` or ``TEMP VIEW``."""
     return "\n".join(f"CREATE {kind} IF NOT EXISTS {name} AS {view.query};" for name, view in VIEWS.items())

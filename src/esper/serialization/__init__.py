@@ -1,1 +1,1 @@
-"""Saved state: whole files or none, read without believing what lies in them."""
+"""Saved state in files, which are written completely or not at all, and read without trust."""

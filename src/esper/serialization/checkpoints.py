@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: files of a run's state, the newest of which serves, or the one before it."""
+"""Checkpoints of a run, each written completely or not at all; if the newest is damaged, the one before it is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from esper.serialization.state_files import (
 
 
 class CheckpointManifest(Manifest):
-    """What the JSON file says."""
+    """The JSON file of a checkpoint."""
 
     format: Literal["esper-checkpoint"] = "esper-checkpoint"
     version: Literal[2] = 2
@@ -39,7 +39,7 @@ class CheckpointManifest(Manifest):
     state: dict[str, Any]
 
     def encode(self) -> str:
-        """As JSON, in which figures that are not finite stay; CheckpointError if it would be too large to be read."""
+        """The manifest as JSON, with NaN and Infinity; CheckpointError if it is too large to be read again."""
         text = json.dumps(self.model_dump())
         if len(text) > MOST_MANIFEST_BYTES:
             raise CheckpointError(f"the state takes {len(text)} bytes as JSON: keep large values as tensors")
@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds: named tensors (on the CPU) and a state of JSON values."""
+    """A loaded checkpoint: named tensors on the CPU, and a state of JSON values."""
 
     path: Path
     iteration: int
@@ -79,7 +79,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which the last `keep` stay."""
+    """The checkpoints of one run; the newest `keep` are kept."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         if keep < 1:
@@ -95,10 +95,11 @@ class Checkpoints:
         """
         copies = copy_to_cpu(tensors)
         data = encode_tensors(copies)
-        written = CheckpointManifest(
+        manifest = CheckpointManifest(
             iteration=iteration, state=dict(state), state_sha256=_hash_state(state), **describe_tensors(data)
         )
-        content = written.encode()
+        content = manifest.encode()
+        # The manifest last: a checkpoint exists once its manifest does.
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self._tensors_path(iteration), data)
@@ -106,15 +107,15 @@ class Checkpoints:
             self._delete_old()
         except (OSError, RunError) as error:
             raise CheckpointError(f"checkpoint {iteration} is not saved, earlier ones are intact: {error}") from error
-        return Checkpoint(self._tensors_path(iteration), iteration, written.tensors_sha256, copies, dict(state))
+        return Checkpoint(self._tensors_path(iteration), iteration, manifest.tensors_sha256, copies, dict(state))
 
     def iterations(self) -> list[int]:
-        """Iterations that have a checkpoint, oldest first."""
+        """The iterations that have a checkpoint, oldest first."""
         names = (_MANIFEST_NAME.fullmatch(path.name) for path in self.folder.glob("iteration-*.json"))
         return sorted(int(name[1]) for name in names if name is not None)
 
     def latest(self) -> Checkpoint:
-        """The newest undamaged checkpoint; a damaged one is passed over with a logged warning.
+        """Load the newest undamaged checkpoint; damaged ones are skipped with a logged warning.
 
         Raises:
             CheckpointError: there is none, or the newest is foreign or of another format version.
@@ -127,21 +128,25 @@ class Checkpoints:
         raise CheckpointError(f"no usable checkpoint in {self.folder}: start a new run")
 
     def load(self, iteration: int) -> Checkpoint:
-        """Read and verify one checkpoint.
+        """Read and verify the checkpoint of an iteration.
 
         Raises:
-            CheckpointError: it is missing, damaged, foreign or of another format version.
+            DamagedError: it is missing or damaged.
+            CheckpointError: it is foreign or of another format version.
         """
+        # The manifest must be intact and about this iteration; then the tensors must have its hash.
         source, path = self._manifest_path(iteration), self._tensors_path(iteration)
         manifest = _FORMAT.read_manifest(source)
         try:
-            whole = _hash_state(manifest.state) == manifest.state_sha256
+            intact = _hash_state(manifest.state) == manifest.state_sha256
         except RecursionError as error:
             raise DamagedError(f"checkpoint manifest {source} is nested too deeply{_ADVICE}") from error
-        if not whole:
+        if not intact:
             raise DamagedError(f"checkpoint manifest {source} is corrupt (its hash differs){_ADVICE}")
         if manifest.iteration != iteration:
-            raise DamagedError(f"checkpoint {path} says it is of iteration {reprlib.repr(manifest.iteration)}{_ADVICE}")
+            raise DamagedError(
+                f"checkpoint {path} has the manifest of iteration {reprlib.repr(manifest.iteration)}{_ADVICE}"
+            )
         return Checkpoint(
             path, iteration, manifest.tensors_sha256, _FORMAT.read_tensors(path, manifest), manifest.state
         )
@@ -153,6 +158,7 @@ class Checkpoints:
         return self.folder / f"iteration-{iteration:08d}.json"
 
     def _delete_old(self) -> None:
+        # Files of a process that was killed while it wrote them.
         for leftover in self.folder.glob(f".iteration-*{TEMPORARY_SUFFIX}"):
             leftover.unlink()
         for iteration in self.iterations()[: -self.keep]:

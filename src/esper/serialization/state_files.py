@@ -1,7 +1,7 @@
-"""State in files: tensors as safetensors, everything else as JSON, and nothing in them is run or believed.
+"""State in files: tensors as safetensors, everything else as JSON. Reading them runs no code and trusts no content.
 
-A saved state is two files: the tensors, and a JSON manifest with their hash, which is written last. So a state is there
-exactly when its manifest is. Nothing that a file says is used as a path.
+A saved state is two files: the tensors, and a JSON manifest with their hash, which is written last. So a state exists
+exactly when its manifest does. Nothing in a file is used as a path.
 """
 
 from __future__ import annotations
@@ -30,22 +30,28 @@ from esper.files import UnsuitableFileError, read_bounded
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Whatever has a state of its own that it can give away as plain values and take back."""
+    """An object whose state can be saved as plain values and loaded again."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values only."""
+        """The state, as plain values only."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
         ...
 
 
+# Values in memory: plain copies, and what they were made of.
+
+
 def to_plain(value: Any) -> Any:
-    """A copy of arrays, tensors, numbers, text, and lists, tuples, dictionaries, dataclasses and `Stateful` of them.
+    """Copy a value into tensors, numbers, text, lists and dictionaries; `from_plain` restores it.
+
+    Args:
+        value: Arrays, tensors, numbers, text, and lists, tuples, dictionaries, dataclasses and `Stateful` of them.
 
     Raises:
-        CheckpointError: there is something else in it.
+        CheckpointError: it holds something else.
     """
     if isinstance(value, Tensor):
         return value.detach().clone()
@@ -59,7 +65,7 @@ def to_plain(value: Any) -> Any:
         return [to_plain(part) for part in cast("list[Any]", value)]
     if isinstance(value, dict):
         return {str(name): to_plain(part) for name, part in cast("dict[Any, Any]", value).items()}
-    if value is None or type(value) in (bool, int, float, str):  # of subclasses, torch.load reads none
+    if value is None or type(value) in (bool, int, float, str):  # not subclasses, which torch.load does not read
         return value
     raise CheckpointError(
         f"a state holds a {type(value).__name__}, which cannot be saved: make it of arrays, tensors, numbers, text, "
@@ -68,12 +74,16 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(like: Any, plain: Any, name: str) -> Any:
-    """What `to_plain` made ``plain`` of. ``like`` is a value of the same make, and says the types, shapes and devices.
+    """Restore the value that `to_plain` copied into ``plain``.
 
-    A `Stateful` ``like`` takes its state back itself. ``name`` says in errors what is being restored.
+    Args:
+        like: A value of the same structure, from which types, shapes and devices are taken. A `Stateful` loads the
+            state itself.
+        plain: What `to_plain` returned.
+        name: What is being restored, for error messages.
 
     Raises:
-        CheckpointError: ``plain`` is of another make.
+        CheckpointError: ``plain`` has another structure.
     """
     if isinstance(like, Tensor):
         return _check_tensor(like, plain, name).to(like.device, copy=True)
@@ -87,27 +97,22 @@ def from_plain(like: Any, plain: Any, name: str) -> Any:
         parts = from_plain({field.name: vars(like)[field.name] for field in fields(like)}, plain, name)
         return type(like)(**parts)
     if isinstance(like, dict):
-        return _from_mapping(cast("dict[Any, Any]", like), _check_type(dict, plain, name), name)
+        # Keys were saved as text.
+        values, saved = cast("dict[Any, Any]", like), _check_type(dict, plain, name)
+        keys = {str(key): key for key in values}
+        if keys.keys() != saved.keys():
+            raise CheckpointError(f"{name} has {_list_keys(saved)} in the saved state, but {_list_keys(keys)} here")
+        return {key: from_plain(values[key], saved[text], f"{name}.{text}") for text, key in keys.items()}
     if isinstance(like, list | tuple):
-        return _from_sequence(cast("list[Any]", like), _check_type(list, plain, name), name)
+        items, saved = cast("list[Any]", like), _check_type(list, plain, name)
+        if len(items) != len(saved):
+            raise CheckpointError(f"{name} has {len(saved)} parts in the saved state, but {len(items)} here")
+        parts = [from_plain(item, saved[index], f"{name}[{index}]") for index, item in enumerate(items)]
+        if not isinstance(like, tuple):
+            return parts
+        kind = cast("type[Any]", type(cast("Any", like)))
+        return tuple(parts) if kind is tuple else kind(*parts)  # a named tuple takes its fields
     return _check_type(cast("type[Any]", type(like)), plain, name)
-
-
-def _from_mapping(like: dict[Any, Any], plain: dict[str, Any], name: str) -> dict[Any, Any]:
-    keys = {str(key): key for key in like}
-    if keys.keys() != plain.keys():
-        raise CheckpointError(f"{name} has {_list_keys(plain)} in the saved state, but {_list_keys(keys)} here")
-    return {key: from_plain(like[key], plain[part], f"{name}.{part}") for part, key in keys.items()}
-
-
-def _from_sequence(like: list[Any], plain: list[Any], name: str) -> Any:
-    if len(like) != len(plain):
-        raise CheckpointError(f"{name} has {len(plain)} parts in the saved state, but {len(like)} here")
-    parts = [from_plain(value, plain[index], f"{name}[{index}]") for index, value in enumerate(like)]
-    if not isinstance(like, tuple):
-        return parts
-    kind = cast("type[Any]", type(like))
-    return tuple(parts) if kind is tuple else kind(*parts)
 
 
 def _check_tensor(like: Tensor, plain: Any, name: str) -> Tensor:
@@ -130,23 +135,25 @@ def _list_keys(mapping: dict[str, Any]) -> str:
     return ", ".join(sorted(mapping)) or "nothing"
 
 
+# Files: a manifest and its tensors.
+
 Count = Annotated[int, Field(strict=True, ge=0)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 MOST_HEADER_BYTES = 4 * 2**20
 MOST_ELEMENTS = 2**40
-"""Of a tensor, empty axes counted as one: larger products may overflow."""
+"""The largest product of a tensor's axes, empty ones counted as one: larger products may overflow."""
 MOST_MANIFEST_BYTES = 8 * 2**20
-"""More than this is no manifest."""
+"""The largest file that is read as a manifest."""
 _LENGTH_BYTES = 8
 
 
 class DamagedError(CheckpointError):
-    """A state that was ours and whole once; one that was saved before it may serve."""
+    """A state of Esper's that was damaged after it was saved; an earlier one may be intact."""
 
 
 class Manifest(Settings):
-    """What the JSON file of every saved state says."""
+    """The fields that the JSON file of every saved state has."""
 
     tensors_bytes: Count
     tensors_sha256: Hash
@@ -161,31 +168,40 @@ M = TypeVar("M", bound=Manifest)
 
 @dataclass(frozen=True)
 class StateFormat(Generic[M]):
-    """A kind of saved state: what its manifest says, and what helps where it cannot be read."""
+    """A kind of saved state: its manifest's type, and the advice in messages if it cannot be read."""
 
     name: str
     """The manifest's field ``format``."""
     versions: tuple[int, ...]
-    """Of those that can be read, in its field ``version``."""
+    """Values of its field ``version`` that can be read."""
     manifest: type[M]
     what: str
-    """What such a state is, for sentences."""
+    """What such a state is called in messages."""
     damaged_advice: str = ""
     missing_advice: str = ""
     foreign_advice: str = ""
 
     def read_manifest(self, path: Path) -> M:
-        """The manifest in the file ``path``.
+        """Read the manifest in the file ``path``.
 
         Raises:
-            CheckpointError: it is missing or damaged (then DamagedError), foreign or of another format version.
+            DamagedError: it is missing or damaged.
+            CheckpointError: it is foreign or of another format version.
         """
         what = f"{self.what} manifest {path}"
         try:
             content = parse_json(self._read(path, MOST_MANIFEST_BYTES, what))
         except ValueError as error:
             raise DamagedError(f"{what} is torn or corrupt{self.damaged_advice}") from error
-        self._check_version(content, path)
+        match content:
+            case {"format": self.name, "version": int(version)}:
+                if version not in self.versions:
+                    raise CheckpointError(
+                        f"{path} has format version {reprlib.repr(version)}, this Esper reads "
+                        f"{', '.join(map(str, self.versions))}: use the Esper that wrote it"
+                    )
+            case _:
+                raise CheckpointError(f"{path} {self.foreign_advice}")
         try:
             return self.manifest.model_validate(content)
         except ValidationError as error:
@@ -196,11 +212,13 @@ class StateFormat(Generic[M]):
             raise DamagedError(f"{what} is nested too deeply{self.damaged_advice}") from error
 
     def read_tensors(self, path: Path, manifest: Manifest) -> dict[str, Tensor]:
-        """The tensors that a manifest speaks of, in the file ``path``, on the CPU.
+        """Read a manifest's tensors from the file ``path``, onto the CPU.
 
         Raises:
-            CheckpointError: the file is missing, damaged (then DamagedError) or no safetensors file.
+            DamagedError: the file is missing or damaged.
+            CheckpointError: it is no safetensors file.
         """
+        # The whole file is hashed before anything in it is parsed.
         data = self._read(path, manifest.tensors_bytes, f"{self.what} file {path}")
         if len(data) < manifest.tensors_bytes or hashlib.sha256(data).hexdigest() != manifest.tensors_sha256:
             raise DamagedError(
@@ -221,39 +239,28 @@ class StateFormat(Generic[M]):
         except OSError as error:
             raise CheckpointError(f"cannot read {path} ({error.strerror}): check its permissions") from error
 
-    def _check_version(self, content: Any, path: Path) -> None:
-        match content:
-            case {"format": self.name, "version": int(version)}:
-                if version not in self.versions:
-                    raise CheckpointError(
-                        f"{path} has format version {reprlib.repr(version)}, this Esper reads "
-                        f"{', '.join(map(str, self.versions))}: use the Esper that wrote it"
-                    )
-            case _:
-                raise CheckpointError(f"{path} {self.foreign_advice}")
-
 
 def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that share nothing and are contiguous, as safetensors wants them."""
+    """Contiguous copies of tensors that share no memory, as safetensors requires."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
 def describe_tensors(data: bytes) -> dict[str, Any]:
-    """What a `Manifest` says of a tensors file."""
+    """The fields of a `Manifest` for a tensors file."""
     return {"tensors_bytes": len(data), "tensors_sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _sizeable(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     if math.prod(max(length, 1) for length in shape) > MOST_ELEMENTS:
         raise ValueError("a tensor is too large")
     return shape
 
 
 class _Entry(Settings):
-    """What the header says of a tensor."""
+    """A tensor's entry in the header of a safetensors file."""
 
     dtype: Literal["BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "U16", "U32", "U64", "C64"]
-    shape: Annotated[tuple[Count, ...], Field(max_length=16), AfterValidator(_sizeable)]
+    shape: Annotated[tuple[Count, ...], Field(max_length=16), AfterValidator(_check_shape)]
     data_offsets: tuple[Count, Count]
 
 
@@ -261,11 +268,12 @@ _HEADER = TypeAdapter(dict[str, _Entry])
 
 
 def decode_tensors(data: bytes) -> dict[str, Tensor]:
-    """The tensors in ``data``, on the CPU.
+    """Read the tensors in the bytes of a safetensors file, onto the CPU.
 
     Raises:
-        ValueError: it is not a whole safetensors file with tensors of ordinary types.
+        ValueError: the file is damaged, or has tensors of unusual types.
     """
+    # The header is checked before safetensors reads it: sizes in it could make it allocate any amount of memory.
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if length > min(len(data) - _LENGTH_BYTES, MOST_HEADER_BYTES):
         raise ValueError("its header is too long")
@@ -275,60 +283,61 @@ def decode_tensors(data: bytes) -> dict[str, Tensor]:
     except ValidationError as error:
         raise ValueError(f"its header is wrong: {error.errors()[0]['msg']}") from error
     except SafetensorError as error:
-        raise ValueError("its header does not suit its contents") from error
+        raise ValueError("its header does not fit its contents") from error
 
 
 def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those whose names begin with ``prefix``, without it."""
+    """The tensors whose names begin with ``prefix``, under their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-_REST = "rest"
+# One tensor that holds a whole state, for state dictionaries that take nothing else.
+
+_JSON_NAME = "rest"
 """Name of the JSON beside the numbered tensors."""
-_TENSOR = "tensor"
+_TENSOR_KEY = "tensor"
 """Only key of the object that stands for a tensor in the JSON."""
 
 
-def pack(state: Any) -> Tensor:
-    """What `to_plain` returned, as uint8 ``[n]``: a safetensors file whose one odd tensor is JSON."""
+def pack_state(state: Any) -> Tensor:
+    """Encode what `to_plain` returned as uint8 ``[n]``: a safetensors file with the JSON as one of its tensors."""
     tensors: dict[str, Tensor] = {}
-    rest = json.dumps(_without_tensors(state, tensors)).encode()
-    tensors[_REST] = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
+    text = json.dumps(_extract_tensors(state, tensors)).encode()
+    tensors[_JSON_NAME] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
 
 
-def unpack(packed: Tensor) -> Any:
-    """What `pack` packed, with tensors on the CPU. Nothing in it is run.
+def unpack_state(packed: Tensor) -> Any:
+    """Decode what `pack_state` encoded, with tensors on the CPU. It runs no code.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: ``packed`` is damaged.
     """
     try:
         tensors = decode_tensors(packed.numpy(force=True).tobytes())
-        rest = json.loads(tensors[_REST].numpy().tobytes())
-        return _with_tensors(rest, tensors)
+        return _insert_tensors(json.loads(tensors[_JSON_NAME].numpy().tobytes()), tensors)
     except (KeyError, ValueError, RecursionError) as error:
         raise CheckpointError("the saved state of growth is damaged: use an earlier checkpoint") from error
 
 
-def _without_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _extract_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.contiguous()
-        return {_TENSOR: name}
+        return {_TENSOR_KEY: name}
     if isinstance(value, dict):
-        return {key: _without_tensors(part, tensors) for key, part in cast("dict[str, Any]", value).items()}
+        return {key: _extract_tensors(part, tensors) for key, part in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_without_tensors(part, tensors) for part in cast("list[Any]", value)]
+        return [_extract_tensors(part, tensors) for part in cast("list[Any]", value)]
     return value
 
 
-def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _insert_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         parts = cast("dict[str, Any]", value)
-        if list(parts) == [_TENSOR]:
-            return tensors[parts[_TENSOR]]
-        return {key: _with_tensors(part, tensors) for key, part in parts.items()}
+        if list(parts) == [_TENSOR_KEY]:
+            return tensors[parts[_TENSOR_KEY]]
+        return {key: _insert_tensors(part, tensors) for key, part in parts.items()}
     if isinstance(value, list):
-        return [_with_tensors(part, tensors) for part in cast("list[Any]", value)]
+        return [_insert_tensors(part, tensors) for part in cast("list[Any]", value)]
     return value

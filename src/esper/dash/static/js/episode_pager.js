@@ -4,7 +4,7 @@ import { element } from "./dom.js";
 import { go } from "./place.js";
 
 /** Buttons to the episodes before and after, and back to following the newest. */
-export function episodePager(view, episode, asked) {
+export function episodePager(view, episode, requested) {
   const button = (text, label, target, enabled) =>
     element("button", { type: "button", "aria-label": label, disabled: !enabled, onclick: () => go(view, { episode: target }) }, text);
   const { number, first, last } = episode;
@@ -15,7 +15,7 @@ export function episodePager(view, episode, asked) {
     button("‹", "Episode before", number - 1, number > first),
     element("span", {}, `Episode ${number} of ${last}`),
     button("›", "Episode after", number + 1, number < last),
-    asked === null
+    requested === null
       ? element("span", { className: "facts" }, "the newest")
       : button("Newest", "Follow the newest episode", null, true),
   );

@@ -5,7 +5,7 @@ const RETRY_MS = 1500;
 /**
  * Follows a run from an event on, through interruptions of the connection.
  *
- * `listener.news(entries)` gets new events of the types asked for; `listener.reload()` says that what is known may be
+ * `listener.news(entries)` gets new events of the requested types; `listener.reload()` reports that what is known may be
  * wrong or incomplete; `listener.trouble(sentence)` that the run cannot be read; `listener.connected(yes)` how it stands.
  */
 export class Live {
@@ -24,7 +24,7 @@ export class Live {
     this.source = new EventSource(`/api/stream?${query}`);
     this.source.addEventListener("open", () => this.opened());
     this.source.addEventListener("error", () => this.failed());
-    this.source.addEventListener("news", (message) => this.told(message));
+    this.source.addEventListener("news", (message) => this.forward(message));
     this.source.addEventListener("reload", () => this.listener.reload());
     this.source.addEventListener("trouble", (message) => this.listener.trouble(JSON.parse(message.data).error));
   }
@@ -43,7 +43,7 @@ export class Live {
     this.timer = setTimeout(() => this.connect(), RETRY_MS);
   }
 
-  told(message) {
+  forward(message) {
     const entries = JSON.parse(message.data);
     this.cursor = Number(message.lastEventId);
     if (entries.some((entry) => entry.type === "run_resumed")) this.listener.reload();

@@ -70,7 +70,7 @@ function contextOf(run, number) {
         trouble: complain,
         connected: (yes) => {
           connected = yes;
-          if (yes) complain(null); // what is still wrong, this connection says itself
+          if (yes) complain(null); // the new connection reports what is still wrong
           showStatus();
         },
       });
@@ -148,22 +148,22 @@ function showStatus() {
 }
 
 function showRuns() {
-  const asked = here().parameters.get("run");
+  const requested = here().parameters.get("run");
   const names = runs.map((run) => run.name);
-  if (asked !== null && !names.includes(asked)) names.unshift(asked);
+  if (requested !== null && !names.includes(requested)) names.unshift(requested);
   if ([...chooser.options].map((option) => option.value).join("\n") !== names.join("\n")) {
     chooser.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
   }
-  chooser.value = asked ?? "";
+  chooser.value = requested ?? "";
 }
 
 async function refresh() {
   try {
-    const answer = await ask("runs");
+    const data = await ask("runs");
     const none = !runs.length;
-    runs = answer.runs;
+    runs = data.runs;
     showRuns();
-    if (!runs.length) return showNoRuns(answer.places);
+    if (!runs.length) return showNoRuns(data.places);
     if (here().parameters.get("run") === null) {
       const newest = [...runs].sort((one, other) => (other.started ?? 0) - (one.started ?? 0))[0];
       go(here().view, { run: newest.name }, true);

@@ -4,28 +4,28 @@ import { element, figure, table } from "./dom.js";
 import { difference, measure, named, whole, words } from "./formats.js";
 
 /** Whether growth is about the loss alone. */
-export const isLoss = (answer) => answer.about.metric === "loss";
+export const isLoss = (data) => data.about.metric === "loss";
 
 /** What growth is about, as a title; names that their owner gave stay as they are. */
 export const titled = (metric) => ({ accuracy: "Accuracy", loss: "Loss" })[metric] ?? metric;
 
 /** One row per decision, the newest first. */
-export function decisionsTable(answer) {
-  const changes = byDecision(answer.transitions);
-  const gates = byDecision(answer.gates);
-  const rollbacks = byDecision(answer.rollbacks);
-  const slot = (one) => named(answer.slots, one.slot, "slot");
-  const rows = answer.decisions.toReversed().map((one) => [
+export function decisionsTable(data) {
+  const changes = byDecision(data.transitions);
+  const gates = byDecision(data.gates);
+  const rollbacks = byDecision(data.rollbacks);
+  const slot = (one) => named(data.slots, one.slot, "slot");
+  const rows = data.decisions.toReversed().map((one) => [
     figure(whole(one.iteration)),
-    lines([...(rollbacks.get(one.iteration) ?? []).map((back) => alarm(`rolled back: ${words(back.trouble)}`)), decided(one, answer)]),
+    lines([...(rollbacks.get(one.iteration) ?? []).map((back) => alarm(`rolled back: ${words(back.trouble)}`)), decided(one, data)]),
     lines((changes.get(one.iteration) ?? []).map((change) => `${slot(change)}: ${words(change.before)} to ${words(change.after)}${change.cause === "finish" ? " (finish)" : ""}`)),
     lines((gates.get(one.iteration) ?? []).map((gate) => verdict(gate, slot(gate)))),
     lines((one.contributions ?? []).flatMap((value, place) =>
-      typeof value === "number" ? [`${named(answer.slots, place, "slot")} ${difference(value)}`] : [])),
+      typeof value === "number" ? [`${named(data.slots, place, "slot")} ${difference(value)}`] : [])),
     figure(measure(one.loss)),
-    ...(isLoss(answer) ? [] : [figure(measure(one.metric))]),
+    ...(isLoss(data) ? [] : [figure(measure(one.metric))]),
   ]);
-  const heads = ["Decision", "What", "Changes", "Gates", "Contributions", "Loss", ...(isLoss(answer) ? [] : [titled(answer.about.metric)])];
+  const heads = ["Decision", "What", "Changes", "Gates", "Contributions", "Loss", ...(isLoss(data) ? [] : [titled(data.about.metric)])];
   return element("div", { className: "tall" }, table(heads, rows, "Decisions"));
 }
 
@@ -36,15 +36,15 @@ function byDecision(events) {
 }
 
 /** A decision in words. */
-function decided(one, answer) {
+function decided(one, data) {
   const what = one.blueprint ? ` ${one.blueprint} in` : "";
-  const where = typeof one.slot === "number" ? ` ${named(answer.slots, one.slot, "slot")}` : "";
+  const where = typeof one.slot === "number" ? ` ${named(data.slots, one.slot, "slot")}` : "";
   return `${words(one.op)}${what}${where}`;
 }
 
 function verdict(gate, slot) {
-  const said = gate.passed ? "passed" : `held back, ${words(gate.reason)}`;
-  return element("span", {}, `${slot}: ${gate.gate ?? "–"} `, element("span", { className: gate.passed ? "good" : "bad" }, said));
+  const verdict = gate.passed ? "passed" : `held back, ${words(gate.reason)}`;
+  return element("span", {}, `${slot}: ${gate.gate ?? "–"} `, element("span", { className: gate.passed ? "good" : "bad" }, verdict));
 }
 
 const alarm = (text) => element("span", { className: "bad" }, text);

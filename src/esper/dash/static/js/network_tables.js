@@ -8,7 +8,7 @@ const none = (sentence) => element("p", { className: "note" }, sentence);
 /** Decisions are counted from 1, steps from 0. */
 const moment = (step, unit) => figure(whole(typeof step === "number" && unit === "decision" ? step + 1 : step));
 
-/** One row per seed; `newest` contributions by slot, where they are told. */
+/** One row per seed; `newest` contributions by slot, where they are recorded. */
 export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
   if (!seeds.length) return none("No seed has germinated.");
   const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Contributed", ...(newest ? ["Contributes now"] : [])];
@@ -42,7 +42,7 @@ export function rollbacksTable({ rollbacks, slots }, unit = "step") {
 
 /** One row per new verdict. */
 export function gatesTable({ gates, slots }) {
-  if (!gates.length) return none("No gate has judged a seed, or verdicts are not told of such runs.");
+  if (!gates.length) return none("No gate has judged a seed, or verdicts are not recorded in such runs.");
   const rows = gates.toReversed().map((one) => [
     figure(whole(one.step)),
     named(slots, one.slot, "slot"),

@@ -1,16 +1,16 @@
 // The networks of an episode, kept up to date by events.
 
 export class Population {
-  constructor(answer) {
-    this.slots = answer.slots;
-    this.episode = answer.episode;
-    this.networks = new Map(answer.networks.map((one) => [one.environment, one]));
-    const longest = Math.max(0, ...answer.networks.map((one) => one.steps.length));
-    this.steps = Math.max(1, Number(answer.steps) || 0, longest);
+  constructor(data) {
+    this.slots = data.slots;
+    this.episode = data.episode;
+    this.networks = new Map(data.networks.map((one) => [one.environment, one]));
+    const longest = Math.max(0, ...data.networks.map((one) => one.steps.length));
+    this.steps = Math.max(1, Number(data.steps) || 0, longest);
     this.lanes = Math.max(
       1,
-      Array.isArray(answer.slots) ? answer.slots.length : 0,
-      ...answer.networks.map((one) => one.steps[0]?.stages?.length ?? 0),
+      Array.isArray(data.slots) ? data.slots.length : 0,
+      ...data.networks.map((one) => one.steps[0]?.stages?.length ?? 0),
     );
   }
 

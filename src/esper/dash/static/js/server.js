@@ -1,6 +1,6 @@
 // Asking the server.
 
-/** Its answer; an Error with one sentence if it has none. */
+/** Its data; an Error with one sentence if it has none. */
 export async function ask(view, parameters = {}) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
@@ -12,9 +12,9 @@ export async function ask(view, parameters = {}) {
   try {
     response = await fetch(`/api/${view}?${query}`);
   } catch {
-    throw new Error("The dashboard's server does not answer: is `esper dash` still running?");
+    throw new Error("The dashboard's server does not data: is `esper dash` still running?");
   }
-  const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(answer.error ?? "The dashboard does not let this page in: open the address it said.");
-  return answer;
+  const data = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(data.error ?? "The dashboard does not let this page in: open the address that `esper dash` printed.");
+  return data;
 }

@@ -1,4 +1,4 @@
-// Light or dark: as the system says, until the reader chooses.
+// Light or dark: as in the system, until the reader chooses.
 
 const KEY = "esper-theme";
 const system = matchMedia("(prefers-color-scheme: dark)");

@@ -23,22 +23,22 @@ class CompareView {
     this.context = context;
     this.reload = context.reloading(RELOAD_MS, () => this.load(here().parameters));
     this.timer = setInterval(this.reload, RELOAD_MS);
-    this.recolour = () => this.answer && this.show();
+    this.recolour = () => this.data && this.show();
     onTheme.add(this.recolour);
   }
 
   async load(parameters) {
     const names = this.context.runs().map((run) => run.name);
     const others = names.filter((name) => name !== this.context.run);
-    const asked = parameters.getAll("with");
-    this.names = asked.length ? asked.filter((name) => name !== "none") : [this.context.run, ...others].slice(0, FIRST);
-    const answer = this.names.length ? await ask("compare", { run: this.names }) : { runs: [] };
+    const requested = parameters.getAll("with");
+    this.names = requested.length ? requested.filter((name) => name !== "none") : [this.context.run, ...others].slice(0, FIRST);
+    const data = this.names.length ? await ask("compare", { run: this.names }) : { runs: [] };
     if (!this.context.current()) return;
-    const text = JSON.stringify([names, answer]);
+    const text = JSON.stringify([names, data]);
     if (text === this.shown) return;
     this.shown = text;
     this.all = names;
-    this.answer = answer;
+    this.data = data;
     this.show();
   }
 
@@ -49,7 +49,7 @@ class CompareView {
 
   show() {
     const { root } = this.context;
-    const { runs } = this.answer;
+    const { runs } = this.data;
     if (!this.body) {
       this.choices = element("div");
       this.body = element("div");
@@ -132,7 +132,7 @@ class CompareView {
     const counted = alone ? "Decisions" : "Iterations";
     const heads = ["Run", "Mean", "Lowest to highest", "", counted, ...(alone ? [] : ["Last probe score", "Best baseline on probes"])];
     const note =
-      `Mean of the last third of each run's ${counted.toLowerCase()}, and how far they reach. It says nothing of which run is better: ` +
+      `Mean of the last third of each run's ${counted.toLowerCase()}, and how far they reach. It does not show which run is better: ` +
       (alone ? "another seed would do otherwise." : "another seed would do otherwise, and probe instances differ between seeds. `esper compare` answers that.");
     return card(`Late level of ${metric}`, note, table(heads, rows, `Late level of ${metric} in each run`));
   }
@@ -144,7 +144,7 @@ class CompareView {
     ];
   }
 
-  /** What `esper evaluate` says of each run that it has played, in its words. */
+  /** The verdicts of `esper evaluate` on each run that it has played. */
   verdicts(runs) {
     return runs.flatMap((run) =>
       Object.values(run.evaluation).map((found) => {

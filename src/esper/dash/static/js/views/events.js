@@ -23,17 +23,17 @@ class EventsView {
   }
 
   async load(parameters) {
-    const asked = { type: parameters.getAll("type"), text: parameters.get("text"), before: parameters.get("before") };
-    const answer = await this.context.load("events", asked);
+    const requested = { type: parameters.getAll("type"), text: parameters.get("text"), before: parameters.get("before") };
+    const data = await this.context.load("events", requested);
     if (!this.context.current()) return;
-    this.show(answer, asked);
-    const follow = asked.before === null ? JSON.stringify(asked.type) : null;
+    this.show(data, requested);
+    const follow = requested.before === null ? JSON.stringify(requested.type) : null;
     if (follow === this.follows) return;
     this.follows = follow;
     this.context.unfollow();
-    const types = asked.type.length ? asked.type : answer.types.map((one) => one.type);
+    const types = requested.type.length ? requested.type : data.types.map((one) => one.type);
     const moved = { news: this.reload, reload: this.reload };
-    if (follow !== null) this.context.follow([...types, "run_ended", "episode_started"], answer.cursor, moved);
+    if (follow !== null) this.context.follow([...types, "run_ended", "episode_started"], data.cursor, moved);
   }
 
   changed() {
@@ -41,32 +41,32 @@ class EventsView {
     return true;
   }
 
-  show(answer, asked) {
+  show(data, requested) {
     const { root } = this.context;
     if (!this.list) {
       this.types = element("span");
-      this.search = element("input", { type: "search", value: asked.text ?? "", oninput: () => this.typed() });
+      this.search = element("input", { type: "search", value: requested.text ?? "", oninput: () => this.typed() });
       this.list = element("ol", { className: "log", "aria-label": "Events, newest first" });
       this.foot = element("div", { className: "bar" });
       const text = element("label", {}, "Text", this.search);
       root.replaceChildren(element("h1", {}, "Events"), element("div", { className: "bar" }, this.types, text), this.list, this.foot);
     }
-    this.showTypes(answer, asked);
-    this.list.hidden = !answer.events.length;
-    this.list.replaceChildren(...answer.events.map((event) => this.entry(event)));
-    const older = answer.more && element("button", { type: "button", onclick: () => this.older(answer) }, "Older");
-    const newest = asked.before && element("button", { type: "button", onclick: () => go("events", { before: null }) }, "Newest");
-    const none = answer.events.length ? null : empty("No event is like this. Change the filters, or wait for one.");
+    this.showTypes(data, requested);
+    this.list.hidden = !data.events.length;
+    this.list.replaceChildren(...data.events.map((event) => this.entry(event)));
+    const older = data.more && element("button", { type: "button", onclick: () => this.older(data) }, "Older");
+    const newest = requested.before && element("button", { type: "button", onclick: () => go("events", { before: null }) }, "Newest");
+    const none = data.events.length ? null : empty("No event is like this. Change the filters, or wait for one.");
     this.foot.replaceChildren(...[none, newest, older].filter(Boolean));
   }
 
-  showTypes(answer, asked) {
-    const shape = JSON.stringify([answer.types, asked.type]);
+  showTypes(data, requested) {
+    const shape = JSON.stringify([data.types, requested.type]);
     if (shape === this.shape || this.types.contains(document.activeElement)) return;
     this.shape = shape;
-    const options = [["", "all"], ...answer.types.map(({ type, count }) => [type, `${words(type)} (${count})`])];
+    const options = [["", "all"], ...data.types.map(({ type, count }) => [type, `${words(type)} (${count})`])];
     const put = (value) => go("events", { type: value, before: null }, true);
-    this.types.replaceChildren(choice("Type", options, asked.type[0] ?? "", put));
+    this.types.replaceChildren(choice("Type", options, requested.type[0] ?? "", put));
   }
 
   typed() {
@@ -74,8 +74,8 @@ class EventsView {
     this.typing = setTimeout(() => go("events", { text: this.search.value, before: null }, true), TYPING_MS);
   }
 
-  older(answer) {
-    go("events", { before: answer.events.at(-1).id });
+  older(data) {
+    go("events", { before: data.events.at(-1).id });
     this.list.scrollIntoView({ block: "start" });
   }
 

@@ -47,39 +47,39 @@ class LearningView {
   }
 
   async load() {
-    const answer = await this.context.load("learning");
+    const data = await this.context.load("learning");
     if (!this.context.current()) return;
-    this.show(answer);
+    this.show(data);
     if (this.following) return;
     this.following = true;
-    this.context.follow(TYPES, answer.cursor, { news: this.reload, reload: this.reload });
+    this.context.follow(TYPES, data.cursor, { news: this.reload, reload: this.reload });
   }
 
-  show(answer) {
+  show(data) {
     const { root } = this.context;
-    if (!answer.iterations.length) {
+    if (!data.iterations.length) {
       root.replaceChildren(element("h1", {}, "Learning"), empty("No iteration is done yet. This page keeps looking."));
       this.main = null;
       return;
     }
     if (!this.main) this.build();
-    const marks = answer.anomalies.map((one) => ({ x: one.iteration, label: one.anomaly }));
-    const wanted = [...CHARTS, ...this.groups(answer)];
+    const marks = data.anomalies.map((one) => ({ x: one.iteration, label: one.anomaly }));
+    const wanted = [...CHARTS, ...this.groups(data)];
     for (const [title, note, figures, options = {}] of wanted) {
       const lines = figures
-        .filter(({ name }) => answer.series[name])
-        .map(({ name, label }) => ({ label, values: answer.series[name], points: name === "probe_score" }));
-      const levels = options.levels ? levelsOf(answer.baselines) : [];
+        .filter(({ name }) => data.series[name])
+        .map(({ name, label }) => ({ label, values: data.series[name], points: name === "probe_score" }));
+      const levels = options.levels ? levelsOf(data.baselines) : [];
       this.chart(title, note, { height: options.height, wide: Boolean(options.height) })
-        .update({ x: answer.iterations, lines, levels, marks });
+        .update({ x: data.iterations, lines, levels, marks });
     }
-    this.showAnomalies(answer);
+    this.showAnomalies(data);
   }
 
-  groups(answer) {
+  groups(data) {
     return GROUPS.map(([title, note, start]) => {
-      const names = Object.keys(answer.series).filter((name) => name.startsWith(start));
-      const living = names.filter((name) => answer.series[name].some((value) => value));
+      const names = Object.keys(data.series).filter((name) => name.startsWith(start));
+      const living = names.filter((name) => data.series[name].some((value) => value));
       return [title, note, living.map((name) => ({ name, label: words(name.slice(start.length)) }))];
     }).filter(([, , figures]) => figures.length);
   }
@@ -102,8 +102,8 @@ class LearningView {
     return this.charts.get(title);
   }
 
-  showAnomalies(answer) {
-    const rows = answer.anomalies.toReversed().map((one) => [whole(one.iteration), words(one.anomaly), one.meaning ?? ""]);
+  showAnomalies(data) {
+    const rows = data.anomalies.toReversed().map((one) => [whole(one.iteration), words(one.anomaly), one.meaning ?? ""]);
     const note = rows.length ? "Red flags in the charts mark their iterations." : "No update looked unhealthy.";
     const list = rows.length ? table(["Iteration", "Anomaly", "Meaning"], rows, "Anomalies") : null;
     const tall = list && element("div", { className: "tall" }, list);

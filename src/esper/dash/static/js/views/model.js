@@ -27,46 +27,46 @@ class ModelView {
   }
 
   async load() {
-    const answer = await this.context.load("model");
+    const data = await this.context.load("model");
     if (!this.context.current()) return;
-    this.answer = answer;
+    this.data = data;
     this.show();
     if (this.following) return;
     this.following = true;
-    this.context.follow(TYPES, answer.cursor, { news: this.reload, reload: this.reload });
+    this.context.follow(TYPES, data.cursor, { news: this.reload, reload: this.reload });
   }
 
   show() {
-    const { answer, context } = this;
-    if (!answer.decisions.length) {
+    const { data, context } = this;
+    if (!data.decisions.length) {
       this.close();
       this.parts = null;
       const sentence = "No decision was made yet: the first comes with the grower's first step. This page keeps looking.";
       context.root.replaceChildren(...this.head(), empty(sentence));
       return;
     }
-    if (this.parts?.about !== answer.about.metric) {
+    if (this.parts?.about !== data.about.metric) {
       this.close(); // what growth is about is known once it is measured
       this.parts = this.build();
     }
     this.parts.head.replaceChildren(...this.head());
     this.showCurves();
-    this.parts.seeds.replaceChildren(seedsTable(answer, UNIT, answer.decisions.at(-1)?.contributions ?? []));
-    this.parts.rollbacks.replaceChildren(rollbacksTable(answer, UNIT));
-    this.parts.decisions.replaceChildren(decisionsTable(answer));
+    this.parts.seeds.replaceChildren(seedsTable(data, UNIT, data.decisions.at(-1)?.contributions ?? []));
+    this.parts.rollbacks.replaceChildren(rollbacksTable(data, UNIT));
+    this.parts.decisions.replaceChildren(decisionsTable(data));
   }
 
   build() {
     const range = () => [0.5, this.planned() + 0.5];
     const chart = (title, note, constant) => new Chart({ title, note, unit: UNIT, range, height: 200, constant });
-    const { about } = this.answer;
+    const { about } = this.data;
     const which = about.direction ? `${about.direction[0].toUpperCase()}${about.direction.slice(1)}. ` : "";
     const parts = {
       about: about.metric,
       head: element("div"),
       lanes: new Lanes(),
-      metric: isLoss(this.answer) ? null : chart(titled(about.metric), `${which}On validation data, and while training where known; red flags are rollbacks.`),
-      loss: chart("Loss", `${isLoss(this.answer) ? "What growth is about. " : ""}On validation data and while training; red flags are rollbacks.`),
+      metric: isLoss(this.data) ? null : chart(titled(about.metric), `${which}On validation data, and while training where known; red flags are rollbacks.`),
+      loss: chart("Loss", `${isLoss(this.data) ? "What growth is about. " : ""}On validation data and while training; red flags are rollbacks.`),
       contributions: chart("What each seed contributes", about.contribution, LEAST_CONTRIBUTION),
       parameters: chart("Parameters", "Of the whole model, unfinished seeds included, and of the host alone."),
       seeds: element("div"),
@@ -81,7 +81,7 @@ class ModelView {
       element("div", { className: "cards pairs" }, parts.charts.map((one) => one.node)),
       wide(
         card("Seeds", "What each contributed when it was kept or pruned, and what those that are there contribute now; numbers are decisions.", parts.seeds),
-        card("Decisions", "The newest first, with what they were made on, what changed and what the gates said anew.", parts.decisions),
+        card("Decisions", "The newest first, with what they were made on, what changed, and new verdicts of the gates.", parts.decisions),
         card("Rollbacks", null, parts.rollbacks),
       ),
     );
@@ -90,63 +90,63 @@ class ModelView {
 
   /** Decisions that are planned, or were made beyond that. */
   planned() {
-    return Math.max(1, Number(this.answer.iterations) || 0, this.answer.decisions.at(-1)?.iteration ?? 0);
+    return Math.max(1, Number(this.data.iterations) || 0, this.data.decisions.at(-1)?.iteration ?? 0);
   }
 
   head() {
-    const { answer } = this;
-    const title = String(answer.host ?? "A model");
-    const planned = answer.iterations ? `, ${answer.iterations} decisions planned` : "";
-    const facts = `A model that grows alone; controller ${answer.controller ?? "–"}, seed ${answer.seed ?? "–"}${planned}.`;
+    const { data } = this;
+    const title = String(data.host ?? "A model");
+    const planned = data.iterations ? `, ${data.iterations} decisions planned` : "";
+    const facts = `A model that grows alone; controller ${data.controller ?? "–"}, seed ${data.seed ?? "–"}${planned}.`;
     return [element("h1", {}, title), ...[facts, ...this.standing()].map((text) => element("p", { className: "facts" }, text))];
   }
 
   /** How the model stands after the newest decision. */
   standing() {
-    const { answer } = this;
-    const last = answer.decisions.at(-1);
+    const { data } = this;
+    const last = data.decisions.at(-1);
     if (!last) return [];
-    const host = answer.host_parameters;
-    const added = answer.figures.added_parameters[last.iteration];
+    const host = data.host_parameters;
+    const added = data.figures.added_parameters[last.iteration];
     const size = host ? `${host} parameters and ${added ?? "–"} of what grew (+${percent(added / host)})` : `${added ?? "–"} parameters grew`;
-    const now = answer.ending ?? last;
+    const now = data.ending ?? last;
     const residents = (now.blueprints ?? []).flatMap((blueprint, slot) =>
-      blueprint ? [`${blueprint} in ${named(answer.slots, slot, "slot")} (${words(now.stages?.[slot])})`] : []);
-    const rises = answer.about.higher_is_better;
-    const worth = rises ? last.metric : answer.figures.score[last.iteration];
+      blueprint ? [`${blueprint} in ${named(data.slots, slot, "slot")} (${words(now.stages?.[slot])})`] : []);
+    const rises = data.about.higher_is_better;
+    const worth = rises ? last.metric : data.figures.score[last.iteration];
     const net = last.objective === worth ? [] : [`${score(last.objective)} less rent`];
     const notes = rises ? net : [`score ${score(worth)}`, ...net];
-    const measured = `${answer.about.metric} ${measure(last.metric)}${notes.length ? ` (${notes.join(", ")})` : ""}`;
+    const measured = `${data.about.metric} ${measure(last.metric)}${notes.length ? ` (${notes.join(", ")})` : ""}`;
     return [
-      `After decision ${last.iteration}: ${measured}${isLoss(answer) ? "" : `, loss ${measure(last.loss)}`}; ` +
+      `After decision ${last.iteration}: ${measured}${isLoss(data) ? "" : `, loss ${measure(last.loss)}`}; ` +
         `${size}; ${residents.join(", ") || "nothing grows"}.`,
     ];
   }
 
   showCurves() {
-    const { answer, parts } = this;
-    const { decisions, figures } = answer;
+    const { data, parts } = this;
+    const { decisions, figures } = data;
     const x = decisions.map((one) => one.iteration);
-    const marks = answer.rollbacks.map((one) => ({ x: one.iteration, label: words(one.trouble) }));
+    const marks = data.rollbacks.map((one) => ({ x: one.iteration, label: words(one.trouble) }));
     const values = (name) => x.map((number) => figures[name][number] ?? null);
     const both = (validation, name) => [
       { label: "validation", values: validation },
       { label: "training", values: values(name), dashed: true },
     ];
-    const { ending } = answer; // of growth: one step after the last decision
-    if (ending) parts.lanes.update([...decisions, ending], answer.slots, Math.max(this.planned(), ending.step + 1));
-    else parts.lanes.update(decisions, answer.slots, this.planned());
+    const { ending } = data; // of growth: one step after the last decision
+    if (ending) parts.lanes.update([...decisions, ending], data.slots, Math.max(this.planned(), ending.step + 1));
+    else parts.lanes.update(decisions, data.slots, this.planned());
     parts.metric?.update({ x, lines: both(values("metric"), "train_metric"), marks });
     parts.loss.update({ x, lines: both(values("validation_loss"), "train_loss"), marks });
     const slots = decisions[0].stages?.length ?? 0;
     const contributions = Array.from({ length: slots }, (_, slot) => ({
-      label: named(answer.slots, slot, "slot"),
+      label: named(data.slots, slot, "slot"),
       values: decisions.map((one) => (typeof one.contributions?.[slot] === "number" ? one.contributions[slot] : null)),
       points: true,
       broken: true, // another seed's life
     }));
     parts.contributions.update({ x, lines: contributions, marks });
-    const host = Number(answer.host_parameters) || 0;
+    const host = Number(data.host_parameters) || 0;
     const whole = values("added_parameters").map((added) => (added === null ? null : host + added));
     const alone = { label: "host alone", values: x.map(() => host || null), dashed: true };
     parts.parameters.update({ x, lines: [{ label: "host and seeds", values: whole }, alone] });

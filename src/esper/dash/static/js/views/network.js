@@ -28,38 +28,38 @@ class NetworkView {
 
   async load(parameters) {
     this.environment = Number(parameters.get("environment") ?? 0);
-    this.asked = parameters.get("episode");
-    const answer = await this.context.load("network", { environment: this.environment, episode: this.asked });
+    this.requested = parameters.get("episode");
+    const data = await this.context.load("network", { environment: this.environment, episode: this.requested });
     if (!this.context.current()) return;
-    this.answer = answer;
+    this.data = data;
     this.show(parameters);
     if (this.following) return;
     this.following = true;
-    this.context.follow(TYPES, answer.cursor, { news: (entries) => this.take(entries), reload: this.reload });
+    this.context.follow(TYPES, data.cursor, { news: (entries) => this.take(entries), reload: this.reload });
   }
 
   take(entries) {
-    const episode = this.answer.episode?.number ?? 0;
+    const episode = this.data.episode?.number ?? 0;
     const ours = ({ payload }) =>
       payload.environment === this.environment &&
-      (payload.episode === episode || (this.asked === null && payload.episode > episode));
+      (payload.episode === episode || (this.requested === null && payload.episode > episode));
     if (entries.some(ours)) this.reload();
   }
 
   changed(parameters) {
-    const same = Number(parameters.get("environment") ?? 0) === this.environment && parameters.get("episode") === this.asked;
+    const same = Number(parameters.get("environment") ?? 0) === this.environment && parameters.get("episode") === this.requested;
     if (same) this.showLook(parameters);
     else this.reload();
     return true;
   }
 
   show(parameters) {
-    const { answer, context } = this;
-    const { decisions, episode } = answer;
-    if (!episode || !(decisions.length || answer.started || answer.seeds.length)) {
+    const { data, context } = this;
+    const { decisions, episode } = data;
+    if (!episode || !(decisions.length || data.started || data.seeds.length)) {
       const sentence = episode
         ? `Nothing is known of network ${this.environment} in episode ${episode.number}.`
-        : "No episode has begun yet, or this run was made before networks were told of. This page keeps looking.";
+        : "No episode has begun yet, or this run was made before networks were recorded. This page keeps looking.";
       this.close();
       this.parts = null;
       context.root.replaceChildren(element("h1", {}, `Network ${this.environment}`), empty(sentence));
@@ -68,9 +68,9 @@ class NetworkView {
     this.parts ??= this.build();
     this.showHead();
     this.showCurves();
-    this.parts.seeds.replaceChildren(seedsTable(answer));
-    this.parts.rollbacks.replaceChildren(rollbacksTable(answer));
-    this.parts.gates.replaceChildren(gatesTable(answer));
+    this.parts.seeds.replaceChildren(seedsTable(data));
+    this.parts.rollbacks.replaceChildren(rollbacksTable(data));
+    this.parts.gates.replaceChildren(gatesTable(data));
     this.showLook(parameters);
   }
 
@@ -91,8 +91,8 @@ class NetworkView {
     };
     parts.charts = [parts.accuracy, parts.loss, parts.contributions, parts.rewards];
     this.slider = element("input", { type: "range", min: 0, "aria-label": "Step", oninput: () => this.slid() });
-    this.said = element("output");
-    const bar = element("div", { className: "bar" }, element("label", {}, "Step"), this.slider, this.said);
+    this.status = element("output");
+    const bar = element("div", { className: "bar" }, element("label", {}, "Step"), this.slider, this.status);
     this.bar = bar;
     this.context.root.replaceChildren(
       parts.head,
@@ -110,14 +110,14 @@ class NetworkView {
   }
 
   steps() {
-    return Math.max(1, Number(this.answer.steps) || 0, this.answer.decisions.length);
+    return Math.max(1, Number(this.data.steps) || 0, this.data.decisions.length);
   }
 
   showHead() {
-    const { answer, environment, parts } = this;
-    const { started, ended, episode } = answer;
-    const last = answer.decisions.at(-1);
-    const count = Number(answer.environments) || environment + 1;
+    const { data, environment, parts } = this;
+    const { started, ended, episode } = data;
+    const last = data.decisions.at(-1);
+    const count = Number(data.environments) || environment + 1;
     const to = (target, text, label) =>
       element("button", { type: "button", "aria-label": label, disabled: target < 0 || target >= count,
         onclick: () => go("network", { environment: target }) }, text);
@@ -125,7 +125,7 @@ class NetworkView {
       ? `${words(started.family)} ${words(started.variant)}, ${started.instance}; rent ${brief(started.rent)}, learning rate ` +
         `${brief(started.learning_rate)}, ${brief(started.train_size)} examples, widths ${(started.widths ?? []).join(" ")}, ` +
         `${brief(started.host_parameters)} parameters`
-      : "What it learns was not told.";
+      : "What it learns was not recorded.";
     const result = ended
       ? `Ended with J ${score(ended.objective)}, accuracy ${score(ended.accuracy)}, ${percent(ended.added)} parameters added; ` +
         `kept: ${(ended.kept ?? []).filter(Boolean).join(", ") || "nothing"}.`
@@ -137,17 +137,17 @@ class NetworkView {
       element("h1", {}, `Network ${environment}`),
       element("p", { className: "facts" }, facts),
       element("p", { className: "facts" }, result),
-      element("div", { className: "bar" }, pager, episodePager("network", episode, this.asked)),
+      element("div", { className: "bar" }, pager, episodePager("network", episode, this.requested)),
     );
     if (focused) [...parts.head.querySelectorAll("button")].find((one) => one.getAttribute("aria-label") === focused)?.focus();
   }
 
   showCurves() {
-    const { answer, parts } = this;
-    const { decisions } = answer;
+    const { data, parts } = this;
+    const { decisions } = data;
     const x = decisions.map((one) => one.step);
     const values = (name) => decisions.map((one) => one[name] ?? null);
-    parts.lanes.update(decisions, answer.slots, this.steps());
+    parts.lanes.update(decisions, data.slots, this.steps());
     parts.accuracy.update({ x, lines: [{ label: "accuracy", values: values("metric") }, { label: "J", values: values("objective") }] });
     parts.loss.update({
       x,
@@ -155,7 +155,7 @@ class NetworkView {
     });
     const lanes = decisions[0]?.stages?.length ?? 0;
     const contributions = Array.from({ length: lanes }, (_, slot) => ({
-      label: named(answer.slots, slot, "slot"),
+      label: named(data.slots, slot, "slot"),
       values: decisions.map((one) => one.contributions?.[slot] ?? null),
       points: true,
       broken: true, // another seed's life
@@ -168,35 +168,35 @@ class NetworkView {
 
   /** The step that the address names, or the newest of which something was kept. */
   lookedAt(parameters) {
-    const { looks } = this.answer;
-    const asked = parameters.get("step");
-    return asked !== null && looks.includes(Number(asked)) ? Number(asked) : looks.at(-1);
+    const { looks } = this.data;
+    const requested = parameters.get("step");
+    return requested !== null && looks.includes(Number(requested)) ? Number(requested) : looks.at(-1);
   }
 
   slid() {
-    go("network", { step: this.answer.looks[Number(this.slider.value)] }, true);
+    go("network", { step: this.data.looks[Number(this.slider.value)] }, true);
   }
 
   async showLook(parameters) {
-    const { answer, parts } = this;
-    this.bar.hidden = !answer.looks.length;
-    if (!answer.looks.length) {
+    const { data, parts } = this;
+    this.bar.hidden = !data.looks.length;
+    if (!data.looks.length) {
       const words = "This network is not watched: what the policy saw is kept of a few networks only (telemetry.watched).";
       parts.look.replaceChildren(element("p", { className: "note" }, words));
       return;
     }
     const step = this.lookedAt(parameters);
-    this.slider.max = answer.looks.length - 1;
-    this.slider.value = answer.looks.indexOf(step);
-    const decision = answer.decisions.find((one) => one.step === step);
-    this.said.textContent = `step ${step}${decision ? `: ${told(decision, answer)}` : ""}`;
-    const place = { episode: answer.episode.number, environment: this.environment, step };
+    this.slider.max = data.looks.length - 1;
+    this.slider.value = data.looks.indexOf(step);
+    const decision = data.decisions.find((one) => one.step === step);
+    this.status.textContent = `step ${step}${decision ? `: ${describeDecision(decision, data)}` : ""}`;
+    const place = { episode: data.episode.number, environment: this.environment, step };
     const key = JSON.stringify(place);
     if (key === this.looked) return;
     this.looked = key;
     try {
       const found = await this.context.load("look", place);
-      if (key === this.looked) parts.look.replaceChildren(lookContent(found, decision, answer.slots, answer.blueprints));
+      if (key === this.looked) parts.look.replaceChildren(lookContent(found, decision, data.slots, data.blueprints));
     } catch (error) {
       this.looked = null;
       this.context.complain(error.message);
@@ -210,8 +210,8 @@ class NetworkView {
 }
 
 /** A decision in words. */
-function told(decision, answer) {
+function describeDecision(decision, data) {
   const what = decision.blueprint ? ` ${decision.blueprint}` : "";
-  const where = decision.slot === null || decision.slot === undefined ? "" : ` in ${named(answer.slots, decision.slot, "slot")}`;
+  const where = decision.slot === null || decision.slot === undefined ? "" : ` in ${named(data.slots, decision.slot, "slot")}`;
   return `${words(decision.op)}${what}${where}`;
 }

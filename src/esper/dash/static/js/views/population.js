@@ -35,20 +35,20 @@ class PopulationView {
 
   async load(parameters) {
     const episode = parameters.get("episode");
-    const answer = await this.context.load("population", { episode });
+    const data = await this.context.load("population", { episode });
     if (!this.context.current()) return;
     this.context.unfollow();
-    this.population = new Population(answer);
-    this.asked = episode;
+    this.population = new Population(data);
+    this.requested = episode;
     this.show(parameters);
-    this.context.follow(TYPES, answer.cursor, { news: (entries) => this.take(entries), reload: this.reload });
+    this.context.follow(TYPES, data.cursor, { news: (entries) => this.take(entries), reload: this.reload });
   }
 
   take(entries) {
     for (const entry of entries) {
       const changed = this.population.take(entry);
       if (changed === "newer") {
-        if (this.asked === null) return this.reload();
+        if (this.requested === null) return this.reload();
       } else if (changed) {
         this.grid?.refresh(changed);
         if (changed === this.networks[this.selected]) this.describeSoon();
@@ -57,7 +57,7 @@ class PopulationView {
   }
 
   changed(parameters) {
-    if (parameters.get("episode") !== this.asked) return false;
+    if (parameters.get("episode") !== this.requested) return false;
     this.show(parameters);
     return true;
   }
@@ -67,7 +67,7 @@ class PopulationView {
     this.grid?.close();
     this.resize.disconnect();
     if (!population.episode) {
-      const sentence = "No episode has begun yet, or this run was made before networks were told of. This page keeps looking.";
+      const sentence = "No episode has begun yet, or this run was made before networks were recorded. This page keeps looking.";
       context.root.replaceChildren(element("h1", {}, "Population"), empty(sentence));
       return;
     }
@@ -196,7 +196,7 @@ class PopulationView {
 
   enter() {
     const network = this.networks[this.selected];
-    if (network) go("network", { environment: network.environment, episode: this.asked });
+    if (network) go("network", { environment: network.environment, episode: this.requested });
   }
 
   close() {
