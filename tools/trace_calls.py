@@ -14,6 +14,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
 from types import FrameType
@@ -53,7 +54,7 @@ class CallTrace:
 
     def __str__(self) -> str:
         files = [file for file, _ in self.calls]
-        changes = sum(one != other for one, other in zip(files, files[1:], strict=False))
+        changes = sum(one != other for one, other in pairwise(files))
         return f"{len(set(files)):>4} files {len(set(self.calls)):>5} functions {changes:>6} changes of file"
 
 
@@ -61,7 +62,7 @@ def trace_minibatch() -> CallTrace:
     """A minibatch of a population whose networks have seeds."""
     start_training = find("esper.population.learning:start_training", "esper.training.learning:start_training")
     episodes = make_episodes()
-    batch = next(iter(episodes._stream.take(episodes.step_index, 1)))
+    batch = next(iter(vars(episodes)["_stream"].draw_batches(episodes.step_index, 1)))
     start_training(episodes.population, [batch]).fetch()
     with CallTrace() as trace:
         start_training(episodes.population, [batch]).fetch()
@@ -135,14 +136,15 @@ def trace_event() -> CallTrace:
             reason="no_gate",
             contribution=None,
         )
-        traces: list[CallTrace] = []
+        trace = CallTrace()
         for _ in range(2):
-            with CallTrace() as trace:
+            trace = CallTrace()
+            with trace:
                 store.emit(event)
                 store.flush()
                 [describe_event(record) for record in follower.poll([event.name]).records]
         store.close()
-    return trace
+        return trace
 
 
 def find(*addresses: str) -> Any:
