@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import esper
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
@@ -73,7 +73,7 @@ def trace_reward() -> CallTrace:
     """One action of every network to its reward."""
     episodes = make_episodes()
     with CallTrace() as trace:
-        episodes.step(wait(episodes.size))
+        episodes.step(make_wait_actions(episodes.size))
     return trace
 
 
@@ -81,9 +81,9 @@ def make_episodes() -> Episodes:
     """Four networks in the middle of an episode, with a seed each."""
     suite = get_suite("tokens")
     episodes = Episodes(suite, suite.sample(4, "train", np.random.default_rng(0)), Rules())
-    episodes.step(np.stack([action(Op.GERMINATE, 1, 0)] * 4))
+    episodes.step(np.stack([make_action(Op.GERMINATE, 1, 0)] * 4))
     for _ in range(4):
-        episodes.step(wait(4))
+        episodes.step(make_wait_actions(4))
     return episodes
 
 

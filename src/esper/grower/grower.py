@@ -45,10 +45,10 @@ from esper.grower.validation import Validation
 from esper.growth.hooks import require_growable
 from esper.growth.look import Look
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
-from esper.lifecycle.actions import Op, wait
+from esper.lifecycle.actions import Op, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, concatenate, finish
+from esper.lifecycle.transitions import Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.deferred import Deferred
 from esper.serialization.state_files import from_plain, to_plain
@@ -209,7 +209,7 @@ class Grower:
         self._controller_state: Any = controller.start([random_seed])
 
         # What is trained before the first call of `step` follows a decision, too: to wait.
-        engine.apply(wait(1))
+        engine.apply(make_wait_actions(1))
         self._prepare_training()
         self._notify(lambda callback: callback.on_start(self))
         self._share_spending()
@@ -284,7 +284,7 @@ class Grower:
 
         # Decide: prune what breaks a constraint, wait where growth is over, and otherwise leave it to the controller.
         finished, before = self.finished, self.network.table
-        actions, controller_state = wait(1), self._controller_state
+        actions, controller_state = make_wait_actions(1), self._controller_state
         if culprit.any():
             builder = ActionBuilder(masks)
             builder.act_on(Op.PRUNE, culprit)
@@ -533,7 +533,7 @@ class Grower:
 
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the modules in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
-        table, changes = finish(self.network.table, kept, pruned)
+        table, changes = finish_growth(self.network.table, kept, pruned)
         self.network.change_slots(table, changes)
         if pruned.any():
             self.governor.expect_change(_EVERYONE, forget_skill=~_EVERYONE)

@@ -19,7 +19,7 @@ from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils
+from esper.lifecycle.transitions import Step, Transitions, add_fossils, remove_seeds, step
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import module_generator
 from esper.serialization.state_files import from_plain, to_plain
@@ -124,7 +124,7 @@ class GrowingNetwork:
                 blueprints[0, place] = self.blueprints.index(slot.seed.blueprint.name)
                 blends[0, place] = slot.seed.blend
         everything = np.ones(self.specs.compatible.shape, np.bool_)
-        return with_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
+        return add_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
 
     def affordable(self, table: SeedTable | None = None) -> Bools:
         """Which blueprints the budget allows in which slots, ``[1, S, K]``, beside the modules in ``table``.
@@ -188,7 +188,7 @@ class GrowingNetwork:
 
     def revoke(self, empty: Bools) -> Transitions:
         """Update the table after a rollback has removed the modules in the slots ``empty``, bool ``[1, S]``."""
-        self.table, changes = revoke(self.table, empty)
+        self.table, changes = remove_seeds(self.table, empty)
         self._forget_evidence(changes.slot)
         return changes
 
