@@ -87,7 +87,7 @@ class Situation:
             figures[:, 0, slot, index_of(blueprint)] = promised
         record.record(np.array([True]), *figures)
         for _ in range(self.promise_age):
-            record.wait(np.array([True]))
+            record.advance_age(np.array([True]))
         return record
 
     def _table(self) -> SeedTable:
@@ -100,8 +100,8 @@ class Situation:
 
     def observe(self) -> tuple[Observation, ActionMasks]:
         view = self.view()
-        assert isinstance(view.subject, Population)
-        return observe(view), view.subject.legal_actions()
+        assert isinstance(view.networks, Population)
+        return observe(view), view.networks.legal_actions()
 
     def read(self) -> FeatureReader:
         return FeatureReader(self.observe()[0])

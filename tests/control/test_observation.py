@@ -14,9 +14,9 @@ from esper.control.observation import (
     FeatureReader,
     Observation,
     list_features,
-    mask_tensors,
+    make_mask_tensors,
 )
-from esper.control.policy.heads import legal_choices
+from esper.control.policy.heads import find_legal_choices
 from esper.control.promises import PromiseSettings
 from esper.control.rules import Uniform
 from esper.growth.blueprints.registry import Family, get
@@ -109,7 +109,7 @@ def trained(loss: float, accuracy: float, host: float = 0.0, seeds: Sequence[flo
 
 def cost(blueprint: str, slot: int) -> float:
     """Parameters over the host's."""
-    held = Situation().view().subject
+    held = Situation().view().networks
     site = held.execution.sites[slot].with_width(WIDTHS[slot])
     return get(blueprint).parameters_at(site) / held.host_parameters[0]
 
@@ -145,7 +145,7 @@ MLP_0, NORM_1 = cost("mlp", 0), cost("norm", 1)
         ("rent", Situation(rent=0.12), 0.12),
         ("log_train_size", Situation(train_size=2000), np.log(2)),
         ("log_learning_rate", Situation(), np.log(2)),
-        ("log_host_parameters", Situation(), np.log(Situation().view().subject.host_parameters[0] / 1000)),
+        ("log_host_parameters", Situation(), np.log(Situation().view().networks.host_parameters[0] / 1000)),
         ("log_host_gradient", Situation(history={"training": trained(1, 0, host=np.e)}), 1.0),
         ("last_op_prune", Situation(history={"last_op": Op.PRUNE}), 1.0),
         ("last_op_wait", Situation(history={"last_op": Op.PRUNE}), 0.0),
@@ -295,14 +295,14 @@ def test_every_conditional_mask_is_the_lifecycle_s(rules) -> None:
     for _ in range(STEPS):
         evidence = random_evidence(E, S, rng)
         masks = legal_actions(table, evidence, rules, compatible)
-        tensors = mask_tensors(masks, torch.device("cpu"))
+        tensors = make_mask_tensors(masks, torch.device("cpu"))
         assert all(tensor.dtype == torch.bool for tensor in tensors)
         actions = sample(masks, rng)
         op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
         ops |= set(op.tolist())
         for head in Head:
             expected = masks.find_legal(head, op, slot)
-            actual = legal_choices(tensors, head, torch.from_numpy(op), torch.from_numpy(slot), relevant[op])
+            actual = find_legal_choices(tensors, head, torch.from_numpy(op), torch.from_numpy(slot), relevant[op])
             assert np.array_equal(actual.numpy(), expected), head.name
         table = step(table, evidence, actions, rules, compatible).table
     assert len(ops) >= 4

@@ -27,15 +27,15 @@ def figures(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_it_is_due_every_so_many_decisions_of_each_network() -> None:
     settings = PromiseSettings(first=2, every=3)
-    assert [one for one in range(12) if settings.due(np.array([one]))[0]] == [2, 5, 8, 11]
+    assert [one for one in range(12) if settings.is_due(np.array([one]))[0]] == [2, 5, 8, 11]
 
 
 def test_ages_count_the_decisions_of_those_who_took_them() -> None:
     kept = record()
     assert np.isinf(kept.age).all()
     kept.record(EVERYONE, *figures(0))
-    kept.wait(EVERYONE)
-    kept.wait(FIRST)
+    kept.advance_age(EVERYONE)
+    kept.advance_age(FIRST)
     assert kept.age.tolist() == [2, 1, 1]
     kept.record(FIRST, *figures(1))
     assert kept.age.tolist() == [0, 1, 1]
@@ -77,7 +77,7 @@ def test_what_is_not_shown_is_zero_where_something_was_measured(shown: Literal["
 def test_it_goes_on_where_it_was_saved() -> None:
     kept, other = record(), record()
     kept.record(FIRST, *figures(0))
-    kept.wait(EVERYONE)
+    kept.advance_age(EVERYONE)
     other.load_state_dict(kept.state_dict())
     other.record(EVERYONE, *figures(1))
     kept.record(EVERYONE, *figures(1))

@@ -357,7 +357,7 @@ def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horiz
     usual = LookSettings()
     stop = timing.stop_after(usual.stop_after, timing.trial(usual.trial), 1)
     may_plant = [one for one in range(1, timing.horizon + 1) if timing.progress(one) <= stop + 1e-6]
-    looks = [one for one in may_plant if controller.promise.due(np.array([one]))[0]]
+    looks = [one for one in may_plant if controller.promise.is_due(np.array([one]))[0]]
     assert len(looks) >= min(3, len(may_plant) - 1, 1 + len(may_plant) // 2)
     assert looks
     assert controller.promise.every <= usual.promise.every

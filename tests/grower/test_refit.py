@@ -23,7 +23,7 @@ from esper.control.rules import Heuristic, HeuristicSettings, Planting, Schedule
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.apart import REFIT, SeedlessFork
 from esper.grower.state_dict import regrow
-from esper.lifecycle.rules import Reason, Rules, gate_ahead
+from esper.lifecycle.rules import Reason, Rules, evaluate_gates
 from esper.lifecycle.stages import Stage
 from esper.rl.settings import EpisodeConfig
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate
@@ -366,7 +366,7 @@ def test_the_gate_says_that_nothing_was_measured() -> None:
         training.learn(grower.learn_apart)
         before = grower.network.table
         grower.step(train_loss=1.0)
-        verdicts = gate_ahead(before, grower.network.evidence, grower.rules)
+        verdicts = evaluate_gates(before, grower.network.evidence, grower.rules)
         reasons.append([int(verdicts.reason[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
     said = [Reason(reason) for told in reasons for reason in told]
     assert said[0] is Reason.NOT_MEASURED

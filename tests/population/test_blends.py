@@ -11,7 +11,7 @@ import torch
 
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import Seed
-from esper.lifecycle.actions import Blend, Op, action, wait
+from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.numerics.random_streams import seed_generator
 from esper.population.budget import Budget
@@ -45,7 +45,7 @@ def with_seeds(blend: Blend, isolation: Isolation = Isolation.NONE, strategy: St
     """All networks have the same kind of seed, which has learned for three decisions."""
     chosen = instances(COUNT)
     population, draws = Population(plan(rules(isolation), strategy=strategy), networks(chosen)), Draws(chosen)
-    for actions in ([action(Op.GERMINATE, SLOT, MLP, blend=blend)] * COUNT, *[wait(COUNT)] * 3):
+    for actions in ([make_action(Op.GERMINATE, SLOT, MLP, blend=blend)] * COUNT, *[make_wait_actions(COUNT)] * 3):
         population.evidence = good_evidence(population)
         population.decide(np.stack(actions))
         train(population, [draws.batch() for _ in range(3)])
@@ -80,7 +80,7 @@ def test_a_new_alpha_leaves_a_seed_its_blend_and_all_it_has_learned() -> None:
         population = with_seeds(blend)
         before = state_of(population, 0)
         population.evidence = good_evidence(population)
-        population.decide(np.stack([action(Op.SET_ALPHA, SLOT, alpha_target=0.5)] * COUNT))
+        population.decide(np.stack([make_action(Op.SET_ALPHA, SLOT, alpha_target=0.5)] * COUNT))
         assert population.table.blend[:, SLOT].tolist() == [blend] * COUNT
         after = state_of(population, 0)
         for name in before:
@@ -116,7 +116,9 @@ def test_budgets_have_room_for_what_the_dearest_blend_needs(blend: Blend, what: 
         population = Population(capped, networks(instances(COUNT)))
         assert population.legal_actions().blueprint[0, SLOT, MLP] == fits
         if fits:
-            population.decide(np.stack([action(Op.GERMINATE, SLOT, MLP, blend=blend), *wait(COUNT - 1)]))
+            population.decide(
+                np.stack([make_action(Op.GERMINATE, SLOT, MLP, blend=blend), *make_wait_actions(COUNT - 1)])
+            )
             assert population.budget_left[0] == 0.0
 
 

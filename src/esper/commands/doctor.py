@@ -87,10 +87,10 @@ def command(json: bool = False) -> int:
     record["data"] = {}
     for suite in suite_names():
         source = get_suite(suite).source
-        record["data"][suite] = source.words
-        print_line(console, f"suite {suite}: {source.words}")
-        if not source.found:
-            problems.append(f"suite {suite} finds no {source.path}: reinstall what it is {source.words}")
+        record["data"][suite] = source.description
+        print_line(console, f"suite {suite}: {source.description}")
+        if not source.exists:
+            problems.append(f"suite {suite} finds no {source.path}: reinstall what it is {source.description}")
 
     # The folder of runs, or its nearest parent if it is not there yet.
     runs = RUNS.absolute()

@@ -63,7 +63,7 @@ class History:
         """Loss of networks that guess."""
         return self._chance_loss
 
-    def expect(self, chance_loss: float, chance_accuracy: float) -> None:
+    def set_chance_level(self, chance_loss: float, chance_accuracy: float) -> None:
         """Begin anew where those of networks that guess are others than was thought."""
         if (self._chance_loss, self._chance_accuracy) != (chance_loss, chance_accuracy):
             self._chance_loss, self._chance_accuracy = chance_loss, chance_accuracy
@@ -105,7 +105,7 @@ class History:
             HealthTable.none(environments, slots),
         )
 
-    def complete(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
+    def fill_stale_contributions(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
         """Fill in contributions that were not measured, as last known of these seeds."""
         measured = np.isfinite(evidence.contribution)
         return evaluation.fill_missing(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.control.history import LOOKBACK, History
-from esper.control.promises import PromiseRecord, largest
+from esper.control.promises import PromiseRecord, find_largest
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
@@ -27,7 +27,7 @@ from esper.numerics.arrays import Bools, Float32s, Floats, Ints
 from esper.population.budget import Charge, Costs
 
 
-class Offers(Protocol):
+class GrowthSpec(Protocol):
     """What E networks are, and the K blueprints on offer at each of their S slots."""
 
     @property
@@ -60,7 +60,7 @@ class GrowingNetworks(Protocol):
     """E networks that grow."""
 
     @property
-    def specs(self) -> Offers:
+    def specs(self) -> GrowthSpec:
         """Blueprints, costs and compatibility of each slot."""
         ...
 
@@ -142,7 +142,7 @@ class MaskTensors(NamedTuple):
         return MaskTensors(*(_move(part, device) for part in self))
 
 
-def mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
+def make_mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
     """The lifecycle's masks of E environments as tensors on ``device``."""
     arrays: list[Bools] = [getattr(masks, name) for name in MaskTensors._fields]
     return MaskTensors(*(_move(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays))
@@ -166,7 +166,7 @@ OUTCOME_GAIN = 5.0
 class FeatureInputs:
     """What features are computed from."""
 
-    subject: GrowingNetworks
+    networks: GrowingNetworks
     history: History
     progress: Floats
     """Share of the episode that is over, ``[E]``."""
@@ -195,17 +195,17 @@ class FeatureInputs:
     @property
     def added(self) -> Floats:
         """What the seeds that count in the forward pass add, relative to the host, ``[E]``."""
-        return self.subject.charge.added(self.subject.table, self.subject.table.blended)
+        return self.networks.charge.added(self.networks.table, self.networks.table.blended)
 
     @property
     def resident(self) -> Ints:
         """Blueprint index of each slot's seed, 0 where there is none, ``[E, S]``."""
-        return np.maximum(self.subject.table.blueprint, 0).astype(np.int64)
+        return np.maximum(self.networks.table.blueprint, 0).astype(np.int64)
 
     def of_resident(self, per_blueprint: Floats) -> Floats:
         """Pick the resident seed's entry from ``[E, S, K]``; 0 in slots without a seed; ``[E, S]``."""
         picked = np.take_along_axis(per_blueprint, self.resident[..., None], axis=2)[..., 0]
-        return np.where(self.subject.table.owning, picked, 0.0)
+        return np.where(self.networks.table.owning, picked, 0.0)
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _log_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
 
 def _log_learning_rate(view: FeatureInputs) -> Floats:
     """Schedules may end at zero."""
-    return np.log(np.maximum(view.subject.specs.learning_rates / 0.01, TINY))
+    return np.log(np.maximum(view.networks.specs.learning_rates / 0.01, TINY))
 
 
 GLOBAL_FEATURES: tuple[Feature, ...] = (
@@ -257,11 +257,11 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
     ),
     Feature("plateau_age", 0, 1, lambda v: v.history.plateau_age / LONGEST_PLATEAU),
     Feature("rollbacks", 0, 1, lambda v: v.rollbacks),
-    Feature("budget_left", 0, 1, lambda v: v.subject.budget_left),
+    Feature("budget_left", 0, 1, lambda v: v.networks.budget_left),
     Feature("log_added_parameters", 0, 3, lambda v: np.log1p(v.added)),
     Feature("rent_paid", 0, 1, lambda v: v.rent * np.log1p(v.added)),
     Feature("rent", 0, 1, lambda v: v.rent),
-    Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.host_parameters / 1000)),
+    Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.networks.host_parameters / 1000)),
     Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
     Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, _log_learning_rate),
     Feature(
@@ -299,47 +299,47 @@ def _gradient_ratio(view: FeatureInputs) -> Floats:
 
 def _relative_cost(view: FeatureInputs) -> Floats:
     """``[E, S, K]``: log1p of what each blueprint adds, relative to the host."""
-    return np.log1p(view.subject.charge.of_blueprints)
+    return np.log1p(view.networks.charge.of_blueprints)
 
 
 def _resident_cost(view: FeatureInputs) -> Floats:
     """``[E, S]``: log1p of what the seed adds, its blend included, relative to the host."""
-    return np.log1p(view.subject.charge.of_residents(view.subject.table))
+    return np.log1p(view.networks.charge.of_residents(view.networks.table))
 
 
 def _ramp_left(view: FeatureInputs) -> Floats:
-    table = view.subject.table
+    table = view.networks.table
     duration = np.maximum(table.alpha_duration, 1)
     return np.where(table.stage == Stage.BLENDING, 1 - table.alpha_elapsed / duration, 0.0)
 
 
 def _depth(view: FeatureInputs) -> Floats:
-    environments, slots = view.subject.table.stage.shape
+    environments, slots = view.networks.table.stage.shape
     depths: Floats = np.linspace(0.0, 1.0, slots)
     return np.tile(depths, (environments, 1))
 
 
 SLOT_FEATURES: tuple[Feature, ...] = (
-    *(Feature(f"stage_{stage.name.lower()}", 0, 1, _is(stage, lambda v: v.subject.table.stage)) for stage in Stage),
-    Feature("alpha", 0, 1, lambda v: v.subject.table.alpha.astype(np.float64)),
-    Feature("alpha_target", 0, 1, lambda v: v.subject.table.alpha_target.astype(np.float64)),
+    *(Feature(f"stage_{stage.name.lower()}", 0, 1, _is(stage, lambda v: v.networks.table.stage)) for stage in Stage),
+    Feature("alpha", 0, 1, lambda v: v.networks.table.alpha.astype(np.float64)),
+    Feature("alpha_target", 0, 1, lambda v: v.networks.table.alpha_target.astype(np.float64)),
     Feature("ramp_left", 0, 1, _ramp_left),
-    Feature("pruning", 0, 1, lambda v: v.subject.table.pruning),
-    Feature("stage_age", 0, 1, lambda v: _divide_by_horizon(v, v.subject.table.stage_age)),
-    Feature("seed_age", 0, 1, lambda v: _divide_by_horizon(v, v.subject.table.seed_age)),
+    Feature("pruning", 0, 1, lambda v: v.networks.table.pruning),
+    Feature("stage_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.table.stage_age)),
+    Feature("seed_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.table.seed_age)),
     Feature("measured", 0, 1, lambda v: np.isfinite(v.history.loss_contribution)),
-    Feature("evidence_age", 0, 1, lambda v: _divide_by_horizon(v, v.subject.evidence.contribution_age)),
+    Feature("evidence_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.evidence.contribution_age)),
     Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
     Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _loss_contribution),
     Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _contribution_velocity),
     Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _gradient_ratio),
-    Feature("gradient_healthy", 0, 1, lambda v: v.subject.evidence.gradient_healthy),
+    Feature("gradient_healthy", 0, 1, lambda v: v.networks.evidence.gradient_healthy),
     Feature("depth", 0, 1, _depth),
-    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.specs.widths / 10)),
+    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.networks.specs.widths / 10)),
     Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
     Feature("resident_cost", 0, 3, _resident_cost),
     *(
-        Feature(f"layout_{layout}", 0, 1, lambda v, layout=layout: v.subject.slots_of_layout(layout))
+        Feature(f"layout_{layout}", 0, 1, lambda v, layout=layout: v.networks.slots_of_layout(layout))
         for layout in Layout
     ),
     *(
@@ -351,14 +351,14 @@ SLOT_FEATURES: tuple[Feature, ...] = (
 
 
 def _of_family(view: FeatureInputs, family: Family) -> Floats:
-    members = np.array([kind.family is family for kind in view.subject.specs.kinds], float)
-    return np.broadcast_to(members, view.subject.specs.compatible.shape)
+    members = np.array([kind.family is family for kind in view.networks.specs.kinds], float)
+    return np.broadcast_to(members, view.networks.specs.compatible.shape)
 
 
 BLUEPRINT_FEATURES: tuple[Feature, ...] = (
     Feature("cost", 0, 3, _relative_cost),
     Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * _relative_cost(v)),
-    Feature("compatible", 0, 1, lambda v: v.subject.specs.compatible),
+    Feature("compatible", 0, 1, lambda v: v.networks.specs.compatible),
     Feature("tries", 0, 1, lambda v: v.history.tries / MOST_TRIES),
     Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: _scale_contribution(v, v.history.outcomes)),
     *(Feature(f"is_{family}", 0, 1, lambda v, family=family: _of_family(v, family)) for family in Family),
@@ -389,15 +389,15 @@ _PLAIN = FeatureLists(GLOBAL_FEATURES, SLOT_FEATURES, BLUEPRINT_FEATURES)
 _WITH_PROMISE = FeatureLists(
     (
         *GLOBAL_FEATURES,
-        Feature("best_promise", 0, 1, lambda v: largest(v.promised.fitted, (1, 2))),
-        Feature("best_promise_held_out", -1, 1, lambda v: largest(v.promised.held_out, (1, 2))),
+        Feature("best_promise", 0, 1, lambda v: find_largest(v.promised.fitted, (1, 2))),
+        Feature("best_promise_held_out", -1, 1, lambda v: find_largest(v.promised.held_out, (1, 2))),
         Feature("promise_change", -1, 1, lambda v: v.promised.change),
         Feature("promise_age", 0, 1, lambda v: v.promised.age / v.horizon),
     ),
     (
         *SLOT_FEATURES,
-        Feature("best_promise", 0, 1, lambda v: largest(v.promised.fitted, 2)),
-        Feature("best_promise_held_out", -1, 1, lambda v: largest(v.promised.held_out, 2)),
+        Feature("best_promise", 0, 1, lambda v: find_largest(v.promised.fitted, 2)),
+        Feature("best_promise_held_out", -1, 1, lambda v: find_largest(v.promised.held_out, 2)),
     ),
     (
         *BLUEPRINT_FEATURES,

@@ -26,7 +26,7 @@ class PromiseSettings(Settings):
     shown: Literal["both", "fitted", "held_out"] = "both"
     """Which of the two figures controllers see; the other one is 0 for them."""
 
-    def due(self, decisions: Ints) -> Bools:
+    def is_due(self, decisions: Ints) -> Bools:
         """Who is measured after that many decisions, ``[E]``."""
         since = decisions - self.first
         return (since >= 0) & (since % self.every == 0)
@@ -51,7 +51,7 @@ class PromiseRecord:
         self.age[rows] = np.inf
         self.change[rows] = 0
 
-    def wait(self, rows: Bools) -> None:
+    def advance_age(self, rows: Bools) -> None:
         """A decision of ``rows``, bool ``[E]``, has passed."""
         self.age = self.age + rows
 
@@ -69,7 +69,7 @@ class PromiseRecord:
     def best(self) -> Floats:
         """The most that is promised anywhere, ``[E]``, held out unless that is hidden."""
         figures = self.fitted if self.settings.shown == "fitted" else self.held_out
-        return largest(figures, (1, 2))
+        return find_largest(figures, (1, 2))
 
     def state_dict(self) -> dict[str, Any]:
         """All that is remembered, as plain values."""
@@ -88,7 +88,7 @@ class PromiseRecord:
         return {name: value for name, value in vars(self).items() if name != "settings"}
 
 
-def largest(figures: Floats, axes: int | tuple[int, ...]) -> Floats:
+def find_largest(figures: Floats, axes: int | tuple[int, ...]) -> Floats:
     """Over ``axes``, of what is known; 0 where nothing is."""
     most = np.where(np.isnan(figures), -np.inf, figures).max(axes)
     return np.where(np.isfinite(most), most, 0.0)

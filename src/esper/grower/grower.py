@@ -37,11 +37,11 @@ from esper.grower.validation import Validation
 from esper.growth.hooks import require_growable
 from esper.growth.look import Look
 from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
-from esper.lifecycle.actions import Op, wait
+from esper.lifecycle.actions import Op, make_wait_actions
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Step, Transitions, concatenate, finish
+from esper.lifecycle.transitions import Step, Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.population.budget import RentBasis
 from esper.population.governor.model import GovernorVerdict, Rollback
@@ -235,7 +235,7 @@ class Grower:
         """Decisions taken."""
         self._state: Any = self.controller.start([self.config.seed])
         # What is trained before the first call of `step` follows a decision, too: to wait.
-        self._actions: Ints = wait(1)
+        self._actions: Ints = make_wait_actions(1)
         self.network.table = self.network.advance(self._actions, self.rules).table
         self._examiner.listen_before(1)
 
@@ -331,7 +331,11 @@ class Grower:
         actions, result = self._decide((*barred, Op.FOSSILIZE) if broken else barred, culprit)
         self.decisions += 1
         self._examiner.listen_before(1 + self.decisions)
-        changes, slots, metric = concatenate([undone, result.transitions]), list(self.model.slots), self.scores.metric
+        changes, slots, metric = (
+            concatenate_transitions([undone, result.transitions]),
+            list(self.model.slots),
+            self.scores.metric,
+        )
         measured = (evaluation, metric, self.scores.value(found.usual))
         decision = describe_decision(
             self.decisions,
@@ -456,7 +460,7 @@ class Grower:
         allowed = tuple(op for op in self.rules.operations if op not in barred)
         rules = self.rules.model_copy(update={"operations": allowed})
         masks = legal_actions(network.table, network.evidence, rules, network.specs.compatible, affordable)
-        actions, state = wait(1), self._state
+        actions, state = make_wait_actions(1), self._state
         if culprit.any():
             builder = ActionBuilder(masks)
             builder.act_on(Op.PRUNE, culprit)
@@ -483,8 +487,8 @@ class Grower:
 
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the seeds in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
-        table, changes = finish(self.network.table, kept, pruned)
-        self.network.apply(changes, wait(1), self.config.seed)
+        table, changes = finish_growth(self.network.table, kept, pruned)
+        self.network.apply(changes, make_wait_actions(1), self.config.seed)
         self.network.table = table
         if pruned.any():
             self._oversight.expect_loss(forget=False)

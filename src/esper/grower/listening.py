@@ -115,7 +115,7 @@ class Listener:
             ConfigError: ``look`` is of another model.
         """
         everyone, due = np.ones(1, np.bool_), self.is_due(decision)
-        self.record.wait(everyone)
+        self.record.advance_age(everyone)
         found = None
         if look is not None:
             found = self._read(look, free)
@@ -137,7 +137,7 @@ class Listener:
 
     def is_due(self, decision: int) -> bool:
         """Whether it is to be measured at the decision of that number."""
-        return self._owed or bool(self.record.settings.due(np.array([decision]))[0])
+        return self._owed or bool(self.record.settings.is_due(np.array([decision]))[0])
 
     def rest(self) -> None:
         """Listen no more until `listen_before`."""

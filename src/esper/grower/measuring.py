@@ -276,13 +276,13 @@ class Examiner:
         """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``; returns all of it."""
         network, scores = self._network, self._scores
         scores.begin(measurement.usual, now.train_loss)
-        self.history.expect(scores.chance_loss, scores.chance_score)
+        self.history.set_chance_level(scores.chance_loss, scores.chance_score)
         newest = compute_contributions(measurement, self._passes.model, network.table, scores.score)
         train_score = scores.train_score(now.train_accuracy)
         host, seeds, health = self._gradients.report()
         accuracy = newest.accuracy if train_score is None else np.array([train_score])
         training = TrainingReport(np.array([now.train_loss]), accuracy, host, seeds, health)
-        evaluation = self.history.complete(newest, network.evidence)
+        evaluation = self.history.fill_stale_contributions(newest, network.evidence)
         store_contributions(self._passes.model, evaluation.accuracy_contribution)
         network.evidence = update_evidence(network.table, network.evidence, training, evaluation)
         progress = scores.progress(measurement.usual)

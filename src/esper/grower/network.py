@@ -17,7 +17,7 @@ from esper.lifecycle.actions import Blend, Head
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils
+from esper.lifecycle.transitions import Step, Transitions, add_fossils, remove_seeds, step
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import seed_generator
 from esper.population.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
@@ -29,7 +29,7 @@ COPIES = 4
 
 
 class Catalogue:
-    """What the slots of a model offer: an `esper.control.observation.Offers`."""
+    """What the slots of a model offer: an `esper.control.observation.GrowthSpec`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
         self._slots = model.slots.values()
@@ -106,7 +106,7 @@ class GrowingNetwork:
                     slot.seed.blend,
                 )
         everything = np.ones(self.specs.compatible.shape, np.bool_)
-        return with_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
+        return add_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
 
     def affordable(self, blends: Sequence[Blend]) -> Bools:
         """Which blueprints the budget still allows in which slots, with any of these ``blends``."""
@@ -169,7 +169,7 @@ class GrowingNetwork:
 
     def revoke(self, gone: Bools) -> Transitions:
         """Empty the slots ``gone`` ``[1, S]``, whose seeds were taken by another hand; returns what changed."""
-        self.table, changes = revoke(self.table, gone)
+        self.table, changes = remove_seeds(self.table, gone)
         self.evidence = self.evidence.without(gone)
         return changes
 

@@ -32,7 +32,7 @@ from esper.growth.side_pass import keep_modes, side_pass
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import NO_BLUEPRINT, SeedTable
-from esper.lifecycle.transitions import with_fossils
+from esper.lifecycle.transitions import add_fossils
 from esper.numerics.arrays import Ints
 
 Pass = Callable[[], object]
@@ -65,7 +65,7 @@ def list_structures(network: GrowingNetwork, rules: Rules) -> Iterator[Structure
             yield chosen, joins
             return
         yield from extend(chosen, joins, places[1:])
-        table = with_fossils(SeedTable.dormant(*shape), chosen, joins, np.ones_like(network.specs.compatible))[0]
+        table = add_fossils(SeedTable.dormant(*shape), chosen, joins, np.ones_like(network.specs.compatible))[0]
         allowed = (network.specs.compatible & network.affordable_beside(table, rules.blends))[0, places[0]]
         for kind in np.flatnonzero(allowed):
             for blend in blends:

@@ -21,7 +21,7 @@ from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
 from esper.lab.evaluate import count_trainings, find_controller, sample_for_evaluation
 from esper.lab.static_networks import Prices, examples_per_decision, measure_arm
-from esper.lifecycle.actions import Blend, wait
+from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.budget import TRAINING_PASSES, Budget
@@ -114,7 +114,7 @@ def _train(task: _PoolTask) -> tuple[Floats, Floats]:
     conduct = task.terms.conduct.model_copy(update={"promise": None, "plateau": None})
     terms = replace(task.terms, conduct=conduct)
     episodes = terms.episodes(task.instances, fossils=task.fossils)
-    waiting, curve = wait(len(task.instances)), list[Floats]()
+    waiting, curve = make_wait_actions(len(task.instances)), list[Floats]()
     for _ in range(episodes.suite.steps):
         episodes.step(waiting)
         curve.append(episodes.potential)

@@ -99,7 +99,7 @@ RELEVANT: Bools = np.array([[head is Head.OP or head in _READS[op] for head in H
 """``bool [6, 8]``: whether an operation (row) reads a head (column). The others must be 0."""
 
 
-def head_sizes(slots: int, blueprints: int) -> tuple[int, ...]:
+def count_choices(slots: int, blueprints: int) -> tuple[int, ...]:
     """The number of choices of each head, in the order of `Head`."""
     return (
         len(Op),
@@ -113,7 +113,7 @@ def head_sizes(slots: int, blueprints: int) -> tuple[int, ...]:
     )
 
 
-def wait(environments: int) -> Ints:
+def make_wait_actions(environments: int) -> Ints:
     """The action that does nothing, for every environment: ``int64 [E, 8]``."""
     return np.zeros((environments, len(Head)), dtype=np.int64)
 
@@ -133,7 +133,7 @@ def clear_irrelevant_heads(actions: Ints) -> Ints:
     return np.where(RELEVANT[ops], actions, 0)
 
 
-def action(
+def make_action(
     op: Op,
     slot: int = 0,
     blueprint: int = 0,
@@ -182,7 +182,7 @@ class PerHead(Settings):
     alpha_curve: _Number
 
     @classmethod
-    def every(cls, number: float) -> Self:
+    def fill(cls, number: float) -> Self:
         """The same number for all heads."""
         return cls.model_validate(number)
 

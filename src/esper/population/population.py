@@ -24,7 +24,7 @@ from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
+from esper.lifecycle.transitions import Step, Transitions, add_fossils, step
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import seed_generator
 from esper.population.budget import Budget, Charge, Cost, Costs, affordable_blueprints, budget_left
@@ -265,7 +265,7 @@ class Population:
             for slot, blueprint, blend in network.fossils:
                 blueprints[row, slot], blends[row, slot] = blueprint, blend
         replaced = np.isin(np.arange(self.size), rows)
-        table, changes = with_fossils(self.table.reset(replaced), blueprints, blends, specs.compatible)
+        table, changes = add_fossils(self.table.reset(replaced), blueprints, blends, specs.compatible)
         banks = self._add_newborns(banks, changes, specs, host.learning_rates, germinations)
         self.state = PopulationState(
             specs,

@@ -12,11 +12,11 @@ import torch
 from esper.control.history import History
 from esper.control.observation import FeatureInputs, Observation, observe
 from esper.control.promises import PromiseRecord
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules, Verdicts
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, concatenate
+from esper.lifecycle.transitions import Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.deferred import Deferred
@@ -211,7 +211,7 @@ class Episodes:
             IllegalActionError: an action is not legal; nothing has changed then.
         """
         running = ~self.finished
-        actions = np.where(running[:, None], actions, wait(self.size))
+        actions = np.where(running[:, None], actions, make_wait_actions(self.size))
 
         # The decision changes slots at once.
         decided_on = self.population.table
@@ -247,7 +247,7 @@ class Episodes:
             finished=self.finished,
             running=running,
             verdicts=decision.verdicts,
-            transitions=concatenate([decision.transitions, intervention.transitions]),
+            transitions=concatenate_transitions([decision.transitions, intervention.transitions]),
             training=training,
             evaluation=evaluation,
             potential=self.potential,
@@ -262,13 +262,13 @@ class Episodes:
         due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
         measured = start_evaluation(self.population, self.validation, due)
         (training, found), finite = under_way.combine(measured).combine(self.governor.finite()).fetch()
-        evaluation = self.history.complete(found, self.population.evidence)
+        evaluation = self.history.fill_stale_contributions(found, self.population.evidence)
         intervention = self.governor.check(training, evaluation, finite, running)
         if not intervention.rows.any():
             return training, self._score(evaluation), intervention, []
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
-        newer = self.history.complete(again, self.population.evidence)
+        newer = self.history.fill_stale_contributions(again, self.population.evidence)
         before, after = map(self._score, (evaluation, replace_where(intervention.rows, evaluation, newer)))
         return training, after, intervention, _list_incidents(intervention, before, after)
 
@@ -281,8 +281,8 @@ class Episodes:
         """Measure what blueprints promise in free slots, by the newest training examples, where it is time to."""
         if (promises := self.promises) is None:
             return
-        promises.wait(running)
-        due = running & ~self.finished & promises.settings.due(self.step_index)
+        promises.advance_age(running)
+        due = running & ~self.finished & promises.settings.is_due(self.step_index)
         if not due.any():
             return
         suite, wanted = self.suite, promises.settings.examples

@@ -20,7 +20,7 @@ from pydantic import ValidationError, model_validator
 from esper.config.settings import Settings, describe_first_error
 from esper.control.observation import Feature, MaskTensors, Observation, list_features
 from esper.errors import ConfigError
-from esper.lifecycle.actions import head_sizes
+from esper.lifecycle.actions import count_choices
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Bools, Floats, Ints
@@ -175,7 +175,7 @@ class Growth:
 
 def sizes_of(suite: Suite) -> tuple[int, ...]:
     """How many choices each of the eight heads has on a suite."""
-    return head_sizes(len(suite.sites), len(suite.blueprints))
+    return count_choices(len(suite.sites), len(suite.blueprints))
 
 
 def action_space(suite: Suite) -> spaces.MultiDiscrete:

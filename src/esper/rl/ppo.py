@@ -289,7 +289,7 @@ class PPO:
         # Statistics that moved between acting and learning would make the first ratio differ from 1: only now.
         if finite:
             seen = [select_steps(one.observations, one.running) for one in rollouts]
-            policy.recalibrate(seen, of_running(batches, lambda one: one.target))
+            policy.update_statistics(seen, of_running(batches, lambda one: one.target))
         self.updates += 1
 
         # Metrics are means over minibatches; those of the rollout are over the steps that belong to its episodes.
@@ -405,7 +405,7 @@ class PPO:
         target = advantage + rollout.value
         if settings.group > 1:
             advantage = subtract_group_mean(advantage, settings.group)
-        is_open = self.policy.open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
+        is_open = self.policy.find_open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
         return PPOBatch(rollout, advantage, target, is_open)
 
     @torch.no_grad()

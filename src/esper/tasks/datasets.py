@@ -23,7 +23,7 @@ from esper.numerics.stacking import Stackable
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.layers import Conv1d, Linear
 from esper.tasks.registry import lookup
-from esper.tasks.suite import OptimizerSettings, Source, Suite, log_uniform
+from esper.tasks.suite import OptimizerSettings, Source, Suite, draw_log_uniform
 
 CLASSES = 10
 """Classes of either data set."""
@@ -265,7 +265,7 @@ class DatasetSuite(Suite):
             variant=variant,
             seed=seed,
             widths=lookup(f"variant of suite '{self.name}'", variant, self._widths()),
-            learning_rate=log_uniform(*LEARNING_RATES, rng),
+            learning_rate=draw_log_uniform(*LEARNING_RATES, rng),
             train_size=self.scarce_train_size if condition.scarce else int(rng.choice(self.train_sizes)),
             rent=float(rng.choice(RENTS)),
             label_noise=condition.label_noise,

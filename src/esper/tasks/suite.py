@@ -23,13 +23,13 @@ from esper.tasks.instance import Data, Instance, Part
 class Source:
     """What a suite declares of its data."""
 
-    words: str
+    description: str
     """Completes "it is ..."."""
     path: Path | None = None
     """The file that is read; None where nothing is."""
 
     @property
-    def found(self) -> bool:
+    def exists(self) -> bool:
         """Whether all that is read is there."""
         return self.path is None or self.path.is_file()
 
@@ -166,6 +166,6 @@ def _shuffle(names: tuple[str, ...], generator: np.random.Generator) -> list[str
     return [names[index] for index in generator.permutation(len(names))]
 
 
-def log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
+def draw_log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
     """A draw whose logarithm is uniform between those of ``low`` and ``high``."""
     return math.exp(rng.uniform(math.log(low), math.log(high)))

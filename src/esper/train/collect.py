@@ -11,15 +11,15 @@ from torch import Tensor
 
 from esper.config.loading import load_settings
 from esper.config.settings import compare_settings
-from esper.control.advice import advise
-from esper.control.learned import LearnedController, PolicyOrigin, policy_spec, restore_policy
-from esper.control.observation import mask_tensors
+from esper.control.advice import append_advice
+from esper.control.learned import LearnedController, PolicyOrigin, count_policy_features, restore_policy
+from esper.control.observation import make_mask_tensors
 from esper.control.policy import Policy
 from esper.control.promises import PromiseSettings
 from esper.control.rules import LookRule
 from esper.control.shipped import open_policy
 from esper.errors import ConfigError
-from esper.lifecycle.actions import Head, wait
+from esper.lifecycle.actions import Head, make_wait_actions
 from esper.numerics.devices import usable_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.episodes import CPU, Episodes
@@ -67,7 +67,7 @@ class ShardResult:
 
 def new_policy(settings: TrainSettings) -> Policy:
     """The untrained policy of a run."""
-    spec = policy_spec(settings.policy, settings.promise)
+    spec = count_policy_features(settings.policy, settings.promise)
     return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed))
 
 
@@ -155,7 +155,7 @@ def collect(task: ShardTask) -> ShardResult:
 
     # Twins are a population of their own: the others' numbers are the same with twins and without, to the last bit.
     twins = _start_episodes(task, group, None)
-    waited = [twins.step(wait(twins.size)) for _ in range(suite.steps)]
+    waited = [twins.step(make_wait_actions(twins.size)) for _ in range(suite.steps)]
     earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
     rollout = result.rollout._replace(control_variate=earned.repeat_interleave(group, 1))
     return replace(result, rollout=rollout, twin_steps=sum(int(step.running.sum()) for step in waited))
@@ -182,8 +182,8 @@ def run_policy(
     events = [] if recorder is None else as_rows(recorder.record_start())
     for uniforms in noise.to(device):
         observation, legal = episodes.observe(), episodes.legal_actions()
-        observation = observation if advisor is None else advise(advisor, observation, legal)
-        masks = mask_tensors(legal, CPU)
+        observation = observation if advisor is None else append_advice(advisor, observation, legal)
+        masks = make_mask_tensors(legal, CPU)
         step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
         actions = step.actions.numpy()
         if recorder is not None:

@@ -115,7 +115,7 @@ class TrainSettings(Settings):
     @property
     def promise(self) -> PromiseSettings | None:
         """How what blueprints promise is measured in rollouts."""
-        return self.policy.promise_seen(self.conduct.promise)
+        return self.policy.resolve_promise(self.conduct.promise)
 
     @model_validator(mode="after")
     def _slots_are_measured(self) -> Self:

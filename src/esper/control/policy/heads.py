@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from esper.control.advice import Advice, AdviceSettings
 from esper.control.observation import MaskTensors, Observation, ObservationSpec
-from esper.control.policy.layers import RELU_GAIN, embedding, linear
+from esper.control.policy.layers import RELU_GAIN, make_embedding, make_linear
 from esper.control.policy.settings import PolicySettings
-from esper.lifecycle.actions import RELEVANT, Head, Op, head_sizes
+from esper.lifecycle.actions import RELEVANT, Head, Op, count_choices
 
 ILLEGAL_LOGIT = -1e9
 """Finite, so that 0 * log(0) is 0; so low that its exponential is exactly 0."""
@@ -28,7 +28,7 @@ LARGEST_UNIFORM = 1.0 - 2.0**-24
 """The largest float32 below 1: a float64 uniform may round up to 1, where the inverse distribution ends."""
 
 
-def legal_choices(masks: MaskTensors, head: Head, op: Tensor, slot: Tensor, relevant: Tensor) -> Tensor:
+def find_legal_choices(masks: MaskTensors, head: Head, op: Tensor, slot: Tensor, relevant: Tensor) -> Tensor:
     """Which choices of ``head`` are legal, bool ``[N, n]``, given operations and slots ``[N]``.
 
     ``relevant`` is bool ``[N, 8]``, the rows of `RELEVANT` for ``op``; where a head is irrelevant only choice 0 is
@@ -56,13 +56,13 @@ def legal_choices(masks: MaskTensors, head: Head, op: Tensor, slot: Tensor, rele
     return torch.where(relevant[:, head, None], legal, first)
 
 
-def open_heads(masks: MaskTensors, actions: Tensor, relevant: Tensor) -> Tensor:
+def find_open_heads(masks: MaskTensors, actions: Tensor, relevant: Tensor) -> Tensor:
     """Which heads had a choice in N rows, bool ``[N, 8]``: more than one was legal given the ``actions`` ``[N, 8]``.
 
     ``relevant`` is `RELEVANT` as a tensor, bool ``[ops, 8]``.
     """
     op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
-    legal = [legal_choices(masks, head, op, slot, relevant[op]) for head in Head]
+    legal = [find_legal_choices(masks, head, op, slot, relevant[op]) for head in Head]
     return torch.stack([choices.sum(-1) > 1 for choices in legal], -1)
 
 
@@ -71,7 +71,7 @@ def masked_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
     return logits.float().masked_fill(~legal, ILLEGAL_LOGIT).log_softmax(-1)
 
 
-def raise_to_floor(log_probs: Tensor, legal: Tensor, floor: float) -> Tensor:
+def mix_with_uniform(log_probs: Tensor, legal: Tensor, floor: float) -> Tensor:
     """Log-probabilities ``[N, n]`` mixed with the uniform distribution, so that no legal choice is below the floor.
 
     p' = (1 - k g) p + g for each of k legal choices, with g = min(floor, 1 / k) (Auer et al., "The nonstochastic
@@ -86,13 +86,13 @@ def raise_to_floor(log_probs: Tensor, legal: Tensor, floor: float) -> Tensor:
     return torch.where(legal, mixed.log(), log_probs)
 
 
-def normalised_entropy(log_probs: Tensor, legal: Tensor) -> Tensor:
+def compute_normalised_entropy(log_probs: Tensor, legal: Tensor) -> Tensor:
     """Entropy ``[N]`` divided by log(number of legal choices): in 0..1, and 0 where there is only one."""
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return entropy / legal.sum(-1).clamp(min=2).to(entropy.dtype).log()
 
 
-def draw(log_probs: Tensor, legal: Tensor, uniforms: Tensor) -> Tensor:
+def sample_choices(log_probs: Tensor, legal: Tensor, uniforms: Tensor) -> Tensor:
     """Choices int64 ``[N]`` by inverting the distribution at ``uniforms`` ``[N]`` in [0, 1].
 
     The first legal choice whose cumulated probability exceeds the uniform. An illegal one is never returned, however
@@ -105,7 +105,7 @@ def draw(log_probs: Tensor, legal: Tensor, uniforms: Tensor) -> Tensor:
     return (legal.view(torch.uint8) + reached.view(torch.uint8)).argmax(-1)
 
 
-def log_prob_of(log_probs: Tensor, choice: Tensor) -> Tensor:
+def gather_log_probs(log_probs: Tensor, choice: Tensor) -> Tensor:
     """Log-probability ``[N]`` of the choice ``[N]`` under ``[N, n]``."""
     return log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
@@ -144,7 +144,7 @@ class Pointer(nn.Module):
 
     def __init__(self, context: int, candidate: int, gain: float, generator: torch.Generator) -> None:
         super().__init__()
-        self.query = linear(context, candidate, generator, gain)
+        self.query = make_linear(context, candidate, generator, gain)
         self.scale = 1.0 / math.sqrt(candidate)
 
     def forward(self, context: Tensor, candidates: Tensor) -> Tensor:
@@ -161,17 +161,17 @@ class ActionHeads(nn.Module):
         super().__init__()
         hidden, width, gain = settings.hidden, settings.width, settings.head_gain
         self.floors = settings.probability_floor.by_head
-        sizes = head_sizes(1, 1)  # only SLOT and BLUEPRINT depend on the counts, and those two are pointers
+        sizes = count_choices(1, 1)  # only SLOT and BLUEPRINT depend on the counts, and those two are pointers
         self.register_buffer("relevant", torch.from_numpy(RELEVANT.copy()), persistent=False)  # [ops, heads]
-        self.op_embedding = embedding(len(Op), width, generator)
-        self.blueprint_encoder = linear(spec.blueprints, width, generator, RELU_GAIN)
-        self.details = linear(hidden + 3 * width, width, generator, RELU_GAIN)
+        self.op_embedding = make_embedding(len(Op), width, generator)
+        self.blueprint_encoder = make_linear(spec.blueprints, width, generator, RELU_GAIN)
+        self.details = make_linear(hidden + 3 * width, width, generator, RELU_GAIN)
         self.outputs = nn.ModuleDict(
             {
-                Head.OP.name: linear(hidden, len(Op), generator, gain),
+                Head.OP.name: make_linear(hidden, len(Op), generator, gain),
                 Head.SLOT.name: Pointer(hidden + width, width, gain, generator),
                 Head.BLUEPRINT.name: Pointer(hidden + width, width, gain, generator),
-                **{head.name: linear(width, sizes[head], generator, gain) for head in DETAILS},
+                **{head.name: make_linear(width, sizes[head], generator, gain) for head in DETAILS},
             }
         )
 
@@ -202,7 +202,7 @@ class ActionHeads(nn.Module):
 
         def settle(head: Head, logits: Tensor, legal: Tensor) -> Tensor:
             preferences = masked_log_softmax(logits, legal)
-            raised = raise_to_floor(preferences, legal, self.floors[head])
+            raised = mix_with_uniform(preferences, legal, self.floors[head])
             actions.append(choose(head, Candidates(preferences, raised, legal)))
             log_probs.append(raised)
             legals.append(legal)
@@ -218,18 +218,18 @@ class ActionHeads(nn.Module):
 
         logits = self.outputs[Head.SLOT.name](torch.cat((memory, op_vector), -1), tokens)
         logits = heed(Head.SLOT, logits, advice and advice.slots)
-        slot = settle(Head.SLOT, logits, legal_choices(masks, Head.SLOT, op, op, relevant))
+        slot = settle(Head.SLOT, logits, find_legal_choices(masks, Head.SLOT, op, op, relevant))
         token = tokens[rows, slot]
 
         blueprints = F.relu(self.blueprint_encoder(observation.blueprints[rows, slot]))  # [N, K, W]
         logits = self.outputs[Head.BLUEPRINT.name](torch.cat((memory, token), -1), blueprints)
         logits = heed(Head.BLUEPRINT, logits, advice and advice.blueprints[rows, slot])
-        blueprint = settle(Head.BLUEPRINT, logits, legal_choices(masks, Head.BLUEPRINT, op, slot, relevant))
+        blueprint = settle(Head.BLUEPRINT, logits, find_legal_choices(masks, Head.BLUEPRINT, op, slot, relevant))
         blueprint_vector = blueprints[rows, blueprint] * relevant[:, Head.BLUEPRINT, None]
 
         details = F.relu(self.details(torch.cat((memory, op_vector, token, blueprint_vector), -1)))
         for head in DETAILS:
-            settle(head, self.outputs[head.name](details), legal_choices(masks, head, op, slot, relevant))
+            settle(head, self.outputs[head.name](details), find_legal_choices(masks, head, op, slot, relevant))
         return HeadOutputs(torch.stack(actions, -1), tuple(log_probs), tuple(legals))
 
 

@@ -17,7 +17,7 @@ from esper.control.observation import Observation, ObservationSpec
 RELU_GAIN = math.sqrt(2.0)
 
 
-def linear(inputs: int, outputs: int, generator: torch.Generator, gain: float = 1.0) -> nn.Linear:
+def make_linear(inputs: int, outputs: int, generator: torch.Generator, gain: float = 1.0) -> nn.Linear:
     """A linear layer with an orthogonal weight times ``gain`` (Saxe et al., 2014) and zero bias."""
     layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
@@ -25,14 +25,14 @@ def linear(inputs: int, outputs: int, generator: torch.Generator, gain: float = 
     return layer
 
 
-def embedding(count: int, width: int, generator: torch.Generator) -> nn.Embedding:
+def make_embedding(count: int, width: int, generator: torch.Generator) -> nn.Embedding:
     """A table of ``count`` standard-normal vectors."""
     table = nn.Embedding(count, width, device="meta").to_empty(device="cpu")
     nn.init.normal_(table.weight, generator=generator)
     return table
 
 
-def lstm(inputs: int, hidden: int, memory: int, generator: torch.Generator) -> nn.LSTM:
+def make_lstm(inputs: int, hidden: int, memory: int, generator: torch.Generator) -> nn.LSTM:
     """A one-layer LSTM, orthogonal per gate, whose gates start with time constants spread over 1..``memory`` steps.
 
     Forget biases are log(u) with u uniform in [1, memory - 1] and input biases their negatives: the chrono

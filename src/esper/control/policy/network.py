@@ -16,12 +16,12 @@ from esper.control.policy.heads import (
     Candidates,
     Choose,
     HeadOutputs,
-    draw,
-    log_prob_of,
-    normalised_entropy,
-    open_heads,
+    compute_normalised_entropy,
+    find_open_heads,
+    gather_log_probs,
+    sample_choices,
 )
-from esper.control.policy.layers import RELU_GAIN, ObservationNormaliser, RunningMoments, linear, lstm
+from esper.control.policy.layers import RELU_GAIN, ObservationNormaliser, RunningMoments, make_linear, make_lstm
 from esper.control.policy.settings import PolicySettings
 from esper.lifecycle.actions import Head
 
@@ -33,8 +33,8 @@ class SlotAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm = nn.LayerNorm(width)
-        self.project = linear(width, 3 * width, generator)
-        self.merge = linear(width, width, generator)
+        self.project = make_linear(width, 3 * width, generator)
+        self.merge = make_linear(width, width, generator)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``[N, S, W]`` to the same."""
@@ -51,9 +51,9 @@ class Encoder(nn.Module):
     def __init__(self, spec: ObservationSpec, settings: PolicySettings, generator: torch.Generator) -> None:
         super().__init__()
         width = settings.width
-        self.slot = linear(spec.slots, width, generator, RELU_GAIN)
+        self.slot = make_linear(spec.slots, width, generator, RELU_GAIN)
         self.attention = SlotAttention(width, settings.attention_heads, generator)
-        self.network = linear(spec.globals, width, generator, RELU_GAIN)
+        self.network = make_linear(spec.globals, width, generator, RELU_GAIN)
         self.summary_width = 3 * width
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
@@ -72,8 +72,8 @@ class ValueHead(nn.Module):
 
     def __init__(self, hidden: int, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.body = linear(hidden, width, generator, RELU_GAIN)
-        self.output = linear(width, 1, generator)
+        self.body = make_linear(hidden, width, generator, RELU_GAIN)
+        self.output = make_linear(width, 1, generator)
         self.returns = RunningMoments(1, RETURN_FLOOR)
 
     @property
@@ -87,7 +87,7 @@ class ValueHead(nn.Module):
         return standard * self.scale + self.returns.mean[0].to(standard.dtype)
 
     @torch.no_grad()
-    def rescale(self, returns: Tensor) -> None:
+    def update_scale(self, returns: Tensor) -> None:
         """Merge new returns, any shape, and correct the last layer so that no prediction changes.
 
         This is the output-preserving step of PopArt (van Hasselt et al., 2016).
@@ -164,9 +164,9 @@ class PolicyEvaluation(NamedTuple):
 class Policy(nn.Module):
     """Slot-token encoder, LSTM, autoregressive masked heads and a state value.
 
-    Observations are given raw: the policy standardises them with statistics of its own, which change only in
-    `recalibrate`. ``spec`` counts their features; where the settings have the policy advised, the last ones are those
-    that `esper.control.advice.advise` adds.
+    Observations are raw: the policy standardises them with its own statistics, which only `update_statistics` changes.
+    ``spec`` counts their features. If the settings have advice, the last features are those that
+    `esper.control.advice.append_advice` adds.
     """
 
     def __init__(self, spec: ObservationSpec, settings: PolicySettings, generator: torch.Generator) -> None:
@@ -175,7 +175,7 @@ class Policy(nn.Module):
         self.settings = settings
         self.normaliser = ObservationNormaliser(spec)
         self.encoder = Encoder(spec, settings, generator)
-        self.lstm = lstm(self.encoder.summary_width, settings.hidden, settings.memory, generator)
+        self.lstm = make_lstm(self.encoder.summary_width, settings.hidden, settings.memory, generator)
         self.heads = ActionHeads(spec, settings, generator)
         self.value_head = ValueHead(settings.hidden, settings.width, generator)
 
@@ -229,7 +229,9 @@ class Policy(nn.Module):
         memory, following = self._recur(summary.view(steps, environments, -1), state)
         choose = _choose_given(flat_actions)
         decision = self.heads(memory.flatten(0, 1), tokens, normalised, self._advice(flat), flat_masks, choose)
-        entropy = [normalised_entropy(p, legal) for p, legal in zip(decision.log_probs, decision.legal, strict=True)]
+        entropy = [
+            compute_normalised_entropy(p, legal) for p, legal in zip(decision.log_probs, decision.legal, strict=True)
+        ]
         return PolicyEvaluation(
             chosen_log_prob=_gather_chosen(decision).view(steps, environments, len(Head)),
             entropy=torch.stack(entropy, -1).view(steps, environments, len(Head)),
@@ -237,15 +239,15 @@ class Policy(nn.Module):
             state=following,
         )
 
-    def open_heads(self, masks: MaskTensors, actions: Tensor) -> Tensor:
+    def find_open_heads(self, masks: MaskTensors, actions: Tensor) -> Tensor:
         """Which heads had a choice, bool ``[T, E, 8]``, in stored decisions ``[T, E, ...]``."""
         flat = MaskTensors(*(part.flatten(0, 1) for part in masks))
-        return open_heads(flat, actions.flatten(0, 1), self.heads.relevant).view(actions.shape)
+        return find_open_heads(flat, actions.flatten(0, 1), self.heads.relevant).view(actions.shape)
 
-    def recalibrate(self, observations: Sequence[Observation], returns: Tensor) -> None:
+    def update_statistics(self, observations: Sequence[Observation], returns: Tensor) -> None:
         """Merge raw observations and returns into the policy's statistics: once, after learning from them."""
         self.normaliser.update(*observations)
-        self.value_head.rescale(returns)
+        self.value_head.update_scale(returns)
 
     def _advice(self, observation: Observation) -> Advice | None:
         """What a raw observation says that a rule would do, where the policy is advised."""
@@ -273,7 +275,7 @@ class Policy(nn.Module):
 
 def _gather_chosen(decision: HeadOutputs) -> Tensor:
     """Log-probabilities ``[N, 8]`` of what was chosen; those of irrelevant heads are exactly 0."""
-    per_head = [log_prob_of(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
+    per_head = [gather_log_probs(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
     return torch.stack(per_head, -1)
 
 
@@ -282,7 +284,7 @@ def _choose_likeliest(head: Head, candidates: Candidates) -> Tensor:  # noqa: AR
 
 
 def _choose_by_noise(noise: Tensor) -> Choose:
-    return lambda head, candidates: draw(candidates.log_probs, candidates.legal, noise[:, head])
+    return lambda head, candidates: sample_choices(candidates.log_probs, candidates.legal, noise[:, head])
 
 
 def _choose_given(actions: Tensor) -> Choose:

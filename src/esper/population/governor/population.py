@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, revoke
+from esper.lifecycle.transitions import Transitions, remove_seeds
 from esper.numerics.arrays import Bools, Floats, Int8s, Ints
 from esper.population.deferred import Deferred
 from esper.population.evaluation import Evaluation
@@ -102,7 +102,7 @@ def roll_back(population: Population, rows: Bools, snapshots: Snapshots) -> Tran
     """
     state = population.state
     fossils = (state.table.stage == Stage.FOSSILIZED) & snapshots.knows(state.germinations)
-    table, changes = revoke(state.table, rows[:, None] & ~fossils)
+    table, changes = remove_seeds(state.table, rows[:, None] & ~fossils)
     parameters = snapshots.restore(rows, state.parameters.host, drop_pruned(state.parameters.banks, changes))
     evidence = forget_changed(state.evidence, changes)
     population.state = replace(state, table=table, evidence=evidence, parameters=parameters)
