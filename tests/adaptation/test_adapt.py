@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.adaptation.adapt import Adaptation, Search, Trial
-from esper.adaptation.trainer import Figures, Recipe, Retention, Structure, Trainer
+from esper.adaptation.trainer import FineTuneConfig, ForgettingReport, Metrics, Structure, Trainer
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from strangers import FRACTION, NONE, NUMBER, TRUTH, ZERO, Fits, named, require_refused
@@ -265,10 +265,10 @@ def test_where_loss_and_score_are_random_all_is_measured_by_the_same_numbers() -
     assert told[0].before == told[1].before
 
 
-def test_the_page_tells_at_which_share_what_was_found() -> None:
-    found, kept = Figures(0.5, 1.0, 10), Retention(0.1, 0.0)
-    trial = Trial({"head": "lora"}, found, Retention(0.25, 0.0), {"head": 0.1}, 10)
-    page = repr(Adaptation((trial,), 0, Figures(0.4, 1.0, 10), trial, (), kept, 2.0, None, 1.0))
+def test_the_page_has_the_share_of_what_was_learned() -> None:
+    found, kept = Metrics(0.5, 1.0, 10), ForgettingReport(0.1, 0.0)
+    trial = Trial({"head": "lora"}, found, ForgettingReport(0.25, 0.0), {"head": 0.1}, 10)
+    page = repr(Adaptation((trial,), 0, Metrics(0.4, 1.0, 10), trial, (), kept, 2.0, None, 1.0))
     assert "On new data that it did not learn from, at 25% of what it learned:\nscore 0.5, the host's 0.4" in page
     assert "with 10% of what was learned\non all new data, which is kept" in page
 
@@ -332,8 +332,8 @@ def test_all_of_the_new_data_are_learned_in_every_epoch_of_the_last_training() -
 def test_first_values_follow_from_the_seed() -> None:
     def grow(seed: int) -> Tensor:
         model = attached({"1": ["mlp"]})
-        recipe = Recipe(loss, None, lambda groups: torch.optim.SGD(groups, 0.0), 1, [], 0.0, seed)
-        Trainer(model, recipe).fit({"1": "mlp"}, data(40, 1))
+        config = FineTuneConfig(loss, None, lambda groups: torch.optim.SGD(groups, 0.0), 1, [], 0.0, seed)
+        Trainer(model, config).fit({"1": "mlp"}, data(40, 1))
         return torch.cat([one.flatten() for one in model.seeds["1"].parameters()])
 
     assert torch.equal(grow(1), grow(1))
@@ -434,9 +434,9 @@ def test_where_every_last_training_diverges_nothing_is_kept_and_the_search_is_no
 def test_what_counts_for_nothing_in_the_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     fit = Trainer.fit
 
-    def forgetful(trainer: Trainer, structure: Structure, batches: list[Batch], *key: int) -> Retention:
+    def forgetful(trainer: Trainer, structure: Structure, batches: list[Batch], *key: int) -> ForgettingReport:
         found = fit(trainer, structure, batches, *key)
-        return Retention(0.0, 0.0) if len(batches) == 4 else found
+        return ForgettingReport(0.0, 0.0) if len(batches) == 4 else found
 
     monkeypatch.setattr(Trainer, "fit", forgetful)
     model = attached()
@@ -474,9 +474,9 @@ def play(monkeypatch: pytest.MonkeyPatch, scores: Callable[[Structure], float], 
 
     def cross_validate(search: Search, structure: Structure) -> Trial:
         earned = {slot: 0.0 if slot == worthless else 0.1 for slot in structure}
-        found = Figures(scores(structure), 1.0, 40)
+        found = Metrics(scores(structure), 1.0, 40)
         parameters = search._count_parameters(structure)
-        return Trial(structure, found, Retention(1.0, 0.0), earned, parameters)
+        return Trial(structure, found, ForgettingReport(1.0, 0.0), earned, parameters)
 
     monkeypatch.setattr(Search, "_cross_validate", cross_validate)
     return adapt(attached())
@@ -503,7 +503,7 @@ def test_every_trial_prints_a_line_if_asked(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.landing
-def test_the_page_tells_what_was_tried_kept_earned_and_forgotten() -> None:
+def test_the_page_lists_what_was_tried_kept_earned_and_forgotten() -> None:
     page = repr(adapt(attached(), source=data(100, 0), tolerance=10.0))
     for part in ("Kept: ", "earned", "structures tried", "GFLOP", "Source, on batches", "parameters"):
         assert part in page
