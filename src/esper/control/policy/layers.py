@@ -1,8 +1,8 @@
-"""Layers whose first weights come from an explicit generator, and running moments that change only when told to.
+"""Layers initialised from an explicit generator, and running moments that change only in an explicit update.
 
-The policy normalises inside its own forward pass, so a rollout stores the raw observation and an update sees exactly
-what acting saw. The statistics are buffers: frozen while a rollout is collected and learned from, updated by one
-explicit call afterwards, saved and moved between devices with the weights.
+The policy normalises inside its forward pass, so a rollout stores raw observations, and an update computes with exactly
+the inputs of acting. The statistics are buffers: frozen while a rollout is collected and learned from, updated once
+afterwards, saved and moved between devices with the weights.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ def make_lstm(inputs: int, hidden: int, memory: int, generator: torch.Generator)
 
 
 WINDOW = 100
-"""A new batch weighs at least 1/WINDOW, so that the statistics follow a policy that changes."""
+"""Least weight of a new batch is 1/WINDOW, so that the statistics follow a policy that changes."""
 
 OBSERVATION_FLOOR = 0.01
-"""Least standard deviation of an observation's feature, so that a feature seen constant so far cannot explode."""
+"""Least standard deviation of a feature, so that one that was constant so far cannot explode."""
 
 OBSERVATION_BOUND = 5.0
 """Normalised features are clipped to this many standard deviations."""
 NO_VARIANCE = 1e-12
-"""What rounding leaves of the variance of equal numbers is less."""
+"""Upper bound of the variance that rounding leaves of equal numbers."""
 
 
 class RunningMoments(nn.Module):
@@ -87,12 +87,12 @@ class RunningMoments(nn.Module):
 
     @property
     def varied(self) -> Tensor:
-        """Bool ``[F]``: what was not always the same; everything, before the first batch."""
+        """Whether features have varied, bool ``[F]``; all have, before the first batch."""
         return self.variance > NO_VARIANCE
 
     @torch.no_grad()
     def update(self, values: Tensor) -> None:
-        """Merge a batch ``[*, F]``."""
+        """Merge a batch ``[*, F]`` into the moments."""
         rows = values.reshape(-1, self.mean.shape[0]).double()
         incoming = rows.shape[0]
         mean = rows.mean(0)
@@ -108,8 +108,8 @@ class RunningMoments(nn.Module):
 class ObservationNormaliser(nn.Module):
     """Standardises every feature of an observation over environments, steps, slots and blueprints.
 
-    A feature that never varied where the policy learned, or not for thousands of updates, reads 0: elsewhere, where it
-    is another, it would only drive a policy that has learned nothing of it to one of its bounds.
+    A feature that never varied in training, or not for thousands of updates, reads 0: another value elsewhere would
+    drive a policy that has not learned to use it to one of its bounds.
     """
 
     def __init__(self, spec: ObservationSpec) -> None:
