@@ -88,7 +88,7 @@ class DeepSuite(DigitsSuite):
         self.sites = tuple(f"layers.{slot}" for slot in range(slots))
         self.host_widths = ((WIDTH,) * slots,)
 
-    def build(self, widths: tuple[int, ...], generator: torch.Generator) -> DeepHost:
+    def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> DeepHost:
         return DeepHost(self.input_shape[0], widths, self.classes, generator)
 
 

@@ -140,7 +140,7 @@ def test_a_name_that_is_unknown_says_how_files_are_named(file: Path) -> None:
             "'tokens' of Short is taken by .*:TokenSuite",
         ),
         (SHORT.replace("(TokenSuite)", "(Suite)").replace("import TokenSuite", "import Suite"), "short", "cannot be"),
-        (SHORT.replace("    steps = 10\n", "") + "    del TokenSuite.batch_size\n", "short", "does not say its batch_"),
+        (SHORT.replace("    steps = 10\n", "") + "    del TokenSuite.batch_size\n", "short", "does not define batch_"),
         (SHORT + "    objective = 'f1'\n", "short", "has the objective 'f1': accuracy or loss"),
     ],
     ids=[
