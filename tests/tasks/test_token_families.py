@@ -104,7 +104,7 @@ class TestOrder:
         classes = token_classes(examples.inputs)
         return counts((classes[:, distance:] - classes[:, :-distance]) % CLASSES).argmax(axis=1)
 
-    def test_the_commonest_step_at_the_right_distance_tells_the_label(self, distance: int) -> None:
+    def test_the_commonest_step_at_the_right_distance_determines_the_label(self, distance: int) -> None:
         examples = drawn(partial(sample_order, distance=distance))
         assert accuracy(self.steps(examples, distance), examples) > 0.9
 
@@ -131,16 +131,16 @@ class TestContext:
         b0, b1, f = first[:, 0] + last[:, 0] > 0, last[:, 1] > 0, first[:, 2] > 0
         assert accuracy(b0 + 2 * (b1 ^ f if flipped else b1), examples) > 0.93
 
-    def test_no_sum_over_tokens_tells_the_flipped_bit(self) -> None:
+    def test_no_sum_over_tokens_determines_the_flipped_bit(self) -> None:
         for features in (flat, per_token):
             assert 0.45 < linear_accuracy(partial(sample_context, flipped=True), features) < 0.55
 
-    def test_a_linear_rule_tells_both_bits_of_the_direct_variant(self) -> None:
+    def test_a_linear_rule_determines_both_bits_of_the_direct_variant(self) -> None:
         assert linear_accuracy(partial(sample_context, flipped=False), mean_token) > 0.9
 
 
 class TestArgmax:
-    def test_the_mean_token_tells_largest_mean(self) -> None:
+    def test_the_mean_token_determines_largest_mean(self) -> None:
         assert linear_accuracy(sample_largest_mean, mean_token) > 0.85
 
     def test_two_channels_lose_much_of_it(self) -> None:
@@ -178,7 +178,7 @@ class TestPointer:
         assert accuracy(token_classes(examples.inputs)[np.arange(EXAMPLES), target], examples) > 0.95
 
     @pytest.mark.parametrize("distance", [1, 4])
-    def test_counting_classes_tells_little(self, distance: int) -> None:
+    def test_counting_classes_reveals_little(self, distance: int) -> None:
         assert 0.3 < linear_accuracy(partial(sample_pointer, distance=distance), per_token) < 0.55
 
 
@@ -189,7 +189,7 @@ class TestHalves:
         agree = first * last > 0
         assert accuracy(agree[:, 0] + 2 * agree[:, 1], examples) > 0.9
 
-    def test_no_sum_over_tokens_tells_anything(self) -> None:
+    def test_no_sum_over_tokens_reveals_anything(self) -> None:
         for features in (flat, per_token):
             assert linear_accuracy(sample_halves, features) < AT_CHANCE
 

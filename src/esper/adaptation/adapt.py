@@ -265,6 +265,7 @@ def adapt(
             "smaller ones or more data, or leave it out"
         )
 
+    # Search by cross-validation; the clock of the budget runs until the end.
     spending = Spending(model, training_flops, seconds=seconds)
     try:
         allowed = TOLERANCE if tolerance is None else tolerance

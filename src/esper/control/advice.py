@@ -63,6 +63,7 @@ def append_advice(rule: LookRule, observation: Observation, masks: ActionMasks) 
         ConfigError: the observation has no features of promise.
     """
     actions, _ = rule.act(observation, masks, None)
+    # One-hot operation, and marks of the advised slot and blueprint.
     op, slot, blueprint = (actions[:, head] for head in (Head.OP, Head.SLOT, Head.BLUEPRINT))
     environments, slots, blueprints = observation.blueprints.shape[:3]
     rows = np.arange(environments)

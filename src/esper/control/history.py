@@ -37,6 +37,7 @@ class History:
     def __init__(
         self, environments: int, slots: int, blueprints: int, chance_loss: float, chance_accuracy: float
     ) -> None:
+        # Attributes, by name, are what checkpoints store.
         self._shape = (environments, slots, blueprints)
         self._chance_loss, self._chance_accuracy = chance_loss, chance_accuracy
         self.training = self._report_chance()
@@ -126,6 +127,7 @@ class History:
         ``improved``, bool ``[E]``: whether the step was progress; None: judged by the validation loss.
         """
         self.training = training
+        # The newest losses and accuracies come first.
         self.losses = np.concatenate([evaluation.loss[:, None], self.losses[:, :-1]], axis=1)
         self.accuracies = np.concatenate([evaluation.accuracy[:, None], self.accuracies[:, :-1]], axis=1)
         # A plateau ends where the validation loss improves, unless the caller judges progress itself.
@@ -133,6 +135,7 @@ class History:
         self.best_loss = np.where(lower, evaluation.loss, self.best_loss)
         self.plateau_age = np.where(lower if improved is None else improved, 0, self.plateau_age + 1)
         self.accuracy_contribution = evaluation.accuracy_contribution
+        # Contributions that were not measured anew keep the comparison with the measurement before.
         self.loss_contribution_before = np.where(
             evaluation.fresh, self.loss_contribution, self.loss_contribution_before
         )

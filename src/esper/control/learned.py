@@ -77,6 +77,7 @@ class LearnedController:
             observation = append_advice(self._advisor, observation, masks)
         # Uniform numbers that the policy draws by; none where it is greedy.
         noise = None if state.streams is None else torch.from_numpy(state.streams.draw()).to(device)
+        # Everything is computed on the policy's device; actions return to the CPU.
         step = self.policy.act(observation.to(device), make_mask_tensors(masks, device), state.memory, noise)
         return step.actions.cpu().numpy(), LearnedState(step.state, state.streams)
 
@@ -149,6 +150,7 @@ def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings, prom
     Raises:
         CheckpointError: the policy in them has other settings.
     """
+    # The first weights are overwritten, so their generator does not matter.
     policy = Policy(count_policy_features(settings, promise), settings, torch.Generator().manual_seed(0))
     saved = take_prefix("policy.", tensors)  # the others belong to the optimizer, or are counters
     policy.load_state_dict(from_plain(policy.state_dict(), saved, "the checkpoint's policy"))

@@ -34,27 +34,22 @@ class GrowthSpec(Protocol):
     @property
     def kinds(self) -> Sequence[type[Blueprint]]:
         """The K blueprints."""
-        ...
 
     @property
     def costs(self) -> Costs:
         """Costs of a seed of each blueprint in each slot."""
-        ...
 
     @property
     def compatible(self) -> Bools:
         """Whether a blueprint fits a slot, ``[E, S, K]``."""
-        ...
 
     @property
     def widths(self) -> Ints:
         """Channels at each slot, ``[E, S]``."""
-        ...
 
     @property
     def learning_rates(self) -> Floats:
         """Learning rates of the hosts, ``[E]``."""
-        ...
 
 
 class GrowingNetworks(Protocol):
@@ -63,40 +58,36 @@ class GrowingNetworks(Protocol):
     @property
     def specs(self) -> GrowthSpec:
         """Blueprints, costs and compatibility per slot."""
-        ...
 
     @property
     def table(self) -> SeedTable:
         """The state of every slot."""
-        ...
 
     @property
     def evidence(self) -> Evidence:
         """Measurements of the seeds that gates go by."""
-        ...
 
     @property
     def host_parameters(self) -> Ints:
         """Parameters before any growth, ``[E]``."""
-        ...
 
     @property
     def budget_left(self) -> Floats:
         """Unspent share of the scarcest cap, ``[E]``."""
-        ...
 
     def slots_of_layout(self, layout: Layout) -> Bools:
         """Whether the slot's features have this layout, ``[E, S]``."""
-        ...
 
     @property
     def charge(self) -> Charge:
         """The sizes that rent is paid on."""
-        ...
+
+
+# What a policy observes, and what is legal, as tensors
 
 
 class ObservationSpec(NamedTuple):
-    """Feature counts of an observation: they fix a policy's input layers; slots and blueprints may vary in number."""
+    """Numbers of features: they fix a policy's input layers; slots and blueprints may vary in number."""
 
     globals: int
     slots: int
@@ -249,6 +240,7 @@ def _compute_log_learning_rate(inputs: FeatureInputs) -> Floats:
 
 
 GLOBAL_FEATURES: tuple[Feature, ...] = (
+    # How the episode and its training go.
     Feature("progress", 0, 1, lambda v: v.progress),
     Feature("log_train_loss", -LOG_LIMIT, 2, lambda v: _compute_log_loss(v, v.history.training.loss)),
     Feature("log_validation_loss", -LOG_LIMIT, 2, lambda v: _compute_log_loss(v, v.history.losses[:, 0])),
@@ -263,11 +255,13 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
         "loss_gap", -LOG_LIMIT, LOG_LIMIT, lambda v: _compute_log_ratio(v.history.losses[:, 0], v.history.training.loss)
     ),
     Feature("plateau_age", 0, 1, lambda v: v.history.plateau_age / LONGEST_PLATEAU),
+    # What was used up, and what growth costs.
     Feature("rollbacks", 0, 1, lambda v: v.rollbacks),
     Feature("budget_left", 0, 1, lambda v: v.networks.budget_left),
     Feature("log_added_parameters", 0, 3, lambda v: np.log1p(v.added_size)),
     Feature("rent_paid", 0, 1, lambda v: v.rent * np.log1p(v.added_size)),
     Feature("rent", 0, 1, lambda v: v.rent),
+    # The problem: host, data and optimizer.
     Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.networks.host_parameters / 1000)),
     Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
     Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, _compute_log_learning_rate),
@@ -277,6 +271,7 @@ GLOBAL_FEATURES: tuple[Feature, ...] = (
         LOG_LIMIT,
         lambda v: np.log(_nan_to_inf(v.history.training.host_gradient) + TINY),
     ),
+    # The last decision.
     *(Feature(f"last_op_{op.name.lower()}", 0, 1, _one_hot(op, lambda v: v.history.last_op)) for op in Op),
 )
 """Features of the network, ``[E]`` each."""
@@ -331,12 +326,14 @@ SLOT_FEATURES: tuple[Feature, ...] = (
         Feature(f"stage_{stage.name.lower()}", 0, 1, _one_hot(stage, lambda v: v.networks.table.stage))
         for stage in Stage
     ),
+    # The state of the slot.
     Feature("alpha", 0, 1, lambda v: v.networks.table.alpha.astype(np.float64)),
     Feature("alpha_target", 0, 1, lambda v: v.networks.table.alpha_target.astype(np.float64)),
     Feature("ramp_left", 0, 1, _compute_ramp_left),
     Feature("pruning", 0, 1, lambda v: v.networks.table.pruning),
     Feature("stage_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.table.stage_age)),
     Feature("seed_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.table.seed_age)),
+    # The evidence on its seed.
     Feature("measured", 0, 1, lambda v: np.isfinite(v.history.loss_contribution)),
     Feature("evidence_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.evidence.contribution_age)),
     Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
@@ -344,6 +341,7 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _compute_contribution_velocity),
     Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _compute_gradient_ratio),
     Feature("gradient_healthy", 0, 1, lambda v: v.networks.evidence.gradient_healthy),
+    # The place, and what grew there.
     Feature("depth", 0, 1, _compute_depth),
     Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.networks.specs.widths / 10)),
     Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
@@ -378,6 +376,7 @@ BLUEPRINT_FEATURES: tuple[Feature, ...] = (
 
 def compute_features(features: Sequence[Feature], inputs: FeatureInputs) -> Float32s:
     """Compute the features, clip each to its range and stack them along a new last axis."""
+    # Evaluate every feature at once for all networks; out-of-range values are clipped, NaN stays.
     columns = [np.clip(feature.compute(inputs), feature.low, feature.high) for feature in features]
     return np.stack(columns, axis=-1, dtype=np.float32, casting="unsafe")
 

@@ -56,6 +56,7 @@ class PromiseRecord:
 
     def record(self, rows: Bools, fitted: Floats, held_out: Floats) -> None:
         """Store the promises just measured, ``[E, S, K]`` each, of the networks ``rows``, bool ``[E]``."""
+        # The change of the best promise is only defined from the second measurement on.
         measured_before = np.isfinite(self.age) & rows
         before = self.best
         # A figure that controllers must not see is stored as 0.

@@ -75,6 +75,7 @@ def count_unfinished_seeds(features: FeatureReader) -> Float32s:
 
 def compute_seed_rents(features: FeatureReader) -> Float32s:
     """The rent each resident seed adds to the network's, ``[E, S]``: what it would save to be without it."""
+    # The features are log1p of relative sizes.
     cost = np.expm1(features.slot("resident_cost"))
     total = np.expm1(features.network("log_added_parameters"))
     return compute_marginal_rents(features.network("rent"), cost, total)
@@ -189,6 +190,7 @@ def shuffle_actions(actions: Actions, seeds: Sequence[int], rng: np.random.Gener
     """
     if len(seeds) < 2:
         raise ConfigError("the actions of a single network cannot be shuffled: play at least two")
+    # Each network in a random order gets the actions of the one before it.
     order = rng.permutation(len(seeds))
     donors = np.empty_like(order)
     donors[order] = np.roll(order, 1)
@@ -294,6 +296,8 @@ class Periodic:
     def act(self, observation: Observation, masks: ActionMasks, state: Ints) -> tuple[Actions, Ints]:
         """Advance what may be, else judge what is due, else plant if the period is over, else wait."""
         settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
+
+        # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
         keep_or_prune(decisions, features, settings.trial / self._horizon, settings.margin)
 
@@ -344,6 +348,8 @@ class Heuristic:
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """One decision per network."""
         settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
+
+        # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
         keep_or_prune(decisions, features, settings.trial / self._horizon, settings.margin)
 
@@ -407,6 +413,8 @@ class LookRule:
         settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
         if not features.shows_promise:
             raise ConfigError("controller 'look' goes by what blueprints promise: set conduct.promise")
+
+        # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
         keep_or_prune(decisions, features, settings.trial / self._horizon, settings.margin)
 

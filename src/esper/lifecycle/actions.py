@@ -14,10 +14,15 @@ from esper.config.settings import Settings
 from esper.errors import IllegalActionError
 from esper.numerics.arrays import Bools, Ints
 
+# Selections of slots and environments
+
 Places: TypeAlias = tuple[NDArray[np.intp], ...]
 """Indices of slots in an ``[E, S]`` array: environments and slots, as from `numpy.nonzero`."""
 Rows: TypeAlias = slice | NDArray[np.integer] | Bools
 """A selection of environments."""
+
+
+# What an action consists of
 
 
 class Op(IntEnum):
@@ -86,6 +91,7 @@ def describe_choices(action: Sequence[int]) -> dict[str, str]:
     return {head.name.lower(): values[action[head]] for head, values in CHOICES.items() if relevant[head]}
 
 
+# The heads that each operation reads, besides OP.
 _READS: dict[Op, set[Head]] = {
     Op.WAIT: set(),
     Op.GERMINATE: {Head.SLOT, Head.BLUEPRINT, Head.BLEND, Head.TEMPO, Head.ALPHA_TARGET},
@@ -120,6 +126,7 @@ def clear_irrelevant_heads(actions: Ints) -> Ints:
         raise IllegalActionError(
             f"environment {environment}: operation {ops[environment]} is unknown, it must be 0 to {len(Op) - 1}"
         )
+    # One form per action: equal effects are equal arrays.
     return np.where(RELEVANT[ops], actions, 0)
 
 
@@ -138,6 +145,7 @@ def make_action(
 
     Heads that ``op`` does not read are 0. Raises IllegalActionError for a value that is not on offer.
     """
+    # Values become indices, the form in which policies choose.
     row = np.zeros((1, len(Head)), dtype=np.int64)
     row[0, Head.OP] = op
     row[0, Head.SLOT] = slot

@@ -107,6 +107,7 @@ class ActionMasks:
 
     def find_legal(self, head: Head, op: Ints, slot: Ints) -> Bools:
         """Legal choices ``[E, n]`` of ``head`` given ``op [E]`` and ``slot [E]``; only 0 where it is irrelevant."""
+        # Masks that depend on earlier heads are indexed by their choices.
         environment = np.arange(self.environments)
         if head is Head.OP:
             return self.op
@@ -126,6 +127,7 @@ class ActionMasks:
 
     def flat(self) -> Bools:
         """Marginal masks ``[E, sum(sizes)]``: choices that are legal after some legal earlier choices."""
+        # A choice counts if some operation that reads its head is legal.
         germinate, set_alpha, prune = (self.op[:, op, None] for op in (Op.GERMINATE, Op.SET_ALPHA, Op.PRUNE))
         marginals = (
             self.op,
@@ -155,6 +157,7 @@ def legal_actions(
     environments, slots = table.stage.shape
     if affordable is None:
         affordable = np.ones_like(compatible)
+    # What the state of the slots, their gates and the rules allow.
     on_offer = compatible & affordable
     verdicts = evaluate_gates(table, evidence, rules)
     dormant = table.stage == Stage.DORMANT
@@ -192,6 +195,7 @@ def _mark_allowed(choices: Sequence[float], allowed: Sequence[float]) -> Bools:
     return np.array([choice in allowed for choice in choices])
 
 
+# Stages in which an operation may be legal; for messages only.
 _STAGES_OF: dict[Op, tuple[Stage, ...]] = {
     Op.GERMINATE: (Stage.DORMANT,),
     Op.ADVANCE: (Stage.TRAINING,),
@@ -250,6 +254,7 @@ def _require_shape(actions: Ints, masks: ActionMasks) -> None:
 def _explain_refusal(action: Ints, environment: int, masks: ActionMasks) -> str:
     """The message for an illegal action: its place, the rule it breaks, and what to do."""
     where = f"environment {environment}"
+    # Indices out of range come first: nothing else can be looked up with them.
     sizes = masks.sizes
     out_of_range = [head for head in Head if not 0 <= action[head] < sizes[head]]
     if Head.OP in out_of_range:
@@ -273,6 +278,7 @@ def _explain_refusal(action: Ints, environment: int, masks: ActionMasks) -> str:
 
 def _explain_slot(op: Op, slot: int, grounds: Grounds) -> str:
     """The rule that forbids ``op`` in a slot of the only environment."""
+    # From the most general rule to the most special.
     stage = Stage(grounds.table.stage[0, slot])
     if op is Op.WAIT:
         return "it reads no slot, so slot must be 0"

@@ -158,6 +158,7 @@ def evaluate_gates(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdic
 
     G1 is before BLENDING or TRAINING, G2 before BLENDING, G3 before HOLDING, G5 before FOSSILIZED.
     """
+    # In the order in which failures are reported.
     conditions = (
         (Stage.GERMINATED, evidence.probed, Reason.NOT_PROBED),
         (Stage.TRAINING, table.stage_age >= rules.min_training_steps, Reason.TOO_YOUNG),

@@ -13,6 +13,7 @@ from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, map_arrays, re
 
 NO_BLUEPRINT = -1
 
+# Indexed with arrays of stages.
 _LIVE = make_stage_lookup(LIVE)
 _OWNING = make_stage_lookup(OWNING)
 _BLENDED = make_stage_lookup(BLENDED)

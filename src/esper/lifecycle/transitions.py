@@ -124,6 +124,7 @@ def step(
     causes = np.full(table.stage.shape, Cause.TICK, dtype=np.int8)
     causes[acting, slot[acting]] = op[acting]
 
+    # Ages stop at the largest int16 instead of overflowing.
     draft = table.copy()
     np.add(draft.stage_age, draft.stage_age < _OLDEST, out=draft.stage_age)
     np.add(draft.seed_age, table.owning & (draft.seed_age < _OLDEST), out=draft.seed_age)
@@ -135,6 +136,7 @@ def step(
         draft.alpha_start, draft.alpha_target, draft.alpha_elapsed, draft.alpha_duration, draft.alpha_curve
     )
     np.copyto(draft.alpha, alpha, where=draft.stage == Stage.BLENDING)
+    # Changes of alpha and removals need no gate.
     ungated = (causes == Cause.SET_ALPHA) | (causes == Cause.PRUNE)
     reasons = np.where(ungated, np.int8(Reason.NO_GATE), verdicts.reason)
     return Step(table=draft, transitions=_list_changes(table, draft, causes, reasons), verdicts=verdicts)
@@ -171,6 +173,7 @@ def finish_growth(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTab
     at = np.nonzero(kept)
     _enter_stage(draft, at, Stage.FOSSILIZED)
     draft.pruning[at] = False
+    # The ramp ends where it is.
     draft.alpha_start[at] = draft.alpha_target[at] = table.alpha[at]
     draft.alpha_elapsed[at] = table.alpha_duration[at]
     _empty_slots(draft, np.nonzero(pruned))
@@ -235,6 +238,7 @@ def _apply_actions(draft: SeedTable, table: SeedTable, actions: Ints, acting: In
         environments = acting[actions[acting, Head.OP] == op]
         return actions[environments], (environments, actions[environments, Head.SLOT])
 
+    # Each operation changes the slots of its environments all at once.
     rows, at = select(Op.GERMINATE)
     _germinate(draft, at, rows)
 
@@ -249,6 +253,7 @@ def _apply_actions(draft: SeedTable, table: SeedTable, actions: Ints, acting: In
     _enter_stage(draft, at, Stage.FOSSILIZED)
 
     rows, at = select(Op.PRUNE)
+    # A seed without weight, or with a change at once, is removed in this step.
     at_once = (rows[:, Head.ALPHA_SPEED] == _AT_ONCE) | (table.alpha[at] == 0)
     _empty_slots(draft, _select_places(at, at_once))
     # Other seeds ramp down first, and are removed at the end of the ramp.
@@ -279,6 +284,7 @@ def _germinate(draft: SeedTable, at: Places, rows: Ints) -> None:
 
 def _retarget(draft: SeedTable, table: SeedTable, at: Places, target: Float32s, rows: Ints) -> None:
     """Start a ramp of alpha from its present value to ``target``; the present step is its first."""
+    # A held seed goes back to BLENDING; one that blends already stays there and keeps its age.
     holding = table.stage[at] == Stage.HOLDING
     _enter_stage(draft, _select_places(at, holding), Stage.BLENDING)
     draft.alpha_start[at] = table.alpha[at]
@@ -307,6 +313,7 @@ def _list_changes(table: SeedTable, draft: SeedTable, causes: Int8s | Cause, rea
         slot=at[1],
         before=table.stage[at],
         after=draft.stage[at],
+        # One of the two tables has the seed; the other has -1, or 0 for its blend.
         blueprint=np.maximum(table.blueprint, draft.blueprint)[at],
         blend=np.maximum(table.blend, draft.blend)[at],
         cause=np.broadcast_to(np.int8(causes), shape)[at],

@@ -37,6 +37,8 @@ def _read_only(inputs: Floats, labels: Ints) -> LabelledArrays:
     return shared
 
 
+# Digits
+
 DIGITS_SOURCE = Source("shipped with scikit-learn", Path(str(files("sklearn.datasets.data") / "digits.csv.gz")))
 
 
@@ -45,6 +47,8 @@ def digits() -> LabelledArrays:
     """1797 examples of 64 pixels in the published order (later rows are by other writers), ten classes."""
     return _read_only(*cast("tuple[Floats, Ints]", load_digits(return_X_y=True)))
 
+
+# MNIST-1D (Greydanus and Kobak, 2024, arXiv:2011.14439), computed from its published recipe
 
 EXAMPLES_PER_CLASS = 500
 LENGTH = 40
@@ -126,6 +130,8 @@ def _synthesise_signals(labels: Ints, rng: np.random.Generator) -> Floats:
     return (1 - fraction) * signal[:, left] + fraction * signal[:, left + 1]
 
 
+# Distortions of the transfer families
+
 Distortion = Callable[[Float32s, np.random.Generator, np.random.Generator], Float32s]
 """``(inputs [N, D], fixed, fresh)`` to inputs: the generator ``fixed`` is seeded alike for every part of an instance,
 ``fresh`` differently for each."""
@@ -150,6 +156,9 @@ def add_white_noise(inputs: Float32s, fixed: np.random.Generator, fresh: np.rand
     noisy *= WHITE_NOISE_ON_INPUTS * inputs.std()
     noisy += inputs
     return noisy
+
+
+# Hosts
 
 
 class MlpHost(Stackable):
@@ -184,6 +193,8 @@ class ConvHost(Stackable):
         features = self.layer2(self.layer1(self.layer0(inputs)))
         return self.head(features.mean(dim=-1))
 
+
+# Suites
 
 LEARNING_RATES = (0.007, 0.02)
 RENTS = (0.03, 0.08, 0.15)
@@ -277,6 +288,7 @@ class DatasetSuite(Suite):
             labels = add_label_noise(
                 labels, instance.label_noise, self.classes, child_generator(instance.seed, _LABELS)
             )
+        # All parts are scaled by the training part, as the host sees no other.
         scale = Scale.of(inputs if part == "train" else self._select_inputs(instance, "train"))
         return standardise(inputs.reshape(-1, *self.input_shape), labels, scale)
 
@@ -302,6 +314,7 @@ class DatasetSuite(Suite):
             raise TaskError(
                 f"instance {instance.name} needs {instance.train_size} training examples, but only {available} exist"
             )
+        # One random order splits the rest: validation first, then as much training data as the instance has.
         rows = child_generator(instance.seed, _SPLIT).permutation(pool)
         if part == "validation":
             return rows[: self.validation_size]

@@ -151,6 +151,7 @@ def sample_motif(shape: Shape, draw: Draw) -> LabelledArrays:
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     signals = 0.7 * draw.fresh.standard_normal((draw.count, shape.positions))
     places = draw.fresh.integers(shape.positions - length + 1, size=draw.count)[:, None] + np.arange(length)
+    # Add each curve at its random place.
     np.add.at(signals, (np.arange(draw.count)[:, None], places), curves[labels])
     return _labelled(signals[:, None], labels)
 
@@ -174,6 +175,7 @@ def sample_curve(shape: Shape, draw: Draw) -> LabelledArrays:
 
 def _draw_examples(dataset: LabelledArrays, shape: Shape, draw: Draw) -> LabelledArrays:
     """Noisy examples of ``shape.classes`` random classes of a data set; each part draws from rows of its own."""
+    # The fixed generator picks classes, noise level and rows; the fresh one draws from the part's rows.
     chosen = draw.fixed.permutation(dataset.labels.max() + 1)[: shape.classes]
     grain = draw.fixed.uniform(0.1, 0.5) * dataset.inputs.std()
     rows = draw.fixed.permutation(np.flatnonzero(np.isin(dataset.labels, chosen)))[draw.part :: len(PARTS)]
@@ -194,6 +196,7 @@ def sample_texture(shape: Shape, draw: Draw) -> LabelledArrays:
     frequency = draw.fixed.uniform(1.5, 2.5)
     along_side: Floats = np.arange(shape.positions) / shape.positions
     row, column = np.meshgrid(along_side, along_side, indexing="ij")
+    # Position along the direction of the grating.
     along = np.cos(angles)[:, None, None] * row + np.sin(angles)[:, None, None] * column
     images = np.sin(2 * np.pi * (frequency * along + draw.fresh.random((draw.count, 1, 1))))
     return _labelled((images + 0.7 * draw.fresh.standard_normal(images.shape))[:, None], labels)
@@ -253,6 +256,7 @@ def sample_recall(shape: Shape, draw: Draw) -> LabelledArrays:
     place = draw.fresh.integers(shape.positions - 2, size=draw.count)
     rows = np.arange(draw.count)
     cue = symbols[rows, place]
+    # The cue occurs at its earlier place and at the end, nowhere else.
     symbols = np.where(symbols == cue[:, None], (symbols + 1) % shape.classes, symbols)
     symbols[rows, place] = symbols[:, -2] = cue
     symbols[:, -1] = symbols[rows, place + 1]

@@ -123,6 +123,7 @@ class CausalBlock(Stackable):
             tokens = tokens + self.position.unsqueeze(-3)
         query, key, value = self.project(_normalise(tokens)).chunk(3, -1)
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+        # Attention to positions up to the token's own.
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         tokens = tokens + self.merge(F.softmax(scores.masked_fill(later, -torch.inf), -1) @ value)
         return tokens + self.own(_normalise(tokens))
@@ -198,11 +199,13 @@ class GeneratedSuite(Suite):
         # The order of the draws is part of what a number means.
         rng = child_generator(number, _RECIPE)
         self.name = f"{GENERATED}:{number}"
+        # The host, its problems and its blueprints.
         self.kind = str(rng.choice(list(PROBLEMS)))
         self.families = tuple(PROBLEMS[self.kind])
         blueprints = _BLUEPRINTS[self.kind]
         size = int(rng.integers(3, len(blueprints) + 1))
         self.blueprints = tuple(str(name) for name in rng.choice(blueprints, size, replace=False))
+        # The length of episodes.
         self.steps = int(rng.integers(SHORTEST, 61))
         self.batches_per_step = int(rng.integers(4, 11))
         self.batch_size = int(rng.choice([16, 32, 48]))
@@ -211,12 +214,14 @@ class GeneratedSuite(Suite):
         self.input_shape = _find_input_shape(self.kind, self._shape)
         self._plan = _draw_plan(self.kind, self._shape, rng)
         self.sites = tuple(f"block{index}" for index in range(len(self._plan.widths)))
+        # The optimizer.
         adaptive = bool(rng.random() < 0.6)
         self.optimizer = OptimizerSettings(
             name="adamw" if adaptive else "sgd",
             weight_decay=float(rng.choice([0.0, 0.01])),
             clip_norm=1.0 if rng.random() < 0.3 else None,
         )
+        # Budget and objective.
         if rng.random() < _CAPPED:
             self.parameter_cap = int(rng.uniform(0.2, 2.0) * sum(p.numel() for p in self.template().parameters()))
         self.objective = "loss" if child_generator(number, _OBJECTIVE).random() < _BY_LOSS else "accuracy"
@@ -312,6 +317,7 @@ def _find_input_shape(kind: str, shape: Shape) -> tuple[int, ...]:
 
 
 def _draw_plan(kind: str, shape: Shape, rng: np.random.Generator) -> HostPlan:
+    # All blocks of a transformer share one width, as they add to one stream.
     deepest = {"mlp": 8, "tokens": 8, "signals": 5, "images": 4, "language": 3}[kind]
     depth = int(rng.integers(2, deepest + 1))
     widths = np.full(depth, rng.integers(6, 13)) if kind == "language" else rng.integers(3, 11, size=depth)

@@ -61,6 +61,7 @@ def standardise(inputs: Float32s, labels: Ints, scale: Scale) -> Data:
 
 def add_label_noise(labels: Ints, fraction: float, classes: int, rng: np.random.Generator) -> Ints:
     """Redraw each of the labels ``[N]`` uniformly (it may stay the same) with probability ``fraction``."""
+    # Both arrays are drawn in full, so that the stream does not depend on the fraction.
     redrawn = rng.random(labels.shape) < fraction
     return np.where(redrawn, rng.integers(classes, size=labels.shape), labels)
 

@@ -16,6 +16,7 @@ from esper.numerics.stacking import Stackable, linear
 
 def initialise(layer: nn.Linear | nn.Conv1d | nn.Conv2d, generator: torch.Generator) -> None:
     """Initialise a layer built on the device "meta"; built with storage, it would draw from the global generator."""
+    # He-uniform: the bound is sqrt(6 / fan-in).
     shape = layer.weight.shape
     bound = math.sqrt(6 / shape[1:].numel())
     layer.weight = nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))

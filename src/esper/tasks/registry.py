@@ -110,6 +110,7 @@ def _make_suite(kind: str | type[Suite]) -> Suite:
         suite = suite_class()
     except Exception as error:  # that of an abstract class names what is missing
         raise TaskError(f"suite {suite_class.name!r} cannot be made: {type(error).__name__}: {error}") from error
+    # Every attribute without a default must be there.
     missing = [attribute for attribute in Suite.__annotations__ if attribute not in dir(suite)]
     if missing:
         raise TaskError(f"suite {suite_class.name!r} does not define {', '.join(missing)}: see esper.tasks.suite.Suite")
@@ -123,7 +124,7 @@ def _make_suite(kind: str | type[Suite]) -> Suite:
 @cache
 def _generate_suite(number: str) -> Suite:
     if not number.isascii() or not number.isdigit() or len(number) > _LONGEST_NUMBER:
-        raise TaskError(f"suite {GENERATED!r} is many: a whole number from 0 says which, as in {GENERATED}:7")
+        raise TaskError(f"suite {GENERATED!r} is a series: give a whole number from 0, as in {GENERATED}:7")
     return resolve_name("esper.tasks.generated_suite:GeneratedSuite")(int(number))
 
 
@@ -138,6 +139,7 @@ def _run_file(path: str) -> None:
         raise TaskError(
             f"nothing can be registered from {path}: there is no such file; {FILES} or the command names it"
         )
+    # Import it as a module of its own, so that its classes can be pickled.
     name, before = f"esper_suites_{len(_registered_by)}_{Path(path).stem}", dict(_suites)
     spec = spec_from_file_location(name, path)
     assert spec is not None  # a path that ends in .py has one

@@ -31,6 +31,7 @@ def allow_files(arguments: Sequence[str]) -> None:
     arguments, such as the name of a folder, never allow a file.
     """
     for before, argument in pairwise(["", *arguments]):
+        # The suite may be an option's value, an assignment, or the argument of `bench suite`.
         assigned = argument.removeprefix("--set=").removeprefix("--")
         positional = before == "suite" and arguments[0] == "bench"
         if assigned.startswith(_MIX):

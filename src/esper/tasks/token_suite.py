@@ -25,6 +25,8 @@ from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform
 TOKENS, FEATURES, CLASSES = 8, 5, 4
 
 
+# Samplers: what examples of a family look like, and what solving it takes
+
 Sampler = Callable[[int, Float32s, np.random.Generator], LabelledArrays]
 """``(N, directions, rng)`` to N examples ``[N, TOKENS, FEATURES]``. The rows of ``directions`` ``[FEATURES, FEATURES]``
 are orthonormal and fixed for the instance: its host has to find them."""
@@ -70,6 +72,7 @@ def sample_order(count: int, directions: Float32s, rng: np.random.Generator, *, 
     Every single token is uniform for every label, so a host that cannot mix tokens is at chance: it needs a module that
     mixes near (distance 1) or far ones (distance 4), at a site wide enough to hold the result.
     """
+    # Tokens follow the one at the distance; the first ones have no such token and stay uniform.
     labels = draw_labels(count, rng)
     classes = rng.integers(CLASSES, size=(TOKENS, count))
     follows = rng.random((TOKENS, count), dtype=np.float32) < FAITHFUL
@@ -91,6 +94,7 @@ def sample_context(count: int, directions: Float32s, rng: np.random.Generator, *
     ``y = b0 + 2 (b1 xor f)`` if ``flipped``, which is no function of sums over tokens, so that a gate pays; else
     ``y = b0 + 2 b1``, which the bare host can learn.
     """
+    # Signs along three directions, added to Gaussian tokens.
     bits = rng.integers(2, size=(3, count))
     b0, b1, f = bits
     everywhere, late, early = (2 * bits - 1).astype(np.float32)[:, :, None, None]
@@ -188,8 +192,12 @@ def sample_product(count: int, directions: Float32s, rng: np.random.Generator) -
     signs = (2 * bits - 1).astype(np.float32).T[:, None, :]
     features = draw_tokens(count, rng)
     factors, fresh = features[..., 0:2], features[..., 2:4]
+    # Given the label, each pair of features is correlated; each feature alone stays standard normal.
     features[..., 2:4] = CORRELATION * signs * factors + np.sqrt(1 - CORRELATION**2, dtype=np.float32) * fresh
     return LabelledArrays((features.reshape(-1, FEATURES) @ directions).reshape(features.shape), bits[0] + 2 * bits[1])
+
+
+# The host
 
 
 class TokenLayer(nn.Module):
@@ -251,6 +259,8 @@ class TokenHost(Stackable):
         features = self.layer2(self.layer1(self.layer0(inputs)))
         return self.head(average_tokens(features))
 
+
+# Families and their hidden variants
 
 FULL = (10, 10, 10)
 TRAIN_SIZES = (384, 512, 768)
@@ -324,6 +334,8 @@ TRANSFER: Mapping[str, Family] = {
     },
 }
 
+
+# The suite
 
 RENT = 0.08
 LEARNING_RATES = (0.007, 0.015)
@@ -403,6 +415,7 @@ def _sample_training_part(instance: Instance, phase: int) -> LabelledArrays:
 def _sample_part(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
     sampler = _find_sampler(instance, phase)
     rng = child_generator(instance.seed, phase, PARTS.index(part))
+    # Directions are the same for every part of a phase; examples have a stream per part.
     directions = draw_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))
     inputs, labels = sampler(count, directions, rng)
     if part == "train" and instance.label_noise:

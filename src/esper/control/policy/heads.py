@@ -35,23 +35,13 @@ def find_legal_choices(masks: MaskTensors, head: Head, op: Tensor, slot: Tensor,
     legal. OP reads none of the three, SLOT does not read ``slot``.
     """
     rows = torch.arange(masks.op.shape[0], device=masks.op.device)
-    match head:
-        case Head.OP:
-            return masks.op
-        case Head.SLOT:
-            legal = masks.slot[rows, op]
-        case Head.BLUEPRINT:
-            legal = masks.blueprint[rows, slot]
-        case Head.BLEND:
-            legal = masks.blend
-        case Head.TEMPO:
-            legal = masks.tempo
-        case Head.ALPHA_TARGET:
-            legal = masks.alpha_target[rows, slot]
-        case Head.ALPHA_SPEED:
-            legal = masks.alpha_speed
-        case Head.ALPHA_CURVE:
-            legal = masks.alpha_curve
+    legal = masks[head]  # the masks are in the order of the heads
+    if head is Head.OP:
+        return legal
+    if head is Head.SLOT:
+        legal = legal[rows, op]
+    elif head in (Head.BLUEPRINT, Head.ALPHA_TARGET):
+        legal = legal[rows, slot]
     first = torch.arange(legal.shape[-1], device=legal.device) == 0
     return torch.where(relevant[:, head, None], legal, first)
 
@@ -163,9 +153,11 @@ class ActionHeads(nn.Module):
         self.floors = settings.probability_floor.by_head
         sizes = count_choices(1, 1)  # only SLOT and BLUEPRINT depend on the numbers, and they are pointers
         self.register_buffer("relevant", torch.from_numpy(RELEVANT.copy()), persistent=False)  # [ops, heads]
+        # Embeddings of the choices that later heads depend on.
         self.op_embedding = make_embedding(len(Op), width, generator)
         self.blueprint_encoder = make_linear(spec.blueprints, width, generator, RELU_GAIN)
         self.details = make_linear(hidden + 3 * width, width, generator, RELU_GAIN)
+        # One output per head: linear for fixed choices, pointers to slots and blueprints.
         self.outputs = nn.ModuleDict(
             {
                 Head.OP.name: make_linear(hidden, len(Op), generator, gain),
@@ -181,6 +173,7 @@ class ActionHeads(nn.Module):
             {} if advice is None else {Head.OP: advice.op, Head.SLOT: advice.slot, Head.BLUEPRINT: advice.blueprint}
         )
         self.advised = nn.ParameterDict({head.name: torch.tensor(weight) for head, weight in weights.items()})
+        # The prior of the operations is the bias of their head.
         op_bias = self.outputs[Head.OP.name].get_parameter("bias")
         op_bias.data.copy_(torch.tensor(settings.op_prior.by_op))
 

@@ -39,12 +39,14 @@ def make_lstm(inputs: int, hidden: int, memory: int, generator: torch.Generator)
     initialisation of Tallec and Ollivier (2018). A unit then forgets at a rate of about 1/u per step.
     """
     layer = nn.LSTM(inputs, hidden, device="meta").to_empty(device="cpu")
+    # Each of the four gates gets an orthogonal matrix of its own.
     weights = dict(layer.named_parameters())
     for name in ("weight_ih_l0", "weight_hh_l0"):
         for gate in weights[name].detach().chunk(4):
             nn.init.orthogonal_(gate, generator=generator)
     for name in ("bias_ih_l0", "bias_hh_l0"):
         nn.init.zeros_(weights[name])
+    # Forget gates by time constants; input gates complement them.
     input_bias, forget_bias, _, _ = weights["bias_ih_l0"].detach().chunk(4)  # torch's order of the gates
     forget_bias.uniform_(1.0, max(2.0, memory - 1.0), generator=generator).log_()
     input_bias.copy_(-forget_bias)
@@ -97,6 +99,7 @@ class RunningMoments(nn.Module):
         incoming = rows.shape[0]
         mean = rows.mean(0)
         variance = rows.var(0, correction=0)
+        # The old count is capped, so that old batches fade.
         count = self.count.clamp(max=incoming * (WINDOW - 1))
         share = incoming / (count + incoming)
         delta = mean - self.mean

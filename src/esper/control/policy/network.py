@@ -39,6 +39,7 @@ class SlotAttention(nn.Module):
         """Slot tokens ``[N, S, W]`` to tokens of the same shape."""
         rows, slots, width = tokens.shape
         projected = self.project(self.norm(tokens)).view(rows, slots, 3, self.heads, width // self.heads)
+        # Without positions, attention treats slots as a set.
         query, key, value = projected.permute(2, 0, 3, 1, 4)  # each [N, heads, S, W / heads]
         attended = F.scaled_dot_product_attention(query, key, value)
         return tokens + self.merge(attended.transpose(1, 2).reshape(rows, slots, width))
@@ -59,6 +60,7 @@ class Encoder(nn.Module):
         """Normalised features of N rows to tokens ``[N, S, W]`` and summary ``[N, 3 W]``."""
         tokens = self.attention(F.relu(self.slot(observation.slots)))
         network = F.relu(self.network(observation.globals))
+        # Mean and maximum over slots do not depend on their order.
         return tokens, torch.cat((network, tokens.mean(1), tokens.amax(1)), -1)
 
 
@@ -91,6 +93,7 @@ class ValueHead(nn.Module):
 
         The output-preserving step of PopArt (van Hasselt et al., 2016).
         """
+        # y = w h + b in standardised units; new moments must leave y * deviation + mean unchanged.
         old_mean, old_deviation = self.returns.mean.clone(), self.returns.deviation
         self.returns.update(returns.reshape(-1, 1))
         mean, deviation = self.returns.mean, self.returns.deviation

@@ -12,10 +12,10 @@ ESPER = "esper"
 """Name of the shipped policy; `esper/CARD.md` beside this file describes it."""
 
 
-def open_policy(name: str, others: Sequence[str] = ()) -> RunDirectory:
+def open_policy(name: str, other_names: Sequence[str] = ()) -> RunDirectory:
     """The run directory of a policy: of a shipped one by its name, or of a run by its path.
 
-    ``others``: further names that the caller accepts, for the message.
+    ``other_names``: further names that the caller accepts, for the message.
 
     Raises:
         ConfigError: there is no such policy.
@@ -23,7 +23,7 @@ def open_policy(name: str, others: Sequence[str] = ()) -> RunDirectory:
     """
     if name == ESPER:
         return RunDirectory(Path(__file__).parent / ESPER)
-    names = tuple(dict.fromkeys((*others, ESPER)))
+    names = tuple(dict.fromkeys((*other_names, ESPER)))
     if not Path(name).exists():
         raise ConfigError(
             f"no controller {name!r}{did_you_mean(name, names)}: give one of {', '.join(names)}, "
