@@ -168,10 +168,9 @@ class ActionHeads(nn.Module):
         )
 
         # The learned weights of advice, by head; none without advice.
-        advice = settings.advice
-        weights = (
-            {} if advice is None else {Head.OP: advice.op, Head.SLOT: advice.slot, Head.BLUEPRINT: advice.blueprint}
-        )
+        weights: dict[Head, float] = {}
+        if (advice := settings.advice) is not None:
+            weights = {Head.OP: advice.op, Head.SLOT: advice.slot, Head.BLUEPRINT: advice.blueprint}
         self.advised = nn.ParameterDict({head.name: torch.tensor(weight) for head, weight in weights.items()})
         # The prior of the operations is the bias of their head.
         op_bias = self.outputs[Head.OP.name].get_parameter("bias")

@@ -136,7 +136,8 @@ class PolicyStep(NamedTuple):
         # Choices are small integers, which are exact in any precision.
         parts = (self.actions.to(self.value.dtype), self.chosen_log_prob, self.value[:, None], *self.head_log_probs)
         widths = [part.shape[-1] for part in parts]
-        actions, chosen, value, *heads = torch.split(torch.cat(parts, -1).cpu(), widths, dim=-1)
+        columns: Sequence[Tensor] = torch.split(torch.cat(parts, -1).cpu(), widths, dim=-1)
+        actions, chosen, value, *heads = columns
         return PolicyStep(actions.long(), chosen, value.squeeze(-1), self.state, tuple(heads))
 
     @property
