@@ -29,9 +29,11 @@ class Controller(Protocol):
 
     def start(self, seeds: Sequence[int]) -> Any:
         """The state before the first decision; the randomness of network i follows from ``seeds[i]`` alone."""
+        ...
 
     def act(self, observation: Observation, masks: ActionMasks, state: Any) -> tuple[Actions, Any]:
         """Legal actions int64 ``[E, 8]`` and the next state."""
+        ...
 
 
 @runtime_checkable
