@@ -73,7 +73,7 @@ def append_advice(rule: LookRule, observation: Observation, masks: ActionMasks) 
     advised_slot[rows, slot, 0] = RELEVANT[op, Head.SLOT]
     advised_blueprint = np.zeros((environments, slots, blueprints, 1), np.float32)
     advised_blueprint[rows, slot, blueprint, 0] = RELEVANT[op, Head.BLUEPRINT]
-    advice = map(torch.from_numpy, (advised_op, advised_slot, advised_blueprint))
+    advice = (torch.from_numpy(marks) for marks in (advised_op, advised_slot, advised_blueprint))
     return Observation(
         *(torch.cat((part, marks.to(part)), -1) for part, marks in zip(observation, advice, strict=True))
     )
