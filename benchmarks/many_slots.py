@@ -24,14 +24,14 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 
+from esper.engine.observation import MaskTensors, Observation, list_features, make_mask_tensors
+from esper.grower.evaluation import measure_model
 from zoo.training import Score
 
 from esper.control.controller import Actions
-from esper.control.observation import MaskTensors, Observation, list_features, make_mask_tensors
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import ActionBuilder
 from esper.grower.grower import Grower
-from esper.grower.measuring import measure_seeds
 from esper.grower.scores import check_figures
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
@@ -240,7 +240,7 @@ def model_parts(slots: int) -> Parts:
         "training step, live seeds, grower": training(growing, watched),
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
-        "validation, all counterfactuals": lambda: measure_seeds(
+        "validation, all counterfactuals": lambda: measure_model(
             grower.passes, grower.network.table, validate, check_figures, None, every_slot
         ),
     }

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
+from esper.engine.observation import Observation, list_features
 from rich.console import Console
 from rich.table import Table
 
 from esper.config.loading import load_settings
 from esper.control.controller import Actions, Controller
-from esper.control.observation import Observation, list_features
 from esper.control.rules import LookRule, LookSettings
 from esper.lab.evaluate import load_policy
 from esper.lifecycle.legality import ActionMasks

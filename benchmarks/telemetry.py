@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from esper.engine.observation import Observation
 from numpy.typing import NDArray
 
 from esper.config.loading import load_settings
-from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
 from esper.errors import RunError
 from esper.lifecycle.actions import Head

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from esper.engine.config import EpisodeConfig
 from pydantic import ValidationError
 
 from esper.config.loading import load_settings, merge, put
@@ -19,7 +20,6 @@ from esper.lab.sweep import load_space
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthSettings
 from esper.rl.rewards import MODES
-from esper.rl.settings import EpisodeConfig
 from esper.train.settings import TrainSettings
 from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from torch import Tensor
 
-from esper.control.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.lifecycle.actions import Head, Op, count_choices
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from esper.engine.config import EpisodeConfig
+from esper.engine.observation import FeatureReader
+from esper.engine.promises import PromiseSettings
 
 from esper.config.loading import load_settings
 from esper.control.advice import ADVICE_NAMES, AdviceSettings, append_advice, read_advice
 from esper.control.controller import Actions
 from esper.control.learned import LearnedController, count_policy_features, name_features
-from esper.control.observation import FeatureReader
 from esper.control.policy import Policy, PolicySettings
-from esper.control.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import RELEVANT, Head, Op
 from esper.rl.episodes import Episodes
-from esper.rl.settings import EpisodeConfig
 from esper.train.settings import TrainSettings
 from rl.short import SUITE, episodes, instances
 

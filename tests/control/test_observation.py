@@ -7,17 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-
-from control.situations import BLUEPRINTS, HORIZON, SLOTS, SUITE, WIDTHS, Situation, fossil, holding, index_of
-from esper.control.observation import (
+from esper.engine.config import EpisodeConfig
+from esper.engine.gradients import HealthTable
+from esper.engine.measurements import TrainingReport
+from esper.engine.observation import (
     Feature,
     FeatureReader,
     Observation,
     list_features,
     make_mask_tensors,
 )
+from esper.engine.promises import PromiseSettings
+
+from control.situations import BLUEPRINTS, HORIZON, SLOTS, SUITE, WIDTHS, Situation, fossil, holding, index_of
 from esper.control.policy.heads import find_legal_choices
-from esper.control.promises import PromiseSettings
 from esper.control.rules import Uniform
 from esper.growth.blueprints.registry import Family, get
 from esper.growth.site import Layout
@@ -27,9 +30,6 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import step
-from esper.population.gradients import HealthTable
-from esper.population.learning import TrainingReport
-from esper.rl.settings import EpisodeConfig
 from lifecycle.support import RULE_SETS, random_compatibility, random_evidence, sample
 from open_rules import open_rules
 from rl.short import episodes, instances

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from esper.engine.observation import MaskTensors, Observation
 from pydantic import ValidationError
 from torch import Tensor
 
 from control.synthetic import SMALL, SPEC, generator, masks, observations, policy, uniforms
-from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyStep
 from esper.control.policy.heads import compute_normalised_entropy, find_legal_choices
 from esper.lifecycle.actions import RELEVANT, Head, Op, PerHead

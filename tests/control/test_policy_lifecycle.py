@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from esper.engine.observation import make_mask_tensors
 
 from control.synthetic import SMALL, observations, policy, uniforms
-from esper.control.observation import make_mask_tensors
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.legality import legal_actions

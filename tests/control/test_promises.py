@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from esper.engine.promises import PromiseRecord, PromiseSettings
 
-from esper.control.promises import PromiseRecord, PromiseSettings
 from esper.errors import CheckpointError
 
 E, S, K = 3, 2, 4

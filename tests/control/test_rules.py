@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from esper.engine.config import EpisodeConfig
+from esper.engine.observation import Observation
+from esper.engine.promises import PromiseSettings
 
 from control.situations import HORIZON, SLOTS, Situation, fossil, holding, index_of
 from esper.control.controller import Controller
-from esper.control.observation import Observation
-from esper.control.promises import PromiseSettings
 from esper.control.rules import (
     Heuristic,
     HeuristicSettings,
@@ -32,7 +33,6 @@ from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op, make_action,
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.rl.settings import EpisodeConfig
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, episodes, instances, play
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.engine.promises import PromiseSettings
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
 from esper import EpisodeConfig, Grower, GrowingModel
-from esper.control.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
 from esper.errors import ConfigError
 from esper.grower.choosing import choose_controller
-from esper.grower.network import Catalogue
+from esper.grower.network import ModelSpec
 from esper.growth.blueprints import registry
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.look import Look
@@ -159,7 +159,7 @@ def test_passes_on_the_side_are_not_heard() -> None:
         grower, optimizer = grower_of(model, rules=APART, loss=loss, rate=0.05)
         for _ in range(4):
             total = loss(inputs, labels)
-            grower.learn_apart(total, inputs, labels)
+            grower.isolated_backward(total, inputs, labels)
             optimizer.zero_grad()
             total.backward()
             if aside:
@@ -184,7 +184,7 @@ def test_what_learns_apart_is_not_heard() -> None:
         if decision:
             grower.step(train_loss=1.0)
         total = loss(inputs, labels)
-        grower.learn_apart(total, inputs, labels)
+        grower.isolated_backward(total, inputs, labels)
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
@@ -351,7 +351,7 @@ def validate_on(net: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, 
 def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horizon: int | None) -> None:
     model = growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    controller, timing, _ = choose_controller("look", Catalogue(model, optimizer), horizon, None)
+    controller, timing, _ = choose_controller("look", ModelSpec(model, optimizer), horizon, None)
     assert isinstance(controller, LookRule)
     assert controller.promise is not None
     usual = LookSettings()

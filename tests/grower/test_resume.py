@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.engine.config import EpisodeConfig
+from esper.engine.governor import GovernorSettings
+from esper.engine.observation import list_features
 
 import esper
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
-from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import Replay, Schedule
 from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.grower import Grower
 from esper.grower.state_dict import KEY, GrowthInStateDict, regrow, structure
 from esper.lifecycle.actions import Op
-from esper.population.governor.detectors import GovernorSettings
-from esper.rl.settings import EpisodeConfig
 from esper.serialization.state_files import from_plain, pack, to_plain, unpack
 from grower.training_loop import HELD, SLOTS, Loop, growing, host, packed, validate
 

@@ -8,13 +8,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from esper.engine.budget import Budget
 
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.numerics.random_streams import seed_generator
-from esper.population.budget import Budget
 from esper.population.evaluation import evaluate
 from esper.population.learning import train
 from esper.population.parameters import SeedKind

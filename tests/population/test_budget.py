@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from esper.engine.budget import Budget
 
 from esper.errors import IllegalActionError
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
-from esper.population.budget import Budget
 from esper.population.population import Population
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules

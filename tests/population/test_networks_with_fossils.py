@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from esper.engine.governor import GovernorSettings
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,7 +20,6 @@ from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.numerics.random_streams import seed_generator
 from esper.population.evaluation import evaluate
-from esper.population.governor.detectors import GovernorSettings
 from esper.population.governor.population import PopulationGovernor
 from esper.population.learning import train
 from esper.population.parameters import SeedKind

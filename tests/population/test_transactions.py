@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.population.snapshots import Snapshots, roll_back
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
@@ -19,7 +20,6 @@ from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
-from esper.population.governor.population import Snapshots, roll_back
 from esper.population.population import Population
 from open_rules import open_rules
 from population.scenes import (

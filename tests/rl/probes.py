@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
+from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from torch import Tensor
 
 from control.synthetic import NO_PRIOR
-from esper.control.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy import Policy, PolicySettings
 from esper.lifecycle.actions import Head, Op, count_choices
 from esper.rl.diagnostics import UpdateMetrics

@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from esper.engine.budget import Budget
+from esper.engine.config import EpisodeConfig
+from esper.engine.governor import GovernorSettings
+from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES
 
-from esper.control.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Reason, Rules
 from esper.lifecycle.stages import Stage
-from esper.population.budget import Budget
 from esper.population.evaluation import evaluate
-from esper.population.governor import GovernorSettings
 from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.instance import Data, Instance, Part
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, instances, play
@@ -58,7 +58,7 @@ def totals(results: Sequence[StepResult]) -> np.ndarray:
 def test_data_that_are_not_numbers_end_the_episode_in_its_last_good_state() -> None:
     running = spoilt()
     results = play(running)
-    incidents = [one for result in results for one in result.incidents]
+    incidents = [one for result in results for one in result.rollbacks]
     assert {one.environment for one in incidents} == {ILL}
     assert {one.trouble for one in incidents} == {"not_finite"}
     assert len(incidents) == 4, "three rollbacks, and the one that ends the episode"
@@ -72,7 +72,7 @@ def test_data_that_are_not_numbers_end_the_episode_in_its_last_good_state() -> N
 def test_rollbacks_on_a_suite_about_the_loss_tell_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpoiltSuite, "objective", "loss")
     results = play(spoilt())
-    incidents = [one for result in results for one in result.incidents]
+    incidents = [one for result in results for one in result.rollbacks]
     assert len(incidents) == 4
     for one in incidents:
         assert one.accuracy_before == -1, "a loss that is no number is as bad as can be"
@@ -82,7 +82,7 @@ def test_rollbacks_on_a_suite_about_the_loss_tell_of_the_loss(monkeypatch: pytes
 def test_without_a_governor_the_network_is_lost_and_no_other() -> None:
     running = spoilt(EpisodeConfig(governor=None))
     results = play(running)
-    assert not any(result.incidents for result in results)
+    assert not any(result.rollbacks for result in results)
     lost = [bool(row.isnan().any()) for row in running.population.host.values]
     assert lost == [False, True, False]
 
@@ -92,7 +92,7 @@ def test_a_learning_rate_that_explodes_ends_the_episode_in_its_last_good_state()
     chosen[ILL] = replace(chosen[ILL], learning_rate=1e30)
     running = Episodes(ShortSuite(), chosen, QUICK)
     results = play(running)
-    assert {one.environment for result in results for one in result.incidents} == {ILL}
+    assert {one.environment for result in results for one in result.rollbacks} == {ILL}
     assert running.finished.all()
     assert running.population.host.values.isfinite().all()
 
@@ -103,7 +103,7 @@ def test_every_trouble_costs_its_penalty_and_nothing_else_is_lost(reward: str) -
     results = play(running)
     troubles = np.zeros(running.size)
     for result in results:
-        for one in result.incidents:
+        for one in result.rollbacks:
             troubles[one.environment] += 1
     np.testing.assert_allclose(totals(results), running.potential - 0.1 * troubles, atol=1e-9)
 
@@ -122,7 +122,7 @@ def test_seeds_are_pruned_into_their_cooldown_and_the_controller_sees_it() -> No
     running = spoilt()
     germinate = np.stack([make_action(Op.GERMINATE, 0, 0)] * 3)
     result = running.step(germinate)
-    assert result.incidents[0].pruned == (0,)
+    assert result.rollbacks[0].pruned == (0,)
     assert running.population.table.stage[ILL, 0] == Stage.PRUNED
     assert (ILL, Stage.GERMINATED, Stage.PRUNED) in list(
         zip(result.transitions.env, result.transitions.before, result.transitions.after, strict=True)
@@ -285,14 +285,14 @@ def test_a_new_seed_does_not_inherit_what_was_known_of_the_last_one() -> None:
     running = episodes(instances(1), 4)
     plant(running, 0)
     running.step(make_wait_actions(1))
-    assert np.isfinite(running.history.loss_contribution[0, 0])
+    assert np.isfinite(running.engine.history.loss_contribution[0, 0])
     running.step(np.stack([make_action(Op.PRUNE, 0)]))
-    assert np.isnan(running.history.loss_contribution[0, 0])
+    assert np.isnan(running.engine.history.loss_contribution[0, 0])
     while running.population.table.stage[0, 0] != Stage.DORMANT:
         running.step(make_wait_actions(1))
     assert running.step_index[0] % 4 != 0, "the test means to germinate when slot 0 is not due"
     plant(running, 0, CONV)
-    assert np.isnan(running.history.loss_contribution[0, 0])
+    assert np.isnan(running.engine.history.loss_contribution[0, 0])
     assert feature(running, "contribution_velocity")[0, 0] == 0
 
 

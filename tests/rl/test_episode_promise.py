@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from esper.engine.config import EpisodeConfig
+from esper.engine.observation import FeatureReader
+from esper.engine.promises import PromiseSettings
 
-from esper.control.observation import FeatureReader
-from esper.control.promises import PromiseSettings
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.learning import Batch, shuffled_order
 from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.instance import Instance
 from rl.short import SUITE, episodes, instances, play
 

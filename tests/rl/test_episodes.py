@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from esper.engine.measurements import CommittedEvaluation, Evaluation
+from esper.engine.observation import Observation
 
-from esper.control.observation import Observation
 from esper.control.rules import Never, Planting, Schedule, Uniform
 from esper.errors import TaskError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.population.evaluation import CommittedEvaluation, Evaluation
 from esper.population.parameters import ParameterLayout
 from esper.rl.episodes import Episodes, StepResult
 from esper.tasks.instance import Data, Instance, Part
@@ -101,7 +101,7 @@ def test_before_the_end_the_potential_is_of_the_whole_network() -> None:
     added = population.parameters_in(population.table.blended)
     assert (added > 0).all()
     rent = np.array([one.rent for one in running.instances])
-    expected = running.history.accuracies[:, 0] - rent * np.log1p(added / population.host_parameters)
+    expected = running.engine.history.accuracies[:, 0] - rent * np.log1p(added / population.host_parameters)
     np.testing.assert_allclose(running.potential, expected, atol=1e-6)
 
 
@@ -131,11 +131,11 @@ def test_where_growth_is_about_the_loss_it_takes_accuracys_place_everywhere() ->
         with torch.no_grad():
             loss = torch.nn.functional.cross_entropy(committed(by_loss, row)(data.inputs), data.labels)
         assert scored.accuracy[row] == pytest.approx(1 - float(loss) / chance, abs=1e-5)
-    known = np.isfinite(by_loss.history.accuracy_contribution)
+    known = np.isfinite(by_loss.engine.history.accuracy_contribution)
     evidence = by_loss.population.evidence.contribution
-    np.testing.assert_allclose(evidence[known], by_loss.history.accuracy_contribution[known], rtol=1e-5)
+    np.testing.assert_allclose(evidence[known], by_loss.engine.history.accuracy_contribution[known], rtol=1e-5)
     fresh = episodes(instances(2), suite=ByLoss())
-    np.testing.assert_array_equal(fresh.history.accuracies, 0.0)
+    np.testing.assert_array_equal(fresh.engine.history.accuracies, 0.0)
 
 
 def test_a_loss_beyond_all_bounds_is_as_bad_as_twice_a_guess() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.engine.observation import SLOT_FEATURES
 
-from esper.control.observation import SLOT_FEATURES
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.rl.gym import GrowthVectorEnv, make_vector
 from rl.gym_support import RULES, STEPS, short_episodes

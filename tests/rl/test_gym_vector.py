@@ -11,12 +11,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from esper.engine.observation import list_features
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import esper.rl
-from esper.control.observation import list_features
 from esper.errors import ConfigError, IllegalActionError, TaskError
 from esper.lifecycle.actions import (
     RELEVANT,

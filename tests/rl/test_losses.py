@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from esper.engine.observation import MaskTensors, Observation
 from torch import Tensor, nn
 
-from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.heads import gather_log_probs, masked_log_softmax
 from esper.lifecycle.actions import Head

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from esper.engine.observation import MaskTensors, Observation
 from torch import Tensor
 
 from control.synthetic import NO_PRIOR
-from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import PolicySettings
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from esper.engine.observation import MaskTensors, Observation
 
-from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import Policy, PolicyState, PolicyStep
 from esper.numerics.arrays import named_arrays
 from esper.rl.rollout import RolloutBuffer, RolloutError, concatenate, select_environments

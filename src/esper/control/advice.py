@@ -16,8 +16,8 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from esper.config.settings import Settings
-from esper.control.observation import Observation
 from esper.control.rules import LookRule, LookSettings
+from esper.engine.observation import Observation
 from esper.lifecycle.actions import RELEVANT, Head, Op
 from esper.lifecycle.legality import ActionMasks
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from esper.control.observation import Observation
-from esper.control.promises import PromiseSettings
+from esper.engine.observation import Observation
+from esper.engine.promises import PromiseSettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
 from esper.numerics.arrays import Floats, Ints

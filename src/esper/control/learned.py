@@ -12,11 +12,11 @@ from torch import Tensor
 from esper.config.settings import Settings
 from esper.control.advice import ADVICE_NAMES, append_advice
 from esper.control.controller import Actions, UniformStreams
-from esper.control.observation import Observation, ObservationSpec, list_features, make_mask_tensors
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.network import PolicyState
-from esper.control.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
+from esper.engine.observation import Observation, ObservationSpec, list_features, make_mask_tensors
+from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.control.history import LOOKBACK, History
-from esper.control.promises import PromiseRecord, find_largest
+from esper.engine.budget import Charge, Costs
+from esper.engine.history import LOOKBACK, History
+from esper.engine.promises import PromiseRecord, find_largest
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
@@ -25,7 +26,6 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
-from esper.population.budget import Charge, Costs
 
 
 class GrowthSpec(Protocol):

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from esper.config.settings import Settings
 from esper.control.controller import Actions, UniformStreams
-from esper.control.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
-from esper.control.promises import PromiseSettings
+from esper.engine.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
+from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks, canonicalise

@@ -212,7 +212,7 @@ Loss = Callable[..., Tensor]
 REFIT = 2
 """Decisions after which a fork has got over the loss of its seed."""
 _LOSS_LINE = "Grower(..., loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels))"
-_LEARN_APART_LINE = "grower.learn_apart(loss, inputs, labels)"
+_LEARN_APART_LINE = "grower.isolated_backward(loss, inputs, labels)"
 
 
 class Counterfactual(StrEnum):
@@ -264,7 +264,7 @@ def require_loss(
         )
 
 
-class ApartLearner:
+class IsolatedTrainer:
     """Lets isolated seeds and forks learn whenever the model does.
 
     Args:

@@ -25,16 +25,16 @@ from esper.config.arguments import (
 )
 from esper.config.settings import Settings
 from esper.control.controller import Controller
+from esper.engine.budget import RentBasis
+from esper.engine.config import EpisodeConfig
+from esper.engine.governor import GovernorSettings
 from esper.errors import CheckpointError, ConfigError
-from esper.grower.apart import Counterfactual
 from esper.grower.constraints import ConstraintSet, Limits, name_loss
+from esper.grower.isolated import Counterfactual
 from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures, check_number
 from esper.growth.blueprints.registry import OF_LAYER, Blueprint
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
-from esper.population.budget import RentBasis
-from esper.population.governor.detectors import GovernorSettings
-from esper.rl.settings import EpisodeConfig
 
 
 def _read_controller(value: Any) -> Any:

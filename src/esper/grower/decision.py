@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.control.rules import compute_marginal_rents
+from esper.engine.measurements import Evaluation
 from esper.grower.network import GrowingNetwork
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.evaluation import Evaluation
 from esper.population.governor.model import Rollback
 from esper.runs.metric import LOSS
 

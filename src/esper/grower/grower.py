@@ -14,18 +14,20 @@ from torch import Tensor
 from esper.config.arguments import check_arguments
 from esper.control.controller import Controller
 from esper.control.rules import ActionBuilder
+from esper.engine.budget import RentBasis
+from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError
-from esper.grower.apart import ApartLearner, Counterfactual, Loss, require_loss
 from esper.grower.choosing import choose_controller, require_promise, require_time_to_plant, warn_of_unknown
 from esper.grower.config import GrowerConfig, check_step, require_rules, require_same
 from esper.grower.constraints import ConstraintSet
 from esper.grower.decision import Decision, Ending, describe_decision, resolve_unfinished
 from esper.grower.distributed import Processes
-from esper.grower.gradients import Gradients
-from esper.grower.listening import Listener
-from esper.grower.measuring import Evaluate, Examiner, Number, store_contributions
+from esper.grower.evaluation import Evaluate, Examiner, Number, store_contributions
+from esper.grower.gradients import GradientRecorder
+from esper.grower.isolated import Counterfactual, IsolatedTrainer, Loss, require_loss
 from esper.grower.network import GrowingNetwork
 from esper.grower.oversight import Oversight
+from esper.grower.promise_recorder import Listener
 from esper.grower.recording import Account
 from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.reporter import OwnRun, Reporter
@@ -43,9 +45,7 @@ from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step, Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.budget import RentBasis
 from esper.population.governor.model import GovernorVerdict, Rollback
-from esper.rl.settings import EpisodeConfig
 from esper.serialization.state_files import from_plain, to_plain
 
 
@@ -225,7 +225,7 @@ class Grower:
         """That returns the model to its last good state; None without one."""
         self._gradients = Gradients(model, optimizer, scaler)
         told = (self._gradients.take_in, self._processes.average)
-        self.apart = ApartLearner(model, optimizer, evidence, loss, scaler, *told)
+        self.apart = IsolatedTrainer(model, optimizer, evidence, loss, scaler, *told)
         """Lets isolated seeds learn, and the forks that seeds on trial are compared with."""
         self._attend()
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.control.promises import PromiseRecord, PromiseSettings
+from esper.engine.budget import TRAINING_PASSES
+from esper.engine.promises import PromiseRecord, PromiseSettings
 from esper.errors import ConfigError, LookError, SlotError
 from esper.growth.blueprints.registry import Blueprint, LayerCall, Reads
 from esper.growth.look import Candidate, Look, promise_of, raise_precision
@@ -26,7 +27,6 @@ from esper.growth.promise import GRAM_BYTES
 from esper.growth.side_pass import Asked
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools, Floats
-from esper.population.budget import TRAINING_PASSES
 from esper.serialization.state_files import to_plain
 
 _SEED, _DRAW = 0, 0

@@ -18,16 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from esper.config.arguments import describe
-from esper.control.history import History
-from esper.control.observation import FeatureInputs, Observation, observe
+from esper.engine.history import History
+from esper.engine.measurements import TrainingReport
+from esper.engine.observation import FeatureInputs, Observation, observe
 from esper.errors import ConfigError
-from esper.grower.apart import ApartLearner, SeedlessFork
 from esper.grower.config import GrowerConfig, StepInputs
 from esper.grower.constraints import ConstraintSet, Score
 from esper.grower.distributed import Processes
-from esper.grower.gradients import Gradients
-from esper.grower.listening import Listener
+from esper.grower.gradients import GradientRecorder
+from esper.grower.isolated import IsolatedTrainer, SeedlessFork
 from esper.grower.network import GrowingNetwork
+from esper.grower.promise_recorder import Listener
 from esper.grower.scores import LOSS, Figures, Scores
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.look import Look
@@ -39,7 +40,6 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.population.evaluation import Evaluation, update_evidence
-from esper.population.learning import TrainingReport
 
 Number: TypeAlias = float | Tensor
 """A tensor holds a single one."""
@@ -74,7 +74,7 @@ def examine(model: GrowingModel) -> Generator[None]:
         reshard(model)
 
 
-def measure_seeds(
+def measure_model(
     passes: SharedForwardEvaluator,
     table: SeedTable,
     evaluate: Evaluate,
@@ -216,7 +216,7 @@ class Examiner:
         constraints: ConstraintSet,
         evaluate: Evaluate,
         passes: SharedForwardEvaluator,
-        apart: ApartLearner,
+        apart: IsolatedTrainer,
         gradients: Gradients,
         listener: Listener | None,
         processes: Processes,
@@ -246,7 +246,7 @@ class Examiner:
         self, whole: Figures | None, due: Bools, forks: Mapping[str, SeedlessFork | None] = MappingProxyType({})
     ) -> Measurement:
         read = self._constraints.read
-        return measure_seeds(self._passes, self._network.table, self._evaluate, read, whole, due, forks)
+        return measure_model(self._passes, self._network.table, self._evaluate, read, whole, due, forks)
 
     def refer(self) -> None:
         """Measure the model before growth, if a constraint is about that."""

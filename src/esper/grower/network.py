@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from esper.engine.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
@@ -20,7 +21,6 @@ from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, add_fossils, remove_seeds, step
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import seed_generator
-from esper.population.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
 from esper.serialization.state_files import from_plain, to_plain
 
 BYTES_PER_VALUE = 4
@@ -29,7 +29,7 @@ COPIES = 4
 
 
 class Catalogue:
-    """What the slots of a model offer: an `esper.control.observation.GrowthSpec`."""
+    """What the slots of a model offer: an `esper.engine.observation.GrowthSpec`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
         self._slots = model.slots.values()
@@ -68,13 +68,13 @@ class Catalogue:
 
 
 class GrowingNetwork:
-    """A growing model with its lifecycle table: an `esper.control.observation.GrowingNetworks` of one."""
+    """A growing model with its lifecycle table: an `esper.engine.observation.GrowingNetworks` of one."""
 
     def __init__(
         self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget, rent_on: RentBasis
     ) -> None:
         self.model = model
-        self.specs = Catalogue(model, optimizer)
+        self.specs = ModelSpec(model, optimizer)
         self.charge = self._choose_charge(rent_on)
         """What rent is paid on, and what controllers see costs in."""
         self.blueprints = [kind.name for kind in self.specs.kinds]

@@ -18,9 +18,9 @@ from typing import Any, cast
 import numpy as np
 
 from esper.config.arguments import describe, read_number
-from esper.control.history import improves
+from esper.engine.governor import skill
+from esper.engine.history import improves
 from esper.errors import ConfigError
-from esper.population.governor.detectors import skill
 from esper.runs.metric import ACCURACY, LOSS, Metric
 from esper.serialization.state_files import from_plain
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 
 from esper.config.arguments import Flops, NonNegativeFloat, Seconds, check_arguments
+from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError
 from esper.growth.model import GROWING, GrowingModel
-from esper.population.budget import TRAINING_PASSES
 from esper.serialization.state_files import from_plain, to_plain
 
 

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from esper.control.controller import Actions
-from esper.control.observation import Observation
+from esper.engine.observation import Observation
 from esper.errors import ConfigError
 from esper.extras import find_missing
 from esper.integrations.joint import ACTION_MASK, JointActions

@@ -16,6 +16,7 @@ import numpy as np
 from esper.control.controller import Controller
 from esper.control.learned import POLICY
 from esper.control.rules import SHUFFLED, Planting, Schedule, shuffle_actions
+from esper.engine.budget import TRAINING_PASSES
 from esper.lab.bench_suite import MOST_PLANTINGS, family_weights, schedule_of
 from esper.lab.contest import WHAT, Contest, Trial, arm_file, arm_key, play_policy
 from esper.lab.evaluate import count_trainings, load_policy
@@ -29,7 +30,6 @@ from esper.lab.static_networks import (
 )
 from esper.numerics.arrays import Floats
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.budget import TRAINING_PASSES
 from esper.population.population import Fossils
 from esper.runs.run_directory import RunDirectory, hold
 from esper.tasks.instance import Instance

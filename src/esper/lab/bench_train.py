@@ -12,8 +12,8 @@ from statistics import median
 from types import FunctionType
 from typing import Any, cast
 
-from esper.control.observation import observe
 from esper.control.policy import Policy
+from esper.engine.observation import observe
 from esper.population.evaluation import evaluate_committed, start_evaluation
 from esper.population.learning import TrainingStream, start_training
 from esper.population.optimizers import clip_by_network, optimizer_step

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from esper.engine.budget import TRAINING_PASSES, Budget
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
 from esper.lab.evaluate import count_trainings, find_controller, sample_for_evaluation
@@ -24,7 +25,6 @@ from esper.lab.static_networks import Prices, examples_per_decision, measure_arm
 from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.budget import TRAINING_PASSES, Budget
 from esper.population.parameters import SeedKind
 from esper.population.population import Fossils
 from esper.tasks.instance import Instance

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from esper.engine.budget import TRAINING_PASSES, Cost
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import count_blend_flops
 from esper.growth.site import Site
@@ -20,7 +21,6 @@ from esper.lifecycle.stages import BLENDED, OWNING, Stage, make_stage_lookup
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause
 from esper.numerics.arrays import Bools, Ints, merge_arrays
-from esper.population.budget import TRAINING_PASSES, Cost
 from esper.population.execution import Execution
 from esper.population.parameters import SeedKind
 from esper.population.population import Fossils

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.engine.budget import Budget, Charge, Cost, Costs, affordable_blueprints, budget_left
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.seed import blend_blueprint, count_blend_flops, count_blend_parameters
 from esper.growth.site import Layout, Site
@@ -27,7 +28,6 @@ from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Step, Transitions, add_fossils, step
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import seed_generator
-from esper.population.budget import Budget, Charge, Cost, Costs, affordable_blueprints, budget_left
 from esper.population.execution import Execution
 from esper.population.optimizers import MOMENT_NAMES
 from esper.population.parameters import (

@@ -22,8 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esper.growth.blueprints.registry import Blueprint, Reads
 from esper.growth.promise import AskedBatch, find_reached_parameters, grant, promise_of_rows
 from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.deferred import Deferred
 from esper.numerics.random_streams import seed_generator
-from esper.population.deferred import Deferred
 from esper.population.execution import Parameters, SlotOp
 from esper.population.forward import build_program, prepare_slot_op, select_blended
 from esper.population.learning import Batch

@@ -9,17 +9,18 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from esper.control.history import History
-from esper.control.observation import FeatureInputs, Observation, observe
-from esper.control.promises import PromiseRecord
+from esper.engine.config import EpisodeConfig
+from esper.engine.history import History
+from esper.engine.observation import FeatureInputs, Observation, observe
+from esper.engine.promises import PromiseRecord
 from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules, Verdicts
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
+from esper.numerics.deferred import Deferred
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.deferred import Deferred
 from esper.population.evaluation import (
     CommittedEvaluation,
     Evaluation,
@@ -47,7 +48,6 @@ from esper.rl.rewards import (
     group_by_settings,
     total_reward,
 )
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.instance import Data, Instance
 from esper.tasks.suite import Suite
 
@@ -56,7 +56,7 @@ Measured = TypeVar("Measured", Evaluation, CommittedEvaluation)
 
 
 @dataclass(frozen=True)
-class Incident:
+class NetworkRollback:
     """One rollback of one network by the governor; losses in nats and accuracies on validation data."""
 
     environment: int
@@ -95,7 +95,7 @@ class StepResult:
     """After rollbacks."""
     potential: Floats
     """``[E]``: J of the network; of what was committed, in finished episodes."""
-    incidents: list[Incident]
+    incidents: list[NetworkRollback]
     """Rollbacks."""
     reward_inputs: RewardInputs
     """What reward modes see of the step."""
@@ -257,7 +257,7 @@ class Episodes:
 
     def _measure(
         self, under_way: Deferred[TrainingReport], running: Bools
-    ) -> tuple[TrainingReport, Evaluation, Intervention, list[Incident]]:
+    ) -> tuple[TrainingReport, Evaluation, Intervention, list[NetworkRollback]]:
         """Evaluate the networks, and those that had to be rolled back again, as they are now."""
         due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
         measured = start_evaluation(self.population, self.validation, due)
@@ -368,11 +368,11 @@ class _Problems:
         )
 
 
-def _list_incidents(intervention: Intervention, before: Evaluation, after: Evaluation) -> list[Incident]:
+def _list_incidents(intervention: Intervention, before: Evaluation, after: Evaluation) -> list[NetworkRollback]:
     """One record per network that was rolled back."""
     changes = intervention.transitions
     return [
-        Incident(
+        NetworkRollback(
             row,
             Trouble(intervention.trouble[row]).name.lower(),
             float(before.loss[row]),

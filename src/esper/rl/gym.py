@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
 from esper.config.settings import Settings, describe_first_error
-from esper.control.observation import Feature, MaskTensors, Observation, list_features
+from esper.engine.config import EpisodeConfig
+from esper.engine.observation import Feature, MaskTensors, Observation, list_features
 from esper.errors import ConfigError
 from esper.lifecycle.actions import count_choices
 from esper.lifecycle.legality import ActionMasks, canonicalise
@@ -28,7 +29,6 @@ from esper.numerics.devices import CPU, DeviceName, usable_device
 from esper.population.population import StrategyChoice
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
 
@@ -165,7 +165,7 @@ class Growth:
         result = self.episodes.step(effective.astype(np.int64))
         self._masks = self.episodes.legal_actions()
         rolled_back = np.zeros(self.size, np.bool_)
-        rolled_back[[incident.environment for incident in result.incidents]] = True
+        rolled_back[[incident.environment for incident in result.rollbacks]] = True
         return GrowthStep(result.reward, result.finished, effective, changed, rolled_back)
 
     def observation(self) -> Arrays:

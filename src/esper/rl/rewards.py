@@ -21,13 +21,13 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from esper.config.arguments import describe
 from esper.config.settings import Settings
+from esper.engine.budget import RentBasis
+from esper.engine.measurements import CommittedEvaluation, Evaluation
 from esper.errors import ConfigError, did_you_mean
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Int8s, Ints, replace_where
-from esper.population.budget import RentBasis
-from esper.population.evaluation import CommittedEvaluation, Evaluation
 from esper.population.population import Population
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite

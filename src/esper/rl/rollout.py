@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import PolicyState, PolicyStep
+from esper.engine.observation import MaskTensors, Observation
 from esper.errors import EsperError
 from esper.lifecycle.actions import Head
 from esper.numerics.arrays import map_arrays, merge_arrays, named_arrays

@@ -8,12 +8,12 @@ import numpy as np
 from pydantic import Field
 
 from esper.config.settings import Settings
-from esper.control.promises import PromiseSettings
+from esper.engine.budget import Budget
+from esper.engine.governor import GovernorSettings
+from esper.engine.promises import PromiseSettings
 from esper.lifecycle.actions import PerHead
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.budget import Budget
-from esper.population.governor import GovernorSettings
 
 
 class EpisodeConfig(Settings):

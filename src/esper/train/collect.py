@@ -13,11 +13,11 @@ from esper.config.loading import load_settings
 from esper.config.settings import compare_settings
 from esper.control.advice import append_advice
 from esper.control.learned import LearnedController, PolicyOrigin, count_policy_features, restore_policy
-from esper.control.observation import make_mask_tensors
 from esper.control.policy import Policy
-from esper.control.promises import PromiseSettings
 from esper.control.rules import LookRule
 from esper.control.shipped import open_policy
+from esper.engine.observation import make_mask_tensors
+from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, make_wait_actions
 from esper.numerics.devices import usable_device

@@ -16,7 +16,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.rl.episodes import Episodes, Incident, StepResult
+from esper.rl.episodes import Episodes, NetworkRollback, StepResult
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 
@@ -36,7 +36,7 @@ class StageChange:
 
 
 @dataclass(frozen=True)
-class RecordedRollback(Incident):
+class RecordedRollback(NetworkRollback):
     """A rollback by the governor."""
 
     step: int
@@ -71,7 +71,7 @@ class EpisodeLog:
         self.steps.append(actions)
         self.running.append(result.running)
         self.measured.append(result.evaluation.accuracy)
-        self.rollbacks += [RecordedRollback(step=step, **vars(incident)) for incident in result.incidents]
+        self.rollbacks += [RecordedRollback(step=step, **vars(incident)) for incident in result.rollbacks]
         changes = result.transitions
         for index in range(len(changes)):
             blueprint = int(changes.blueprint[index])

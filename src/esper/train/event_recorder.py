@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.control.learned import name_features
-from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
+from esper.engine.observation import Observation
 from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
 from esper.lifecycle.rules import GATES, Reason
 from esper.lifecycle.stages import Stage
@@ -109,7 +109,7 @@ class EventRecorder:
         self._paid += result.reward
         if self._scope.steps:
             yield from self._record_decisions(actions, result, policy)
-        for incident in result.incidents:
+        for incident in result.rollbacks:
             yield RolledBack(
                 **self._place(incident.environment),
                 trouble=incident.trouble,

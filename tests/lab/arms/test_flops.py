@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from esper.engine.budget import TRAINING_PASSES
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.lab.static_networks import Prices, SlotHistory, track_slots, training_flops
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.stages import Stage
-from esper.population.budget import TRAINING_PASSES
 from esper.population.parameters import SeedKind
 from esper.tasks.registry import get_suite
 from esper.train.episode_log import EpisodeLog, StageChange

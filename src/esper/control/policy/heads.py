@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.advice import Advice
-from esper.control.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy.layers import RELU_GAIN, make_embedding, make_linear
 from esper.control.policy.settings import PolicySettings
+from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import RELEVANT, Head, Op, count_choices
 
 ILLEGAL_LOGIT = -1e9

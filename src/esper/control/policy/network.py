@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.advice import Advice, read_advice
-from esper.control.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy.heads import (
     ActionHeads,
     Candidates,
@@ -22,6 +21,7 @@ from esper.control.policy.heads import (
 )
 from esper.control.policy.layers import RELU_GAIN, ObservationNormaliser, RunningMoments, make_linear, make_lstm
 from esper.control.policy.settings import PolicySettings
+from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head
 
 

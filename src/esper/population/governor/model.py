@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.engine.governor import GovernorSettings, Monitor, Trouble, Vitals, skill
 from esper.errors import CheckpointError, DivergedError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.sharding import all_agree, is_sharded, local_part, reshard
 from esper.growth.side_pass import global_generators
-from esper.population.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
 from esper.serialization.state_files import from_plain, to_plain
 
 SKILLS = 2
