@@ -1,4 +1,4 @@
-"""What grows on a trained model is found by trying, kept if it is worth it, and told on a page."""
+"""What grows on a trained model is found by trying, kept if it is worth it, and reported on a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.adaptation.adapt import Adaptation, Search, Trial
-from esper.adaptation.trainer import Figures, Recipe, Retention, Structure, Trainer
+from esper.adaptation.trainer import FineTuneConfig, ForgettingReport, Metrics, Structure, Trainer
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from strangers import FRACTION, NONE, NUMBER, TRUTH, ZERO, Fits, named, require_refused
@@ -28,7 +28,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def data(count: int, seed: int, shift: int = 0) -> list[Batch]:
-    """Points whose class is told by an angle; ``shift`` renames the classes. In batches of ten."""
+    """Points whose class is determined by an angle; ``shift`` renames the classes. In batches of ten."""
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(count, 2, generator=generator)
     labels = ((points[:, 1].atan2(points[:, 0]) + math.pi) / (2 * math.pi) * CLASSES).long().clamp(max=CLASSES - 1)
@@ -212,7 +212,7 @@ def test_more_parameters_than_allowed_are_not_even_tried() -> None:
 
 
 @pytest.mark.landing
-def test_a_budget_is_kept_and_what_was_left_out_is_told() -> None:
+def test_a_budget_is_kept_and_what_was_left_out_is_reported() -> None:
     whole = adapt(attached())
     assert whole.flops is not None
     assert whole.untried == 0
@@ -234,14 +234,14 @@ def test_it_does_not_depend_on_global_random_numbers_nor_change_them() -> None:
     torch.manual_seed(1)
     first = attached()
     state = torch.get_rng_state()
-    told = adapt(first, seed=4)
+    before = adapt(first, seed=4)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
     second = attached()
     again = adapt(second, seed=4)
     other = adapt(attached(), seed=5)
-    assert [one.found for one in told.trials] == [one.found for one in again.trials]
-    assert [one.found for one in told.trials] != [one.found for one in other.trials]
+    assert [one.found for one in before.trials] == [one.found for one in again.trials]
+    assert [one.found for one in before.trials] != [one.found for one in other.trials]
     for mine, theirs in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -254,21 +254,21 @@ def test_where_loss_and_score_are_random_all_is_measured_by_the_same_numbers() -
     def score(model: nn.Module, batch: Batch) -> Tensor:
         return -noisy(model, batch)
 
-    told: list[Adaptation] = []
+    adaptations: list[Adaptation] = []
     for seed in (1, 2):
         model = attached()
         torch.manual_seed(seed)
         state = torch.get_rng_state()
-        told.append(adapt(model, loss=noisy, score=score, seed=4))
+        adaptations.append(adapt(model, loss=noisy, score=score, seed=4))
         assert torch.equal(torch.get_rng_state(), state)
-    assert [one.found for one in told[0].trials] == [one.found for one in told[1].trials]
-    assert told[0].before == told[1].before
+    assert [one.found for one in adaptations[0].trials] == [one.found for one in adaptations[1].trials]
+    assert adaptations[0].before == adaptations[1].before
 
 
-def test_the_page_tells_at_which_share_what_was_found() -> None:
-    found, kept = Figures(0.5, 1.0, 10), Retention(0.1, 0.0)
-    trial = Trial({"head": "lora"}, found, Retention(0.25, 0.0), {"head": 0.1}, 10)
-    page = repr(Adaptation((trial,), 0, Figures(0.4, 1.0, 10), trial, (), kept, 2.0, None, 1.0))
+def test_the_page_has_the_share_of_what_was_learned() -> None:
+    found, kept = Metrics(0.5, 1.0, 10), ForgettingReport(0.1, 0.0)
+    trial = Trial({"head": "lora"}, found, ForgettingReport(0.25, 0.0), {"head": 0.1}, 10)
+    page = repr(Adaptation((trial,), 0, Metrics(0.4, 1.0, 10), trial, (), kept, 2.0, None, 1.0))
     assert "On new data that it did not learn from, at 25% of what it learned:\nscore 0.5, the host's 0.4" in page
     assert "with 10% of what was learned\non all new data, which is kept" in page
 
@@ -332,8 +332,8 @@ def test_all_of_the_new_data_are_learned_in_every_epoch_of_the_last_training() -
 def test_first_values_follow_from_the_seed() -> None:
     def grow(seed: int) -> Tensor:
         model = attached({"1": ["mlp"]})
-        recipe = Recipe(loss, None, lambda groups: torch.optim.SGD(groups, 0.0), 1, [], 0.0, seed)
-        Trainer(model, recipe).fit({"1": "mlp"}, data(40, 1))
+        config = FineTuneConfig(loss, None, lambda groups: torch.optim.SGD(groups, 0.0), 1, [], 0.0, seed)
+        Trainer(model, config).fit({"1": "mlp"}, data(40, 1))
         return torch.cat([one.flatten() for one in model.seeds["1"].parameters()])
 
     assert torch.equal(grow(1), grow(1))
@@ -366,7 +366,7 @@ def test_what_diverges_is_worse_than_all_else() -> None:
     assert found.trials[-1] in failed or found.trials[-1].found.score == -math.inf
 
 
-def test_where_the_budget_left_structures_out_that_is_told_if_all_others_diverge() -> None:
+def test_where_the_budget_left_structures_out_that_is_reported_if_all_others_diverge() -> None:
     def exploding(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=1e30)
 
@@ -434,9 +434,9 @@ def test_where_every_last_training_diverges_nothing_is_kept_and_the_search_is_no
 def test_what_counts_for_nothing_in_the_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     fit = Trainer.fit
 
-    def forgetful(trainer: Trainer, structure: Structure, batches: list[Batch], *key: int) -> Retention:
+    def forgetful(trainer: Trainer, structure: Structure, batches: list[Batch], *key: int) -> ForgettingReport:
         found = fit(trainer, structure, batches, *key)
-        return Retention(0.0, 0.0) if len(batches) == 4 else found
+        return ForgettingReport(0.0, 0.0) if len(batches) == 4 else found
 
     monkeypatch.setattr(Trainer, "fit", forgetful)
     model = attached()
@@ -470,13 +470,13 @@ def test_a_loss_of_parts_is_refused_though_the_model_was_called_before() -> None
 
 
 def play(monkeypatch: pytest.MonkeyPatch, scores: Callable[[Structure], float], worthless: str = "") -> Adaptation:
-    """An adaptation whose trials come out as told, instead of being made; the seed in one slot earns nothing."""
+    """An adaptation whose trials have set scores instead of being made; the seed in one slot earns nothing."""
 
     def cross_validate(search: Search, structure: Structure) -> Trial:
         earned = {slot: 0.0 if slot == worthless else 0.1 for slot in structure}
-        found = Figures(scores(structure), 1.0, 40)
+        found = Metrics(scores(structure), 1.0, 40)
         parameters = search._count_parameters(structure)
-        return Trial(structure, found, Retention(1.0, 0.0), earned, parameters)
+        return Trial(structure, found, ForgettingReport(1.0, 0.0), earned, parameters)
 
     monkeypatch.setattr(Search, "_cross_validate", cross_validate)
     return adapt(attached())
@@ -495,7 +495,7 @@ def test_of_equals_the_smaller_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.landing
-def test_every_trial_prints_a_line_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_trial_prints_a_line_if_verbose(capsys: pytest.CaptureFixture[str]) -> None:
     found = adapt(attached(), verbose=True)
     assert len(capsys.readouterr().out.splitlines()) == len(found.trials)
     adapt(attached())
@@ -503,7 +503,7 @@ def test_every_trial_prints_a_line_if_asked(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.landing
-def test_the_page_tells_what_was_tried_kept_earned_and_forgotten() -> None:
+def test_the_page_lists_what_was_tried_kept_earned_and_forgotten() -> None:
     page = repr(adapt(attached(), source=data(100, 0), tolerance=10.0))
     for part in ("Kept: ", "earned", "structures tried", "GFLOP", "Source, on batches", "parameters"):
         assert part in page

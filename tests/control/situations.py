@@ -100,8 +100,8 @@ class Situation:
 
     def observe(self) -> tuple[Observation, ActionMasks]:
         view = self.view()
-        assert isinstance(view.subject, Population)
-        return observe(view), view.subject.legal_actions()
+        assert isinstance(view.networks, Population)
+        return observe(view), view.networks.legal_actions()
 
     def read(self) -> FeatureReader:
         return FeatureReader(self.observe()[0])

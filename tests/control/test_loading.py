@@ -48,7 +48,7 @@ def test_a_policy_of_other_settings_is_refused(loss: str, saved: tuple[Policy, d
         restore_policy(tensors, settings, None)
 
 
-def test_every_configuration_of_a_training_run_says_where_its_policy_comes_from(tmp_path: Path) -> None:
+def test_every_configuration_of_a_training_run_has_the_origin_of_its_policy(tmp_path: Path) -> None:
     settings = TrainSettings(suite="digits", policy=SMALL)
     dump_settings(settings, tmp_path / "config.yaml")
     origin = load_settings(PolicyOrigin, tmp_path / "config.yaml")

@@ -31,7 +31,7 @@ from lifecycle.support import DEFAULT, random_compatibility, random_evidence
 
 KINDS = [get(name) for name in ("norm", "mlp", "lowrank", "gate")]
 Arrange = Callable[[Array], Array]
-"""Makes what is said of networks of one slot each into what is said of others."""
+"""Turns arrays of networks with one slot each into arrays of other networks."""
 
 
 @dataclass

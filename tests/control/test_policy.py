@@ -9,7 +9,7 @@ from torch import Tensor
 
 from control.synthetic import SMALL, SPEC, generator, masks, observations, policy, uniforms
 from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyStep
-from esper.control.policy.heads import legal_choices, normalised_entropy
+from esper.control.policy.heads import compute_normalised_entropy, find_legal_choices
 from esper.engine.observation import MaskTensors, Observation
 from esper.lifecycle.actions import RELEVANT, Head, Op, PerHead
 
@@ -221,7 +221,7 @@ def test_building_a_policy_reads_only_its_own_generator() -> None:
 
 def test_a_state_dict_restores_weights_and_statistics(seen: Observation, legality: MaskTensors) -> None:
     actor = lively()
-    actor.recalibrate([seen], torch.randn(STEPS, ENVIRONMENTS, generator=generator()))
+    actor.update_statistics([seen], torch.randn(STEPS, ENVIRONMENTS, generator=generator()))
     copy = Policy(SPEC, SMALL, generator(9))
     copy.load_state_dict(actor.state_dict())
     for ours, theirs in zip(play(actor, seen, legality, None), play(copy, seen, legality, None), strict=True):
@@ -254,7 +254,7 @@ def sure(actor: Policy) -> Policy:
 
 def legal_of(legality: MaskTensors, head: Head, actions: Tensor) -> Tensor:
     op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
-    return legal_choices(legality, head, op, slot, torch.from_numpy(RELEVANT)[op])
+    return find_legal_choices(legality, head, op, slot, torch.from_numpy(RELEVANT)[op])
 
 
 @pytest.mark.parametrize("head", list(Head))
@@ -281,7 +281,7 @@ def test_acting_and_evaluating_agree_under_floors(
     for t, step in enumerate(steps):
         for head in Head:
             legal = legal_of(at(legality, t), head, step.actions)
-            expected = normalised_entropy(step.head_log_probs[head], legal)
+            expected = compute_normalised_entropy(step.head_log_probs[head], legal)
             torch.testing.assert_close(now.entropy[t, :, head], expected, atol=1e-5, rtol=1e-5)
 
 

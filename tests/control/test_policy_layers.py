@@ -80,6 +80,6 @@ def test_rescaling_the_value_head_keeps_every_prediction(offset: float) -> None:
     memory = torch.randn(20, 12, generator=generator(1))
     for seed, spread in enumerate((3.0, 0.2, 7.0)):
         before = head(memory)
-        head.rescale(torch.randn(30, 4, generator=generator(seed)) * spread + offset)
+        head.update_scale(torch.randn(30, 4, generator=generator(seed)) * spread + offset)
         torch.testing.assert_close(head(memory), before, atol=1e-4, rtol=1e-5)
     assert head.scale.item() == pytest.approx(head.returns.variance.sqrt().item())

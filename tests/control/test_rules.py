@@ -22,7 +22,7 @@ from esper.control.rules import (
     Replay,
     Schedule,
     Uniform,
-    seed_rent,
+    compute_seed_rents,
     shuffle_actions,
 )
 from esper.engine.config import EpisodeConfig
@@ -202,7 +202,7 @@ def test_judging_is_aware_of_rent_and_margin(judge) -> None:
 
 def test_a_seed_s_rent_is_what_the_network_would_save_without_it() -> None:
     slots = {0: holding("mlp"), 1: fossil("attention")}
-    rent = seed_rent(Situation(slots, rent=0.08).read())[0]
+    rent = compute_seed_rents(Situation(slots, rent=0.08).read())[0]
     paid = Situation(slots, rent=0.08).read().network("rent_paid")[0]
     without_first = Situation({1: slots[1]}, rent=0.08).read().network("rent_paid")[0]
     without_second = Situation({0: slots[0]}, rent=0.08).read().network("rent_paid")[0]

@@ -111,7 +111,7 @@ def assert_prunable(table: SeedTable, masks: ActionMasks) -> None:
 
 
 def assert_obeyed(before: SeedTable, actions: Ints, after: SeedTable) -> None:
-    """Each action but WAIT did to its slot what it says, by every head that it reads."""
+    """Each action but WAIT had its effect on its slot, by every head that it reads."""
     acting = np.flatnonzero(actions[:, Head.OP] != Op.WAIT)
     chosen = actions[acting]
     at = (acting, chosen[:, Head.SLOT])

@@ -35,7 +35,7 @@ def seen(**values: float):
 
 
 @pytest.mark.parametrize(("probed", "reason"), [(True, Reason.PASSED), (False, Reason.NOT_PROBED)])
-def test_g1_asks_for_a_probe(probed: bool, reason: Reason) -> None:
+def test_g1_requires_a_probe(probed: bool, reason: Reason) -> None:
     verdicts = evaluate_gates(slot(Stage.GERMINATED), seen(probed=probed), RULES)
     assert (verdicts.reason[0, 0], verdicts.passed[0, 0]) == (reason, probed)
 
@@ -50,14 +50,14 @@ def test_g1_asks_for_a_probe(probed: bool, reason: Reason) -> None:
         (3, False, Reason.GRADIENT_UNHEALTHY),
     ],
 )
-def test_g2_asks_for_training_and_healthy_gradients(age: int, healthy: bool, reason: Reason) -> None:
+def test_g2_requires_training_and_healthy_gradients(age: int, healthy: bool, reason: Reason) -> None:
     verdicts = evaluate_gates(slot(Stage.TRAINING, stage_age=age), seen(gradient_healthy=healthy), RULES)
     assert verdicts.reason[0, 0] == reason
     assert verdicts.passed[0, 0] == (reason == Reason.PASSED)
 
 
 @pytest.mark.parametrize(("elapsed", "reason"), [(3, Reason.PASSED), (2, Reason.ALPHA_MOVING)])
-def test_g3_asks_for_alpha_at_its_target(elapsed: int, reason: Reason) -> None:
+def test_g3_requires_alpha_at_its_target(elapsed: int, reason: Reason) -> None:
     table = slot(Stage.BLENDING, alpha_elapsed=elapsed, alpha_duration=3)
     assert evaluate_gates(table, good_evidence(), RULES).reason[0, 0] == reason
 
@@ -81,7 +81,7 @@ def test_a_held_seed_whose_alpha_moves_is_not_fossilized(elapsed: int, legal: bo
         (np.nan, 9, Reason.NOT_MEASURED),
     ],
 )
-def test_g5_asks_for_a_fresh_harmless_contribution(contribution: float, age: int, reason: Reason) -> None:
+def test_g5_requires_a_fresh_harmless_contribution(contribution: float, age: int, reason: Reason) -> None:
     verdicts = evaluate_gates(slot(Stage.HOLDING), seen(contribution=contribution, contribution_age=age), RULES)
     assert verdicts.reason[0, 0] == reason
     assert verdicts.passed[0, 0] == (reason == Reason.PASSED)

@@ -248,7 +248,7 @@ def test_sampling_head_by_head_is_always_legal(name: str) -> None:
 
 
 def assert_within_rules(table: SeedTable, actions: np.ndarray, rules: Rules) -> None:
-    """What can be said of legal actions without asking the masks."""
+    """Properties of legal actions, computed without the masks."""
     op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
     stage = table.stage[np.arange(len(actions)), slot]
     assert np.isin(op, rules.operations).all()

@@ -37,7 +37,7 @@ CANDIDATES = every_action(slots=1, blueprints=1)
 
 
 def identities(table: SeedTable) -> list[bytes]:
-    """What the rules can tell apart of each row: the schedule, not where alpha is on it, and ages where they count."""
+    """The part of each row that rules depend on: the schedule, not the alpha on it, and ages where they count."""
     age = np.where(np.isin(table.stage, CLOCKED), np.minimum(table.stage_age, LONGEST_WAIT), 1)
     schedule = (table.alpha_target, table.alpha_elapsed, table.alpha_duration, table.alpha_curve, table.pruning)
     columns = (table.stage, age, table.blueprint, table.alpha > 0, *schedule)

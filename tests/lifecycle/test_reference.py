@@ -127,7 +127,7 @@ def test_masks_agree(name: str) -> None:
 
 
 def assert_masks_are_exact(masks: ActionMasks, allowed: Ints) -> None:
-    """Row 0 of the masks says what the list of all ``allowed`` actions ``[N, 8]`` says."""
+    """Row 0 of the masks agrees with the list of all ``allowed`` actions ``[N, 8]``."""
     for op in Op:
         with_op = allowed[allowed[:, Head.OP] == op]
         assert masks.op[0, op] == (len(with_op) > 0)

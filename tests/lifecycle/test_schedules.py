@@ -14,7 +14,7 @@ from esper.lifecycle.actions import ALPHA_TARGETS, TEMPOS, Curve, Op, make_actio
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
-from esper.lifecycle.transitions import LONGEST, alpha_at, progress
+from esper.lifecycle.transitions import LONGEST_RAMP, compute_alpha, compute_ramp_progress
 from lifecycle.support import SHADOW, play
 from open_rules import open_rules
 
@@ -91,12 +91,12 @@ def test_targets_are_reached_exactly() -> None:
     target = np.float32(0.1) * np.ones_like(start)
     assert np.any(start + (target - start) != target), "the case this test is about"
     full = np.full(1000, 5, np.int16)
-    assert np.array_equal(alpha_at(start, target, full, full, np.zeros(1000, np.int8)), target)
+    assert np.array_equal(compute_alpha(start, target, full, full, np.zeros(1000, np.int8)), target)
 
 
-@given(st.sampled_from(Curve), st.integers(1, LONGEST))
+@given(st.sampled_from(Curve), st.integers(1, LONGEST_RAMP))
 def test_curves_rise_from_zero_to_one_and_are_symmetric(curve: Curve, duration: int) -> None:
-    values = [progress(curve, elapsed / duration) for elapsed in range(duration + 1)]
+    values = [compute_ramp_progress(curve, elapsed / duration) for elapsed in range(duration + 1)]
     assert (values[0], values[-1]) == (0, 1)
     assert all(earlier < later for earlier, later in pairwise(values))
     assert values == pytest.approx([1 - value for value in reversed(values)])

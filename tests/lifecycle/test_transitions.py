@@ -250,7 +250,7 @@ def test_a_rollback_may_take_a_fossil() -> None:
 def test_changes_that_follow_one_another_make_one_record() -> None:
     first = play(EMPTY, DEFAULT, GERMINATE)
     second = remove_seeds(first.table, np.array([[True]]))[1]
-    both = concatenate([first.transitions, second])
+    both = concatenate_transitions([first.transitions, second])
     assert both.after.tolist() == [Stage.GERMINATED, Stage.PRUNED]
     assert both.cause.tolist() == [Cause.GERMINATE, Cause.ROLLBACK]
-    assert len(concatenate([Transitions.none(), Transitions.none()])) == 0
+    assert len(concatenate_transitions([Transitions.none(), Transitions.none()])) == 0

@@ -96,7 +96,7 @@ def test_test_part_is_the_end_of_the_data_set(name: str) -> None:
 
 @pytest.mark.parametrize("name", SUITES)
 def test_asking_for_more_data_than_exist_is_refused(name: str) -> None:
-    with pytest.raises(TaskError, match=r"asks for 5000 training examples; \d+ exist"):
+    with pytest.raises(TaskError, match=r"needs 5000 training examples, but only \d+ exist"):
         get_suite(name).data(instance_of(name, "clean", train_size=5000), "train")
 
 

@@ -32,7 +32,7 @@ def test_a_number_is_the_same_suite_everywhere() -> None:
 
 @pytest.mark.parametrize("name", ["generated", "generated:", "generated:-1", "generated:x", "generated:1234567890"])
 def test_what_is_no_number_is_refused(name: str) -> None:
-    with pytest.raises(TaskError, match="a whole number from 0 says which, as in generated:7"):
+    with pytest.raises(TaskError, match="give a whole number from 0, as in generated:7"):
         get_suite(name)
     assert "generated" not in suite_names()
 

@@ -107,7 +107,7 @@ def test_what_lies_beside_a_file_can_be_imported(file: Path, monkeypatch: pytest
     assert get_suite("short").steps == 7
 
 
-def test_a_path_that_the_variable_cannot_hold_is_said(file: Path) -> None:
+def test_a_path_that_the_variable_cannot_hold_is_refused(file: Path) -> None:
     with pytest.raises(TaskError, match="cannot stand in ESPER_SUITES: move the file elsewhere"):
         get_suite(f"{file.parent}/a:b.py:short")
 
@@ -120,7 +120,7 @@ def test_a_file_that_a_configuration_names_is_not_run(file: Path) -> None:
         TrainSettings.model_validate({"suite": f"{file}:short"})
 
 
-def test_a_name_that_is_unknown_says_how_files_are_named(file: Path) -> None:
+def test_a_name_that_is_unknown_is_refused_with_how_to_name_files(file: Path) -> None:
     assert file.exists()
     with pytest.raises(TaskError, match=f"no suite is called 'short'.*{FILES}=FILE.py"):
         get_suite("short")
@@ -140,7 +140,7 @@ def test_a_name_that_is_unknown_says_how_files_are_named(file: Path) -> None:
             "'tokens' of Short is taken by .*:TokenSuite",
         ),
         (SHORT.replace("(TokenSuite)", "(Suite)").replace("import TokenSuite", "import Suite"), "short", "cannot be"),
-        (SHORT.replace("    steps = 10\n", "") + "    del TokenSuite.batch_size\n", "short", "does not say its batch_"),
+        (SHORT.replace("    steps = 10\n", "") + "    del TokenSuite.batch_size\n", "short", "does not define batch_"),
         (SHORT + "    objective = 'f1'\n", "short", "has the objective 'f1': accuracy or loss"),
     ],
     ids=[
@@ -148,7 +148,7 @@ def test_a_name_that_is_unknown_says_how_files_are_named(file: Path) -> None:
         *("incomplete", "another objective"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(
+def test_a_faulty_file_is_refused_with_its_fault(
     file: Path, code: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TokenSuite, "batch_size", TokenSuite.batch_size)  # put back whatever happens to it
@@ -159,7 +159,7 @@ def test_what_is_wrong_with_a_file_is_said(
             get_suite(f"{file}:{name}")
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path, file: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path, file: Path) -> None:
     assert file.exists()
     allow_files(["--suite", f"{tmp_path}/none.py:short"])
     with pytest.raises(TaskError, match="there is no such file"):
@@ -181,6 +181,6 @@ def test_the_command_line_runs_what_it_names(file: Path, tmp_path: Path, monkeyp
     assert "suite: short" in (run / "config.yaml").read_text()
     alone = [sys.executable, "-m", "esper", "evaluate", str(run), "--instances", "2"]
     monkeypatch.setenv(FILES, "")
-    told = subprocess.run(alone, capture_output=True, text=True, check=False)
-    assert told.returncode == 2
-    assert f"{FILES}=FILE.py" in told.stderr
+    completed = subprocess.run(alone, capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    assert f"{FILES}=FILE.py" in completed.stderr

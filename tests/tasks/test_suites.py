@@ -102,7 +102,7 @@ def test_parts_are_disjoint(suite: Suite, instances: list[Instance]) -> None:
         assert len(np.unique(rows, axis=0)) == len(rows)
 
 
-def test_data_do_not_depend_on_what_was_asked_before(suite: Suite, instances: list[Instance]) -> None:
+def test_data_do_not_depend_on_earlier_calls(suite: Suite, instances: list[Instance]) -> None:
     forwards = {(i, part): suite.data(i, part) for i in instances for part in PARTS}
     for part in reversed(PARTS):
         for instance in reversed(instances):

@@ -20,21 +20,21 @@ from esper.tasks.token_suite import (
     TRAINING,
     TRANSFER,
     Sampler,
-    context,
-    halves,
-    largest_mean,
-    largest_power,
-    order,
-    pointer,
-    product,
-    random_directions,
-    vote,
+    draw_directions,
+    sample_context,
+    sample_halves,
+    sample_largest_mean,
+    sample_largest_power,
+    sample_order,
+    sample_pointer,
+    sample_product,
+    sample_vote,
 )
 
 EXAMPLES = 4000
 AT_CHANCE = 0.32
 
-DIRECTIONS = random_directions(np.random.default_rng(0))
+DIRECTIONS = draw_directions(np.random.default_rng(0))
 Array = NDArray[np.floating]
 
 
@@ -104,66 +104,66 @@ class TestOrder:
         classes = token_classes(examples.inputs)
         return counts((classes[:, distance:] - classes[:, :-distance]) % CLASSES).argmax(axis=1)
 
-    def test_the_commonest_step_at_the_right_distance_tells_the_label(self, distance: int) -> None:
-        examples = drawn(partial(order, distance=distance))
+    def test_the_commonest_step_at_the_right_distance_determines_the_label(self, distance: int) -> None:
+        examples = drawn(partial(sample_order, distance=distance))
         assert accuracy(self.steps(examples, distance), examples) > 0.9
 
     def test_single_tokens_tell_nothing(self, distance: int) -> None:
-        assert linear_accuracy(partial(order, distance=distance), per_token) < AT_CHANCE
-        assert linear_accuracy(partial(order, distance=distance), flat) < AT_CHANCE
+        assert linear_accuracy(partial(sample_order, distance=distance), per_token) < AT_CHANCE
+        assert linear_accuracy(partial(sample_order, distance=distance), flat) < AT_CHANCE
 
     def test_reversing_the_tokens_negates_the_label(self, distance: int) -> None:
-        examples = drawn(partial(order, distance=distance))
+        examples = drawn(partial(sample_order, distance=distance))
         backwards = LabelledArrays(examples.inputs[:, ::-1], -examples.labels % CLASSES)
         assert accuracy(self.steps(backwards, distance), backwards) > 0.9
 
 
 def test_neighbours_tell_nothing_about_far_order() -> None:
-    examples = drawn(partial(order, distance=4))
+    examples = drawn(partial(sample_order, distance=4))
     assert accuracy(TestOrder().steps(examples, 1), examples) < AT_CHANCE
 
 
 class TestContext:
     @pytest.mark.parametrize("flipped", [True, False])
     def test_signs_of_the_parts_tell_the_label(self, flipped: bool) -> None:
-        examples = drawn(partial(context, flipped=flipped))
+        examples = drawn(partial(sample_context, flipped=flipped))
         first, last = halves_of(examples.inputs)
         b0, b1, f = first[:, 0] + last[:, 0] > 0, last[:, 1] > 0, first[:, 2] > 0
         assert accuracy(b0 + 2 * (b1 ^ f if flipped else b1), examples) > 0.93
 
-    def test_no_sum_over_tokens_tells_the_flipped_bit(self) -> None:
+    def test_no_sum_over_tokens_determines_the_flipped_bit(self) -> None:
         for features in (flat, per_token):
-            assert 0.45 < linear_accuracy(partial(context, flipped=True), features) < 0.55
+            assert 0.45 < linear_accuracy(partial(sample_context, flipped=True), features) < 0.55
 
-    def test_a_linear_rule_tells_both_bits_of_the_direct_variant(self) -> None:
-        assert linear_accuracy(partial(context, flipped=False), mean_token) > 0.9
+    def test_a_linear_rule_determines_both_bits_of_the_direct_variant(self) -> None:
+        assert linear_accuracy(partial(sample_context, flipped=False), mean_token) > 0.9
 
 
 class TestArgmax:
-    def test_the_mean_token_tells_largest_mean(self) -> None:
-        assert linear_accuracy(largest_mean, mean_token) > 0.85
+    def test_the_mean_token_determines_largest_mean(self) -> None:
+        assert linear_accuracy(sample_largest_mean, mean_token) > 0.85
 
     def test_two_channels_lose_much_of_it(self) -> None:
         """What families bott and plain differ in: a bottleneck of two channels."""
         plane = DIRECTIONS[:2].T
-        assert linear_accuracy(largest_mean, lambda inputs: mean_token(inputs) @ plane) < 0.65
+        assert linear_accuracy(sample_largest_mean, lambda inputs: mean_token(inputs) @ plane) < 0.65
 
     def test_second_moments_tell_largest_power(self) -> None:
-        assert linear_accuracy(largest_power, moments) > 0.8
+        assert linear_accuracy(sample_largest_power, moments) > 0.8
 
     def test_a_linear_host_is_at_chance_on_largest_power(self) -> None:
-        assert linear_accuracy(largest_power, flat) < AT_CHANCE
+        assert linear_accuracy(sample_largest_power, flat) < AT_CHANCE
 
 
 class TestVote:
     def test_normalised_tokens_tell_the_label_at_any_loudness(self) -> None:
         for spread in (0.2, 1.8):
-            examples = drawn(partial(vote, spread=spread))
+            examples = drawn(partial(sample_vote, spread=spread))
             assert accuracy(counts(token_classes(examples.inputs)).argmax(axis=1), examples) > 0.88
 
     def test_loud_tokens_drown_the_others(self) -> None:
-        loud = drawn(partial(vote, spread=1.8))
-        even = drawn(partial(vote, spread=0.2))
+        loud = drawn(partial(sample_vote, spread=1.8))
+        even = drawn(partial(sample_vote, spread=0.2))
         raw = [accuracy(components(e.inputs)[..., :CLASSES].mean(axis=1).argmax(axis=1), e) for e in (loud, even)]
         assert raw[0] < 0.75
         assert raw[1] > 0.85
@@ -172,39 +172,39 @@ class TestVote:
 class TestPointer:
     @pytest.mark.parametrize("distance", [1, 4])
     def test_the_token_behind_the_mark_is_the_label(self, distance: int) -> None:
-        examples = drawn(partial(pointer, distance=distance))
+        examples = drawn(partial(sample_pointer, distance=distance))
         marked = components(examples.inputs)[..., CLASSES].argmax(axis=1)
         target = (marked + distance) % TOKENS
         assert accuracy(token_classes(examples.inputs)[np.arange(EXAMPLES), target], examples) > 0.95
 
     @pytest.mark.parametrize("distance", [1, 4])
-    def test_counting_classes_tells_little(self, distance: int) -> None:
-        assert 0.3 < linear_accuracy(partial(pointer, distance=distance), per_token) < 0.55
+    def test_counting_classes_reveals_little(self, distance: int) -> None:
+        assert 0.3 < linear_accuracy(partial(sample_pointer, distance=distance), per_token) < 0.55
 
 
 class TestHalves:
     def test_agreeing_signs_are_the_label(self) -> None:
-        examples = drawn(halves)
+        examples = drawn(sample_halves)
         first, last = halves_of(examples.inputs)
         agree = first * last > 0
         assert accuracy(agree[:, 0] + 2 * agree[:, 1], examples) > 0.9
 
-    def test_no_sum_over_tokens_tells_anything(self) -> None:
+    def test_no_sum_over_tokens_reveals_anything(self) -> None:
         for features in (flat, per_token):
-            assert linear_accuracy(halves, features) < AT_CHANCE
+            assert linear_accuracy(sample_halves, features) < AT_CHANCE
 
 
 class TestProduct:
     def test_signs_of_the_two_correlations_are_the_label(self) -> None:
-        examples = drawn(product)
+        examples = drawn(sample_product)
         values = components(examples.inputs)
         correlation = (values[..., 0:2] * values[..., 2:4]).mean(axis=1)
         bits = correlation > 0
         assert accuracy(bits[:, 0] + 2 * bits[:, 1], examples) > 0.9
 
     def test_linear_rules_and_squares_of_single_features_tell_nothing(self) -> None:
-        assert linear_accuracy(product, flat) < AT_CHANCE
-        assert linear_accuracy(product, lambda inputs: np.square(components(inputs)).mean(axis=1)) < AT_CHANCE
+        assert linear_accuracy(sample_product, flat) < AT_CHANCE
+        assert linear_accuracy(sample_product, lambda inputs: np.square(components(inputs)).mean(axis=1)) < AT_CHANCE
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_labels_are_balanced(family: str, variant: str) -> None:
 
 
 def test_class_tokens_lie_around_their_directions() -> None:
-    examples = drawn(partial(vote, spread=0.0))
+    examples = drawn(partial(sample_vote, spread=0.0))
     values = components(examples.inputs)
     closest = values[..., :CLASSES].max(axis=-1)
     assert float(closest.mean()) == pytest.approx(CLASS_NORM, abs=0.1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.tasks.token_suite import TOKENS, TokenLayer, TokenSuite, token_mean
+from esper.tasks.token_suite import TOKENS, TokenLayer, TokenSuite, average_tokens
 
 SUITE = TokenSuite()
 
@@ -19,7 +19,7 @@ def test_the_full_host_has_404_parameters() -> None:
 def test_the_mean_over_tokens_is_the_mean(leading: tuple[int, ...]) -> None:
     columns = torch.randn(*leading, 6, TOKENS, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     features = columns.transpose(-3, -1).requires_grad_()
-    found, expected = token_mean(features), features.mean(dim=-2)
+    found, expected = average_tokens(features), features.mean(dim=-2)
     torch.testing.assert_close(found, expected)
     assert found.is_contiguous()
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

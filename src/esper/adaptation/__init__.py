@@ -1,1 +1,1 @@
-"""Adapting a trained model to new data: which growth, and where, is found by trying."""
+"""`esper.adapt`: growth on a frozen host, chosen by cross-validation on new data."""

@@ -1,10 +1,9 @@
-"""A rule's advice to a policy, which begins by taking it: what is learned is where to do better.
+"""A rule's advice to a policy, which follows it at first and learns where to do better.
 
-The rule that looks needs nobody to learn for it and serves any host. A policy that sees at each decision what the rule
-would do, and whose untrained heads prefer that, is the rule, with some exploration, before it has learned anything;
-what it learns is added, and how fast seeds blend in, of which it is not advised. This is residual policy learning
-(Silver et al., 2018, arXiv:1812.06298; Johannink et al., 2019, arXiv:1812.03201) for choices instead of forces: logits
-add up, and what is advised is a choice like any other.
+The look-ahead rule needs no training and serves any host. A policy that observes the rule's choice at each decision,
+and whose untrained heads prefer it, starts as the rule with some exploration. Training adds to that, and chooses how
+seeds blend in, on which there is no advice. This is residual policy learning (Silver et al., 2018, arXiv:1812.06298;
+Johannink et al., 2019, arXiv:1812.03201) for discrete choices: logits add up instead of forces.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from esper.lifecycle.legality import ActionMasks
 
 
 class AdviceSettings(Settings):
-    """Who advises a policy, and how much it heeds that before it learns.
+    """The rule that advises a policy, and the initial weight of its advice.
 
-    A weight is the first logit of what is advised, above all other legal choices of that head: at 4, an untrained
-    policy takes the one of four operations that is advised with probability .95. The weights are learned on from there.
+    A weight is the initial logit of the advised choice above all other legal choices of that head: at 4, an untrained
+    policy takes the advised one of four operations with probability .95. Training changes the weights.
     """
 
     rule: LookSettings = LookSettings()
-    """How the rule decides, and how what it goes by is measured; the policy sees of that what the rule sees."""
+    """How the rule decides, and how promise is measured for it; the policy observes the same promise."""
     op: float = Field(default=4.0, allow_inf_nan=False)
-    """Of the operation."""
+    """Initial weight of the advised operation."""
     slot: float = Field(default=3.0, allow_inf_nan=False)
-    """Of the slot."""
+    """Initial weight of the advised slot."""
     blueprint: float = Field(default=3.0, allow_inf_nan=False)
-    """Of the blueprint."""
+    """Initial weight of the advised blueprint."""
 
     @field_validator("rule")
     @classmethod
-    def _rule_sees_what_it_goes_by(cls, rule: LookSettings) -> LookSettings:
+    def _require_shown_promise(cls, rule: LookSettings) -> LookSettings:
         needed = {0.0: "held_out", 1.0: "fitted"}.get(rule.fitted, "both")
         if rule.promise.shown not in ("both", needed):
             raise ValueError(
@@ -52,33 +51,36 @@ class AdviceSettings(Settings):
 
 
 ADVICE_NAMES = (tuple(f"advised_{op.name.lower()}" for op in Op), ("advised",), ("advised",))
-"""Of the features that `advise` adds to the three parts of an observation, each 0 or 1."""
+"""Names of the features that `append_advice` adds to the three parts of an observation, each 0 or 1."""
 
 
 def append_advice(rule: LookRule, observation: Observation, masks: ActionMasks) -> Observation:
-    """What E networks show, with what the rule would do there as the last features of each part.
+    """The observation of E networks with the rule's choices as the last features of each part.
 
-    The slot and the blueprint are marked where the operation that is advised has one.
+    Slot and blueprint are marked only where the advised operation reads them.
 
     Raises:
-        ConfigError: nobody measured what is promised.
+        ConfigError: the observation has no features of promise.
     """
     actions, _ = rule.act(observation, masks, None)
+    # One-hot operation, and marks of the advised slot and blueprint.
     op, slot, blueprint = (actions[:, head] for head in (Head.OP, Head.SLOT, Head.BLUEPRINT))
     environments, slots, blueprints = observation.blueprints.shape[:3]
     rows = np.arange(environments)
-    ops = np.zeros((environments, len(Op)), np.float32)
-    ops[rows, op] = 1
-    places = np.zeros((environments, slots, 1), np.float32)
-    places[rows, slot, 0] = RELEVANT[op, Head.SLOT]
-    kinds = np.zeros((environments, slots, blueprints, 1), np.float32)
-    kinds[rows, slot, blueprint, 0] = RELEVANT[op, Head.BLUEPRINT]
-    added = (torch.from_numpy(part) for part in (ops, places, kinds))
-    return Observation(*(torch.cat((own, new.to(own)), -1) for own, new in zip(observation, added, strict=True)))
+    advised_op = np.zeros((environments, len(Op)), np.float32)
+    advised_op[rows, op] = 1
+    advised_slot = np.zeros((environments, slots, 1), np.float32)
+    advised_slot[rows, slot, 0] = RELEVANT[op, Head.SLOT]
+    advised_blueprint = np.zeros((environments, slots, blueprints, 1), np.float32)
+    advised_blueprint[rows, slot, blueprint, 0] = RELEVANT[op, Head.BLUEPRINT]
+    advice = (torch.from_numpy(marks) for marks in (advised_op, advised_slot, advised_blueprint))
+    return Observation(
+        *(torch.cat((part, marks.to(part)), -1) for part, marks in zip(observation, advice, strict=True))
+    )
 
 
 class Advice(NamedTuple):
-    """What is advised, each 0 or 1; ``*`` as in `Observation`."""
+    """The advised choices, each 0 or 1; ``*`` as in `Observation`."""
 
     ops: Tensor
     """``[*, 6]``."""
@@ -89,5 +91,5 @@ class Advice(NamedTuple):
 
 
 def read_advice(observation: Observation) -> Advice:
-    """What `advise` added."""
+    """The advice in an observation from `append_advice`."""
     return Advice(observation.globals[..., -len(Op) :], observation.slots[..., -1], observation.blueprints[..., -1])

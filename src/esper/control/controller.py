@@ -1,4 +1,4 @@
-"""The interface of everything that decides about growth."""
+"""The interface of controllers: everything that decides about growth."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Actions = Ints
 
 @runtime_checkable
 class Controller(Protocol):
-    """Decides for E networks at once, from what it observes and what is legal, with a state of its own.
+    """Decides for E networks at once, from an observation and what is legal.
 
-    The state is whatever the controller likes. To be saved in the middle of an episode it must consist of arrays,
-    tensors, numbers, text, tuples, lists, dictionaries and `esper.serialization.state_files.Stateful` objects.
+    It has a state of any kind. To be saved in the middle of an episode the state must consist of arrays, tensors,
+    numbers, text, tuples, lists, dictionaries and `esper.serialization.state_files.Stateful` objects.
     """
 
     name: str
 
     def start(self, seeds: Sequence[int]) -> Any:
-        """The state before the first decision; whatever is random for network i follows from ``seeds[i]``."""
+        """The state before the first decision; the randomness of network i follows from ``seeds[i]`` alone."""
         ...
 
     def act(self, observation: Observation, masks: ActionMasks, state: Any) -> tuple[Actions, Any]:
@@ -38,19 +38,19 @@ class Controller(Protocol):
 
 @runtime_checkable
 class PromiseReader(Protocol):
-    """A controller that goes by what blueprints promise, and says how that is to be measured."""
+    """A controller that reads what blueprints promise, with the settings by which it is measured."""
 
     promise: PromiseSettings | None
-    """How promises are measured for it; None: it does not use them."""
+    """How promise is measured for it; None: it does not use it."""
 
 
 def get_promise_settings(controller: Controller) -> PromiseSettings | None:
-    """How what blueprints promise is to be measured for it; None: it need not be."""
+    """How promise is measured for a controller; None: it does not read it."""
     return controller.promise if isinstance(controller, PromiseReader) else None
 
 
 class UniformStreams:
-    """One stream of uniform numbers per network, so that no network's draws depend on its neighbours."""
+    """One stream of uniform random numbers per network, so that no network's draws depend on its neighbours."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._generators = [np.random.default_rng(seed) for seed in seeds]
@@ -60,15 +60,15 @@ class UniformStreams:
         return np.stack([generator.random(len(Head)) for generator in self._generators])
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the streams are, as plain values."""
+        """The positions of the streams, as plain values."""
         return {"streams": [generator.bit_generator.state for generator in self._generators]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called.
+        """Continue from where `state_dict` was called.
 
         Raises:
-            CheckpointError: it is of another number of networks.
+            CheckpointError: the state is of another number of networks.
         """
         values = from_plain(self.state_dict(), state, "random streams")
-        for generator, reached in zip(self._generators, values["streams"], strict=True):
-            generator.bit_generator.state = reached
+        for generator, position in zip(self._generators, values["streams"], strict=True):
+            generator.bit_generator.state = position

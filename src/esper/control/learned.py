@@ -1,4 +1,4 @@
-"""A trained policy as a controller, and how it is read from what a training run has saved."""
+"""A trained policy as a controller, and how it is restored from a training run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.serialization.state_files import from_plain, strip_prefix
 
 POLICY = "policy"
-"""What results call the policy of a run."""
+"""The name of a run's policy in results."""
 
 
 class LearnedState(NamedTuple):
-    """The policy's memory, and its random streams unless it is greedy."""
+    """The memory of the policy, and its random streams unless it is greedy."""
 
     memory: PolicyState
     streams: UniformStreams | None
@@ -38,11 +38,15 @@ class LearnedState(NamedTuple):
 class LearnedController:
     """Acts by a recurrent policy: the likeliest choices if ``greedy``, else drawn from its distributions.
 
-    ``promise`` says how what blueprints promise was measured where the policy learned; None: it never saw any.
-    A policy that is advised needs the ``advisor``, whose own `promise` counts then. ``name`` is what results call it.
+    Args:
+        policy: The policy.
+        greedy: Whether it takes the likeliest choices.
+        promise: How promise was measured where the policy learned; None: it never was. An advisor's own counts instead.
+        advisor: The rule that advises the policy, if its settings have advice.
+        name: The controller's name in results.
 
     Raises:
-        ConfigError: the policy's settings want an advisor and there is none, or the other way round.
+        ConfigError: there is an advisor, but the policy's settings have no advice, or the other way round.
     """
 
     def __init__(
@@ -68,28 +72,36 @@ class LearnedController:
 
     def act(self, observation: Observation, masks: ActionMasks, state: LearnedState) -> tuple[Actions, LearnedState]:
         """One decision per network."""
-        seen = observation if self._advisor is None else append_advice(self._advisor, observation, masks)
-        noise = None if state.streams is None else torch.from_numpy(state.streams.draw()).to(self.policy.device)
-        tensors = make_mask_tensors(masks, self.policy.device)
-        step = self.policy.act(seen.to(self.policy.device), tensors, state.memory, noise)
+        device = self.policy.device
+        if self._advisor is not None:
+            observation = append_advice(self._advisor, observation, masks)
+        # Uniform numbers that the policy draws by; none where it is greedy.
+        noise = None if state.streams is None else torch.from_numpy(state.streams.draw()).to(device)
+        # Everything is computed on the policy's device; actions return to the CPU.
+        step = self.policy.act(observation.to(device), make_mask_tensors(masks, device), state.memory, noise)
         return step.actions.cpu().numpy(), LearnedState(step.state, state.streams)
 
 
 def count_policy_features(settings: PolicySettings, promise: PromiseSettings | None) -> ObservationSpec:
-    """How many features a policy with these settings sees where ``promise`` is measured so, or not at all."""
+    """The number of features in each part of what a policy with these settings observes; see `name_features`."""
     return ObservationSpec(*map(len, name_features(settings, promise).values()))
 
 
 def name_features(settings: PolicySettings, promise: PromiseSettings | None) -> dict[str, list[str]]:
-    """Names of the features that a policy sees, by the part of the observation."""
-    seen = list_features(promise is not None)
-    advised = ((), (), ()) if settings.advice is None else ADVICE_NAMES
-    named = zip(seen._asdict().items(), advised, strict=True)
-    return {part: [*(feature.name for feature in features), *added] for (part, features), added in named}
+    """Names of a policy's features by the part of the observation: observed ones, then those of advice.
+
+    ``promise``: how promise is measured for the policy; None: it is not, and has no features.
+    """
+    observed = list_features(promise is not None)._asdict()
+    advice = ((), (), ()) if settings.advice is None else ADVICE_NAMES
+    return {
+        part: [*(feature.name for feature in features), *names]
+        for (part, features), names in zip(observed.items(), advice, strict=True)
+    }
 
 
 class ObservedConduct(Settings):
-    """What a policy's observations depend on."""
+    """The settings of episodes that a policy's observations depend on."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -97,48 +109,49 @@ class ObservedConduct(Settings):
 
 
 class PolicyOrigin(Settings):
-    """What the configuration of a run says of the policy that it trained; how it was trained is left out."""
+    """The part of a run's configuration that describes its policy, without how it was trained."""
 
     model_config = ConfigDict(extra="ignore")
 
     suite: str
-    """The distribution of learning problems on which it was trained."""
+    """The suite on which it was trained."""
     mix: tuple[str, ...] = ()
-    """Further ones, as in the settings of training."""
+    """Further suites, as in the settings of training."""
     rules: Rules = Rules()
-    """What may happen to seeds there."""
+    """The rules of the lifecycle there."""
     policy: PolicySettings = PolicySettings()
-    """Its sizes."""
+    """The policy's sizes."""
     conduct: ObservedConduct = ObservedConduct()
-    """How its episodes went."""
+    """The conduct of its episodes."""
 
     @property
     def promise(self) -> PromiseSettings | None:
-        """How what is promised was measured for it."""
+        """How promise was measured for the policy."""
         return self.policy.resolve_promise(self.conduct.promise)
 
 
 def restore_controller(
-    run: RunDirectory, origin: PolicyOrigin, advisor_of: Callable[[LookSettings], LookRule], name: str = POLICY
+    run: RunDirectory, origin: PolicyOrigin, make_advisor: Callable[[LookSettings], LookRule], name: str = POLICY
 ) -> LearnedController:
-    """The newest policy of a run, greedy; ``advisor_of`` makes the rule that advises it, where one does.
+    """The newest policy of a run as a greedy controller; ``make_advisor`` makes the rule that advises it, if any.
 
     Raises:
-        CheckpointError: there is no usable checkpoint, or it is of a policy with other settings.
+        CheckpointError: there is no usable checkpoint, or its policy has other settings.
     """
     policy = restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise)
     advice = origin.policy.advice
-    advisor = None if advice is None else advisor_of(advice.rule)
+    advisor = None if advice is None else make_advisor(advice.rule)
     return LearnedController(policy, greedy=True, promise=origin.promise, advisor=advisor, name=name)
 
 
 def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings, promise: PromiseSettings | None) -> Policy:
-    """The policy in a checkpoint's ``tensors``, on the CPU, that saw ``promise`` where it learned.
+    """The policy in a checkpoint's ``tensors``, on the CPU; ``promise``: how promise was measured where it learned.
 
     Raises:
-        CheckpointError: they are of a policy with other settings.
+        CheckpointError: the policy in them has other settings.
     """
+    # The first weights are overwritten, so their generator does not matter.
     policy = Policy(count_policy_features(settings, promise), settings, torch.Generator().manual_seed(0))
-    saved = strip_prefix("policy.", tensors)  # the others are the optimizer's and counters
+    saved = strip_prefix("policy.", tensors)  # the others belong to the optimizer, or are counters
     policy.load_state_dict(from_plain(policy.state_dict(), saved, "the checkpoint's policy"))
     return policy

@@ -1,4 +1,8 @@
-"""Controllers written by hand: never, uniform, replay, schedules, the heuristic and the look-ahead rule."""
+"""Controllers written by hand: never, uniform, replay, schedules, the heuristic and the look-ahead rule.
+
+A rule reads as a story: it reads the observation's features by name, handles the seeds that are there (advance, keep,
+prune), and then germinates. `ActionBuilder` turns each step into legal actions for the networks still undecided.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,22 @@ from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.stages import LIVE
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
 
+Numbers: TypeAlias = NDArray[Any]
+"""Numbers of any precision."""
+
+ROUNDING = 1e-6
+"""Tolerance in comparing features: ages and progress are float32 shares of the episode."""
+
 
 class ActionBuilder:
-    """Starts with WAIT everywhere; each call settles some of the networks that are still open."""
+    """Legal actions of E networks, built step by step: WAIT, until a call decides for networks that are still open."""
 
     def __init__(self, masks: ActionMasks) -> None:
         self._masks = masks
         self.actions: Actions = make_wait_actions(masks.environments)
+        """The actions so far, int64 ``[E, 8]``."""
         self.open: Bools = np.ones(masks.environments, np.bool_)
+        """Networks that no call has decided for yet, ``[E]``."""
 
     def act_on(self, op: Op, due: Bools) -> None:
         """Do ``op`` (FOSSILIZE, PRUNE at once, or ADVANCE) in the first slot that is ``due``, bool ``[E, S]``."""
@@ -41,44 +53,32 @@ class ActionBuilder:
         self.open[rows] = False
 
     def germinate(self, slot: Ints, blueprint: Ints, due: Bools) -> None:
-        """Germinate ``blueprint[e]`` in ``slot[e]`` where ``due``: the fastest tempo, the largest alpha allowed.
-
-        Tempos and targets are on offer in rising order.
-        """
+        """Germinate ``blueprint[e]`` in ``slot[e]`` where ``due``: the fastest tempo, the largest alpha allowed."""
         everyone = np.arange(len(slot))
         possible = self._masks.slot[everyone, Op.GERMINATE, slot] & self._masks.blueprint[everyone, slot, blueprint]
         rows = np.flatnonzero(due & possible & self.open)
+        targets = self._masks.germination_target[rows]
         self.actions[rows, Head.OP] = Op.GERMINATE
         self.actions[rows, Head.SLOT] = slot[rows]
         self.actions[rows, Head.BLUEPRINT] = blueprint[rows]
         self.actions[rows, Head.BLEND] = self._masks.blend[rows].argmax(1)
+        # Tempos and alpha targets are in rising order: the first legal tempo, the last legal target.
         self.actions[rows, Head.TEMPO] = self._masks.tempo[rows].argmax(1)
-        self.actions[rows, Head.ALPHA_TARGET] = _find_last(self._masks.germination_target[rows])
+        self.actions[rows, Head.ALPHA_TARGET] = targets.shape[1] - 1 - targets[:, ::-1].argmax(1)
         self.open[rows] = False
 
 
-def _find_last(legal: Bools) -> Ints:
-    """Index of the last True column of each row."""
-    return legal.shape[1] - 1 - legal[:, ::-1].argmax(1)
+def count_unfinished_seeds(features: FeatureReader) -> Float32s:
+    """The number of unfinished seeds of each network, ``[E]``."""
+    return np.sum([features.slot(f"stage_{stage.name.lower()}") for stage in LIVE], axis=(0, 2))
 
 
-Numbers: TypeAlias = NDArray[Any]
-"""Numbers of any precision."""
-
-ROUNDING = 1e-6
-"""Ages are shares of the episode in float32."""
-
-
-def count_unfinished(reading: FeatureReader) -> Float32s:
-    """How many unfinished seeds each network has, ``[E]``."""
-    return np.sum([reading.slot(f"stage_{stage.name.lower()}") for stage in LIVE], axis=(0, 2))
-
-
-def seed_rent(reading: FeatureReader) -> Float32s:
+def compute_seed_rents(features: FeatureReader) -> Float32s:
     """The rent each resident seed adds to the network's, ``[E, S]``: what it would save to be without it."""
-    cost = np.expm1(reading.slot("resident_cost"))
-    total = np.expm1(reading.network("log_added_parameters"))
-    return compute_marginal_rents(reading.network("rent"), cost, total)
+    # The features are log1p of relative sizes.
+    cost = np.expm1(features.slot("resident_cost"))
+    total = np.expm1(features.network("log_added_parameters"))
+    return compute_marginal_rents(features.network("rent"), cost, total)
 
 
 def compute_marginal_rents(rent: Numbers, cost: Numbers, total: Numbers) -> Numbers:
@@ -91,14 +91,14 @@ def compute_marginal_rents(rent: Numbers, cost: Numbers, total: Numbers) -> Numb
     return rent[:, None] * (np.log1p(without + cost) - np.log1p(without))
 
 
-def keep_or_prune(decisions: ActionBuilder, reading: FeatureReader, trial: float, margin: float) -> None:
+def keep_or_prune(decisions: ActionBuilder, features: FeatureReader, trial: float, margin: float) -> None:
     """Fossilize the held seeds whose accuracy contribution exceeds their rent by ``margin``, prune the others.
 
-    A seed is judged once its stage's age reaches ``trial``, a share of the episode, and something is known of it.
+    A seed is judged once its contribution was measured and its stage's age reaches ``trial``, a share of the episode.
     """
-    held = (reading.slot("stage_holding") > 0) & (reading.slot("measured") > 0)
-    due = held & (reading.slot("stage_age") >= trial - ROUNDING)
-    worth = reading.slot("accuracy_contribution") - seed_rent(reading) >= margin
+    measured = (features.slot("stage_holding") > 0) & (features.slot("measured") > 0)
+    due = measured & (features.slot("stage_age") >= trial - ROUNDING)
+    worth = features.slot("accuracy_contribution") - compute_seed_rents(features) >= margin
     decisions.act_on(Op.FOSSILIZE, due & worth)
     decisions.act_on(Op.PRUNE, due & ~worth)
 
@@ -109,7 +109,7 @@ class Never:
     name = "none"
 
     def start(self, seeds: Sequence[int]) -> None:
-        """No state."""
+        """It has no state."""
 
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """WAIT everywhere."""
@@ -133,24 +133,20 @@ class Uniform:
         actions = make_wait_actions(masks.environments)
         for head in Head:
             legal = masks.find_legal(head, actions[:, Head.OP], actions[:, Head.SLOT])
-            actions[:, head] = _pick(legal, uniforms[:, head])
+            # The choice of rank floor(u * count) among the legal ones.
+            rank = (uniforms[:, head] * legal.sum(1)).astype(np.int64)
+            actions[:, head] = (legal.cumsum(1) > rank[:, None]).argmax(1)
         return actions, state
-
-
-def _pick(legal: Bools, uniforms: Floats) -> Ints:
-    """One of the True columns of each row, by a uniform number in [0, 1)."""
-    rank = (uniforms * legal.sum(1)).astype(np.int64)
-    return (legal.cumsum(1) > rank[:, None]).argmax(1)
 
 
 SHUFFLED = "shuffled"
 
 
 class Replay:
-    """Plays a sequence of actions for each network; what is not legal there becomes WAIT, and after its end it waits.
+    """Replays a sequence of actions per network. Illegal ones become WAIT, and after its end it waits.
 
     Args:
-        sequences: Actions int64 ``[T, 8]`` by the seed of the network that they are for.
+        sequences: Actions int64 ``[T, 8]`` by the random seed of the network that they are for.
 
     Raises:
         ConfigError: a sequence has another shape.
@@ -167,34 +163,34 @@ class Replay:
         """The number of decisions taken, and the networks' sequences.
 
         Raises:
-            ConfigError: there is no sequence for one of the seeds.
+            ConfigError: there is no sequence for one of the random seeds.
         """
-        unknown = [seed for seed in seeds if seed not in self._sequences]
-        if unknown:
-            raise ConfigError(f"no actions were recorded for seed {unknown[0]}")
+        missing = [seed for seed in seeds if seed not in self._sequences]
+        if missing:
+            raise ConfigError(f"no actions were recorded for seed {missing[0]}")
         return 0, [self._sequences[seed] for seed in seeds]
 
     def act(
         self, observation: Observation, masks: ActionMasks, state: tuple[int, list[Actions]]
     ) -> tuple[Actions, tuple[int, list[Actions]]]:
-        """The next recorded action of each network, as far as it is legal."""
+        """The next recorded action of each network where it is legal, else WAIT."""
         step, sequences = state
-        wished: Ints = np.stack(
-            [actions[step] if step < len(actions) else np.zeros(len(Head), np.int64) for actions in sequences]
-        )
-        return canonicalise(wished, masks)[0], (step + 1, sequences)
+        wait = np.zeros(len(Head), np.int64)
+        recorded: Ints = np.stack([actions[step] if step < len(actions) else wait for actions in sequences])
+        return canonicalise(recorded, masks)[0], (step + 1, sequences)
 
 
 def shuffle_actions(actions: Actions, seeds: Sequence[int], rng: np.random.Generator) -> Replay:
-    """Everybody's actions ``[T, N, 8]`` for somebody else: a random cycle through all N networks of these seeds.
+    """A replay of ``actions`` ``[T, N, 8]`` in which each network gets those of another: a random cycle through all N.
 
-    Whoever decides by what it sees loses by it; whoever always does the same does not.
+    A controller that reacts to what it observes does worse under it; one that always does the same does not.
 
     Raises:
         ConfigError: there are fewer than two networks.
     """
     if len(seeds) < 2:
         raise ConfigError("the actions of a single network cannot be shuffled: play at least two")
+    # Each network in a random order gets the actions of the one before it.
     order = rng.permutation(len(seeds))
     donors = np.empty_like(order)
     donors[order] = np.roll(order, 1)
@@ -211,14 +207,18 @@ class Planting:
 
 
 class Schedule:
-    """Carries out a list of plantings and keeps whatever may be kept: it advances and fossilizes as the gates allow.
+    """Carries out a list of plantings, and advances and fossilizes seeds as soon as the gates allow.
 
-    ``keep_after``: decisions a seed is held before it is fossilized. ``patience``: decisions without progress
-    (`History.plateau_age`) before the first planting, as many as are told apart at most; 0: none is waited for.
-    ``latest``: once more than that share of the growth is over, no plateau is waited for.
+    Args:
+        plantings: What to germinate where and when.
+        horizon: Decisions in an episode.
+        name: The controller's name in results.
+        keep_after: Decisions a seed is held before it is fossilized.
+        patience: Decisions without progress (`History.plateau_age`) before the first planting; 0: no waiting.
+        latest: Share of the episode after which no plateau is waited for.
 
     Raises:
-        ConfigError: the patience is out of range.
+        ConfigError: the patience is negative, or longer than a plateau's observed age.
     """
 
     def __init__(
@@ -244,25 +244,29 @@ class Schedule:
 
     def act(self, observation: Observation, masks: ActionMasks, state: Bools) -> tuple[Actions, Bools]:
         """The first planting that is due, else advance, else fossilize, else wait."""
-        reading, decisions, done = FeatureReader(observation), ActionBuilder(masks), state.copy()
-        progress = reading.network("progress")
+        features, decisions, done = FeatureReader(observation), ActionBuilder(masks), state.copy()
+        progress = features.network("progress")
         step = np.rint(progress * self._horizon)
+
+        # Plantings start after a plateau, or when it is too late to wait for one.
+        on_plateau = features.network("plateau_age") * LONGEST_PLATEAU >= self.patience - ROUNDING
+        started = done.any(axis=1) | on_plateau | (progress > self._latest + ROUNDING)
         everyone = np.ones(len(step), np.int64)
-        waited = reading.network("plateau_age") * LONGEST_PLATEAU >= self.patience - ROUNDING
-        begun = done.any(axis=1) | waited | (progress > self._latest + ROUNDING)
         for index, planting in enumerate(self.plantings):
-            due = begun & (step >= planting.step) & ~done[:, index] & decisions.open
+            due = started & (step >= planting.step) & ~done[:, index] & decisions.open
             if due.any():
                 decisions.germinate(everyone * planting.slot, everyone * planting.blueprint, due)
                 done[:, index] |= due & ~decisions.open
+
+        # Whatever may be kept is kept.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        held = reading.slot("stage_holding") > 0
-        decisions.act_on(Op.FOSSILIZE, held & (reading.slot("stage_age") >= self._keep_age - ROUNDING))
+        held = features.slot("stage_holding") > 0
+        decisions.act_on(Op.FOSSILIZE, held & (features.slot("stage_age") >= self._keep_age - ROUNDING))
         return decisions.actions, done
 
 
 class PeriodicSettings(Settings):
-    """When the clock strikes, and what it brings."""
+    """When the periodic rule germinates, what, and how it judges."""
 
     period: int = Field(default=2, ge=1, le=1000)
     """Decisions from one germination to the next."""
@@ -290,25 +294,26 @@ class Periodic:
         return np.stack([np.full(len(seeds), -1), np.zeros(len(seeds), np.int64)])
 
     def act(self, observation: Observation, masks: ActionMasks, state: Ints) -> tuple[Actions, Ints]:
-        """Advance what may be, else judge what is due, else plant if the clock says so, else wait.
+        """Advance what may be, else judge what is due, else plant if the period is over, else wait."""
+        settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
 
-        The clock is the number of the decision as progress tells it; where progress stands still, it goes on.
-        """
-        settings, reading, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
+        # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, reading, settings.trial / self._horizon, settings.margin)
-        progress = reading.network("progress")
-        before, planted = state
-        clock = np.maximum(np.rint(progress * self._horizon).astype(np.int64), before + 1)
+        keep_or_prune(decisions, features, settings.trial / self._horizon, settings.margin)
+
+        # The clock is the number of the decision by the observed progress; where that stands still, it goes on.
+        progress = features.network("progress")
+        last, planted = state
+        clock = np.maximum(np.rint(progress * self._horizon).astype(np.int64), last + 1)
         due = (clock >= planted * settings.period) & (progress <= settings.stop_after)
         plantings = np.array(settings.plantings, np.int64)[planted % len(settings.plantings)]
-        unsettled = decisions.open.copy()
+        undecided = decisions.open.copy()
         decisions.germinate(plantings[:, 0], plantings[:, 1], due)
-        return decisions.actions, np.stack([clock, planted + (unsettled & ~decisions.open)])
+        return decisions.actions, np.stack([clock, planted + (undecided & ~decisions.open)])
 
 
 class HeuristicSettings(Settings):
-    """Thresholds of the rule, and its guesses."""
+    """Thresholds and preferences of the heuristic."""
 
     preferences: tuple[tuple[int, int], ...] = ((0, 0),)
     """Slot and blueprint indices, most promising first. What was tried before comes last."""
@@ -338,42 +343,40 @@ class Heuristic:
         self._horizon = horizon
 
     def start(self, seeds: Sequence[int]) -> None:
-        """No state: all it needs to remember is in the observation."""
+        """It has no state: the observation has all that it needs."""
 
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """One decision per network."""
-        settings, reading, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
+        settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
+
+        # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, reading, settings.trial / self._horizon, settings.margin)
-        slot, blueprint, found = self._best_guess(reading, masks)
-        decisions.germinate(slot, blueprint, found & self._may_try(reading))
-        return decisions.actions, None
+        keep_or_prune(decisions, features, settings.trial / self._horizon, settings.margin)
 
-    def _may_try(self, reading: FeatureReader) -> Bools:
-        settings = self._settings
-        unfinished, fossils = count_unfinished(reading), reading.slot("stage_fossilized").sum(1)
-        stuck = reading.network("plateau_age") * LONGEST_PLATEAU >= settings.patience - ROUNDING
-        few = (unfinished < settings.at_a_time) & (unfinished + fossils < settings.most)
-        return stuck & few & (reading.network("progress") <= settings.stop_after)
+        # Is it time for another seed?
+        unfinished, fossils = count_unfinished_seeds(features), features.slot("stage_fossilized").sum(1)
+        on_plateau = features.network("plateau_age") * LONGEST_PLATEAU >= settings.patience - ROUNDING
+        has_room = (unfinished < settings.at_a_time) & (unfinished + fossils < settings.most)
+        due = on_plateau & has_room & (features.network("progress") <= settings.stop_after)
 
-    def _best_guess(self, reading: FeatureReader, masks: ActionMasks) -> tuple[Ints, Ints, Bools]:
-        """The first preference that is legal, wide enough and tried least: slot, blueprint, whether there is one."""
-        preferences = np.array(self._settings.preferences, np.int64)
-        slots, blueprints = preferences[:, 0], preferences[:, 1]
-        widths = np.exp(reading.slot("log_width"))
-        wide = widths >= self._settings.narrowest * widths.max(1, keepdims=True) - ROUNDING
+        # The first preference that is legal, wide enough and tried least.
+        slots, blueprints = np.array(settings.preferences, np.int64).T
+        widths = np.exp(features.slot("log_width"))
+        wide = widths >= settings.narrowest * widths.max(1, keepdims=True) - ROUNDING
         possible = masks.blueprint[:, slots, blueprints] & masks.slot[:, Op.GERMINATE][:, slots] & wide[:, slots]
-        tried = reading.blueprint("tries")[:, slots, blueprints]
-        rank = np.where(possible, np.rint(tried * MOST_TRIES) * len(preferences) + np.arange(len(preferences)), np.inf)
+        tries = np.rint(features.blueprint("tries")[:, slots, blueprints] * MOST_TRIES)
+        rank = np.where(possible, tries * len(slots) + np.arange(len(slots)), np.inf)
         best = rank.argmin(1)
-        return slots[best], blueprints[best], possible.any(1)
+        decisions.germinate(slots[best], blueprints[best], possible.any(1) & due)
+        return decisions.actions, None
 
 
 class LookSettings(Settings):
-    """When it plants, and how long it tries. One set for every host, found on the token suite's training instances."""
+    """When the look-ahead rule plants, and how it judges. One set for every host, tuned on the token suite's training
+    instances."""
 
     promise: PromiseSettings = PromiseSettings()
-    """How it looks."""
+    """How promise is measured."""
     fitted: float = Field(default=0.75, ge=0, le=1)
     """Weight of the fitted promise; the held-out one has the rest."""
     price: float = Field(default=0.05, ge=0, le=10)
@@ -399,38 +402,34 @@ class LookRule:
         self.promise: PromiseSettings | None = settings.promise
 
     def start(self, seeds: Sequence[int]) -> None:
-        """No state: all it needs to remember is in the observation."""
+        """It has no state: the observation has all that it needs."""
 
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """One decision per network.
 
         Raises:
-            ConfigError: nobody measured what is promised.
+            ConfigError: the observation has no features of promise.
         """
-        settings, reading, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
-        if not reading.shows_promise:
+        settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
+        if not features.shows_promise:
             raise ConfigError("controller 'look' goes by what blueprints promise: set conduct.promise")
+
+        # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, reading, settings.trial / self._horizon, settings.margin)
-        slot, blueprint, found = self._most_promising(reading, masks)
-        decisions.germinate(slot, blueprint, found & self._may_plant(reading))
-        return decisions.actions, None
+        keep_or_prune(decisions, features, settings.trial / self._horizon, settings.margin)
 
-    def _may_plant(self, reading: FeatureReader) -> Bools:
-        """One at a time, and only by what was measured just now: an older promise is of another network."""
-        early = reading.network("progress") <= self._settings.stop_after + ROUNDING
-        return early & (reading.network("promise_age") == 0) & (count_unfinished(reading) == 0)
+        # One seed at a time, and only by what was measured just now: an older promise is of another network.
+        early = features.network("progress") <= settings.stop_after + ROUNDING
+        due = early & (features.network("promise_age") == 0) & (count_unfinished_seeds(features) == 0)
 
-    def _most_promising(self, reading: FeatureReader, masks: ActionMasks) -> tuple[Ints, Ints, Bools]:
-        """The legal and untried candidate with the most promise less its price: slot, blueprint, whether it is enough.
-
-        A promise of exactly 0 was not measured, or is of what no step can help.
-        """
-        settings, fitted, held_out = self._settings, reading.blueprint("promise"), reading.blueprint("promise_held_out")
+        # The legal and untried candidate with the most promise less its price.
+        fitted, held_out = features.blueprint("promise"), features.blueprint("promise_held_out")
         worth: Floats = settings.fitted * fitted + (1 - settings.fitted) * held_out
-        worth = worth - settings.price * reading.blueprint("cost")
-        possible = masks.blueprint & masks.slot[:, Op.GERMINATE, :, None] & (reading.blueprint("tries") == 0)
-        flat = np.where(possible & ((fitted != 0) | (held_out != 0)), worth, -np.inf).reshape(len(worth), -1)
-        best = flat.argmax(1)
-        enough = flat[np.arange(len(best)), best] > settings.threshold
-        return *np.divmod(best, worth.shape[2]), enough
+        worth = worth - settings.price * features.blueprint("cost")
+        possible = masks.blueprint & masks.slot[:, Op.GERMINATE, :, None] & (features.blueprint("tries") == 0)
+        # A promise of exactly 0 was not measured, or is of a module that no step can help.
+        worth = np.where(possible & ((fitted != 0) | (held_out != 0)), worth, -np.inf)
+        slot, blueprint = np.divmod(worth.reshape(len(worth), -1).argmax(1), worth.shape[2])
+        enough = worth[np.arange(len(worth)), slot, blueprint] > settings.threshold
+        decisions.germinate(slot, blueprint, enough & due)
+        return decisions.actions, None

@@ -1,4 +1,4 @@
-"""What happened so far in each network's episode, as far as a controller may remember it."""
+"""The history of each network's episode, as far as observations depend on it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ PLATEAU_IMPROVEMENT = 0.01
 
 
 def improves(value: Floats, best: Floats) -> Bools:
-    """Whether ``value``, better the lower it is, is less than ``best`` by more than `PLATEAU_IMPROVEMENT`.
+    """Whether ``value`` is lower than ``best`` by more than `PLATEAU_IMPROVEMENT`, relative to the size of ``best``.
 
-    Both may be negative, as the losses of densities are.
+    Both may be negative, as the losses of density models are.
     """
     return value < best * (1 - np.sign(best) * PLATEAU_IMPROVEMENT)
 
 
 class History:
-    """The record of E episodes; `record` adds a step, `restart` forgets some episodes.
+    """The history of E episodes: `record` adds a step, `restart` resets some episodes.
 
-    ``chance_loss`` and ``chance_accuracy`` are those of networks that guess.
+    Before the first step all networks are at chance, with the ``chance_loss`` and ``chance_accuracy`` of guessing.
     """
 
     def __init__(
         self, environments: int, slots: int, blueprints: int, chance_loss: float, chance_accuracy: float
     ) -> None:
+        # Attributes, by name, are what checkpoints store.
         self._shape = (environments, slots, blueprints)
         self._chance_loss, self._chance_accuracy = chance_loss, chance_accuracy
-        everyone = np.ones(environments, bool)
-        self.training = self._report_guessing()
+        self.training = self._report_chance()
+        """The last report on training."""
         self.losses: Floats = np.zeros((environments, LOOKBACK + 1))
         """Validation losses of the last steps, the newest first."""
         self.accuracies: Floats = np.zeros((environments, LOOKBACK + 1))
@@ -51,28 +52,28 @@ class History:
         self.accuracy_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution_before: Floats = np.zeros((environments, slots))
-        """The loss contribution as it was measured the time before."""
+        """The loss contribution of the measurement before."""
         self.tries: Floats = np.zeros(self._shape)
-        """How often each blueprint was germinated in each slot, ``[E, S, K]``."""
+        """Number of germinations of each blueprint in each slot, ``[E, S, K]``."""
         self.outcomes: Floats = np.zeros(self._shape)
-        """The loss contribution each blueprint last had in each slot, 0 if never measured, ``[E, S, K]``."""
+        """Last loss contribution of each blueprint in each slot, 0 if never measured, ``[E, S, K]``."""
         self.last_op: Ints = np.zeros(environments, np.int64)
-        self.restart(everyone)
+        self.restart(np.ones(environments, np.bool_))
 
     @property
     def chance_loss(self) -> float:
-        """Loss of networks that guess."""
+        """The loss of guessing."""
         return self._chance_loss
 
     def set_chance_level(self, chance_loss: float, chance_accuracy: float) -> None:
-        """Set loss and accuracy of networks that guess; begins anew if they are others than before."""
+        """Set loss and accuracy of guessing; a change of either resets all episodes."""
         if (self._chance_loss, self._chance_accuracy) != (chance_loss, chance_accuracy):
             self._chance_loss, self._chance_accuracy = chance_loss, chance_accuracy
             self.restart(np.ones(len(self.losses), np.bool_))
 
     def restart(self, rows: Bools) -> None:
-        """Forget the episodes ``rows``, bool ``[E]``."""
-        self.training = replace_where(rows, self.training, self._report_guessing())
+        """Reset the episodes ``rows``, bool ``[E]``."""
+        self.training = replace_where(rows, self.training, self._report_chance())
         self.losses[rows] = self._chance_loss
         self.accuracies[rows] = self._chance_accuracy
         self.best_loss[rows] = self._chance_loss
@@ -85,19 +86,19 @@ class History:
         self.last_op[rows] = Op.WAIT
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is remembered, as plain values."""
+        """All attributes, as plain values."""
         return to_plain(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember what `state_dict` gave.
+        """Restore what `state_dict` returned.
 
         Raises:
-            CheckpointError: it is of episodes of another shape.
+            CheckpointError: the state is of another number of episodes, slots or blueprints.
         """
         vars(self).update(from_plain(vars(self), state, "history"))
 
-    def _report_guessing(self) -> TrainingReport:
-        """A report as of networks that guess."""
+    def _report_chance(self) -> TrainingReport:
+        """The report of networks at chance."""
         environments, slots, _ = self._shape
         return TrainingReport(
             np.full(environments, self._chance_loss),
@@ -108,7 +109,8 @@ class History:
         )
 
     def fill_stale_contributions(self, evaluation: Evaluation, evidence: Evidence) -> Evaluation:
-        """The evaluation with the last known contributions of these modules where they were not measured now."""
+        """Fill contributions that are not fresh with the last ones of the same seeds, and NaN if there are none."""
+        # Evidence is finite exactly where the resident seed was measured before.
         measured = np.isfinite(evidence.contribution)
         return evaluation.fill_missing(
             np.where(measured, self.accuracy_contribution, np.nan), np.where(measured, self.loss_contribution, np.nan)
@@ -121,10 +123,12 @@ class History:
         training: TrainingReport,
         evaluation: Evaluation,
     ) -> None:
-        """Add a step: the actions ``[E, 8]`` taken, the table they led to and what was then measured."""
+        """Add a step: the actions ``[E, 8]`` taken, the table after them, and what was measured then."""
         self.training = training
+        # The newest losses and accuracies come first.
         self.losses = np.concatenate([evaluation.loss[:, None], self.losses[:, :-1]], axis=1)
         self.accuracies = np.concatenate([evaluation.accuracy[:, None], self.accuracies[:, :-1]], axis=1)
+        # A plateau ends where the validation loss improves, or the metric that stands for progress.
         lower = improves(evaluation.loss, self.best_loss)
         self.best_loss = np.where(lower, evaluation.loss, self.best_loss)
         improved = lower
@@ -133,9 +137,13 @@ class History:
             self.best_progress = np.where(improved, evaluation.progress, self.best_progress)
         self.plateau_age = np.where(improved, 0, self.plateau_age + 1)
         self.accuracy_contribution = evaluation.accuracy_contribution
-        before, fresh = self.loss_contribution, evaluation.fresh
-        self.loss_contribution_before = np.where(fresh, before, self.loss_contribution_before)
+        # Contributions that were not measured anew keep the comparison with the measurement before.
+        self.loss_contribution_before = np.where(
+            evaluation.fresh, self.loss_contribution, self.loss_contribution_before
+        )
         self.loss_contribution = evaluation.loss_contribution
+
+        # Count the tries of every blueprint, and keep the last outcome of those that are resident.
         self.last_op = actions[:, Head.OP].copy()
         germinating = (self.last_op == Op.GERMINATE).nonzero()[0]
         self.tries[germinating, actions[germinating, Head.SLOT], actions[germinating, Head.BLUEPRINT]] += 1

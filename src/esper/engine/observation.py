@@ -1,7 +1,8 @@
-"""What a controller sees and what it may do, as tensors: every feature with its name, its range and its formula.
+"""Observations and legality as tensors: every feature with its name, its range and its formula.
 
-All features are scale-free, so that one policy serves any host: losses are relative to that of guessing, sizes to the
-host's, times to the episode's. Values are clipped to the stated range.
+All features are scale-free, so that one policy serves any host: losses are relative to the chance loss, sizes to the
+host's, times to the episode's. Values are clipped to the stated range. The order of the features fixes the input layers
+of trained policies.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from esper.engine.budget import Charge, Costs
 from esper.engine.history import LOOKBACK, History
-from esper.engine.promises import PromiseRecord, largest
+from esper.engine.promises import PromiseRecord, find_largest
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
@@ -27,8 +28,8 @@ from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
 
 
-class Offers(Protocol):
-    """What E networks are, and the K blueprints on offer at each of their S slots."""
+class GrowthSpec(Protocol):
+    """Blueprints, costs and compatibility per slot, of E networks with S slots and K blueprints."""
 
     @property
     def kinds(self) -> Sequence[type[Blueprint]]:
@@ -37,12 +38,12 @@ class Offers(Protocol):
 
     @property
     def costs(self) -> Costs:
-        """What seeds would cost."""
+        """Costs of a seed of each blueprint in each slot."""
         ...
 
     @property
     def compatible(self) -> Bools:
-        """Whether a blueprint serves a slot, ``[E, S, K]``."""
+        """Whether a blueprint fits a slot, ``[E, S, K]``."""
         ...
 
     @property
@@ -52,16 +53,16 @@ class Offers(Protocol):
 
     @property
     def learning_rates(self) -> Floats:
-        """``[E]``."""
+        """Learning rates of the hosts, ``[E]``."""
         ...
 
 
 class GrowingNetworks(Protocol):
-    """E networks that grow."""
+    """E networks that grow: the part of a population, or of a single model, that observations are computed from."""
 
     @property
-    def specs(self) -> Offers:
-        """Blueprints, costs and compatibility of each slot."""
+    def specs(self) -> GrowthSpec:
+        """Blueprints, costs and compatibility per slot."""
         ...
 
     @property
@@ -71,7 +72,7 @@ class GrowingNetworks(Protocol):
 
     @property
     def evidence(self) -> Evidence:
-        """What was measured of the seeds."""
+        """Measurements of the seeds that gates go by."""
         ...
 
     @property
@@ -81,7 +82,7 @@ class GrowingNetworks(Protocol):
 
     @property
     def budget_left(self) -> Floats:
-        """The share of the scarcest cap that is not spent yet, ``[E]``."""
+        """Unspent share of the scarcest cap, ``[E]``."""
         ...
 
     def slots_of_layout(self, layout: Layout) -> Bools:
@@ -90,12 +91,15 @@ class GrowingNetworks(Protocol):
 
     @property
     def charge(self) -> Charge:
-        """What rent is paid on."""
+        """The sizes that rent is paid on."""
         ...
 
 
+# What a policy observes, and what is legal, as tensors
+
+
 class ObservationSpec(NamedTuple):
-    """Feature counts of an observation: they fix a policy's input layers; slots and blueprints may vary in number."""
+    """Numbers of features: they fix a policy's input layers; slots and blueprints may vary in number."""
 
     globals: int
     slots: int
@@ -103,22 +107,22 @@ class ObservationSpec(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What the controller sees. ``*`` is ``[E]`` when acting and ``[T, E]`` in an update; all float32."""
+    """Features of networks, slots and blueprints, float32. ``*`` is ``[E]`` when acting, ``[T, E]`` in an update."""
 
     globals: Tensor
-    """``[*, G]`` features of the whole network."""
+    """``[*, G]`` features of the network."""
     slots: Tensor
-    """``[*, S, F]`` one token per slot."""
+    """``[*, S, F]`` features of each slot."""
     blueprints: Tensor
-    """``[*, S, K, D]`` what each blueprint would be in each slot."""
+    """``[*, S, K, D]`` features of each blueprint in each slot."""
 
     def to(self, device: torch.device) -> Observation:
-        """The same on ``device``."""
-        return Observation(*(_move(part, device) for part in self))
+        """The observation on ``device``."""
+        return Observation(*(_move_tensor(part, device) for part in self))
 
 
 class MaskTensors(NamedTuple):
-    """Conditional legality, as `ActionMasks` but in bool tensors. ``*`` as in `Observation`."""
+    """`ActionMasks` as bool tensors: legality given the earlier heads. ``*`` as in `Observation`."""
 
     op: Tensor
     """``[*, 6]``."""
@@ -138,74 +142,80 @@ class MaskTensors(NamedTuple):
     """``[*, 3]``."""
 
     def to(self, device: torch.device) -> MaskTensors:
-        """The same on ``device``."""
-        return MaskTensors(*(_move(part, device) for part in self))
+        """The masks on ``device``."""
+        return MaskTensors(*(_move_tensor(part, device) for part in self))
 
 
 def make_mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
     """The lifecycle's masks of E environments as tensors on ``device``."""
     arrays: list[Bools] = [getattr(masks, name) for name in MaskTensors._fields]
-    return MaskTensors(*(_move(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays))
+    return MaskTensors(*(_move_tensor(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays))
 
 
-def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    # Nobody has to wait for what leaves the CPU; whoever reads what comes there has to.
+def _move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    # Copies from the CPU may overlap with computation; a copy to the CPU must be complete before it is read.
     return tensor.to(device, non_blocking=tensor.device.type == "cpu")
 
 
+# Features: what they are computed from, and how
+
+
 TINY = 1e-8
+"""Least argument of a logarithm."""
 LOG_LIMIT = 5.0
 """Range of logarithmic features: e^5 either way."""
 LONGEST_PLATEAU = 10.0
+"""Plateau age, in decisions, at which the feature is 1."""
 MOST_TRIES = 4.0
+"""Number of tries at which the feature is 1."""
 OUTCOME_GAIN = 5.0
-"""Contributions in units of ln(classes) are stretched so that a fifth of it is 1."""
+"""Contributions are multiplied by it: a fifth of the chance loss reads about 1."""
 
 
 @dataclass(frozen=True)
 class FeatureInputs:
-    """What features are computed from."""
+    """State of E networks that features are computed from."""
 
-    subject: GrowingNetworks
+    networks: GrowingNetworks
     history: History
     progress: Floats
-    """Share of the episode that is over, ``[E]``."""
+    """Elapsed share of the episode, ``[E]``."""
     horizon: int
     """Decisions in an episode."""
     rent: Floats
-    """``[E]``."""
+    """Price of growth, ``[E]``."""
     train_size: Floats
-    """``[E]``."""
+    """Training examples, ``[E]``."""
     rollbacks: Floats
-    """Share of the allowed rollbacks that the episode has had, ``[E]``."""
+    """Used share of the allowed rollbacks, ``[E]``."""
     promises: PromiseRecord | None = None
-    """What blueprints promise; None where nobody measures it."""
+    """Promise of every blueprint in every slot; None if it is not measured."""
 
     @property
-    def promised(self) -> PromiseRecord:
-        """What blueprints promise, where it is measured."""
+    def measured_promises(self) -> PromiseRecord:
+        """`promises`, for features that exist only where they are measured."""
         assert self.promises is not None, "features of promise are computed where it is measured"
         return self.promises
 
     @property
     def chance_loss(self) -> np.float64:
-        """The size of a loss that tells nothing: that of guessing."""
+        """Size of the chance loss: the unit of losses and contributions."""
         return np.float64(max(abs(self.history.chance_loss), TINY))
 
     @property
-    def added(self) -> Floats:
-        """What the seeds that count in the forward pass add, relative to the host, ``[E]``."""
-        return self.subject.charge.added(self.subject.table, self.subject.table.blended)
+    def added_size(self) -> Floats:
+        """Size of the blended seeds relative to the host, in what rent is paid on, ``[E]``."""
+        return self.networks.charge.added(self.networks.table, self.networks.table.blended)
 
     @property
     def resident(self) -> Ints:
-        """Blueprint index of each slot's seed, 0 where there is none, ``[E, S]``."""
-        return np.maximum(self.subject.table.blueprint, 0).astype(np.int64)
+        """Blueprint index of each slot's seed, 0 without one, ``[E, S]``."""
+        return np.maximum(self.networks.table.blueprint, 0).astype(np.int64)
 
-    def of_resident(self, per_blueprint: Floats) -> Floats:
-        """Pick the resident seed's entry from ``[E, S, K]``; 0 in slots without a seed; ``[E, S]``."""
+    def select_resident(self, per_blueprint: Floats) -> Floats:
+        """The entry of each slot's seed in ``[E, S, K]``, and 0 in slots without a seed: ``[E, S]``."""
         picked = np.take_along_axis(per_blueprint, self.resident[..., None], axis=2)[..., 0]
-        return np.where(self.subject.table.owning, picked, 0.0)
+        return np.where(self.networks.table.owning, picked, 0.0)
 
 
 @dataclass(frozen=True)
@@ -218,157 +228,168 @@ class Feature:
     compute: Callable[[FeatureInputs], Floats | Bools]
 
 
-def _log_loss(view: FeatureInputs, losses: Floats) -> Floats:
-    return np.log(np.maximum(_nan_to_inf(losses), TINY) / view.chance_loss)
+def _compute_log_loss(inputs: FeatureInputs, losses: Floats) -> Floats:
+    return np.log(np.maximum(_nan_to_inf(losses), TINY) / inputs.chance_loss)
 
 
-def _nan_to_inf(measured: Floats) -> Floats:
-    """Infinity in place of what is not a number: a network that diverged must not look like one that guesses."""
-    return np.where(np.isnan(measured), np.inf, measured)
+def _nan_to_inf(values: Floats) -> Floats:
+    """The values with infinity for NaN: a diverged network must not look like one at chance."""
+    return np.where(np.isnan(values), np.inf, values)
 
 
-def _is(value: int, of: Callable[[FeatureInputs], NDArray[np.integer]]) -> Callable[[FeatureInputs], Bools]:
-    return lambda view: of(view) == value
+def _one_hot(value: int, read: Callable[[FeatureInputs], NDArray[np.integer]]) -> Callable[[FeatureInputs], Bools]:
+    return lambda inputs: read(inputs) == value
 
 
-def _log_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
-    with np.errstate(divide="ignore"):  # of what is infinitely larger, in a network that diverged
+def _compute_log_ratio(numerator: Floats, denominator: Floats) -> Floats:
+    with np.errstate(divide="ignore"):  # in a diverged network the ratio may be infinite
         return np.log(np.maximum(numerator, TINY) / np.maximum(denominator, TINY))
 
 
-def _log_learning_rate(view: FeatureInputs) -> Floats:
-    """Schedules may end at zero."""
-    return np.log(np.maximum(view.subject.specs.learning_rates / 0.01, TINY))
+def _compute_log_learning_rate(inputs: FeatureInputs) -> Floats:
+    # Schedules may end at zero.
+    return np.log(np.maximum(inputs.networks.specs.learning_rates / 0.01, TINY))
 
 
 GLOBAL_FEATURES: tuple[Feature, ...] = (
+    # How the episode and its training go.
     Feature("progress", 0, 1, lambda v: v.progress),
-    Feature("log_train_loss", -LOG_LIMIT, 2, lambda v: _log_loss(v, v.history.training.loss)),
-    Feature("log_validation_loss", -LOG_LIMIT, 2, lambda v: _log_loss(v, v.history.losses[:, 0])),
+    Feature("log_train_loss", -LOG_LIMIT, 2, lambda v: _compute_log_loss(v, v.history.training.loss)),
+    Feature("log_validation_loss", -LOG_LIMIT, 2, lambda v: _compute_log_loss(v, v.history.losses[:, 0])),
     Feature("train_accuracy", 0, 1, lambda v: v.history.training.accuracy),
     Feature("validation_accuracy", 0, 1, lambda v: v.history.accuracies[:, 0]),
     Feature("accuracy_change", -1, 1, lambda v: v.history.accuracies[:, 0] - v.history.accuracies[:, 1]),
     Feature("accuracy_trend", -1, 1, lambda v: v.history.accuracies[:, 0] - v.history.accuracies[:, LOOKBACK]),
-    Feature("loss_change", -2, 2, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.losses[:, 1])),
-    Feature("loss_trend", -2, 2, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.losses[:, LOOKBACK])),
+    Feature("loss_change", -2, 2, lambda v: _compute_log_ratio(v.history.losses[:, 0], v.history.losses[:, 1])),
+    Feature("loss_trend", -2, 2, lambda v: _compute_log_ratio(v.history.losses[:, 0], v.history.losses[:, LOOKBACK])),
     Feature("accuracy_gap", -1, 1, lambda v: v.history.training.accuracy - v.history.accuracies[:, 0]),
     Feature(
-        "loss_gap", -LOG_LIMIT, LOG_LIMIT, lambda v: _log_of_ratio(v.history.losses[:, 0], v.history.training.loss)
+        "loss_gap", -LOG_LIMIT, LOG_LIMIT, lambda v: _compute_log_ratio(v.history.losses[:, 0], v.history.training.loss)
     ),
     Feature("plateau_age", 0, 1, lambda v: v.history.plateau_age / LONGEST_PLATEAU),
+    # What was used up, and what growth costs.
     Feature("rollbacks", 0, 1, lambda v: v.rollbacks),
-    Feature("budget_left", 0, 1, lambda v: v.subject.budget_left),
-    Feature("log_added_parameters", 0, 3, lambda v: np.log1p(v.added)),
-    Feature("rent_paid", 0, 1, lambda v: v.rent * np.log1p(v.added)),
+    Feature("budget_left", 0, 1, lambda v: v.networks.budget_left),
+    Feature("log_added_parameters", 0, 3, lambda v: np.log1p(v.added_size)),
+    Feature("rent_paid", 0, 1, lambda v: v.rent * np.log1p(v.added_size)),
     Feature("rent", 0, 1, lambda v: v.rent),
-    Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.host_parameters / 1000)),
+    # The problem: host, data and optimizer.
+    Feature("log_host_parameters", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.networks.host_parameters / 1000)),
     Feature("log_train_size", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.train_size / 1000)),
-    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, _log_learning_rate),
+    Feature("log_learning_rate", -LOG_LIMIT, LOG_LIMIT, _compute_log_learning_rate),
     Feature(
         "log_host_gradient",
         -LOG_LIMIT,
         LOG_LIMIT,
         lambda v: np.log(_nan_to_inf(v.history.training.host_gradient) + TINY),
     ),
-    *(Feature(f"last_op_{op.name.lower()}", 0, 1, _is(op, lambda v: v.history.last_op)) for op in Op),
+    # The last decision.
+    *(Feature(f"last_op_{op.name.lower()}", 0, 1, _one_hot(op, lambda v: v.history.last_op)) for op in Op),
 )
-"""``[E]`` each."""
+"""Features of the network, ``[E]`` each."""
 
 
-def _divide_by_horizon(view: FeatureInputs, ages: NDArray[np.integer]) -> Floats:
-    return ages / float(view.horizon)
+def _divide_by_horizon(inputs: FeatureInputs, ages: NDArray[np.integer]) -> Floats:
+    return ages / float(inputs.horizon)
 
 
-def _loss_contribution(view: FeatureInputs) -> Floats:
-    return _scale_contribution(view, np.nan_to_num(view.history.loss_contribution))
+def _compute_loss_contribution(inputs: FeatureInputs) -> Floats:
+    return _scale_contribution(inputs, np.nan_to_num(inputs.history.loss_contribution))
 
 
-def _contribution_velocity(view: FeatureInputs) -> Floats:
-    change = view.history.loss_contribution - view.history.loss_contribution_before
-    return _scale_contribution(view, np.nan_to_num(change))
+def _compute_contribution_velocity(inputs: FeatureInputs) -> Floats:
+    change = inputs.history.loss_contribution - inputs.history.loss_contribution_before
+    return _scale_contribution(inputs, np.nan_to_num(change))
 
 
-def _scale_contribution(view: FeatureInputs, contribution: Floats) -> Floats:
-    return np.arcsinh(contribution * (OUTCOME_GAIN / view.chance_loss))
+def _scale_contribution(inputs: FeatureInputs, contribution: Floats) -> Floats:
+    return np.arcsinh(contribution * (OUTCOME_GAIN / inputs.chance_loss))
 
 
-def _gradient_ratio(view: FeatureInputs) -> Floats:
-    ratio = _log_of_ratio(view.history.training.seed_gradient, view.history.training.host_gradient[:, None])
-    return np.where(view.history.training.seed_gradient > 0, ratio, 0.0)
+def _compute_gradient_ratio(inputs: FeatureInputs) -> Floats:
+    ratio = _compute_log_ratio(inputs.history.training.seed_gradient, inputs.history.training.host_gradient[:, None])
+    return np.where(inputs.history.training.seed_gradient > 0, ratio, 0.0)
 
 
-def _relative_cost(view: FeatureInputs) -> Floats:
+def _compute_relative_cost(inputs: FeatureInputs) -> Floats:
     """``[E, S, K]``: log1p of what each blueprint adds, relative to the host."""
-    return np.log1p(view.subject.charge.of_blueprints)
+    return np.log1p(inputs.networks.charge.of_blueprints)
 
 
-def _resident_cost(view: FeatureInputs) -> Floats:
+def _compute_resident_cost(inputs: FeatureInputs) -> Floats:
     """``[E, S]``: log1p of what the seed adds, its blend included, relative to the host."""
-    return np.log1p(view.subject.charge.of_residents(view.subject.table))
+    return np.log1p(inputs.networks.charge.of_residents(inputs.networks.table))
 
 
-def _ramp_left(view: FeatureInputs) -> Floats:
-    table = view.subject.table
+def _compute_ramp_left(inputs: FeatureInputs) -> Floats:
+    table = inputs.networks.table
     duration = np.maximum(table.alpha_duration, 1)
     return np.where(table.stage == Stage.BLENDING, 1 - table.alpha_elapsed / duration, 0.0)
 
 
-def _depth(view: FeatureInputs) -> Floats:
-    environments, slots = view.subject.table.stage.shape
+def _compute_depth(inputs: FeatureInputs) -> Floats:
+    environments, slots = inputs.networks.table.stage.shape
     depths: Floats = np.linspace(0.0, 1.0, slots)
     return np.tile(depths, (environments, 1))
 
 
 SLOT_FEATURES: tuple[Feature, ...] = (
-    *(Feature(f"stage_{stage.name.lower()}", 0, 1, _is(stage, lambda v: v.subject.table.stage)) for stage in Stage),
-    Feature("alpha", 0, 1, lambda v: v.subject.table.alpha.astype(np.float64)),
-    Feature("alpha_target", 0, 1, lambda v: v.subject.table.alpha_target.astype(np.float64)),
-    Feature("ramp_left", 0, 1, _ramp_left),
-    Feature("pruning", 0, 1, lambda v: v.subject.table.pruning),
-    Feature("stage_age", 0, 1, lambda v: _divide_by_horizon(v, v.subject.table.stage_age)),
-    Feature("seed_age", 0, 1, lambda v: _divide_by_horizon(v, v.subject.table.seed_age)),
-    Feature("measured", 0, 1, lambda v: np.isfinite(v.history.loss_contribution)),
-    Feature("evidence_age", 0, 1, lambda v: _divide_by_horizon(v, v.subject.evidence.contribution_age)),
-    Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
-    Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _loss_contribution),
-    Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _contribution_velocity),
-    Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _gradient_ratio),
-    Feature("gradient_healthy", 0, 1, lambda v: v.subject.evidence.gradient_healthy),
-    Feature("depth", 0, 1, _depth),
-    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.subject.specs.widths / 10)),
-    Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
-    Feature("resident_cost", 0, 3, _resident_cost),
     *(
-        Feature(f"layout_{layout}", 0, 1, lambda v, layout=layout: v.subject.slots_of_layout(layout))
+        Feature(f"stage_{stage.name.lower()}", 0, 1, _one_hot(stage, lambda v: v.networks.table.stage))
+        for stage in Stage
+    ),
+    # The state of the slot.
+    Feature("alpha", 0, 1, lambda v: v.networks.table.alpha.astype(np.float64)),
+    Feature("alpha_target", 0, 1, lambda v: v.networks.table.alpha_target.astype(np.float64)),
+    Feature("ramp_left", 0, 1, _compute_ramp_left),
+    Feature("pruning", 0, 1, lambda v: v.networks.table.pruning),
+    Feature("stage_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.table.stage_age)),
+    Feature("seed_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.table.seed_age)),
+    # The evidence on its seed.
+    Feature("measured", 0, 1, lambda v: np.isfinite(v.history.loss_contribution)),
+    Feature("evidence_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.evidence.contribution_age)),
+    Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
+    Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _compute_loss_contribution),
+    Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _compute_contribution_velocity),
+    Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _compute_gradient_ratio),
+    Feature("gradient_healthy", 0, 1, lambda v: v.networks.evidence.gradient_healthy),
+    # The place, and what grew there.
+    Feature("depth", 0, 1, _compute_depth),
+    Feature("log_width", -LOG_LIMIT, LOG_LIMIT, lambda v: np.log(v.networks.specs.widths / 10)),
+    Feature("tries", 0, 1, lambda v: v.history.tries.sum(2) / MOST_TRIES),
+    Feature("resident_cost", 0, 3, _compute_resident_cost),
+    *(
+        Feature(f"layout_{layout}", 0, 1, lambda v, layout=layout: v.networks.slots_of_layout(layout))
         for layout in Layout
     ),
     *(
-        Feature(f"resident_{family}", 0, 1, lambda v, family=family: v.of_resident(_of_family(v, family)))
+        Feature(f"resident_{family}", 0, 1, lambda v, family=family: v.select_resident(_mark_family(v, family)))
         for family in Family
     ),
 )
-"""``[E, S]`` each."""
+"""Features of each slot, ``[E, S]`` each."""
 
 
-def _of_family(view: FeatureInputs, family: Family) -> Floats:
-    members = np.array([kind.family is family for kind in view.subject.specs.kinds], float)
-    return np.broadcast_to(members, view.subject.specs.compatible.shape)
+def _mark_family(inputs: FeatureInputs, family: Family) -> Floats:
+    members = np.array([kind.family is family for kind in inputs.networks.specs.kinds], float)
+    return np.broadcast_to(members, inputs.networks.specs.compatible.shape)
 
 
 BLUEPRINT_FEATURES: tuple[Feature, ...] = (
-    Feature("cost", 0, 3, _relative_cost),
-    Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * _relative_cost(v)),
-    Feature("compatible", 0, 1, lambda v: v.subject.specs.compatible),
+    Feature("cost", 0, 3, _compute_relative_cost),
+    Feature("rent_due", 0, 1, lambda v: v.rent[:, None, None] * _compute_relative_cost(v)),
+    Feature("compatible", 0, 1, lambda v: v.networks.specs.compatible),
     Feature("tries", 0, 1, lambda v: v.history.tries / MOST_TRIES),
     Feature("last_outcome", -LOG_LIMIT, LOG_LIMIT, lambda v: _scale_contribution(v, v.history.outcomes)),
-    *(Feature(f"is_{family}", 0, 1, lambda v, family=family: _of_family(v, family)) for family in Family),
+    *(Feature(f"is_{family}", 0, 1, lambda v, family=family: _mark_family(v, family)) for family in Family),
 )
-"""``[E, S, K]`` each."""
+"""Features of each blueprint in each slot, ``[E, S, K]`` each."""
 
 
-def compute_features(features: Sequence[Feature], view: FeatureInputs) -> Float32s:
-    """All features, clipped to their ranges, along a new last axis."""
-    columns = [np.clip(feature.compute(view), feature.low, feature.high) for feature in features]
+def compute_features(features: Sequence[Feature], inputs: FeatureInputs) -> Float32s:
+    """Compute the features, clip each to its range and stack them along a new last axis."""
+    # Evaluate every feature at once for all networks; out-of-range values are clipped, NaN stays.
+    columns = [np.clip(feature.compute(inputs), feature.low, feature.high) for feature in features]
     return np.stack(columns, axis=-1, dtype=np.float32, casting="unsafe")
 
 
@@ -381,70 +402,72 @@ class FeatureLists(NamedTuple):
 
     @property
     def spec(self) -> ObservationSpec:
-        """How many they are."""
+        """The number of features in each part."""
         return ObservationSpec(*map(len, self))
 
 
+# Features of promise come last in each part, so that those before keep their columns.
 _PLAIN = FeatureLists(GLOBAL_FEATURES, SLOT_FEATURES, BLUEPRINT_FEATURES)
 _WITH_PROMISE = FeatureLists(
     (
         *GLOBAL_FEATURES,
-        Feature("best_promise", 0, 1, lambda v: largest(v.promised.fitted, (1, 2))),
-        Feature("best_promise_held_out", -1, 1, lambda v: largest(v.promised.held_out, (1, 2))),
-        Feature("promise_change", -1, 1, lambda v: v.promised.change),
-        Feature("promise_age", 0, 1, lambda v: v.promised.age / v.horizon),
+        Feature("best_promise", 0, 1, lambda v: find_largest(v.measured_promises.fitted, (1, 2))),
+        Feature("best_promise_held_out", -1, 1, lambda v: find_largest(v.measured_promises.held_out, (1, 2))),
+        Feature("promise_change", -1, 1, lambda v: v.measured_promises.change),
+        Feature("promise_age", 0, 1, lambda v: v.measured_promises.age / v.horizon),
     ),
     (
         *SLOT_FEATURES,
-        Feature("best_promise", 0, 1, lambda v: largest(v.promised.fitted, 2)),
-        Feature("best_promise_held_out", -1, 1, lambda v: largest(v.promised.held_out, 2)),
+        Feature("best_promise", 0, 1, lambda v: find_largest(v.measured_promises.fitted, 2)),
+        Feature("best_promise_held_out", -1, 1, lambda v: find_largest(v.measured_promises.held_out, 2)),
     ),
     (
         *BLUEPRINT_FEATURES,
-        Feature("promise", 0, 1, lambda v: v.promised.fitted),
-        Feature("promise_held_out", -1, 1, lambda v: v.promised.held_out),
+        Feature("promise", 0, 1, lambda v: v.measured_promises.fitted),
+        Feature("promise_held_out", -1, 1, lambda v: v.measured_promises.held_out),
     ),
 )
 
 
 def list_features(promise: bool) -> FeatureLists:
-    """What controllers see where promise is measured, or is not: then the list ends sooner."""
+    """The features of observations with or without promise; those of promise come last."""
     return _WITH_PROMISE if promise else _PLAIN
 
 
-def observe(view: FeatureInputs) -> Observation:
-    """What controllers see of E networks, on the CPU.
+def observe(inputs: FeatureInputs) -> Observation:
+    """The observation of E networks, on the CPU.
 
-    Of a diverged network: the worst loss and gradient, 0 for comparisons of them and for promises.
+    A diverged network has the worst loss and gradient, and 0 for comparisons of them and for promises.
     """
-    parts = (compute_features(features, view) for features in list_features(view.promises is not None))
+    parts = (compute_features(features, inputs) for features in list_features(inputs.promises is not None))
     return Observation(*(torch.from_numpy(part).nan_to_num(nan=0.0) for part in parts))
 
 
-_PLACES = {
+_COLUMNS = {
     lists.spec: [{feature.name: index for index, feature in enumerate(features)} for features in lists]
     for lists in (_PLAIN, _WITH_PROMISE)
 }
 
 
 class FeatureReader:
-    """An observation of E networks as named arrays. A name that is not among its features is a KeyError."""
+    """An observation of E networks as named arrays; raises KeyError for a name that is not among its features."""
 
     def __init__(self, observation: Observation) -> None:
         self._globals, self._slots, self._blueprints = (part.cpu().numpy() for part in observation)
+        # The numbers of features show whether those of promise are among them.
         spec = ObservationSpec(*(part.shape[-1] for part in observation))
         self.shows_promise = spec == _WITH_PROMISE.spec
-        """Whether features of promise are among them."""
-        self._places = _PLACES[spec]
+        """Whether the observation has features of promise."""
+        self._columns = _COLUMNS[spec]
 
     def network(self, name: str) -> Float32s:
-        """A feature of the whole network, ``[E]``."""
-        return self._globals[:, self._places[0][name]]
+        """A feature of the network, ``[E]``."""
+        return self._globals[:, self._columns[0][name]]
 
     def slot(self, name: str) -> Float32s:
         """A feature of each slot, ``[E, S]``."""
-        return self._slots[:, :, self._places[1][name]]
+        return self._slots[:, :, self._columns[1][name]]
 
     def blueprint(self, name: str) -> Float32s:
         """A feature of each blueprint in each slot, ``[E, S, K]``."""
-        return self._blueprints[..., self._places[2][name]]
+        return self._blueprints[..., self._columns[2][name]]

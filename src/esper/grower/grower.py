@@ -306,7 +306,7 @@ class Grower:
         self._prepare_training()
 
         # Report it.
-        changes = concatenate([intervention.transitions, result.transitions])
+        changes = concatenate_transitions([intervention.transitions, result.transitions])
         decision = describe_decision(
             self.decisions,
             list(self.model.slots),

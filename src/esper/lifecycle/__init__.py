@@ -1,1 +1,1 @@
-"""What may happen to a seed: stages, operations, gates, the state table and legal-action masks."""
+"""The lifecycle of seeds as a pure state machine: stages, operations, gates, state table and masks of legal actions."""

@@ -1,4 +1,4 @@
-"""The factored action: one operation per environment and step, with its choices; and names for arrays."""
+"""The factored action: one operation per environment and step, with its choices."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from esper.config.settings import Settings
 from esper.errors import IllegalActionError
 from esper.numerics.arrays import Bools, Ints
 
+# Selections of slots and environments
+
 Places: TypeAlias = tuple[NDArray[np.intp], ...]
-"""Index of some slots in an ``[E, S]`` array: their environments and their slots."""
+"""Indices of slots in an ``[E, S]`` array: environments and slots, as from `numpy.nonzero`."""
 Rows: TypeAlias = slice | NDArray[np.integer] | Bools
 """A selection of environments."""
 
 
+# What an action consists of
+
+
 class Op(IntEnum):
-    """What to do in one environment in one step."""
+    """The operation in one environment in one step."""
 
     WAIT = 0
     GERMINATE = 1
@@ -45,7 +50,7 @@ class Head(IntEnum):
 
 
 class Blend(IntEnum):
-    """How a seed's output s joins the features h: chosen when it germinates, for the whole of its life."""
+    """How a seed's output s is added to the features h; chosen when it germinates, for its whole life."""
 
     ADD = 0
     """h + alpha * s."""
@@ -56,7 +61,7 @@ class Blend(IntEnum):
 
 
 class Curve(IntEnum):
-    """The shape of alpha's way to its target."""
+    """The shape of alpha's ramp to its target."""
 
     LINEAR = 0
     COSINE = 1
@@ -70,7 +75,6 @@ ALPHA_TARGETS = (0.5, 0.7, 1.0)
 ALPHA_SPEEDS = (0, 3, 5, 8)
 """Steps that a change of alpha takes; 0 is at once. The action column holds an index into this."""
 
-
 CHOICES: dict[Head, tuple[str, ...]] = {
     Head.BLEND: tuple(blend.name.lower() for blend in Blend),
     Head.TEMPO: tuple(map(str, TEMPOS)),
@@ -78,15 +82,16 @@ CHOICES: dict[Head, tuple[str, ...]] = {
     Head.ALPHA_SPEED: tuple(map(str, ALPHA_SPEEDS)),
     Head.ALPHA_CURVE: tuple(curve.name.lower() for curve in Curve),
 }
-"""What an action's columns choose besides operation, slot and blueprint, in words."""
+"""Names of the choices of the heads besides operation, slot and blueprint."""
 
 
 def describe_choices(action: Sequence[int]) -> dict[str, str]:
-    """Say what an action of 8 columns chooses besides operation, slot and blueprint: values by relevant head."""
+    """Names of an action's choices besides operation, slot and blueprint, by relevant head."""
     relevant = RELEVANT[action[Head.OP]]
     return {head.name.lower(): values[action[head]] for head, values in CHOICES.items() if relevant[head]}
 
 
+# The heads that each operation reads, besides OP.
 _READS: dict[Op, set[Head]] = {
     Op.WAIT: set(),
     Op.GERMINATE: {Head.SLOT, Head.BLUEPRINT, Head.BLEND, Head.TEMPO, Head.ALPHA_TARGET},
@@ -96,30 +101,21 @@ _READS: dict[Op, set[Head]] = {
     Op.PRUNE: {Head.SLOT, Head.ALPHA_SPEED, Head.ALPHA_CURVE},
 }
 RELEVANT: Bools = np.array([[head is Head.OP or head in _READS[op] for head in Head] for op in Op])
-"""``bool [6, 8]``: whether an operation (row) reads a head (column). The others must be 0."""
+"""``bool [6, 8]``: whether an operation (row) reads a head (column). Heads that it does not read must be 0."""
 
 
 def count_choices(slots: int, blueprints: int) -> tuple[int, ...]:
     """The number of choices of each head, in the order of `Head`."""
-    return (
-        len(Op),
-        slots,
-        blueprints,
-        len(Blend),
-        len(TEMPOS),
-        len(ALPHA_TARGETS),
-        len(ALPHA_SPEEDS),
-        len(Curve),
-    )
+    return len(Op), slots, blueprints, len(Blend), len(TEMPOS), len(ALPHA_TARGETS), len(ALPHA_SPEEDS), len(Curve)
 
 
-def wait(environments: int) -> Ints:
-    """The action that does nothing, for every environment: ``int64 [E, 8]``."""
+def make_wait_actions(environments: int) -> Ints:
+    """WAIT in every environment: actions ``int64 [E, 8]``."""
     return np.zeros((environments, len(Head)), dtype=np.int64)
 
 
 def clear_irrelevant_heads(actions: Ints) -> Ints:
-    """The same actions ``[E, 8]`` with the heads that their operation does not read set to 0.
+    """Set the heads that an action's operation does not read to 0, in actions ``[E, 8]``.
 
     Raises IllegalActionError for an unknown operation.
     """
@@ -130,10 +126,11 @@ def clear_irrelevant_heads(actions: Ints) -> Ints:
         raise IllegalActionError(
             f"environment {environment}: operation {ops[environment]} is unknown, it must be 0 to {len(Op) - 1}"
         )
+    # One form per action: equal effects are equal arrays.
     return np.where(RELEVANT[ops], actions, 0)
 
 
-def action(
+def make_action(
     op: Op,
     slot: int = 0,
     blueprint: int = 0,
@@ -144,33 +141,34 @@ def action(
     alpha_speed: int = 0,
     alpha_curve: Curve = Curve.LINEAR,
 ) -> Ints:
-    """One environment's action ``int64 [8]`` from values, not indices: tempo and speed in steps, the target as alpha.
+    """An action ``int64 [8]`` from values instead of indices: tempo and speed in steps, the target as alpha.
 
-    Heads that ``op`` does not read become 0. Raises IllegalActionError for a value that is not on offer.
+    Heads that ``op`` does not read are 0. Raises IllegalActionError for a value that is not on offer.
     """
+    # Values become indices, the form in which policies choose.
     row = np.zeros((1, len(Head)), dtype=np.int64)
     row[0, Head.OP] = op
     row[0, Head.SLOT] = slot
     row[0, Head.BLUEPRINT] = blueprint
     row[0, Head.BLEND] = blend
-    row[0, Head.TEMPO] = _index_of(tempo, TEMPOS, "tempo")
-    row[0, Head.ALPHA_TARGET] = _index_of(alpha_target, ALPHA_TARGETS, "alpha_target")
-    row[0, Head.ALPHA_SPEED] = _index_of(alpha_speed, ALPHA_SPEEDS, "alpha_speed")
+    row[0, Head.TEMPO] = _find_index(tempo, TEMPOS, "tempo")
+    row[0, Head.ALPHA_TARGET] = _find_index(alpha_target, ALPHA_TARGETS, "alpha_target")
+    row[0, Head.ALPHA_SPEED] = _find_index(alpha_speed, ALPHA_SPEEDS, "alpha_speed")
     row[0, Head.ALPHA_CURVE] = alpha_curve
     return clear_irrelevant_heads(row)[0]
 
 
-def _index_of(value: float, offered: Sequence[float], head: str) -> int:
-    if value not in offered:
-        raise IllegalActionError(f"{head} {value} is not on offer, choose one of {', '.join(map(str, offered))}")
-    return offered.index(value)
+def _find_index(value: float, choices: Sequence[float], head: str) -> int:
+    if value not in choices:
+        raise IllegalActionError(f"{head} {value} is not on offer, choose one of {', '.join(map(str, choices))}")
+    return choices.index(value)
 
 
 _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class PerHead(Settings):
-    """A number of at least 0 for each `Head`. A single number in its place stands for all of them."""
+    """A number of at least 0 for each `Head`. A single number is valid for all of them."""
 
     op: _Number
     slot: _Number
@@ -182,7 +180,7 @@ class PerHead(Settings):
     alpha_curve: _Number
 
     @classmethod
-    def every(cls, number: float) -> Self:
+    def fill(cls, number: float) -> Self:
         """The same number for all heads."""
         return cls.model_validate(number)
 
@@ -194,6 +192,6 @@ class PerHead(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_for_all(cls, given: Any) -> Any:
-        # YAML reads 1e-3 as text, which is a number to pydantic all the same.
-        return dict.fromkeys(cls.model_fields, given) if isinstance(given, int | float | str) else given
+    def _expand_number(cls, value: Any) -> Any:
+        # YAML reads 1e-3 as text, which pydantic converts to a number.
+        return dict.fromkeys(cls.model_fields, value) if isinstance(value, int | float | str) else value

@@ -1,4 +1,4 @@
-"""Which actions are legal: exact, conditional masks in the order of the heads; refusing what is not, or mending it."""
+"""Masks of legal actions, exact and conditional in the order of the heads; checks and repair of actions."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
 
 @dataclass(frozen=True)
 class Grounds:
-    """What masks were derived from, so that a refusal can name its rule."""
+    """The inputs that masks were derived from, so that an error can name the rule."""
 
     table: SeedTable
     verdicts: Verdicts
-    """Of the gate ahead of each slot."""
+    """Verdicts of the gate ahead of each slot."""
     rules: Rules
     affordable: Bools
-    """``[E, S, K]``: which blueprints the budget still allows."""
+    """``[E, S, K]``: blueprints that the budget still allows."""
 
 
 @dataclass(frozen=True)
 class ActionMasks:
     """Conditional legality: True where a choice is legal given the earlier heads.
 
-    A row for an operation or slot that is itself illegal is all False. Whoever samples head by head from `find_legal`
-    always ends with a legal action.
+    A row for an operation or slot that is itself illegal is all False. Sampling head by head from `find_legal` always
+    results in a legal action.
     """
 
     op: Bools
@@ -57,11 +57,11 @@ class ActionMasks:
     blueprint: Bools
     """``[E, S, K]`` for GERMINATE, given the slot."""
     blend: Bools
-    """``[E, 3]`` for GERMINATE: a seed keeps its blend."""
+    """``[E, 3]`` for GERMINATE."""
     tempo: Bools
     """``[E, 3]`` for GERMINATE."""
     alpha_target: Bools
-    """``[E, S, 3]`` for GERMINATE and SET_ALPHA, given the slot: not the target that a seed there already has."""
+    """``[E, S, 3]`` for GERMINATE and SET_ALPHA, given the slot; never the present target of its seed."""
     alpha_speed: Bools
     """``[E, 4]`` for SET_ALPHA and PRUNE."""
     alpha_curve: Bools
@@ -76,7 +76,7 @@ class ActionMasks:
     def rows(self, index: slice) -> ActionMasks:
         """The masks of some of the environments."""
 
-        def select(part: Any) -> Any:  # rules are for all of them
+        def select(part: Any) -> Any:  # the rules have no rows
             return part if isinstance(part, Rules) else part[index]
 
         return map_arrays(select, self)
@@ -102,11 +102,12 @@ class ActionMasks:
 
     @property
     def germination_target(self) -> Bools:
-        """``[E, 3]`` alpha targets that the rules allow a new seed."""
-        return np.tile(_mark_offered(ALPHA_TARGETS, self.grounds.rules.alpha_targets), (self.environments, 1))
+        """Alpha targets that the rules allow for a new seed, ``[E, 3]``."""
+        return np.tile(_mark_allowed(ALPHA_TARGETS, self.grounds.rules.alpha_targets), (self.environments, 1))
 
     def find_legal(self, head: Head, op: Ints, slot: Ints) -> Bools:
-        """The choices ``[E, n]`` of ``head`` after ``op [E]`` and ``slot [E]``; only 0 where the head is irrelevant."""
+        """Legal choices ``[E, n]`` of ``head`` given ``op [E]`` and ``slot [E]``; only 0 where it is irrelevant."""
+        # Masks that depend on earlier heads are indexed by their choices.
         environment = np.arange(self.environments)
         if head is Head.OP:
             return self.op
@@ -125,7 +126,8 @@ class ActionMasks:
         return np.where(RELEVANT[op, head][:, None], choices, only_zero)
 
     def flat(self) -> Bools:
-        """Marginal masks ``[E, sum(count_choices)]``: choices that are legal after some legal earlier choices."""
+        """Marginal masks ``[E, sum(sizes)]``: choices that are legal after some legal earlier choices."""
+        # A choice counts if some operation that reads its head is legal.
         germinate, set_alpha, prune = (self.op[:, op, None] for op in (Op.GERMINATE, Op.SET_ALPHA, Op.PRUNE))
         marginals = (
             self.op,
@@ -147,21 +149,23 @@ class ActionMasks:
 def legal_actions(
     table: SeedTable, evidence: Evidence, rules: Rules, compatible: Bools, affordable: Bools | None = None
 ) -> ActionMasks:
-    """The masks of every environment.
+    """The masks of E environments.
 
-    ``compatible [E, S, K]`` says which blueprint fits which slot, ``affordable [E, S, K]`` which of them the budget
-    still allows there (None: all).
+    ``compatible [E, S, K]``: whether a blueprint fits a slot. ``affordable [E, S, K]``: whether the budget still allows
+    it there; None: all.
     """
     environments, slots = table.stage.shape
     if affordable is None:
         affordable = np.ones_like(compatible)
+    # What the state of the slots, their gates and the rules allow.
     on_offer = compatible & affordable
     verdicts = evaluate_gates(table, evidence, rules)
     dormant = table.stage == Stage.DORMANT
     steerable = ((table.stage == Stage.BLENDING) | (table.stage == Stage.HOLDING)) & ~table.pruning
-    allowed_targets = _mark_offered(ALPHA_TARGETS, rules.alpha_targets)
+    allowed_targets = _mark_allowed(ALPHA_TARGETS, rules.alpha_targets)
     retargets = steerable[:, :, None] & allowed_targets & (table.alpha_target[:, :, None] != _TARGETS)
 
+    # Slots by operation; all other masks follow from them.
     slot = np.zeros((environments, len(Op), slots), dtype=np.bool_)
     slot[:, Op.WAIT, 0] = True
     slot[:, Op.GERMINATE] = dormant & on_offer.any(axis=2)
@@ -169,28 +173,29 @@ def legal_actions(
     slot[:, Op.SET_ALPHA] = retargets.any(axis=2)
     slot[:, Op.FOSSILIZE] = (table.stage == Stage.HOLDING) & verdicts.passed & table.arrived
     slot[:, Op.PRUNE] = table.live & ~table.pruning
-    slot &= _mark_offered(list(Op), rules.operations)[:, None]
+    slot &= _mark_allowed(list(Op), rules.operations)[:, None]
 
-    def everywhere(choices: Bools) -> Bools:
+    def repeat_rows(choices: Bools) -> Bools:
         return np.tile(choices, (environments, 1))
 
     return ActionMasks(
         op=np.any(slot, axis=2),
         slot=slot,
         blueprint=on_offer & slot[:, Op.GERMINATE, :, None],
-        blend=everywhere(_mark_offered(list(Blend), rules.blends)),
-        tempo=everywhere(_mark_offered(TEMPOS, rules.tempos)),
+        blend=repeat_rows(_mark_allowed(list(Blend), rules.blends)),
+        tempo=repeat_rows(_mark_allowed(TEMPOS, rules.tempos)),
         alpha_target=(allowed_targets & slot[:, Op.GERMINATE, :, None]) | (retargets & slot[:, Op.SET_ALPHA, :, None]),
-        alpha_speed=everywhere(_mark_offered(ALPHA_SPEEDS, rules.alpha_speeds)),
-        alpha_curve=everywhere(_mark_offered(list(Curve), rules.alpha_curves)),
+        alpha_speed=repeat_rows(_mark_allowed(ALPHA_SPEEDS, rules.alpha_speeds)),
+        alpha_curve=repeat_rows(_mark_allowed(list(Curve), rules.alpha_curves)),
         grounds=Grounds(table=table, verdicts=verdicts, rules=rules, affordable=affordable),
     )
 
 
-def _mark_offered(choices: Sequence[float], allowed: Sequence[float]) -> Bools:
+def _mark_allowed(choices: Sequence[float], allowed: Sequence[float]) -> Bools:
     return np.array([choice in allowed for choice in choices])
 
 
+# Stages in which an operation may be legal; for messages only.
 _STAGES_OF: dict[Op, tuple[Stage, ...]] = {
     Op.GERMINATE: (Stage.DORMANT,),
     Op.ADVANCE: (Stage.TRAINING,),
@@ -201,38 +206,39 @@ _STAGES_OF: dict[Op, tuple[Stage, ...]] = {
 
 
 def is_legal(actions: Ints, masks: ActionMasks) -> Bools:
-    """Whether each environment's action ``[E, 8]`` lies within the masks, irrelevant heads being 0: ``[E]``.
+    """Whether actions ``[E, 8]`` are within the masks, with irrelevant heads 0: ``[E]``.
 
     Raises IllegalActionError if ``actions`` is not an integer array of that shape.
     """
     _require_shape(actions, masks)
     environment = np.arange(masks.environments)
     in_range: Bools = np.all((actions >= 0) & (actions < masks.sizes), axis=1)
+    # Out-of-range actions are illegal; as WAIT they are safe indices for the other checks.
     safe = np.where(in_range[:, None], actions, 0)
-    verdict = in_range
+    legal = in_range
     for head in Head:
-        verdict = verdict & masks.find_legal(head, safe[:, Head.OP], safe[:, Head.SLOT])[environment, safe[:, head]]
-    return verdict
+        legal = legal & masks.find_legal(head, safe[:, Head.OP], safe[:, Head.SLOT])[environment, safe[:, head]]
+    return legal
 
 
 def require_legal(actions: Ints, masks: ActionMasks) -> None:
-    """Raises IllegalActionError that names environment, slot, stage and rule of the first action outside the masks."""
-    offences = np.flatnonzero(~is_legal(actions, masks))
-    if offences.size:
-        environment = int(offences[0])
+    """Raise IllegalActionError for the first action outside the masks, with environment, slot, stage and rule."""
+    illegal = np.flatnonzero(~is_legal(actions, masks))
+    if illegal.size:
+        environment = int(illegal[0])
         raise IllegalActionError(_explain_refusal(actions[environment], environment, masks))
 
 
 def canonicalise(actions: Ints, masks: ActionMasks) -> tuple[Ints, Bools]:
-    """The legal actions ``[E, 8]`` that take effect in place of any integers, and which rows changed ``[E]``.
+    """Repair arbitrary integer actions: returns legal actions ``[E, 8]``, and whether rows changed ``[E]``.
 
     Irrelevant heads become 0; an action that is then still illegal becomes WAIT. Raises IllegalActionError only if
     ``actions`` is not an integer array ``[E, 8]``.
     """
     _require_shape(actions, masks)
     ops = actions[:, Head.OP]
-    known = (ops >= 0) & (ops < len(Op))
-    effective = clear_irrelevant_heads(np.where(known[:, None], actions, Op.WAIT))
+    in_range = (ops >= 0) & (ops < len(Op))
+    effective = clear_irrelevant_heads(np.where(in_range[:, None], actions, Op.WAIT))
     effective = np.where(is_legal(effective, masks)[:, None], effective, Op.WAIT)
     return effective, np.any(effective != actions, axis=1)
 
@@ -246,30 +252,33 @@ def _require_shape(actions: Ints, masks: ActionMasks) -> None:
 
 
 def _explain_refusal(action: Ints, environment: int, masks: ActionMasks) -> str:
-    """One sentence on why this environment's action is illegal, and how to get a legal one."""
+    """The message for an illegal action: its place, the rule it breaks, and what to do."""
     where = f"environment {environment}"
+    # Indices out of range come first: nothing else can be looked up with them.
     sizes = masks.sizes
-    stray = [head for head in Head if not 0 <= action[head] < sizes[head]]
-    if Head.OP in stray:
+    out_of_range = [head for head in Head if not 0 <= action[head] < sizes[head]]
+    if Head.OP in out_of_range:
         rule = f"operation {action[Head.OP]} is out of range 0 to {len(Op) - 1}"
-    elif Head.SLOT in stray:
+    elif Head.SLOT in out_of_range:
         op = Op(action[Head.OP])
         rule = f"{op.name} at slot {action[Head.SLOT]}: the slot is out of range 0 to {sizes[Head.SLOT] - 1}"
     else:
         op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
-        own = masks.rows(slice(environment, environment + 1))
-        where = f"{where}, slot {slot} (stage {Stage(own.grounds.table.stage[0, slot]).name}): {op.name} is illegal"
-        if not own.slot[0, op, slot]:
-            rule = _explain_slot(op, slot, own.grounds)
-        elif stray:
-            rule = f"{stray[0].name.lower()} {action[stray[0]]} is out of range 0 to {sizes[stray[0]] - 1}"
+        row = masks.rows(slice(environment, environment + 1))
+        where = f"{where}, slot {slot} (stage {Stage(row.grounds.table.stage[0, slot]).name}): {op.name} is illegal"
+        if not row.slot[0, op, slot]:
+            rule = _explain_slot(op, slot, row.grounds)
+        elif out_of_range:
+            head = out_of_range[0]
+            rule = f"{head.name.lower()} {action[head]} is out of range 0 to {sizes[head] - 1}"
         else:
-            rule = _explain_choice(action, own)
+            rule = _explain_choice(action, row)
     return f"{where}: {rule}; choose within legal_actions(), or pass actions through canonicalise() first"
 
 
 def _explain_slot(op: Op, slot: int, grounds: Grounds) -> str:
-    """Why the only environment may not do ``op`` in that slot."""
+    """The rule that forbids ``op`` in a slot of the only environment."""
+    # From the most general rule to the most special.
     stage = Stage(grounds.table.stage[0, slot])
     if op is Op.WAIT:
         return "it reads no slot, so slot must be 0"
@@ -281,15 +290,15 @@ def _explain_slot(op: Op, slot: int, grounds: Grounds) -> str:
         return "the seed is already being pruned"
     if op in (Op.ADVANCE, Op.FOSSILIZE):
         return f"gate {GATES[stage]} is closed, {Reason(grounds.verdicts.reason[0, slot]).name}"
-    unaffordable = not grounds.affordable[0, slot].all()  # which only germinating asks
+    unaffordable = not grounds.affordable[0, slot].all()  # GERMINATE is the only operation left
     return f"no blueprint is compatible with this slot{' and within the budget' if unaffordable else ''}"
 
 
 def _explain_choice(action: Ints, masks: ActionMasks) -> str:
-    """Why the only environment may not choose as it does in the first head that is wrong, behind the slot."""
+    """The rule that forbids the choice in the first illegal head after the slot, of the only environment."""
     op, slot = Op(action[Head.OP]), int(action[Head.SLOT])
-    given = np.array([op]), np.array([slot])
-    head = next(head for head in Head if not masks.find_legal(head, *given)[0, action[head]])
+    ops, slots = np.array([op]), np.array([slot])
+    head = next(head for head in Head if not masks.find_legal(head, ops, slots)[0, action[head]])
     name, value = head.name.lower(), int(action[head])
     if head is Head.BLUEPRINT and not masks.grounds.affordable[0, slot, value]:
         return f"blueprint {value} does not fit into what is left of the budget"
@@ -297,7 +306,7 @@ def _explain_choice(action: Ints, masks: ActionMasks) -> str:
         return f"it does not read {name}, which must be 0 and is {value}"
     if head is Head.BLUEPRINT:
         return f"blueprint {value} is not compatible with this slot"
-    shown = f"{name} {value} ({CHOICES[head][value]})"
+    choice = f"{name} {value} ({CHOICES[head][value]})"
     if head is Head.ALPHA_TARGET and ALPHA_TARGETS[value] in masks.grounds.rules.alpha_targets:
-        return f"{shown} is the target that the seed already has"
-    return f"the rules leave {shown} out"
+        return f"{choice} is the target that the seed already has"
+    return f"the rules leave {choice} out"

@@ -1,4 +1,4 @@
-"""The lifecycle's settings (waiting times, tolerances, possible choices) and the gates between its stages."""
+"""Settings of the lifecycle (waiting times, tolerances, allowed choices), and the gates between its stages."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ class Isolation(StrEnum):
     """How a seed learns before it counts in the forward pass."""
 
     NONE = "none"
-    """It does not: it blends one step after it germinated, and learns together with the host."""
+    """Not at all: it blends one step after it germinated, and learns together with the host."""
     SHADOW = "shadow"
-    """A second pass trains the seed alone, at full alpha on a frozen host, until it is advanced. Only where gradients
-    are clipped to a norm over all parameters does the host notice: the seed's gradient is part of that norm."""
+    """A second pass trains the seed alone, at full alpha on a frozen host, until it is advanced. That leaves the host
+    unaffected, unless gradients are clipped to a norm over all parameters: the seed's gradient is part of it."""
 
 
-def _by_name(kind: type[IntEnum]) -> BeforeValidator:
-    """Lets a configuration file write ``germinate`` instead of 1."""
+def _accept_names(kind: type[IntEnum]) -> BeforeValidator:
+    """A validator that accepts the name of a member, such as ``germinate``, for its number."""
     names = {member.name.lower(): member for member in kind}
 
-    def resolve(value: object) -> object:
+    def find_member(value: object) -> object:
         if not isinstance(value, str):
             return value
         if value.lower() not in names:
             raise ValueError(f"'{value}' is not one of {', '.join(names)}")
         return names[value.lower()]
 
-    return BeforeValidator(resolve)
+    return BeforeValidator(find_member)
 
 
-def _name(member: IntEnum) -> str:
+def _write_name(member: IntEnum) -> str:
     return member.name.lower()
 
 
-OpName: TypeAlias = Annotated[Op, _by_name(Op), PlainSerializer(_name)]
-BlendName: TypeAlias = Annotated[Blend, _by_name(Blend), PlainSerializer(_name)]
-CurveName: TypeAlias = Annotated[Curve, _by_name(Curve), PlainSerializer(_name)]
+OpName: TypeAlias = Annotated[Op, _accept_names(Op), PlainSerializer(_write_name)]
+BlendName: TypeAlias = Annotated[Blend, _accept_names(Blend), PlainSerializer(_write_name)]
+CurveName: TypeAlias = Annotated[Curve, _accept_names(Curve), PlainSerializer(_write_name)]
 Steps: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
 
 
 class Rules(Settings):
     """What may happen to a seed, and when. Times are in steps (decisions).
 
-    The defaults leave the choices that matter on short episodes: ramps and curves were measured to tie, so there is
-    nothing to learn of them, and a short cooldown leaves time to try again.
+    The defaults leave the choices that matter in short episodes. Ramps and curves were measured to tie, so a controller
+    has nothing to learn there; a short cooldown leaves time to try again.
     """
 
     isolation: Isolation = Isolation.NONE
-    """How a seed learns before it counts, in TRAINING: shadow; none: not at all."""
+    """How a seed learns before it counts: shadow, in TRAINING; none: not at all."""
     cooldown: tuple[Steps, Steps, Steps] = (1, 1, 1)
     """Steps spent in PRUNED, EMBARGOED and RESETTING before a slot is DORMANT again."""
     min_training_steps: Steps = 3
@@ -68,10 +68,10 @@ class Rules(Settings):
     harm_tolerance: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Accuracy points that a seed may cost and still be fossilized (gate G5)."""
     operations: tuple[OpName, ...] = (Op.WAIT, Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE)
-    """Operations that the masks allow; wait must be among them, and advance where seeds learn in isolation. set_alpha
+    """Operations that the masks allow; wait must be among them, and advance if seeds learn in isolation. set_alpha
     needs several alpha targets."""
     blends: tuple[BlendName, ...] = Field(default=(Blend.ADD,), min_length=1)
-    """Ways to blend that the masks allow. A seed gets one when it germinates, and keeps it: set_alpha reads none."""
+    """Ways to blend that the masks allow. A seed gets one when it germinates, and keeps it."""
     tempos: tuple[int, ...] = Field(default=(3,), min_length=1)
     """Steps to full alpha that the masks allow: a subset of 3, 5, 8."""
     alpha_targets: tuple[float, ...] = Field(default=(1.0,), min_length=1)
@@ -83,31 +83,31 @@ class Rules(Settings):
 
     @field_validator("operations")
     @classmethod
-    def _waiting_is_possible(cls, operations: tuple[Op, ...]) -> tuple[Op, ...]:
+    def _require_wait(cls, operations: tuple[Op, ...]) -> tuple[Op, ...]:
         if Op.WAIT not in operations:
             raise ValueError("operations must contain 'wait': a controller always needs one legal choice")
         return operations
 
     @field_validator("tempos", "alpha_targets", "alpha_speeds")
     @classmethod
-    def _choices_are_offered(cls, chosen: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
-        offered = {"tempos": TEMPOS, "alpha_targets": ALPHA_TARGETS, "alpha_speeds": ALPHA_SPEEDS}[str(info.field_name)]
-        strangers = [value for value in chosen if value not in offered]
-        if strangers:
-            raise ValueError(f"{strangers[0]} is not one of {', '.join(map(str, offered))}")
-        return chosen
+    def _check_choices(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        choices = {"tempos": TEMPOS, "alpha_targets": ALPHA_TARGETS, "alpha_speeds": ALPHA_SPEEDS}[str(info.field_name)]
+        unknown = [value for value in values if value not in choices]
+        if unknown:
+            raise ValueError(f"{unknown[0]} is not one of {', '.join(map(str, choices))}")
+        return values
 
     @model_validator(mode="after")
-    def _seeds_leave_isolation(self) -> Self:
+    def _require_advance(self) -> Self:
         if self.isolation is not Isolation.NONE and Op.ADVANCE not in self.operations:
             raise ValueError(
                 f"under isolation {self.isolation} a seed leaves TRAINING only by operation advance: "
-                f"add advance to operations ({', '.join(map(_name, self.operations))})"
+                f"add advance to operations ({', '.join(map(_write_name, self.operations))})"
             )
         return self
 
     @model_validator(mode="after")
-    def _alpha_has_somewhere_to_go(self) -> Self:
+    def _require_alpha_targets(self) -> Self:
         if Op.SET_ALPHA in self.operations and len(set(self.alpha_targets)) == 1:
             raise ValueError(
                 f"operation set_alpha never becomes legal, as {self.alpha_targets[0]:g} is the only alpha target: "
@@ -122,13 +122,13 @@ _GUARDED = make_stage_lookup(tuple(GATES))
 
 
 class Reason(IntEnum):
-    """Why a gate let a seed pass, or did not."""
+    """Why a gate is open or closed."""
 
     NO_GATE = 0
-    """The gate does not stand before this stage, or the transition needs no gate."""
+    """There is no gate ahead of this stage, or the transition needs none."""
     PASSED = 1
     NOT_PROBED = 2
-    """G1: there is no probe of the seed, or it was not finite."""
+    """G1: the seed was not probed, or the probe was not finite."""
     TOO_YOUNG = 3
     """G2: the seed has not trained for long enough."""
     GRADIENT_UNHEALTHY = 4
@@ -145,19 +145,20 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What a gate says of every slot."""
+    """The verdict of the gate ahead of every slot."""
 
     passed: Bools
-    """``[E, S]``."""
+    """Whether the gate is open, ``[E, S]``."""
     reason: Int8s
-    """``[E, S]``, a `Reason`."""
+    """A `Reason`, ``[E, S]``."""
 
 
 def evaluate_gates(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdicts:
-    """The verdict of the gate ahead of each slot, as in `GATES`: the first condition that does not hold is its reason.
+    """The verdict of the gate ahead of each slot, as in `GATES`; the first condition that fails is its reason.
 
-    Those of G1 stand before BLENDING or TRAINING, of G2 before BLENDING, of G3 before HOLDING, of G5 before FOSSILIZED.
+    G1 is before BLENDING or TRAINING, G2 before BLENDING, G3 before HOLDING, G5 before FOSSILIZED.
     """
+    # In the order in which failures are reported.
     conditions = (
         (Stage.GERMINATED, evidence.probed, Reason.NOT_PROBED),
         (Stage.TRAINING, table.stage_age >= rules.min_training_steps, Reason.TOO_YOUNG),
@@ -168,6 +169,7 @@ def evaluate_gates(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdic
         (Stage.HOLDING, evidence.contribution >= -rules.harm_tolerance, Reason.HARMFUL),
     )
     reason = np.where(_GUARDED[table.stage], np.int8(Reason.PASSED), np.int8(Reason.NO_GATE))
+    # In reverse, so that the first failure of a gate overwrites later ones.
     for stage, holds, failure in reversed(conditions):
         reason[(table.stage == stage) & ~holds] = failure
     return Verdicts(passed=reason == Reason.PASSED, reason=reason)

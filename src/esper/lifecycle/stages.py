@@ -1,4 +1,4 @@
-"""The stages a slot goes through."""
+"""The stages of a slot."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from esper.numerics.arrays import Bools
 
 
 class Stage(IntEnum):
-    """Where a slot is in its cycle. One seed lives from GERMINATED until it is FOSSILIZED or PRUNED."""
+    """The stage of a slot. A seed lives from GERMINATED until it is FOSSILIZED or PRUNED."""
 
     DORMANT = 0
     """Empty: a seed may germinate here."""
     GERMINATED = 1
-    """The seed was just made and is probed; it does not yet count in the forward pass."""
+    """The seed is new and is probed; it does not count in the forward pass yet."""
     TRAINING = 2
     """The seed learns in isolation (isolation ``shadow`` only)."""
     BLENDING = 3
@@ -43,7 +43,7 @@ COOLDOWN = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 
 
 def make_stage_lookup(stages: tuple[Stage, ...]) -> Bools:
-    """Lookup table ``bool [9]``: index it with an array of stages to ask which of them are among ``stages``."""
+    """Lookup table ``bool [9]``: indexed with an array of stages, it is whether they are among ``stages``."""
     lookup = np.zeros(len(Stage), dtype=np.bool_)
     lookup[list(stages)] = True
     return lookup

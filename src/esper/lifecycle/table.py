@@ -1,4 +1,4 @@
-"""The state of every slot of a population, and what was measured of its seeds."""
+"""The state of every slot of E networks, and the evidence of their seeds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, map_arrays, re
 
 NO_BLUEPRINT = -1
 
+# Indexed with arrays of stages.
 _LIVE = make_stage_lookup(LIVE)
 _OWNING = make_stage_lookup(OWNING)
 _BLENDED = make_stage_lookup(BLENDED)
@@ -22,8 +23,8 @@ _BLENDED = make_stage_lookup(BLENDED)
 class SeedTable:
     """The slots of E environments as a struct of arrays ``[E, S]``. Never mutated: changes make a new table.
 
-    Ages count the present step: a slot has age 1 in the step in which it entered its stage. They stop at the largest
-    int16. A slot that owns no seed has the values of `dormant` in everything but its stage and its age.
+    Ages include the present step: a slot has age 1 in the step in which it entered its stage. They stop at the largest
+    int16. A slot without a seed has the values of `dormant` in everything but its stage and its age.
     """
 
     stage: Int8s
@@ -39,11 +40,11 @@ class SeedTable:
     alpha: Float32s
     """The weight of the seed in this step."""
     alpha_start: Float32s
-    """Where the present ramp of alpha began."""
+    """Alpha at the start of its present ramp."""
     alpha_target: Float32s
-    """Where it ends."""
+    """Alpha at the end of its present ramp."""
     alpha_elapsed: Int16s
-    """Steps of the ramp taken, of `alpha_duration`."""
+    """Steps taken of the `alpha_duration` of the ramp."""
     alpha_duration: Int16s
     """Steps of the ramp; a change at once is a ramp of 1 step."""
     alpha_curve: Int8s
@@ -53,7 +54,7 @@ class SeedTable:
 
     @classmethod
     def dormant(cls, environments: int, slots: int) -> Self:
-        """A table of empty slots, at age 0."""
+        """A table of empty slots with age 0."""
         shape = (environments, slots)
         return cls(
             stage=np.full(shape, Stage.DORMANT, np.int8),
@@ -101,7 +102,7 @@ class SeedTable:
         return self.alpha_elapsed >= self.alpha_duration
 
     def copy(self) -> Self:
-        """The same table in arrays of its own."""
+        """A copy that shares no memory."""
         return map_arrays(np.copy, self)
 
     def rows(self, index: Rows) -> Self:
@@ -109,18 +110,18 @@ class SeedTable:
         return map_arrays(lambda array: array[index], self)
 
     def reset(self, rows: Bools) -> Self:
-        """The table in which all slots of the environments ``rows``, bool ``[E]``, are as in `dormant`."""
+        """The table with all slots of the environments ``rows``, bool ``[E]``, as in `dormant`."""
         return replace_where(rows, self, self.dormant(*self.stage.shape))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured of the seeds before a decision, as arrays ``[E, S]``."""
+    """Measurements of the seeds before a decision, ``[E, S]`` each."""
 
     probed: Bools
-    """A probe of the new seed found its output and its gradient finite."""
+    """Whether the new seed was probed, and its output and gradient were finite."""
     gradient_healthy: Bools
-    """The seed's gradients were measured, and are finite and neither vanish nor explode."""
+    """Whether the seed's gradients were measured, are finite, and neither vanish nor explode."""
     contribution: Float32s
     """Accuracy points lost when the seed is switched off; NaN if never measured."""
     contribution_age: Int16s
@@ -128,7 +129,7 @@ class Evidence:
 
     @classmethod
     def none(cls, environments: int, slots: int) -> Self:
-        """Nothing was measured."""
+        """Evidence before any measurement."""
         shape = (environments, slots)
         return cls(
             probed=np.zeros(shape, np.bool_),
@@ -138,8 +139,8 @@ class Evidence:
         )
 
     def without(self, slots: Bools) -> Self:
-        """The evidence without what was known of the seeds in ``slots``, which are gone or new.
+        """The evidence with that of ``slots`` reset, whose seeds were removed or are new.
 
-        Seeds are picked one by one, ``[E, S]``, or all those of some networks, ``[E]``.
+        ``slots`` selects single slots, bool ``[E, S]``, or all those of some networks, bool ``[E]``.
         """
         return replace_where(slots, self, self.none(*self.probed.shape))

@@ -1,4 +1,4 @@
-"""One step of the lifecycle: every environment's action, then time passes in the other slots, and alpha moves."""
+"""One step of the lifecycle: apply every environment's action, let time pass in all other slots, and move alpha."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _OWNING = make_stage_lookup(OWNING)
 
 
 class Cause(IntEnum):
-    """What moved a slot to another stage: an operation (numbered as in `Op`), time, a rollback, a network's start or
-    the end of its growth."""
+    """The cause of a change of stage: an operation (numbered as in `Op`), time, a rollback, a network's start, or the
+    end of its growth."""
 
     GERMINATE = Op.GERMINATE
     ADVANCE = Op.ADVANCE
@@ -53,7 +53,7 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True)
 class Transitions:
-    """N changes of stage, those of one step ordered by environment and slot; all arrays ``[N]``."""
+    """N changes of stage, within a step ordered by environment and slot; all arrays ``[N]``."""
 
     env: Ints
     slot: Ints
@@ -62,9 +62,9 @@ class Transitions:
     after: Int8s
     """A `Stage`."""
     blueprint: Int16s
-    """Of the seed that came, stayed or went; -1 in the cooldown."""
+    """Index of the blueprint of the seed that was added, kept or removed; -1 in the cooldown."""
     blend: Int8s
-    """Of the same seed, a `Blend`."""
+    """The `Blend` of that seed."""
     cause: Int8s
     """A `Cause`."""
     reason: Int8s
@@ -72,7 +72,7 @@ class Transitions:
 
     @classmethod
     def none(cls) -> Self:
-        """No changes."""
+        """Transitions without a change."""
         index, byte = np.zeros(0, np.int64), np.zeros(0, np.int8)
         return cls(index, index, byte, byte, np.zeros(0, np.int16), byte, byte, byte)
 
@@ -82,23 +82,23 @@ class Transitions:
 
     @property
     def born(self) -> Bools:
-        """``[N]``: whether a seed came, by germination or with its network."""
+        """Whether a seed was added, by germination or with its network, ``[N]``."""
         return ~_OWNING[self.before] & _OWNING[self.after]
 
 
-def concatenate(parts: Sequence[Transitions]) -> Transitions:
-    """Several changes of one population, one after the other, as one record."""
+def concatenate_transitions(parts: Sequence[Transitions]) -> Transitions:
+    """Concatenate successive transitions of one population."""
     return merge_arrays(np.concatenate, parts)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step led to."""
+    """The result of one step."""
 
     table: SeedTable
     transitions: Transitions
     verdicts: Verdicts
-    """Of the gate ahead of each slot, as it was when the step began."""
+    """Verdicts of the gate ahead of each slot, before the step."""
 
 
 def step(
@@ -109,53 +109,57 @@ def step(
     compatible: Bools,
     affordable: Bools | None = None,
 ) -> Step:
-    """Applies one action ``[E, 8]`` per environment and lets one step pass; the given table is left as it is.
+    """Apply one action ``[E, 8]`` per environment and let one step pass; ``table`` is not changed.
 
-    A slot that was acted on changes by its action alone in this step; all others tick. ``compatible`` and
-    ``affordable`` are as in `legal_actions`. Raises IllegalActionError for an action outside those masks; then nothing
-    happened.
+    A slot that is acted on changes by its action alone in this step; all others tick. ``compatible`` and ``affordable``
+    are as in `legal_actions`. Raises IllegalActionError for an action outside those masks.
     """
     masks = legal_actions(table, evidence, rules, compatible, affordable)
     require_legal(actions, masks)
     verdicts = masks.grounds.verdicts
 
+    # Each slot changes by its environment's action or by time.
     op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
     acting = np.flatnonzero(op != Op.WAIT)
     causes = np.full(table.stage.shape, Cause.TICK, dtype=np.int8)
     causes[acting, slot[acting]] = op[acting]
 
+    # Ages stop at the largest int16 instead of overflowing.
     draft = table.copy()
     np.add(draft.stage_age, draft.stage_age < _OLDEST, out=draft.stage_age)
     np.add(draft.seed_age, table.owning & (draft.seed_age < _OLDEST), out=draft.seed_age)
-    _tick(draft, table, verdicts, causes == Cause.TICK, rules)
-    _operate(draft, table, actions, acting)
-    alpha = alpha_at(
+    _let_time_pass(draft, table, verdicts, causes == Cause.TICK, rules)
+    _apply_actions(draft, table, actions, acting)
+
+    # Alpha follows its ramp.
+    alpha = compute_alpha(
         draft.alpha_start, draft.alpha_target, draft.alpha_elapsed, draft.alpha_duration, draft.alpha_curve
     )
     np.copyto(draft.alpha, alpha, where=draft.stage == Stage.BLENDING)
+    # Changes of alpha and removals need no gate.
     ungated = (causes == Cause.SET_ALPHA) | (causes == Cause.PRUNE)
     reasons = np.where(ungated, np.int8(Reason.NO_GATE), verdicts.reason)
     return Step(table=draft, transitions=_list_changes(table, draft, causes, reasons), verdicts=verdicts)
 
 
 def remove_seeds(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
-    """The table after a rollback has removed the seeds in ``slots [E, S]``, fossils among them, and what changed.
+    """The table after a rollback that removes the seeds in ``slots [E, S]``, fossils included, and the transitions.
 
-    They enter their cooldown in the step that is under way; no time passes. The given table is left as it is.
+    The slots enter their cooldown in the present step; no time passes. ``table`` is not changed.
     """
     draft = table.copy()
-    _release(draft, np.nonzero(slots & table.owning))
+    _empty_slots(draft, np.nonzero(slots & table.owning))
     return draft, _list_changes(table, draft, Cause.ROLLBACK, Reason.NO_GATE)
 
 
 def finish_growth(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTable, Transitions]:
-    """The table once the unfinished seeds in slots ``kept [E, S]`` are fossils, and those in ``pruned [E, S]`` gone.
+    """End growth: fossilize the unfinished seeds in slots ``kept [E, S]``, remove those in ``pruned [E, S]``.
 
-    That is how growth ends, without gates; no time passes. Fossils have the alpha that the seeds had. The given table
-    is left as it is.
+    Returns the table and the transitions. No gate is checked and no time passes. Fossils keep the alpha of the seeds.
+    ``table`` is not changed.
 
     Raises:
-        IllegalActionError: a slot is both, has no unfinished seed, or is to be kept while its seed has no weight.
+        IllegalActionError: a slot is in both, has no unfinished seed, or is in ``kept`` and its seed has alpha 0.
     """
     refused = (kept & pruned) | ((kept | pruned) & ~table.live) | (kept & ~(table.blended & (table.alpha > 0)))
     if refused.any():
@@ -167,123 +171,132 @@ def finish_growth(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTab
         )
     draft = table.copy()
     at = np.nonzero(kept)
-    _enter(draft, at, Stage.FOSSILIZED)
+    _enter_stage(draft, at, Stage.FOSSILIZED)
     draft.pruning[at] = False
+    # The ramp ends where it is.
     draft.alpha_start[at] = draft.alpha_target[at] = table.alpha[at]
     draft.alpha_elapsed[at] = table.alpha_duration[at]
-    _release(draft, np.nonzero(pruned))
+    _empty_slots(draft, np.nonzero(pruned))
     return draft, _list_changes(table, draft, Cause.FINISH, Reason.NO_GATE)
 
 
 def add_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: Bools) -> tuple[SeedTable, Transitions]:
-    """The table with a fossil at alpha 1 wherever ``blueprints [E, S]`` names one (-1: none), and what changed.
+    """The table with fossils of ``blueprints [E, S]`` (-1: none) at alpha 1, and the transitions.
 
-    That is how networks start that have seeds from their first step; no time passes. ``blends [E, S]`` says how they
-    join the features, ``compatible [E, S, K]`` is as in `legal_actions`. The given table is left as it is.
+    For networks that have seeds from their first step; no time passes. ``blends [E, S]`` are their blends,
+    ``compatible [E, S, K]`` is as in `legal_actions`. ``table`` is not changed.
 
     Raises:
-        IllegalActionError: a slot is not dormant, or its blueprint does not serve it.
+        IllegalActionError: a slot is not dormant, or its blueprint does not fit it.
     """
     at = np.nonzero(blueprints != NO_BLUEPRINT)
-    chosen = blueprints[at]
-    refused = (table.stage[at] != Stage.DORMANT) | ~compatible[(*at, chosen)]
+    fossils = blueprints[at]
+    refused = (table.stage[at] != Stage.DORMANT) | ~compatible[(*at, fossils)]
     if refused.any():
-        env, slot, blueprint = (int(part[refused][0]) for part in (*at, chosen))
+        env, slot, blueprint = (int(part[refused][0]) for part in (*at, fossils))
         raise IllegalActionError(
             f"network {env} cannot start with blueprint {blueprint} in slot {slot}, which is in stage "
-            f"{Stage(table.stage[env, slot]).name}: choose a dormant slot that the blueprint serves"
+            f"{Stage(table.stage[env, slot]).name}: choose a dormant slot that the blueprint fits"
         )
     draft = table.copy()
-    _enter(draft, at, Stage.FOSSILIZED)
+    _enter_stage(draft, at, Stage.FOSSILIZED)
     draft.seed_age[at] = 1
-    draft.blueprint[at] = chosen
+    draft.blueprint[at] = fossils
     draft.blend[at] = blends[at]
     for schedule in (draft.alpha, draft.alpha_target, draft.alpha_elapsed, draft.alpha_duration):
         schedule[at] = 1
     return draft, _list_changes(table, draft, Cause.START, Reason.NO_GATE)
 
 
-def _tick(draft: SeedTable, table: SeedTable, verdicts: Verdicts, ticking: Bools, rules: Rules) -> None:
-    """Time passes in the slots ``ticking [E, S]``."""
+def _let_time_pass(draft: SeedTable, table: SeedTable, verdicts: Verdicts, ticking: Bools, rules: Rules) -> None:
+    """Let one step pass in the slots ``ticking [E, S]``."""
     probed = ticking & (table.stage == Stage.GERMINATED)
     blending = ticking & (table.stage == Stage.BLENDING)
     arrived = blending & verdicts.passed
-    released = (probed & ~verdicts.passed) | (arrived & table.pruning)
+    removed = (probed & ~verdicts.passed) | (arrived & table.pruning)
 
+    # A probed seed starts to learn, or is removed.
     first = Stage.BLENDING if rules.isolation is Isolation.NONE else Stage.TRAINING
-    _enter(draft, np.nonzero(probed & verdicts.passed), first)
+    _enter_stage(draft, np.nonzero(probed & verdicts.passed), first)
     if first is Stage.BLENDING:
         blending |= probed & verdicts.passed
+    # A blending seed moves on along its ramp, or holds at its end.
     draft.alpha_elapsed[blending & ~arrived] += 1
-    _enter(draft, np.nonzero(arrived & ~table.pruning), Stage.HOLDING)
-    _release(draft, np.nonzero(released))
-    following = (*COOLDOWN[1:], Stage.DORMANT)
-    for stage, after, steps in zip(COOLDOWN, following, rules.cooldown, strict=True):
-        _enter(draft, np.nonzero(ticking & (table.stage == stage) & (table.stage_age >= steps)), after)
+    _enter_stage(draft, np.nonzero(arrived & ~table.pruning), Stage.HOLDING)
+    _empty_slots(draft, np.nonzero(removed))
+
+    # An empty slot cools down.
+    next_stages = (*COOLDOWN[1:], Stage.DORMANT)
+    for stage, after, steps in zip(COOLDOWN, next_stages, rules.cooldown, strict=True):
+        _enter_stage(draft, np.nonzero(ticking & (table.stage == stage) & (table.stage_age >= steps)), after)
 
 
-def _operate(draft: SeedTable, table: SeedTable, actions: Ints, acting: Ints) -> None:
-    """Applies the actions of the environments ``acting [A]``, each to its one slot."""
+def _apply_actions(draft: SeedTable, table: SeedTable, actions: Ints, acting: Ints) -> None:
+    """Apply the actions of the environments ``acting [A]``, each to one slot."""
 
-    def places(op: Op) -> tuple[Ints, Places]:
+    def select(op: Op) -> tuple[Ints, Places]:
         environments = acting[actions[acting, Head.OP] == op]
         return actions[environments], (environments, actions[environments, Head.SLOT])
 
-    chosen, at = places(Op.GERMINATE)
-    _germinate(draft, at, chosen)
+    # Each operation changes the slots of its environments all at once.
+    rows, at = select(Op.GERMINATE)
+    _germinate(draft, at, rows)
 
-    _, at = places(Op.ADVANCE)
-    _enter(draft, at, Stage.BLENDING)
+    _, at = select(Op.ADVANCE)
+    _enter_stage(draft, at, Stage.BLENDING)
     draft.alpha_elapsed[at] = 1
 
-    chosen, at = places(Op.SET_ALPHA)
-    _retarget(draft, table, at, _TARGETS[chosen[:, Head.ALPHA_TARGET]], chosen)
+    rows, at = select(Op.SET_ALPHA)
+    _retarget(draft, table, at, _TARGETS[rows[:, Head.ALPHA_TARGET]], rows)
 
-    _, at = places(Op.FOSSILIZE)
-    _enter(draft, at, Stage.FOSSILIZED)
+    _, at = select(Op.FOSSILIZE)
+    _enter_stage(draft, at, Stage.FOSSILIZED)
 
-    chosen, at = places(Op.PRUNE)
-    at_once = (chosen[:, Head.ALPHA_SPEED] == _AT_ONCE) | (table.alpha[at] == 0)
-    _release(draft, _select_places(at, at_once))
+    rows, at = select(Op.PRUNE)
+    # A seed without weight, or with a change at once, is removed in this step.
+    at_once = (rows[:, Head.ALPHA_SPEED] == _AT_ONCE) | (table.alpha[at] == 0)
+    _empty_slots(draft, _select_places(at, at_once))
+    # Other seeds ramp down first, and are removed at the end of the ramp.
     ramping = _select_places(at, ~at_once)
-    _retarget(draft, table, ramping, np.zeros(len(ramping[0]), np.float32), chosen[~at_once])
+    _retarget(draft, table, ramping, np.zeros(len(ramping[0]), np.float32), rows[~at_once])
     draft.pruning[ramping] = True
 
 
-def _select_places(at: Places, chosen: Bools) -> Places:
-    return at[0][chosen], at[1][chosen]
+def _select_places(at: Places, selected: Bools) -> Places:
+    return at[0][selected], at[1][selected]
 
 
-def _enter(draft: SeedTable, at: Places, stage: Stage) -> None:
+def _enter_stage(draft: SeedTable, at: Places, stage: Stage) -> None:
     draft.stage[at] = stage
     draft.stage_age[at] = 1
 
 
-def _germinate(draft: SeedTable, at: Places, chosen: Ints) -> None:
-    """A new seed; its ramp is laid out, and starts when it enters BLENDING."""
-    _enter(draft, at, Stage.GERMINATED)
+def _germinate(draft: SeedTable, at: Places, rows: Ints) -> None:
+    """Add new seeds. Their ramp is set, and starts when they enter BLENDING."""
+    _enter_stage(draft, at, Stage.GERMINATED)
     draft.seed_age[at] = 1
-    draft.blueprint[at] = chosen[:, Head.BLUEPRINT]
-    draft.blend[at] = chosen[:, Head.BLEND]
-    draft.alpha_target[at] = _TARGETS[chosen[:, Head.ALPHA_TARGET]]
-    draft.alpha_duration[at] = _TEMPOS[chosen[:, Head.TEMPO]]
+    draft.blueprint[at] = rows[:, Head.BLUEPRINT]
+    draft.blend[at] = rows[:, Head.BLEND]
+    draft.alpha_target[at] = _TARGETS[rows[:, Head.ALPHA_TARGET]]
+    draft.alpha_duration[at] = _TEMPOS[rows[:, Head.TEMPO]]
     draft.alpha_curve[at] = Curve.LINEAR
 
 
-def _retarget(draft: SeedTable, table: SeedTable, at: Places, target: Float32s, chosen: Ints) -> None:
-    """Alpha leaves its present value for ``target``; the first step of the ramp is this one."""
+def _retarget(draft: SeedTable, table: SeedTable, at: Places, target: Float32s, rows: Ints) -> None:
+    """Start a ramp of alpha from its present value to ``target``; the present step is its first."""
+    # A held seed goes back to BLENDING; one that blends already stays there and keeps its age.
     holding = table.stage[at] == Stage.HOLDING
-    _enter(draft, _select_places(at, holding), Stage.BLENDING)
+    _enter_stage(draft, _select_places(at, holding), Stage.BLENDING)
     draft.alpha_start[at] = table.alpha[at]
     draft.alpha_target[at] = target
     draft.alpha_elapsed[at] = 1
-    draft.alpha_duration[at] = _RAMPS[chosen[:, Head.ALPHA_SPEED]]
-    draft.alpha_curve[at] = chosen[:, Head.ALPHA_CURVE]
+    draft.alpha_duration[at] = _RAMPS[rows[:, Head.ALPHA_SPEED]]
+    draft.alpha_curve[at] = rows[:, Head.ALPHA_CURVE]
 
 
-def _release(draft: SeedTable, at: Places) -> None:
-    """The seed is gone: the slot enters its cooldown and keeps nothing of it."""
-    _enter(draft, at, Stage.PRUNED)
+def _empty_slots(draft: SeedTable, at: Places) -> None:
+    """Remove seeds: their slots enter the cooldown and have the values of empty ones."""
+    _enter_stage(draft, at, Stage.PRUNED)
     draft.seed_age[at] = 0
     draft.blueprint[at] = NO_BLUEPRINT
     draft.blend[at] = Blend.ADD
@@ -300,6 +313,7 @@ def _list_changes(table: SeedTable, draft: SeedTable, causes: Int8s | Cause, rea
         slot=at[1],
         before=table.stage[at],
         after=draft.stage[at],
+        # One of the two tables has the seed; the other has -1, or 0 for its blend.
         blueprint=np.maximum(table.blueprint, draft.blueprint)[at],
         blend=np.maximum(table.blend, draft.blend)[at],
         cause=np.broadcast_to(np.int8(causes), shape)[at],
@@ -307,15 +321,16 @@ def _list_changes(table: SeedTable, draft: SeedTable, causes: Int8s | Cause, rea
     )
 
 
-# How alpha moves from one value to another
+# Ramps of alpha
 
 SIGMOID_STEEPNESS = 10.0
-"""Slope of the logistic curve: at 10 its ends would miss 0 and 1 by .7%, which the rescaling removes."""
-LONGEST = max(*TEMPOS, *ALPHA_SPEEDS)
+"""Slope k of the logistic curve: at 10 its ends miss 0 and 1 by .7%, which the rescaling removes."""
+LONGEST_RAMP = max(*TEMPOS, *ALPHA_SPEEDS)
+"""Most steps of a ramp of alpha."""
 
 
-def progress(curve: Curve, fraction: float) -> float:
-    """The part of the way that is behind at a ``fraction`` in [0, 1] of the time; it rises from exactly 0 to exactly 1.
+def compute_ramp_progress(curve: Curve, fraction: float) -> float:
+    """Progress of a ramp at a ``fraction`` in [0, 1] of its time; it rises from exactly 0 to exactly 1.
 
     linear x; cosine (1 - cos(pi x)) / 2; sigmoid (f(x) - f(0)) / (f(1) - f(0)), f(x) = 1 / (1 + exp(-k (x - 1/2))).
     """
@@ -325,21 +340,21 @@ def progress(curve: Curve, fraction: float) -> float:
         return fraction
     if curve is Curve.COSINE:
         return (1.0 - math.cos(math.pi * fraction)) / 2.0
-    first, last = _logistic(0.0), _logistic(1.0)
-    return (_logistic(fraction) - first) / (last - first)
+    first, last = _compute_logistic(0.0), _compute_logistic(1.0)
+    return (_compute_logistic(fraction) - first) / (last - first)
 
 
-def _logistic(fraction: float) -> float:
+def _compute_logistic(fraction: float) -> float:
     return 1.0 / (1.0 + math.exp(-SIGMOID_STEEPNESS * (fraction - 0.5)))
 
 
-# [curve, duration, elapsed]. A lookup is not only fast: vectorised cos and exp may round by an element's place in the
-# array, and then one environment's alpha would depend on how many others there are.
+# [curve, duration, elapsed]. A lookup is fast, and exact: vectorised cos and exp may round differently by an element's
+# place in the array, and then one environment's alpha would depend on the number of environments.
 _PROGRESS: Float32s = np.array(
     [
         [
-            [progress(curve, elapsed / max(duration, 1)) for elapsed in range(LONGEST + 1)]
-            for duration in range(LONGEST + 1)
+            [compute_ramp_progress(curve, elapsed / max(duration, 1)) for elapsed in range(LONGEST_RAMP + 1)]
+            for duration in range(LONGEST_RAMP + 1)
         ]
         for curve in Curve
     ],
@@ -347,10 +362,10 @@ _PROGRESS: Float32s = np.array(
 )
 
 
-def alpha_at(start: Float32s, target: Float32s, elapsed: Int16s, duration: Int16s, curve: Int8s) -> Float32s:
-    """Alpha ``elapsed`` of ``duration`` steps after it left ``start`` for ``target``, which it reaches exactly.
+def compute_alpha(start: Float32s, target: Float32s, elapsed: Int16s, duration: Int16s, curve: Int8s) -> Float32s:
+    """Alpha after ``elapsed`` of ``duration`` steps of a ramp from ``start`` to ``target``, which it reaches exactly.
 
-    All arrays have one shape; durations are 1 to `LONGEST` steps and elapsed is at most the duration.
+    All arrays have the same shape; durations are 1 to `LONGEST_RAMP` steps, elapsed is at most the duration.
     """
     moving = start + (target - start) * _PROGRESS[curve, duration, elapsed]
     return np.where(elapsed >= duration, target, moving)

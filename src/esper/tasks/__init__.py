@@ -1,1 +1,1 @@
-"""What hosts learn: data sets, hosts and instance suites."""
+"""Learning problems for hosts: data sets, hosts and suites of instances."""

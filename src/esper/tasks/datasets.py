@@ -1,4 +1,4 @@
-"""Suites on data sets, with the data sets themselves: digits and MNIST-1D."""
+"""Suites on fixed data sets, and the data sets: digits and MNIST-1D."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from esper.errors import TaskError
-from esper.numerics.arrays import Bools, Float32s, Floats, Ints
+from esper.numerics.arrays import Float32s, Floats, Ints
 from esper.numerics.random_streams import child_generator
 from esper.numerics.stacking import Stackable
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.layers import Conv1d, Linear
-from esper.tasks.registry import lookup
+from esper.tasks.registry import find_by_name
 from esper.tasks.suite import OptimizerSettings, Source, Suite, draw_log_uniform
 
 CLASSES = 10
-"""Classes of either data set."""
+"""Classes of both data sets."""
 
 
 def _read_only(inputs: Floats, labels: Ints) -> LabelledArrays:
-    """A data set that every instance in the process shares."""
+    """A data set that all instances in the process share, as read-only arrays."""
     shared = LabelledArrays(inputs.astype(np.float32), labels.astype(np.int64))
     for array in shared:
         array.flags.writeable = False
     return shared
 
 
+# Digits
+
 DIGITS_SOURCE = Source("shipped with scikit-learn", Path(str(files("sklearn.datasets.data") / "digits.csv.gz")))
 
 
 @cache
 def digits() -> LabelledArrays:
-    """1797 examples of 64 pixels in their published order (later rows come from other writers), ten classes."""
+    """1797 examples of 64 pixels in the published order (later rows are by other writers), ten classes."""
     return _read_only(*cast("tuple[Floats, Ints]", load_digits(return_X_y=True)))
 
+
+# MNIST-1D (Greydanus and Kobak, 2024, arXiv:2011.14439), computed from its published recipe
 
 EXAMPLES_PER_CLASS = 500
 LENGTH = 40
@@ -66,7 +70,7 @@ TEMPLATES = (
 TEMPLATE_LENGTH = len(TEMPLATES[0])
 TEMPLATE_SCALE = 1 / 6
 PADDING = (36, 60)
-"""Fewest and most points of silence appended to a curve; the sum is then stretched to the length of the longest."""
+"""Fewest and most zeros appended to a curve; the sum is then stretched to the length of the longest."""
 CANVAS = TEMPLATE_LENGTH + PADDING[1]
 SCALE_SPREAD = 0.4
 MAX_TRANSLATION = 48
@@ -81,62 +85,61 @@ def mnist1d() -> LabelledArrays:
     """5000 shuffled signals of 40 points, 500 of each class; standardised over all, as published."""
     rng = np.random.default_rng(SEED)
     labels = rng.permutation(np.repeat(np.arange(CLASSES), EXAMPLES_PER_CLASS))
-    signals = _signals(labels, rng)
+    signals = _synthesise_signals(labels, rng)
     return _read_only((signals - signals.mean()) / signals.std(), labels)
 
 
 def normalise_templates() -> Floats:
-    """The curves ``[CLASSES, TEMPLATE_LENGTH]`` with equal deviation, starting and ending at 0."""
+    """The curves ``[CLASSES, TEMPLATE_LENGTH]`` scaled to equal standard deviation, starting and ending at 0."""
     curves = np.array(TEMPLATES)
     curves = (curves - curves.mean(axis=1, keepdims=True)) / curves.std(axis=1, keepdims=True)
     return (curves - curves[:, :1]) * TEMPLATE_SCALE
 
 
-def _signals(labels: Ints, rng: np.random.Generator) -> Floats:
+def _synthesise_signals(labels: Ints, rng: np.random.Generator) -> Floats:
     """One deformed curve ``[N, LENGTH]`` for each label ``[N]``."""
     column = (len(labels), 1)
-    curve, drawn = _stretch(labels, rng.integers(PADDING[0], PADDING[1] + 1, size=column))
-    curve *= 1 + SCALE_SPREAD * (rng.random(column) - 0.5)
 
-    shifted = (np.arange(CANVAS) - rng.integers(MAX_TRANSLATION, size=column)) % CANVAS
-    curve = np.take_along_axis(curve, shifted, axis=1)
-    drawn = np.take_along_axis(drawn, shifted, axis=1)
-
-    wander, white = rng.standard_normal((2, *curve.shape))
-    ndimage.gaussian_filter1d(CORRELATED_NOISE * wander, CORRELATION_LENGTH, axis=1, output=wander)
-    signal = np.where(drawn, curve, wander) + WHITE_NOISE * white
-
-    slope = SHEAR_SPREAD * (rng.random(column) - 0.5)
-    return _resample(signal - slope * np.linspace(-0.5, 0.5, CANVAS))
-
-
-def _stretch(labels: Ints, padding: Ints) -> tuple[Floats, Bools]:
-    """Curves padded with ``padding [N, 1]`` zeros and interpolated to ``[N, CANVAS]``; where a curve is drawn, too."""
+    # Pad each curve by a random number of zeros, and stretch the sum to the length of the canvas.
+    padding = rng.integers(PADDING[0], PADDING[1] + 1, size=column)
     padded = np.pad(normalise_templates(), ((0, 0), (0, PADDING[1])))
     position = np.linspace(0, 1, CANVAS) * (TEMPLATE_LENGTH + padding - 1)
     left = np.minimum(position.astype(np.int64), CANVAS - 2)
     fraction = position - left
     rows = labels[:, None]
     curve = (1 - fraction) * padded[rows, left] + fraction * padded[rows, left + 1]
-    return curve, position < TEMPLATE_LENGTH
+    is_curve = position < TEMPLATE_LENGTH
 
+    # Scale and translate it.
+    curve *= 1 + SCALE_SPREAD * (rng.random(column) - 0.5)
+    shifted = (np.arange(CANVAS) - rng.integers(MAX_TRANSLATION, size=column)) % CANVAS
+    curve = np.take_along_axis(curve, shifted, axis=1)
+    is_curve = np.take_along_axis(is_curve, shifted, axis=1)
 
-def _resample(signals: Floats) -> Floats:
-    """Signals ``[N, CANVAS]`` interpolated to ``[N, LENGTH]``."""
+    # Correlated noise fills the padding, white noise covers everything.
+    correlated, white = rng.standard_normal((2, *curve.shape))
+    ndimage.gaussian_filter1d(CORRELATED_NOISE * correlated, CORRELATION_LENGTH, axis=1, output=correlated)
+    signal = np.where(is_curve, curve, correlated) + WHITE_NOISE * white
+
+    # Shear it, and resample it to its final length.
+    slope = SHEAR_SPREAD * (rng.random(column) - 0.5)
+    signal = signal - slope * np.linspace(-0.5, 0.5, CANVAS)
     position = np.linspace(0, CANVAS - 1, LENGTH)
     left = np.minimum(position.astype(np.int64), CANVAS - 2)
     fraction = position - left
-    return (1 - fraction) * signals[:, left] + fraction * signals[:, left + 1]
+    return (1 - fraction) * signal[:, left] + fraction * signal[:, left + 1]
 
+
+# Distortions of the transfer families
 
 Distortion = Callable[[Float32s, np.random.Generator, np.random.Generator], Float32s]
-"""``(inputs [N, D], fixed, fresh)`` to inputs: ``fixed`` is the same stream for every part of an instance, ``fresh``
-another for each."""
+"""``(inputs [N, D], fixed, fresh)`` to inputs: the generator ``fixed`` is seeded alike for every part of an instance,
+``fresh`` differently for each."""
 
 MASKED = 0.4
 """Probability that a feature is blanked."""
-GRAIN = 0.5
-"""White noise, in deviations of the undistorted inputs."""
+WHITE_NOISE_ON_INPUTS = 0.5
+"""Standard deviation of the white noise, relative to that of the inputs."""
 
 
 def mask_features(inputs: Float32s, fixed: np.random.Generator, fresh: np.random.Generator) -> Float32s:
@@ -146,19 +149,20 @@ def mask_features(inputs: Float32s, fixed: np.random.Generator, fresh: np.random
     return np.where(blank, np.float32(0), inputs)
 
 
-def add_grain(inputs: Float32s, fixed: np.random.Generator, fresh: np.random.Generator) -> Float32s:
+def add_white_noise(inputs: Float32s, fixed: np.random.Generator, fresh: np.random.Generator) -> Float32s:
     """Add white noise to every feature of every example."""
     del fixed
-    grained = fresh.standard_normal(inputs.shape, dtype=np.float32)
-    grained *= GRAIN * inputs.std()
-    grained += inputs
-    return grained
+    noisy = fresh.standard_normal(inputs.shape, dtype=np.float32)
+    noisy *= WHITE_NOISE_ON_INPUTS * inputs.std()
+    noisy += inputs
+    return noisy
+
+
+# Hosts
 
 
 class MlpHost(Stackable):
-    """Features ``[..., B, D]`` through two ReLU layers to logits ``[..., B, classes]``;
-    ``layer0`` and ``layer1`` are sites.
-    """
+    """Features ``[..., B, D]`` through two ReLU layers to logits ``[..., B, classes]``; both layers are sites."""
 
     def __init__(self, features: int, widths: Sequence[int], classes: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -190,6 +194,8 @@ class ConvHost(Stackable):
         return self.head(features.mean(dim=-1))
 
 
+# Suites
+
 LEARNING_RATES = (0.007, 0.02)
 RENTS = (0.03, 0.08, 0.15)
 NOISE = 0.3
@@ -200,7 +206,7 @@ _SPLIT, _LABELS, _FIXED, _FRESH = range(4)
 
 @dataclass(frozen=True)
 class Condition:
-    """What a family does to the data."""
+    """How a family changes the data."""
 
     scarce: bool = False
     label_noise: float = 0.0
@@ -214,13 +220,13 @@ _TRAINING: Mapping[str, Condition] = {
 }
 _TRANSFER: Mapping[str, Condition] = {
     "masked": Condition(distortion=mask_features),
-    "grainy": Condition(distortion=add_grain),
+    "grainy": Condition(distortion=add_white_noise),
 }
 _CONDITIONS = {**_TRAINING, **_TRANSFER}
 
 
 class DatasetSuite(Suite):
-    """The last ``test_size`` rows of a data set are for test; each instance splits the others by its own seed.
+    """The last ``test_size`` rows of a data set are for test; each instance splits the others by its random seed.
 
     A family is a condition of the data, a variant the widths of the host.
     """
@@ -237,34 +243,34 @@ class DatasetSuite(Suite):
     train_sizes: tuple[int, ...]
     scarce_train_size: int
     dataset: Callable[[], LabelledArrays]
-    """The data set, built once in a process."""
+    """Returns the data set, built once in a process."""
     host_widths: tuple[tuple[int, ...], ...]
     """Widths of the variants, the widest host first."""
 
     @abstractmethod
     def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
-        """A host of these widths with first weights from ``generator``."""
+        """A host of these widths, with first weights from ``generator``."""
 
     def template(self) -> nn.Module:
-        return self.build(self.host_widths[0], torch.Generator().manual_seed(0))
+        return self.build_host(self.host_widths[0], torch.Generator().manual_seed(0))
 
     def host(self, instance: Instance) -> nn.Module:
         self.check(instance)
-        return self.build(instance.widths, torch.Generator().manual_seed(instance.seed))
+        return self.build_host(instance.widths, torch.Generator().manual_seed(instance.seed))
 
     def variants(self, family: str) -> tuple[str, ...]:
-        """Every family has one variant for each shape of host; raises TaskError for an unknown family."""
-        _condition(family)
-        return tuple(self._widths())
+        """Every family has one variant per host shape; raises TaskError for an unknown family."""
+        _find_condition(family)
+        return tuple(self._list_widths())
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        condition = _condition(family)
+        condition = _find_condition(family)
         return Instance(
             suite=self.name,
             family=family,
             variant=variant,
             seed=seed,
-            widths=lookup(f"variant of suite '{self.name}'", variant, self._widths()),
+            widths=find_by_name(f"variant of suite '{self.name}'", variant, self._list_widths()),
             learning_rate=draw_log_uniform(*LEARNING_RATES, rng),
             train_size=self.scarce_train_size if condition.scarce else int(rng.choice(self.train_sizes)),
             rent=float(rng.choice(RENTS)),
@@ -276,43 +282,47 @@ class DatasetSuite(Suite):
         self.check(instance)
         if phase:
             raise TaskError(f"suite '{self.name}' has no phase {phase}: its data never drift")
-        inputs = self._inputs(instance, part)
-        labels = self.dataset().labels[self._rows(instance, part)]
+        inputs = self._select_inputs(instance, part)
+        labels = self.dataset().labels[self._select_rows(instance, part)]
         if part == "train" and instance.label_noise:
             labels = add_label_noise(
                 labels, instance.label_noise, self.classes, child_generator(instance.seed, _LABELS)
             )
-        scale = Scale.of(inputs if part == "train" else self._inputs(instance, "train"))
+        # All parts are scaled by the training part, as the host sees no other.
+        scale = Scale.of(inputs if part == "train" else self._select_inputs(instance, "train"))
         return standardise(inputs.reshape(-1, *self.input_shape), labels, scale)
 
-    def _widths(self) -> dict[str, tuple[int, ...]]:
+    def _list_widths(self) -> dict[str, tuple[int, ...]]:
         return {"_".join(map(str, widths)): widths for widths in self.host_widths}
 
-    def _inputs(self, instance: Instance, part: Part) -> Float32s:
-        inputs = self.dataset().inputs[self._rows(instance, part)]
-        distortion = _condition(instance.family).distortion
+    def _select_inputs(self, instance: Instance, part: Part) -> Float32s:
+        inputs = self.dataset().inputs[self._select_rows(instance, part)]
+        distortion = _find_condition(instance.family).distortion
         if distortion is None:
             return inputs
         fixed, fresh = child_generator(instance.seed, _FIXED), child_generator(instance.seed, _FRESH, PARTS.index(part))
         return distortion(inputs, fixed, fresh)
 
-    def _rows(self, instance: Instance, part: Part) -> Ints:
-        """The rows ``[N]`` of the data set that make up a part of the instance."""
+    def _select_rows(self, instance: Instance, part: Part) -> Ints:
+        """Rows ``[N]`` of the data set in a part of the instance."""
         total = len(self.dataset().labels)
         pool = total - self.test_size
         if part == "test":
             return np.arange(pool, total)
         if instance.train_size + self.validation_size > pool:
-            room = pool - self.validation_size
-            raise TaskError(f"instance {instance.name} asks for {instance.train_size} training examples; {room} exist")
+            available = pool - self.validation_size
+            raise TaskError(
+                f"instance {instance.name} needs {instance.train_size} training examples, but only {available} exist"
+            )
+        # One random order splits the rest: validation first, then as much training data as the instance has.
         rows = child_generator(instance.seed, _SPLIT).permutation(pool)
         if part == "validation":
             return rows[: self.validation_size]
         return rows[self.validation_size : self.validation_size + instance.train_size]
 
 
-def _condition(family: str) -> Condition:
-    return lookup("family of fixed data", family, _CONDITIONS)
+def _find_condition(family: str) -> Condition:
+    return find_by_name("family of fixed data", family, _CONDITIONS)
 
 
 class MlpSuite(DatasetSuite):

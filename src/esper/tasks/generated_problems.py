@@ -1,7 +1,7 @@
-"""What generated suites ask: pure samplers of labelled examples, by the kind of input.
+"""The problems of the generated suites: pure samplers of labelled examples, by the kind of input.
 
 A sampler draws what is fixed for its instance (directions, templates, tables) from one generator and the examples from
-another, so every part of an instance asks the same question.
+another, so every part of an instance poses the same problem.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from esper.tasks.instance import PARTS, LabelledArrays
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the inputs of a suite are."""
+    """The sizes of a suite's inputs."""
 
     classes: int
     positions: int
-    """Tokens, samples, or pixels on a side; 1 for plain features."""
+    """Tokens, samples, or pixels per side; 1 for plain features."""
     channels: int
     """Features of a token, or of an example."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What a part of an instance's data is drawn from."""
+    """The number of examples of a part of an instance's data, and the generators that it is drawn from."""
 
     count: int
     """N examples."""
     part: int
     """An index of `PARTS`."""
     fixed: np.random.Generator
-    """Yields the same numbers for every part of an instance."""
+    """Seeded alike for every part of an instance."""
     fresh: np.random.Generator
-    """Yields others for each."""
+    """Seeded differently for each part."""
 
 
 Sampler = Callable[[Shape, Draw], LabelledArrays]
@@ -48,56 +48,57 @@ def _labelled(inputs: Floats | Float32s, labels: Ints) -> LabelledArrays:
     return LabelledArrays(inputs.astype(np.float32), labels.astype(np.int64))
 
 
-def _label_by(score: Callable[[Floats], Floats], inputs: Floats, draw: Draw) -> Ints:
-    """The class ``[N]`` with the highest score ``[N, C]``, each standardised over other inputs: no class is rare."""
-    typical_scores = score(draw.fixed.standard_normal((512, inputs.shape[1])))
-    return ((score(inputs) - typical_scores.mean(0)) / typical_scores.std(0)).argmax(1)
+def _label_by_score(score: Callable[[Floats], Floats], inputs: Floats, draw: Draw) -> Ints:
+    """The class ``[N]`` with the highest score ``[N, C]``."""
+    # Scores are standardised by those of other inputs, so that no class is rare.
+    reference = score(draw.fixed.standard_normal((512, inputs.shape[1])))
+    return ((score(inputs) - reference.mean(0)) / reference.std(0)).argmax(1)
 
 
 # Plain features [N, D].
 
 
-def teacher(shape: Shape, draw: Draw) -> LabelledArrays:
+def sample_teacher(shape: Shape, draw: Draw) -> LabelledArrays:
     """The largest output of a random network with one hidden layer."""
     hidden = draw.fixed.standard_normal((shape.channels, 12)) / np.sqrt(shape.channels)
     head = draw.fixed.standard_normal((12, shape.classes))
     inputs = draw.fresh.standard_normal((draw.count, shape.channels))
-    return _labelled(inputs, _label_by(lambda x: np.maximum(2 * x @ hidden, 0) @ head, inputs, draw))
+    return _labelled(inputs, _label_by_score(lambda x: np.maximum(2 * x @ hidden, 0) @ head, inputs, draw))
 
 
 CLUSTERS = 3
 """Clusters of each class."""
 
 
-def clusters(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Classes of several clusters each, which no line separates."""
+def sample_clusters(shape: Shape, draw: Draw) -> LabelledArrays:
+    """Classes of several clusters each, not linearly separable."""
     centres = 1.2 * draw.fixed.standard_normal((shape.classes, CLUSTERS, shape.channels))
     labels = draw.fresh.integers(shape.classes, size=draw.count)
-    around = centres[labels, draw.fresh.integers(CLUSTERS, size=draw.count)]
-    return _labelled(around + draw.fresh.standard_normal(around.shape), labels)
+    means = centres[labels, draw.fresh.integers(CLUSTERS, size=draw.count)]
+    return _labelled(means + draw.fresh.standard_normal(means.shape), labels)
 
 
-def table(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Columns as in a table: the class follows from products of a few, some are heavy-tailed, others say nothing."""
-    telling = draw.fixed.permutation(shape.channels)[: max(shape.channels // 2, 4)]
-    pairs = draw.fixed.choice(telling, size=(shape.classes, 3, 2))
+def sample_table(shape: Shape, draw: Draw) -> LabelledArrays:
+    """Tabular data: the class follows from products of a few columns; some are heavy-tailed, others uninformative."""
+    informative = draw.fixed.permutation(shape.channels)[: max(shape.channels // 2, 4)]
+    pairs = draw.fixed.choice(informative, size=(shape.classes, 3, 2))
     signs = draw.fixed.choice([-1.0, 1.0], size=(shape.classes, 3))
     heavy = draw.fixed.random(shape.channels) < 0.3
 
     def score(columns: Floats) -> Floats:
-        one, other = columns[:, pairs[..., 0]], columns[:, pairs[..., 1]]
-        return (signs * (np.tanh(one * other) + 0.5 * one)).sum(-1)
+        first, second = columns[:, pairs[..., 0]], columns[:, pairs[..., 1]]
+        return (signs * (np.tanh(first * second) + 0.5 * first)).sum(-1)
 
     inputs = draw.fresh.standard_normal((draw.count, shape.channels))
-    labels = _label_by(score, inputs, draw)
+    labels = _label_by_score(score, inputs, draw)
     return _labelled(np.where(heavy, np.sinh(inputs), inputs), labels)
 
 
-# Tokens [N, T, D]: each a noisy vector that stands for one of a few symbols.
+# Tokens [N, T, D]: each a noisy embedding of one of a few symbols.
 
 
-def _show_symbols(symbols: Ints, shape: Shape, draw: Draw, kinds: int) -> Floats:
-    """Symbols ``[N, T]`` as vectors ``[N, T, D]``."""
+def _embed_symbols(symbols: Ints, shape: Shape, draw: Draw, kinds: int) -> Floats:
+    """Noisy embeddings ``[N, T, D]`` of symbols ``[N, T]``."""
     vectors = draw.fixed.standard_normal((kinds, shape.channels))
     vectors *= 1.5 * np.sqrt(2) / np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors[symbols] + 0.5 * draw.fresh.standard_normal((*symbols.shape, shape.channels))
@@ -107,8 +108,8 @@ FAITHFUL = 0.85
 """Share of the symbols that follow a rule; the others are uniform."""
 
 
-def relation(shape: Shape, draw: Draw) -> LabelledArrays:
-    """The class is what is added, modulo the classes, from a token to the one some places on: only mixing helps."""
+def sample_relation(shape: Shape, draw: Draw) -> LabelledArrays:
+    """The class is the difference, modulo the classes, of tokens at a fixed distance: it takes mixing tokens."""
     distance = int(draw.fixed.integers(1, max(shape.positions // 2, 2)))
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions))
@@ -116,46 +117,47 @@ def relation(shape: Shape, draw: Draw) -> LabelledArrays:
     for token in range(distance, shape.positions):
         successor = (symbols[:, token - distance] + labels) % shape.classes
         symbols[:, token] = np.where(follows[:, token], successor, symbols[:, token])
-    return _labelled(_show_symbols(symbols, shape, draw, shape.classes), labels)
+    return _labelled(_embed_symbols(symbols, shape, draw, shape.classes), labels)
 
 
-def majority(shape: Shape, draw: Draw) -> LabelledArrays:
-    """The class is the symbol shown more often than others."""
+def sample_majority(shape: Shape, draw: Draw) -> LabelledArrays:
+    """The class is the most frequent symbol."""
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions))
     shown = draw.fresh.random((draw.count, shape.positions)) < 0.35
     symbols = np.where(shown, labels[:, None], symbols)
-    return _labelled(_show_symbols(symbols, shape, draw, shape.classes), labels)
+    return _labelled(_embed_symbols(symbols, shape, draw, shape.classes), labels)
 
 
-def switched(shape: Shape, draw: Draw) -> LabelledArrays:
-    """One token says which of two readings of the others counts."""
+def sample_switched(shape: Shape, draw: Draw) -> LabelledArrays:
+    """One token switches between two readings of the others."""
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions))
     reading = draw.fresh.integers(2, size=draw.count)
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     shown = np.where(reading == 0, labels, (labels + 1) % shape.classes)
     symbols = np.where(draw.fresh.random(symbols.shape) < 0.5, shown[:, None], symbols)
     symbols[:, int(draw.fixed.integers(shape.positions))] = shape.classes + reading
-    return _labelled(_show_symbols(symbols, shape, draw, shape.classes + 2), labels)
+    return _labelled(_embed_symbols(symbols, shape, draw, shape.classes + 2), labels)
 
 
 # Signals [N, 1, L].
 
 
-def motif(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Which of a few short curves is hidden somewhere in the noise."""
+def sample_motif(shape: Shape, draw: Draw) -> LabelledArrays:
+    """The class is the short curve hidden somewhere in the noise."""
     length = 9
     curves = np.cumsum(draw.fixed.standard_normal((shape.classes, length)), axis=1)
     curves = 1.4 * (curves - curves.mean(1, keepdims=True)) / curves.std(1, keepdims=True)
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     signals = 0.7 * draw.fresh.standard_normal((draw.count, shape.positions))
     places = draw.fresh.integers(shape.positions - length + 1, size=draw.count)[:, None] + np.arange(length)
+    # Add each curve at its random place.
     np.add.at(signals, (np.arange(draw.count)[:, None], places), curves[labels])
     return _labelled(signals[:, None], labels)
 
 
-def wave(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Which of a few frequencies a wave of any phase has."""
+def sample_wave(shape: Shape, draw: Draw) -> LabelledArrays:
+    """The class is the frequency of a wave of any phase."""
     frequencies = draw.fixed.permutation(np.linspace(1.0, shape.positions / 5, shape.classes))
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     turns = frequencies[labels, None] * np.arange(shape.positions) / shape.positions + draw.fresh.random(
@@ -165,41 +167,43 @@ def wave(shape: Shape, draw: Draw) -> LabelledArrays:
     return _labelled(signals[:, None], labels)
 
 
-def curve(shape: Shape, draw: Draw) -> LabelledArrays:
-    """MNIST-1D, some of its ten classes, with some grain."""
-    signals = _draw_rows(mnist1d(), shape, draw)
+def sample_curve(shape: Shape, draw: Draw) -> LabelledArrays:
+    """Some classes of MNIST-1D, with noise."""
+    signals = _draw_examples(mnist1d(), shape, draw)
     return LabelledArrays(signals.inputs[:, None], signals.labels)
 
 
-def _draw_rows(known: LabelledArrays, shape: Shape, draw: Draw) -> LabelledArrays:
-    """Examples of so many classes of a data set, those of a part its own, with noise so that no two are the same."""
-    chosen = draw.fixed.permutation(known.labels.max() + 1)[: shape.classes]
-    grain = draw.fixed.uniform(0.1, 0.5) * known.inputs.std()
-    rows = draw.fixed.permutation(np.flatnonzero(np.isin(known.labels, chosen)))[draw.part :: len(PARTS)]
+def _draw_examples(dataset: LabelledArrays, shape: Shape, draw: Draw) -> LabelledArrays:
+    """Noisy examples of ``shape.classes`` random classes of a data set; each part draws from rows of its own."""
+    # The fixed generator picks classes, noise level and rows; the fresh one draws from the part's rows.
+    chosen = draw.fixed.permutation(dataset.labels.max() + 1)[: shape.classes]
+    grain = draw.fixed.uniform(0.1, 0.5) * dataset.inputs.std()
+    rows = draw.fixed.permutation(np.flatnonzero(np.isin(dataset.labels, chosen)))[draw.part :: len(PARTS)]
     rows = rows[draw.fresh.integers(len(rows), size=draw.count)]
-    order = np.empty(known.labels.max() + 1, np.int64)
+    order = np.empty(dataset.labels.max() + 1, np.int64)
     order[chosen] = np.arange(shape.classes)
-    inputs = known.inputs[rows] + grain * draw.fresh.standard_normal((draw.count, known.inputs.shape[1]))
-    return _labelled(inputs, order[known.labels[rows]])
+    inputs = dataset.inputs[rows] + grain * draw.fresh.standard_normal((draw.count, dataset.inputs.shape[1]))
+    return _labelled(inputs, order[dataset.labels[rows]])
 
 
 # Images [N, 1, H, H].
 
 
-def texture(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Which way a grating of any phase runs."""
+def sample_texture(shape: Shape, draw: Draw) -> LabelledArrays:
+    """The class is the orientation of a grating of any phase."""
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     angles = np.pi * (labels + draw.fixed.random()) / shape.classes
     frequency = draw.fixed.uniform(1.5, 2.5)
     along_side: Floats = np.arange(shape.positions) / shape.positions
     row, column = np.meshgrid(along_side, along_side, indexing="ij")
+    # Position along the direction of the grating.
     along = np.cos(angles)[:, None, None] * row + np.sin(angles)[:, None, None] * column
     images = np.sin(2 * np.pi * (frequency * along + draw.fresh.random((draw.count, 1, 1))))
     return _labelled((images + 0.7 * draw.fresh.standard_normal(images.shape))[:, None], labels)
 
 
-def patch(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Which of a few small patterns is hidden somewhere in the noise."""
+def sample_patch(shape: Shape, draw: Draw) -> LabelledArrays:
+    """The class is the small pattern hidden somewhere in the noise."""
     side = 3
     patterns = 1.6 * np.sign(draw.fixed.standard_normal((shape.classes, side, side)))
     labels = draw.fresh.integers(shape.classes, size=draw.count)
@@ -211,21 +215,21 @@ def patch(shape: Shape, draw: Draw) -> LabelledArrays:
     return _labelled(images[:, None], labels)
 
 
-def handwriting(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Handwritten digits, some of their ten classes, with some grain."""
-    images = _draw_rows(digits(), shape, draw)
+def sample_handwriting(shape: Shape, draw: Draw) -> LabelledArrays:
+    """Some classes of the handwritten digits, with noise."""
+    images = _draw_examples(digits(), shape, draw)
     return LabelledArrays(images.inputs.reshape(draw.count, 1, 8, 8), images.labels)
 
 
-# Symbols to be continued [N, T, V], one-hot: the class is the next one.
+# Symbol sequences [N, T, V], one-hot: the class is the next symbol.
 
 
-def _next_symbol(symbols: Ints, shape: Shape) -> LabelledArrays:
-    """Symbols ``[N, T + 1]``, of which the last is asked for."""
+def _split_last_symbol(symbols: Ints, shape: Shape) -> LabelledArrays:
+    """Symbols ``[N, T + 1]`` as one-hot inputs and, as the label, the last one."""
     return _labelled(np.eye(shape.classes)[symbols[:, :-1]], symbols[:, -1])
 
 
-def chain(shape: Shape, draw: Draw) -> LabelledArrays:
+def sample_chain(shape: Shape, draw: Draw) -> LabelledArrays:
     """The next symbol of a Markov chain of second order."""
     table = draw.fixed.integers(shape.classes, size=(shape.classes, shape.classes))
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions + 1))
@@ -233,36 +237,37 @@ def chain(shape: Shape, draw: Draw) -> LabelledArrays:
     for token in range(2, shape.positions + 1):
         successor = table[symbols[:, token - 2], symbols[:, token - 1]]
         symbols[:, token] = np.where(follows[:, token], successor, symbols[:, token])
-    return _next_symbol(symbols, shape)
+    return _split_last_symbol(symbols, shape)
 
 
-def echo(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Each symbol is the one some places before."""
+def sample_echo(shape: Shape, draw: Draw) -> LabelledArrays:
+    """Each symbol repeats the one at a fixed distance before it."""
     distance = int(draw.fixed.integers(2, max(shape.positions // 2, 3)))
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions + 1))
     follows = draw.fresh.random(symbols.shape) < FAITHFUL
     for token in range(distance, shape.positions + 1):
         symbols[:, token] = np.where(follows[:, token], symbols[:, token - distance], symbols[:, token])
-    return _next_symbol(symbols, shape)
+    return _split_last_symbol(symbols, shape)
 
 
-def recall(shape: Shape, draw: Draw) -> LabelledArrays:
-    """What followed the last symbol when it was seen before: found by its content, wherever that was."""
+def sample_recall(shape: Shape, draw: Draw) -> LabelledArrays:
+    """The next symbol is the one that followed the last symbol at its only earlier place, which is random."""
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions + 1))
     place = draw.fresh.integers(shape.positions - 2, size=draw.count)
     rows = np.arange(draw.count)
     cue = symbols[rows, place]
+    # The cue occurs at its earlier place and at the end, nowhere else.
     symbols = np.where(symbols == cue[:, None], (symbols + 1) % shape.classes, symbols)
     symbols[rows, place] = symbols[:, -2] = cue
     symbols[:, -1] = symbols[rows, place + 1]
-    return _next_symbol(symbols, shape)
+    return _split_last_symbol(symbols, shape)
 
 
 PROBLEMS: Mapping[str, Mapping[str, Sampler]] = {
-    "mlp": {"teacher": teacher, "clusters": clusters, "table": table},
-    "tokens": {"relation": relation, "majority": majority, "switched": switched},
-    "signals": {"motif": motif, "wave": wave, "curve": curve},
-    "images": {"texture": texture, "patch": patch, "handwriting": handwriting},
-    "language": {"chain": chain, "echo": echo, "recall": recall},
+    "mlp": {"teacher": sample_teacher, "clusters": sample_clusters, "table": sample_table},
+    "tokens": {"relation": sample_relation, "majority": sample_majority, "switched": sample_switched},
+    "signals": {"motif": sample_motif, "wave": sample_wave, "curve": sample_curve},
+    "images": {"texture": sample_texture, "patch": sample_patch, "handwriting": sample_handwriting},
+    "language": {"chain": sample_chain, "echo": sample_echo, "recall": sample_recall},
 }
 """Samplers by kind of host and the problem's name."""

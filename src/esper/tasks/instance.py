@@ -1,4 +1,4 @@
-"""A task of a suite and its labelled data."""
+"""Instances, the learning problems of a suite, and their labelled data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esper.errors import TaskError
 from esper.numerics.arrays import Float32s, Ints
 
 Part = Literal["train", "validation", "test"]
-"""train feeds the host's optimizer, validation the controller, test only evaluation."""
+"""train is for the host's optimizer, validation for the controller, test for evaluation only."""
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
@@ -46,30 +46,31 @@ class Scale:
 
     @classmethod
     def of(cls, inputs: Float32s) -> Scale:
-        """The scale of the given inputs, any shape."""
+        """The scale of inputs of any shape."""
         return cls(float(inputs.mean()), float(inputs.std()))
 
     def apply(self, inputs: Float32s) -> Float32s:
-        """Inputs with the mean subtracted, in units of the deviation; a new array of the same shape."""
+        """Standardise inputs: a new array of the same shape."""
         return (inputs - np.float32(self.mean)) / np.float32(self.deviation)
 
 
 def standardise(inputs: Float32s, labels: Ints, scale: Scale) -> Data:
-    """Standardised arrays ``[N, ...]`` and labels ``[N]`` as Data that shares no memory with them."""
+    """Standardised inputs ``[N, ...]`` and labels ``[N]`` as Data that shares no memory with the arrays."""
     return Data(torch.from_numpy(scale.apply(inputs)), torch.from_numpy(labels.copy()))
 
 
 def add_label_noise(labels: Ints, fraction: float, classes: int, rng: np.random.Generator) -> Ints:
-    """Labels ``[N]`` of which each is redrawn uniformly (and so may stay) with probability ``fraction``."""
+    """Redraw each of the labels ``[N]`` uniformly (it may stay the same) with probability ``fraction``."""
+    # Both arrays are drawn in full, so that the stream does not depend on the fraction.
     redrawn = rng.random(labels.shape) < fraction
     return np.where(redrawn, rng.integers(classes, size=labels.shape), labels)
 
 
 @dataclass(frozen=True)
 class Instance:
-    """Everything that tells one episode's problem from another's; a suite turns it into a host and data.
+    """The settings of one learning problem, from which a suite makes a host and data.
 
-    Equal instances give equal hosts and equal data, in any process.
+    Equal instances have equal hosts and equal data, in any process.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -77,11 +78,11 @@ class Instance:
     suite: str
     family: str
     variant: str
-    """The hidden setting inside the family; no controller is told it."""
+    """The hidden setting within the family; no controller observes it."""
     seed: int
-    """Seeds the host's first weights and every part of the data."""
+    """Random seed of the host's first weights and of every part of the data."""
     widths: tuple[int, ...]
-    """Live channels at each site of the host."""
+    """Channels at each site of the host."""
     learning_rate: float
     train_size: int
     """Training examples."""
@@ -96,7 +97,7 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """Readable and unique within a suite's draws: ``family/variant/seed``."""
+        """``family/variant/seed``, unique among the draws of a suite."""
         return f"{self.family}/{self.variant}/{self.seed}"
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class Instance:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Instance:
-        """The instance a record of :meth:`to_json` describes; raises TaskError naming the first field that is wrong."""
+        """The instance of a record from :meth:`to_json`; raises TaskError with the first field that is wrong."""
         try:
             return _RECORDS.validate_python(dict(record))
         except ValidationError as error:

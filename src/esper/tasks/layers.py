@@ -1,4 +1,4 @@
-"""Layers of hosts, of one network or of a stack, whose first weights come from an explicit generator.
+"""Layers of hosts, for one network or a stack of them, initialised from an explicit generator.
 
 Weights are He-uniform (He et al., 2015, arXiv:1502.01852), biases zero. Nothing touches torch's global generator.
 """
@@ -15,7 +15,8 @@ from esper.numerics.stacking import Stackable, linear
 
 
 def initialise(layer: nn.Linear | nn.Conv1d | nn.Conv2d, generator: torch.Generator) -> None:
-    """Give storage to a layer built on the device "meta": built with storage, it would draw from the global state."""
+    """Initialise a layer built on the device "meta"; built with storage, it would draw from the global generator."""
+    # He-uniform: the bound is sqrt(6 / fan-in).
     shape = layer.weight.shape
     bound = math.sqrt(6 / shape[1:].numel())
     layer.weight = nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
@@ -36,8 +37,8 @@ class Linear(nn.Linear, Stackable):
 class TokenLinear(Linear):
     """A linear layer on tokens ``[..., B, T, C]`` that computes with the batch innermost in memory.
 
-    Narrow layers are several times as fast this way on a CPU: one product with a long contiguous axis, and sums over
-    tokens and biases along contiguous rows. Views do it; the order of the axes is that of `nn.Linear`.
+    On a CPU narrow layers are several times as fast this way: one product with a long contiguous axis, and sums over
+    tokens and biases along contiguous rows. The order of the axes is that of `nn.Linear`, by views.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
@@ -49,8 +50,8 @@ class TokenLinear(Linear):
 class Conv1d(nn.Conv1d, Stackable):
     """A convolution of signals ``[..., B, C, L]``, padded by half its kernel.
 
-    It computes with the batch innermost in memory, for the same reasons as `TokenLinear`: what each sample's kernel
-    sees is copied into a column, and the rest is one product.
+    It computes with the batch innermost in memory, for the same reasons as `TokenLinear`: each sample's receptive field
+    is copied into a column, and the rest is one product.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator) -> None:
@@ -60,7 +61,7 @@ class Conv1d(nn.Conv1d, Stackable):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         (kernel,), (stride,) = self.kernel_size, self.stride
         signals = F.pad(input.movedim(-3, -1), (0, 0, kernel // 2, kernel // 2))  # [..., C, L, B]
-        seen = signals.unfold(-2, kernel, stride).movedim(-1, -3)  # [..., C, K, L', B]
-        columns = seen.flatten(-4, -3).flatten(-2)
+        windows = signals.unfold(-2, kernel, stride).movedim(-1, -3)  # [..., C, K, L', B]
+        columns = windows.flatten(-4, -3).flatten(-2)
         outputs = linear(self.weight.flatten(-2), columns, self.bias)
-        return outputs.view(*outputs.shape[:-1], *seen.shape[-2:]).movedim(-1, -3)
+        return outputs.view(*outputs.shape[:-1], *windows.shape[-2:]).movedim(-1, -3)

@@ -1,4 +1,4 @@
-"""A suite: a distribution of learning problems that share one host architecture, and how its hosts are optimised."""
+"""A suite: a distribution of learning problems that share one host architecture and one optimizer."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from esper.tasks.instance import Data, Instance, Part
 
 @dataclass(frozen=True)
 class Source:
-    """What a suite declares of its data."""
+    """Where the data of a suite come from."""
 
-    words: str
+    description: str
     """Completes "it is ..."."""
     path: Path | None = None
-    """The file that is read; None where nothing is."""
+    """The file that is read; None if the data are computed."""
 
     @property
-    def found(self) -> bool:
-        """Whether all that is read is there."""
+    def exists(self) -> bool:
+        """Whether the file is there, if one is read."""
         return self.path is None or self.path.is_file()
 
 
 COMPUTED = Source("computed from its recipe")
 
 Objective = Literal["accuracy", "loss"]
-"""What growth is about on a suite: accuracy, or the loss alone, as where there is no accuracy."""
+"""What growth is scored by on a suite: accuracy, or the loss, as where there is no accuracy."""
 
 
 class OptimizerSettings(Settings):
@@ -63,7 +63,7 @@ _FIRST_SEED: dict[Split, int] = {"train": 0, "heldout": _SEEDS_PER_SPLIT, "trans
 
 
 class Suite(ABC):
-    """What an environment needs to know to pose problems, train hosts on them and score the outcome.
+    """Poses problems, builds hosts for them, and has the settings by which hosts are trained and scored.
 
     All hosts of a suite are one architecture at different widths: a host whose parameters and buffers are padded with
     zeros, at the end of every axis, to the shapes of ``template()`` computes the same outputs, and the gradient of
@@ -93,16 +93,16 @@ class Suite(ABC):
     parameter_cap: int | None = None
     """The most parameters that growth may add to a host, where `EpisodeConfig.budget` allows more; None: no cap."""
     objective: Objective = "accuracy"
-    """By ``loss``, whatever else is called accuracy is the share of a guess's loss that is gone, from -1 to 1: scores,
-    contributions, what gates tolerate and what controllers see."""
+    """With ``loss``, the relative improvement over the chance loss, from -1 to 1, replaces accuracy in scores,
+    contributions, tolerances of gates and observations."""
 
     @abstractmethod
     def variants(self, family: str) -> tuple[str, ...]:
-        """Names of the family's hidden variants; raises TaskError for a family the suite does not have."""
+        """Names of a family's hidden variants; raises TaskError for an unknown family."""
 
     @abstractmethod
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        """An instance of the given variant whose remaining settings (learning rate, ...) are drawn from ``rng``."""
+        """Draw an instance of a variant: its other settings (learning rate, ...) come from ``rng``."""
 
     @abstractmethod
     def template(self) -> nn.Module:
@@ -110,37 +110,38 @@ class Suite(ABC):
 
     @abstractmethod
     def host(self, instance: Instance) -> nn.Module:
-        """The instance's own narrow host, freshly initialised from the instance's seed."""
+        """The host of an instance, at its widths, initialised from the instance's random seed."""
 
     @abstractmethod
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
-        """A part of the instance's data; phase 1 is what follows its drift. Raises TaskError if it never drifts."""
+        """A part of an instance's data; phase 1 is after its drift. Raises TaskError for a phase it does not have."""
 
     def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
-        """Draw instances, balanced over families and over the variants of each, in every prefix of the list.
+        """Draw instances such that every prefix of the list is balanced over families and their variants.
 
         Raises:
             TaskError: the suite has no families for that split.
         """
-        families = _shuffle(self.transfer_families if split == "transfer" else self.families, generator)
+        # Families take turns, and within a family its variants, each in a random order.
+        families = _shuffle_names(self.transfer_families if split == "transfer" else self.families, generator)
         if count and not families:
-            raise TaskError(f"suite {self.name!r} has no families for the split {split!r}: ask for no such instances")
-        orders = {family: _shuffle(self.variants(family), generator) for family in families}
+            raise TaskError(f"suite {self.name!r} has no families for the split {split!r}: choose another split")
+        orders = {family: _shuffle_names(self.variants(family), generator) for family in families}
         instances: list[Instance] = []
         for index in range(count):
-            round_, place = divmod(index, len(families))
-            family = families[place]
-            variant = orders[family][round_ % len(orders[family])]
+            cycle, turn = divmod(index, len(families))
+            family = families[turn]
+            variant = orders[family][cycle % len(orders[family])]
             seed = _FIRST_SEED[split] + int(generator.integers(_SEEDS_PER_SPLIT))
             instances.append(self.draw(family, variant, seed, generator))
         return instances
 
     def parameters(self, instance: Instance) -> int:
-        """Live parameters of the instance's host before any growth."""
+        """Parameters of an instance's host before any growth."""
         return sum(parameter.numel() for parameter in self.host(instance).parameters())
 
     def flops(self, instance: Instance) -> int:
-        """FLOPs of one forward pass of the instance's host for one example; a multiply-add counts two."""
+        """FLOPs of a forward pass of an instance's host per example; a multiply-add counts two."""
         host = self.host(instance)
         counted = count_flops(lambda: host(torch.zeros(1, *self.input_shape)))
         assert counted is not None, f"torch cannot count the FLOPs of suite {self.name!r}"
@@ -153,19 +154,19 @@ class Suite(ABC):
 
     @property
     def chance_score(self) -> float:
-        """The score of guessing."""
+        """The score of guessing, in accuracy or, by ``objective``, its replacement."""
         return 1 / self.classes if self.objective == "accuracy" else 0.0
 
     def check(self, instance: Instance) -> None:
-        """Raise TaskError if the instance belongs to another suite."""
+        """Check that an instance belongs to this suite; raises TaskError if not."""
         if instance.suite != self.name:
             raise TaskError(f"instance {instance.name} belongs to suite '{instance.suite}', not to '{self.name}'")
 
 
-def _shuffle(names: tuple[str, ...], generator: np.random.Generator) -> list[str]:
+def _shuffle_names(names: tuple[str, ...], generator: np.random.Generator) -> list[str]:
     return [names[index] for index in generator.permutation(len(names))]
 
 
 def draw_log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
-    """A draw whose logarithm is uniform between those of ``low`` and ``high``."""
+    """Draw a number from ``low`` to ``high`` whose logarithm is uniform."""
     return math.exp(rng.uniform(math.log(low), math.log(high)))

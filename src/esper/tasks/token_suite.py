@@ -1,6 +1,6 @@
-"""The default suite: small token problems on which different seeds pay, in different slots.
+"""The default suite: small token problems on which different blueprints pay, in different slots.
 
-Top to bottom: the host, which cannot mix tokens; the families' hidden variants; the suite.
+Top to bottom: the samplers, the host, which cannot mix tokens, the families' hidden variants, the suite.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ from esper.numerics.random_streams import child_generator
 from esper.numerics.stacking import Stackable
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.layers import Linear, TokenLinear
-from esper.tasks.registry import lookup
+from esper.tasks.registry import find_by_name
 from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform
 
 TOKENS, FEATURES, CLASSES = 8, 5, 4
 
 
+# Samplers: what examples of a family look like, and what solving it takes
+
 Sampler = Callable[[int, Float32s, np.random.Generator], LabelledArrays]
 """``(N, directions, rng)`` to N examples ``[N, TOKENS, FEATURES]``. The rows of ``directions`` ``[FEATURES, FEATURES]``
-are orthonormal and fixed for the instance: they are what its host has to find."""
+are orthonormal and fixed for the instance: its host has to find them."""
 
 CLASS_NORM = 1.5
-"""Length of the vectors that stand for token classes."""
+"""Length of the vectors that embed token classes."""
 CLASS_NOISE = 0.4
-"""Deviation of the noise on token classes."""
+"""Standard deviation of the noise on token classes."""
 
 
-def random_directions(rng: np.random.Generator) -> Float32s:
+def draw_directions(rng: np.random.Generator) -> Float32s:
     """A random orthonormal basis, one direction per row ``[FEATURES, FEATURES]``."""
     basis, _ = np.linalg.qr(rng.standard_normal((FEATURES, FEATURES)))
     return basis.astype(np.float32)
 
 
-def gaussian_tokens(count: int, rng: np.random.Generator) -> Float32s:
+def draw_tokens(count: int, rng: np.random.Generator) -> Float32s:
     """Standard normal tokens ``[N, TOKENS, FEATURES]``."""
     return rng.standard_normal((count, TOKENS, FEATURES), dtype=np.float32)
 
 
-def class_tokens(classes: Ints, directions: Float32s, rng: np.random.Generator) -> Float32s:
+def draw_class_tokens(classes: Ints, directions: Float32s, rng: np.random.Generator) -> Float32s:
     """Noisy vectors ``[N, TOKENS, FEATURES]`` for token classes ``[N, TOKENS]``, one direction each."""
     vectors = CLASS_NORM * directions[:CLASSES]
-    tokens = gaussian_tokens(len(classes), rng)
+    tokens = draw_tokens(len(classes), rng)
     tokens *= CLASS_NOISE
     tokens += vectors[classes]
     return tokens
 
 
-def random_labels(count: int, rng: np.random.Generator) -> Ints:
+def draw_labels(count: int, rng: np.random.Generator) -> Ints:
     """Uniform labels ``[N]``."""
     return rng.integers(CLASSES, size=count)
 
@@ -64,19 +66,20 @@ FAITHFUL = 0.85
 """Probability that a token follows the rule instead of being uniform."""
 
 
-def order(count: int, directions: Float32s, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
+def sample_order(count: int, directions: Float32s, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
     """``z_t = z_{t-distance} + y (mod 4)`` for most tokens.
 
-    Every single token is uniform whatever the label, so a host that cannot mix tokens is at chance: it needs a seed
-    that mixes near (distance 1) or far ones (distance 4), at a site wide enough to hold the result.
+    Every single token is uniform for every label, so a host that cannot mix tokens is at chance: it needs a module that
+    mixes near (distance 1) or far ones (distance 4), at a site wide enough to hold the result.
     """
-    labels = random_labels(count, rng)
+    # Tokens follow the one at the distance; the first ones have no such token and stay uniform.
+    labels = draw_labels(count, rng)
     classes = rng.integers(CLASSES, size=(TOKENS, count))
     follows = rng.random((TOKENS, count), dtype=np.float32) < FAITHFUL
     for token in range(distance, TOKENS):
         successor = (classes[token - distance] + labels) % CLASSES
         classes[token] = np.where(follows[token], successor, classes[token])
-    return LabelledArrays(class_tokens(classes.T, directions, rng), labels)
+    return LabelledArrays(draw_class_tokens(classes.T, directions, rng), labels)
 
 
 EVERYWHERE = 0.8
@@ -85,36 +88,37 @@ HALF = 1.12
 """Strength of a bit that half of the tokens carry."""
 
 
-def context(count: int, directions: Float32s, rng: np.random.Generator, *, flipped: bool) -> LabelledArrays:
+def sample_context(count: int, directions: Float32s, rng: np.random.Generator, *, flipped: bool) -> LabelledArrays:
     """Three bits as signs of three directions: b0 in all tokens, f in the first half, b1 in the last.
 
-    ``y = b0 + 2 (b1 xor f)`` if ``flipped``, which no sum over tokens can tell, so that a gate pays; else
-    ``y = b0 + 2 b1``, which the host can learn alone.
+    ``y = b0 + 2 (b1 xor f)`` if ``flipped``, which is no function of sums over tokens, so that a gate pays; else
+    ``y = b0 + 2 b1``, which the bare host can learn.
     """
+    # Signs along three directions, added to Gaussian tokens.
     bits = rng.integers(2, size=(3, count))
     b0, b1, f = bits
     everywhere, late, early = (2 * bits - 1).astype(np.float32)[:, :, None, None]
-    inputs = gaussian_tokens(count, rng)
+    inputs = draw_tokens(count, rng)
     inputs += EVERYWHERE * everywhere * directions[0]
     inputs[:, TOKENS // 2 :] += HALF * late * directions[1]
     inputs[:, : TOKENS // 2] += HALF * early * directions[2]
     return LabelledArrays(inputs, b0 + 2 * (b1 ^ f if flipped else b1))
 
 
-def largest_mean(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
+def sample_largest_mean(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
     """``y = argmax_k v_k . mean_t x_t``.
 
-    Easy at full width; behind a bottleneck of two channels (family bott) only a skip from the input brings back what
-    was lost.
+    Easy at full width; behind a bottleneck of two channels (family bott) only a skip from the input restores what was
+    lost.
     """
-    inputs = gaussian_tokens(count, rng)
+    inputs = draw_tokens(count, rng)
     scores = inputs.mean(axis=1) @ directions[:CLASSES].T
     return LabelledArrays(inputs, scores.argmax(axis=1))
 
 
-def largest_power(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
-    """``y = argmax_k mean_t (v_k . x_t)^2``: needs a curved function of each token, which a linear host lacks."""
-    inputs = gaussian_tokens(count, rng)
+def sample_largest_power(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
+    """``y = argmax_k mean_t (v_k . x_t)^2``: needs a nonlinear function of each token, which a linear host lacks."""
+    inputs = draw_tokens(count, rng)
     scores = np.square(inputs @ directions[:CLASSES].T).mean(axis=1)
     return LabelledArrays(inputs, scores.argmax(axis=1))
 
@@ -123,33 +127,33 @@ HONEST = 0.5
 """Probability that a token shows the label instead of a uniform class."""
 
 
-def vote(count: int, directions: Float32s, rng: np.random.Generator, *, spread: float) -> LabelledArrays:
+def sample_vote(count: int, directions: Float32s, rng: np.random.Generator, *, spread: float) -> LabelledArrays:
     """Token classes are mostly the label; each token is scaled by ``exp(spread * N(0, 1))``.
 
-    With a large spread the loudest token drowns the others, and normalising each token pays.
+    With a large spread the largest token dominates the others, and normalising each token pays.
     """
-    labels = random_labels(count, rng)
+    labels = draw_labels(count, rng)
     shape = (count, TOKENS)
     honest = rng.random(shape, dtype=np.float32) < HONEST
     classes = np.where(honest, labels[:, None], rng.integers(CLASSES, size=shape))
-    loudness = np.exp(spread * rng.standard_normal(shape, dtype=np.float32))
-    return LabelledArrays(class_tokens(classes, directions, rng) * loudness[:, :, None], labels)
+    scales = np.exp(spread * rng.standard_normal(shape, dtype=np.float32))
+    return LabelledArrays(draw_class_tokens(classes, directions, rng) * scales[:, :, None], labels)
 
 
 MARK = 3.0
 """Length of the mark, along a direction that no token class uses."""
 
 
-def pointer(count: int, directions: Float32s, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
+def sample_pointer(count: int, directions: Float32s, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
     """The label is the class of the token ``distance`` behind the marked one; all token classes are uniform.
 
-    Without mixing tokens a host can only count classes, among which the label is one vote in eight. A seed must bring
-    mark and class together: a convolution if they are neighbours, token mixing if they are far apart.
+    Without mixing tokens a host can only count classes, among which the label is one in eight. A module must bring mark
+    and class together: a convolution if they are neighbours, token mixing if they are far apart.
     """
     classes = rng.integers(CLASSES, size=(count, TOKENS))
     marked = rng.integers(TOKENS - distance, size=count)
     rows = np.arange(count)
-    inputs = class_tokens(classes, directions, rng)
+    inputs = draw_class_tokens(classes, directions, rng)
     inputs[rows, marked] += MARK * directions[CLASSES]
     return LabelledArrays(inputs, classes[rows, marked + distance])
 
@@ -158,14 +162,14 @@ STRENGTH = 1.12
 """Length of a sign's direction in the tokens that carry it."""
 
 
-def halves(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
-    """Each half carries a sign along each of two directions; the label's two bits say which signs agree.
+def sample_halves(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
+    """Each half carries a sign along each of two directions; the label's two bits are whether the signs agree.
 
-    Both bits are an exclusive or across the halves, so a host that cannot mix tokens is at chance; a gate or a
-    token-mixing seed is wanted. Unlike in ctx nothing can be learned without one.
+    Both bits are an exclusive or across the halves, so a host that cannot mix tokens is at chance: it needs a gate or
+    token mixing. Unlike in ctx nothing can be learned without one.
     """
     first, last = rng.integers(2, size=(2, 2, count))
-    inputs = gaussian_tokens(count, rng)
+    inputs = draw_tokens(count, rng)
     early, late = inputs[:, : TOKENS // 2], inputs[:, TOKENS // 2 :]
     for half, bits in ((early, first), (late, last)):
         signs = (2 * bits - 1).astype(np.float32)
@@ -178,25 +182,29 @@ CORRELATION = 0.8
 """Correlation, of either sign, inside each pair of features."""
 
 
-def product(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
+def sample_product(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
     """Each of the label's two bits is the sign of the correlation between two of the five hidden features.
 
-    Every feature alone is standard normal whatever the label, so a linear host is at chance and a host with a
-    bottleneck loses one factor: a curved function of single tokens (mlp) or a skip from the input is wanted.
+    Every single feature is standard normal for every label, so a linear host is at chance and a host with a bottleneck
+    loses one factor: it needs a nonlinear function of single tokens (mlp) or a skip from the input.
     """
     bits = rng.integers(2, size=(2, count))
     signs = (2 * bits - 1).astype(np.float32).T[:, None, :]
-    features = gaussian_tokens(count, rng)
+    features = draw_tokens(count, rng)
     factors, fresh = features[..., 0:2], features[..., 2:4]
+    # Given the label, each pair of features is correlated; each feature alone stays standard normal.
     features[..., 2:4] = CORRELATION * signs * factors + np.sqrt(1 - CORRELATION**2, dtype=np.float32) * fresh
     return LabelledArrays((features.reshape(-1, FEATURES) @ directions).reshape(features.shape), bits[0] + 2 * bits[1])
+
+
+# The host
 
 
 class TokenLayer(nn.Module):
     """``act(W h + b)`` on every token ``[..., B, T, C]``.
 
-    ``act`` multiplies negative values by a slope: 0 for ReLU, 1 for none. The slope is a buffer,
-    so that hosts of either kind stack into one program.
+    ``act`` multiplies negative values by a slope: 0 for ReLU, 1 for the identity. The slope is a buffer, so that hosts
+    of either kind stack into one program.
     """
 
     slope: torch.Tensor
@@ -212,8 +220,8 @@ class TokenLayer(nn.Module):
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """The activation of features ``[..., B, T, outputs]``."""
         if not x.requires_grad:
-            return torch.prelu(x.unsqueeze(0), self.slope.reshape(-1)).squeeze(0)  # networks in the place of channels
-        # The same as a product with the derivative, a constant: the derivative of prelu would cost ten times as much.
+            return torch.prelu(x.unsqueeze(0), self.slope.reshape(-1)).squeeze(0)  # networks take the place of channels
+        # In training, the product with prelu's derivative: backward through prelu itself would cost ten times as much.
         return x * x.detach().sign().clamp_min_(self.slope[..., None, None, None])
 
 
@@ -228,18 +236,15 @@ class PositionedTokenLayer(TokenLayer):
         return self.activate(self.linear(features) + self.position.unsqueeze(-3))
 
 
-def token_mean(features: torch.Tensor) -> torch.Tensor:
+def average_tokens(features: torch.Tensor) -> torch.Tensor:
     """The mean over an even number T of tokens: features ``[..., B, T, C]`` to ``[..., B, C]``, contiguous."""
-    # As `mean` would add them, but along the axis that is innermost in memory, which takes a tenth of its time.
+    # The order of additions of `mean`, but along the axis that is innermost in memory, in a tenth of its time.
     first, second = features.transpose(-3, -1).chunk(2, dim=-2)
     return ((first + second).sum(dim=-2) / features.shape[-2]).mT.contiguous()
 
 
 class TokenHost(Stackable):
-    """Inputs ``[..., B, TOKENS, FEATURES]`` to logits ``[..., B, CLASSES]``.
-
-    ``layer0`` to ``layer2`` are the growth sites.
-    """
+    """Inputs ``[..., B, TOKENS, FEATURES]`` to logits ``[..., B, CLASSES]``; ``layer0`` to ``layer2`` are the sites."""
 
     def __init__(self, widths: Sequence[int], *, linear_host: bool, generator: torch.Generator) -> None:
         super().__init__()
@@ -252,8 +257,10 @@ class TokenHost(Stackable):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         features = self.layer2(self.layer1(self.layer0(inputs)))
-        return self.head(token_mean(features))
+        return self.head(average_tokens(features))
 
+
+# Families and their hidden variants
 
 FULL = (10, 10, 10)
 TRAIN_SIZES = (384, 512, 768)
@@ -261,7 +268,7 @@ TRAIN_SIZES = (384, 512, 768)
 
 @dataclass(frozen=True)
 class Variant:
-    """One hidden setting of a family."""
+    """A hidden setting of a family."""
 
     sampler: Sampler
     widths: tuple[int, int, int] = FULL
@@ -269,13 +276,13 @@ class Variant:
     train_sizes: tuple[int, ...] = TRAIN_SIZES
     label_noise: float = 0.0
     after_drift: Sampler | None = None
-    """Takes over from ``sampler`` at the instance's drift step."""
+    """Replaces ``sampler`` at the instance's drift step."""
 
 
 Family = Mapping[str, Variant]
 
-_near_order, _far_order = partial(order, distance=1), partial(order, distance=4)
-_near_pointer, _far_pointer = partial(pointer, distance=1), partial(pointer, distance=4)
+_near_order, _far_order = partial(sample_order, distance=1), partial(sample_order, distance=4)
+_near_pointer, _far_pointer = partial(sample_pointer, distance=1), partial(sample_pointer, distance=4)
 
 TRAINING: Mapping[str, Family] = {
     "order": {
@@ -286,29 +293,29 @@ TRAINING: Mapping[str, Family] = {
         "far_10_3_3": Variant(_far_order, widths=(10, 3, 3)),
     },
     "ctx": {
-        "flipped": Variant(partial(context, flipped=True)),
-        "direct": Variant(partial(context, flipped=False)),
+        "flipped": Variant(partial(sample_context, flipped=True)),
+        "direct": Variant(partial(sample_context, flipped=False)),
     },
     "bott": {
-        "2_10_10": Variant(largest_mean, widths=(2, 10, 10)),
-        "10_2_10": Variant(largest_mean, widths=(10, 2, 10)),
-        "10_10_2": Variant(largest_mean, widths=(10, 10, 2)),
+        "2_10_10": Variant(sample_largest_mean, widths=(2, 10, 10)),
+        "10_2_10": Variant(sample_largest_mean, widths=(10, 2, 10)),
+        "10_10_2": Variant(sample_largest_mean, widths=(10, 10, 2)),
     },
     "quad": {
-        "linear": Variant(largest_power, linear=True),
-        "relu": Variant(largest_power),
+        "linear": Variant(sample_largest_power, linear=True),
+        "relu": Variant(sample_largest_power),
     },
     "vote": {
-        "loud": Variant(partial(vote, spread=1.8)),
-        "even": Variant(partial(vote, spread=0.2)),
+        "loud": Variant(partial(sample_vote, spread=1.8)),
+        "even": Variant(partial(sample_vote, spread=0.2)),
     },
     "plain": {
-        "mean": Variant(largest_mean),
-        "noisy": Variant(partial(vote, spread=0.2), train_sizes=(96,), label_noise=0.4),
+        "mean": Variant(sample_largest_mean),
+        "noisy": Variant(partial(sample_vote, spread=0.2), train_sizes=(96,), label_noise=0.4),
     },
     "drift": {
-        "near": Variant(largest_mean, after_drift=_near_order),
-        "far": Variant(largest_mean, after_drift=_far_order),
+        "near": Variant(sample_largest_mean, after_drift=_near_order),
+        "far": Variant(sample_largest_mean, after_drift=_far_order),
     },
 }
 
@@ -318,15 +325,17 @@ TRANSFER: Mapping[str, Family] = {
         "far": Variant(_far_pointer),
     },
     "halves": {
-        "10_10_10": Variant(halves),
-        "10_3_10": Variant(halves, widths=(10, 3, 10)),
+        "10_10_10": Variant(sample_halves),
+        "10_3_10": Variant(sample_halves, widths=(10, 3, 10)),
     },
     "product": {
-        "linear": Variant(product, linear=True),
-        "2_10_10": Variant(product, widths=(2, 10, 10)),
+        "linear": Variant(sample_product, linear=True),
+        "2_10_10": Variant(sample_product, widths=(2, 10, 10)),
     },
 }
 
+
+# The suite
 
 RENT = 0.08
 LEARNING_RATES = (0.007, 0.015)
@@ -355,22 +364,22 @@ class TokenSuite(Suite):
     transfer_families = tuple(TRANSFER)
 
     def variants(self, family: str) -> tuple[str, ...]:
-        return tuple(lookup("token family", family, _FAMILIES))
+        return tuple(find_by_name("token family", family, _FAMILIES))
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        chosen = _variant(family, variant)
+        hidden = _find_variant(family, variant)
         return Instance(
             suite=self.name,
             family=family,
             variant=variant,
             seed=seed,
-            widths=chosen.widths,
+            widths=hidden.widths,
             learning_rate=draw_log_uniform(*LEARNING_RATES, rng),
-            train_size=int(rng.choice(chosen.train_sizes)),
+            train_size=int(rng.choice(hidden.train_sizes)),
             rent=RENT,
-            label_noise=chosen.label_noise,
-            drift_step=int(rng.choice(DRIFT_STEPS)) if chosen.after_drift else None,
-            linear=chosen.linear,
+            label_noise=hidden.label_noise,
+            drift_step=int(rng.choice(DRIFT_STEPS)) if hidden.after_drift else None,
+            linear=hidden.linear,
         )
 
     def template(self) -> TokenHost:
@@ -384,37 +393,38 @@ class TokenSuite(Suite):
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
         """Inputs ``[N, TOKENS, FEATURES]``, standardised by the training part of the same phase, and labels."""
         self.check(instance)
-        training = _training_part(instance, phase)
+        training = _sample_training_part(instance, phase)
         if part == "train":
             examples = training
         else:
             count = self.validation_size if part == "validation" else self.test_size
-            examples = _examples(instance, part, phase, count)
+            examples = _sample_part(instance, part, phase, count)
         return standardise(*examples, Scale.of(training.inputs))
 
 
-def _variant(family: str, variant: str) -> Variant:
-    return lookup(f"variant of token family '{family}'", variant, lookup("token family", family, _FAMILIES))
+def _find_variant(family: str, variant: str) -> Variant:
+    return find_by_name(f"variant of token family '{family}'", variant, find_by_name("token family", family, _FAMILIES))
 
 
 @lru_cache(maxsize=_CACHED_PARTS)
-def _training_part(instance: Instance, phase: int) -> LabelledArrays:
-    """Kept because every part is standardised by it; callers must not write to it."""
-    return _examples(instance, "train", phase, instance.train_size)
+def _sample_training_part(instance: Instance, phase: int) -> LabelledArrays:
+    # Cached because every part is standardised by it; callers must not write to it.
+    return _sample_part(instance, "train", phase, instance.train_size)
 
 
-def _examples(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
-    sampler = _sampler(instance, phase)
+def _sample_part(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
+    sampler = _find_sampler(instance, phase)
     rng = child_generator(instance.seed, phase, PARTS.index(part))
-    directions = random_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))
+    # Directions are the same for every part of a phase; examples have a stream per part.
+    directions = draw_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))
     inputs, labels = sampler(count, directions, rng)
     if part == "train" and instance.label_noise:
         labels = add_label_noise(labels, instance.label_noise, CLASSES, rng)
     return LabelledArrays(inputs, labels)
 
 
-def _sampler(instance: Instance, phase: int) -> Sampler:
-    variant = _variant(instance.family, instance.variant)
+def _find_sampler(instance: Instance, phase: int) -> Sampler:
+    variant = _find_variant(instance.family, instance.variant)
     if phase == 0:
         return variant.sampler
     if phase == 1 and variant.after_drift:

@@ -1,4 +1,4 @@
-"""The learned controller."""
+"""The learned controller: a recurrent policy for any number of slots and blueprints."""
 
 from esper.control.policy.network import Policy, PolicyEvaluation, PolicyState, PolicyStep
 from esper.control.policy.settings import OpPrior, PolicySettings

@@ -1,8 +1,8 @@
 """The action heads: operation, then slot, then blueprint, then the details, each given the choices before it.
 
-They choose among what is legal: a masked choice has probability exactly 0 and passes zero gradient to its logit.
-A head that is irrelevant to the chosen operation has the one legal choice 0: its log-probability and entropy are
-exactly 0, and so is its gradient. Summing over all heads is therefore the same as summing over the relevant ones.
+A masked choice has probability exactly 0 and passes zero gradient to its logit. A head that is irrelevant to the chosen
+operation has the one legal choice 0: its log-probability, entropy and gradient are exactly 0. Summing over all heads is
+therefore the same as summing over the relevant ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.control.advice import Advice, AdviceSettings
-from esper.control.policy.layers import RELU_GAIN, embedding, linear
+from esper.control.advice import Advice
+from esper.control.policy.layers import RELU_GAIN, make_embedding, make_linear
 from esper.control.policy.settings import PolicySettings
 from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import RELEVANT, Head, Op, count_choices
@@ -28,41 +28,31 @@ LARGEST_UNIFORM = 1.0 - 2.0**-24
 """The largest float32 below 1: a float64 uniform may round up to 1, where the inverse distribution ends."""
 
 
-def legal_choices(masks: MaskTensors, head: Head, op: Tensor, slot: Tensor, relevant: Tensor) -> Tensor:
-    """Which choices of ``head`` are legal, bool ``[N, n]``, given operations and slots ``[N]``.
+def find_legal_choices(masks: MaskTensors, head: Head, op: Tensor, slot: Tensor, relevant: Tensor) -> Tensor:
+    """The legal choices of ``head``, bool ``[N, n]``, given operations and slots ``[N]``.
 
     ``relevant`` is bool ``[N, 8]``, the rows of `RELEVANT` for ``op``; where a head is irrelevant only choice 0 is
-    legal. For OP none of the three is read, for SLOT ``slot`` is not.
+    legal. OP reads none of the three, SLOT does not read ``slot``.
     """
     rows = torch.arange(masks.op.shape[0], device=masks.op.device)
-    match head:
-        case Head.OP:
-            return masks.op
-        case Head.SLOT:
-            legal = masks.slot[rows, op]
-        case Head.BLUEPRINT:
-            legal = masks.blueprint[rows, slot]
-        case Head.BLEND:
-            legal = masks.blend
-        case Head.TEMPO:
-            legal = masks.tempo
-        case Head.ALPHA_TARGET:
-            legal = masks.alpha_target[rows, slot]
-        case Head.ALPHA_SPEED:
-            legal = masks.alpha_speed
-        case Head.ALPHA_CURVE:
-            legal = masks.alpha_curve
+    legal = masks[head]  # the masks are in the order of the heads
+    if head is Head.OP:
+        return legal
+    if head is Head.SLOT:
+        legal = legal[rows, op]
+    elif head in (Head.BLUEPRINT, Head.ALPHA_TARGET):
+        legal = legal[rows, slot]
     first = torch.arange(legal.shape[-1], device=legal.device) == 0
     return torch.where(relevant[:, head, None], legal, first)
 
 
-def open_heads(masks: MaskTensors, actions: Tensor, relevant: Tensor) -> Tensor:
-    """Which heads had a choice in N rows, bool ``[N, 8]``: more than one was legal given the ``actions`` ``[N, 8]``.
+def find_open_heads(masks: MaskTensors, actions: Tensor, relevant: Tensor) -> Tensor:
+    """The heads with more than one legal choice in N rows, bool ``[N, 8]``, given the ``actions`` ``[N, 8]``.
 
     ``relevant`` is `RELEVANT` as a tensor, bool ``[ops, 8]``.
     """
     op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
-    legal = [legal_choices(masks, head, op, slot, relevant[op]) for head in Head]
+    legal = [find_legal_choices(masks, head, op, slot, relevant[op]) for head in Head]
     return torch.stack([choices.sum(-1) > 1 for choices in legal], -1)
 
 
@@ -71,8 +61,8 @@ def masked_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
     return logits.float().masked_fill(~legal, ILLEGAL_LOGIT).log_softmax(-1)
 
 
-def raise_to_floor(log_probs: Tensor, legal: Tensor, floor: float) -> Tensor:
-    """Log-probabilities ``[N, n]`` mixed with the uniform distribution, so that no legal choice is below the floor.
+def mix_with_uniform(log_probs: Tensor, legal: Tensor, floor: float) -> Tensor:
+    """Mix log-probabilities ``[N, n]`` with the uniform distribution, so that no legal choice is below the floor.
 
     p' = (1 - k g) p + g for each of k legal choices, with g = min(floor, 1 / k) (Auer et al., "The nonstochastic
     multiarmed bandit problem", 2002, where g is gamma / K). Illegal choices stay impossible and a single legal one
@@ -81,21 +71,21 @@ def raise_to_floor(log_probs: Tensor, legal: Tensor, floor: float) -> Tensor:
     if floor == 0:
         return log_probs
     probabilities, count = log_probs.exp(), legal.sum(-1, keepdim=True).to(log_probs.dtype)
-    # Written so that a certain choice of one comes out as exactly 1.
+    # In this form a single legal choice keeps a probability of exactly 1.
     mixed = probabilities + count.reciprocal().clamp(max=floor) * (1 - count * probabilities)
     return torch.where(legal, mixed.log(), log_probs)
 
 
-def normalised_entropy(log_probs: Tensor, legal: Tensor) -> Tensor:
+def compute_normalised_entropy(log_probs: Tensor, legal: Tensor) -> Tensor:
     """Entropy ``[N]`` divided by log(number of legal choices): in 0..1, and 0 where there is only one."""
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return entropy / legal.sum(-1).clamp(min=2).to(entropy.dtype).log()
 
 
-def draw(log_probs: Tensor, legal: Tensor, uniforms: Tensor) -> Tensor:
-    """Choices int64 ``[N]`` by inverting the distribution at ``uniforms`` ``[N]`` in [0, 1].
+def sample_choices(log_probs: Tensor, legal: Tensor, uniforms: Tensor) -> Tensor:
+    """Sample choices int64 ``[N]`` by inverting the distribution at ``uniforms`` ``[N]`` in [0, 1].
 
-    The first legal choice whose cumulated probability exceeds the uniform. An illegal one is never returned, however
+    Takes the first legal choice whose cumulated probability exceeds the uniform number; never an illegal one, however
     the sums round.
     """
     cumulated = log_probs.exp().cumsum(-1)
@@ -114,22 +104,22 @@ DETAILS = (Head.BLEND, Head.TEMPO, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALP
 
 
 class Candidates(NamedTuple):
-    """What N rows of one head choose from."""
+    """The distributions that N rows of one head choose from."""
 
     preferences: Tensor
     """Log-probabilities ``[N, n]`` before they are raised to the head's floor."""
     log_probs: Tensor
-    """``[N, n]``."""
+    """Log-probabilities ``[N, n]`` with the floor."""
     legal: Tensor
     """bool ``[N, n]``."""
 
 
 Choose = Callable[[Head, Candidates], Tensor]
-"""Picks choices int64 ``[N]``: drawn, greedy or given."""
+"""Picks choices int64 ``[N]``: sampled, greedy, or those of stored actions."""
 
 
 class HeadOutputs(NamedTuple):
-    """What was chosen in N rows and the distributions it was chosen from; tuples hold one entry per `Head`."""
+    """The actions of N rows and the distributions they were chosen from; tuples hold one entry per `Head`."""
 
     actions: Tensor
     """int64 ``[N, 8]``."""
@@ -144,7 +134,7 @@ class Pointer(nn.Module):
 
     def __init__(self, context: int, candidate: int, gain: float, generator: torch.Generator) -> None:
         super().__init__()
-        self.query = linear(context, candidate, generator, gain)
+        self.query = make_linear(context, candidate, generator, gain)
         self.scale = 1.0 / math.sqrt(candidate)
 
     def forward(self, context: Tensor, candidates: Tensor) -> Tensor:
@@ -161,26 +151,33 @@ class ActionHeads(nn.Module):
         super().__init__()
         hidden, width, gain = settings.hidden, settings.width, settings.head_gain
         self.floors = settings.probability_floor.by_head
-        sizes = count_choices(1, 1)  # only SLOT and BLUEPRINT depend on the counts, and those two are pointers
+        sizes = count_choices(1, 1)  # only SLOT and BLUEPRINT depend on the numbers, and they are pointers
         self.register_buffer("relevant", torch.from_numpy(RELEVANT.copy()), persistent=False)  # [ops, heads]
-        self.op_embedding = embedding(len(Op), width, generator)
-        self.blueprint_encoder = linear(spec.blueprints, width, generator, RELU_GAIN)
-        self.details = linear(hidden + 3 * width, width, generator, RELU_GAIN)
+        # Embeddings of the choices that later heads depend on.
+        self.op_embedding = make_embedding(len(Op), width, generator)
+        self.blueprint_encoder = make_linear(spec.blueprints, width, generator, RELU_GAIN)
+        self.details = make_linear(hidden + 3 * width, width, generator, RELU_GAIN)
+        # One output per head: linear for fixed choices, pointers to slots and blueprints.
         self.outputs = nn.ModuleDict(
             {
-                Head.OP.name: linear(hidden, len(Op), generator, gain),
+                Head.OP.name: make_linear(hidden, len(Op), generator, gain),
                 Head.SLOT.name: Pointer(hidden + width, width, gain, generator),
                 Head.BLUEPRINT.name: Pointer(hidden + width, width, gain, generator),
-                **{head.name: linear(width, sizes[head], generator, gain) for head in DETAILS},
+                **{head.name: make_linear(width, sizes[head], generator, gain) for head in DETAILS},
             }
         )
 
-        self.advised = nn.ParameterDict(_first_weights(settings.advice))
+        # The learned weights of advice, by head; none without advice.
+        weights: dict[Head, float] = {}
+        if (advice := settings.advice) is not None:
+            weights = {Head.OP: advice.op, Head.SLOT: advice.slot, Head.BLUEPRINT: advice.blueprint}
+        self.advised = nn.ParameterDict({head.name: torch.tensor(weight) for head, weight in weights.items()})
+        # The prior of the operations is the bias of their head.
         op_bias = self.outputs[Head.OP.name].get_parameter("bias")
         op_bias.data.copy_(torch.tensor(settings.op_prior.by_op))
 
     def output_parameters(self, head: Head) -> list[nn.Parameter]:
-        """The parameters that belong to this head alone."""
+        """The parameters of this head that no other head shares."""
         weights = [self.advised[head.name]] if head.name in self.advised else []
         return [*self.outputs[head.name].parameters(), *weights]
 
@@ -193,49 +190,44 @@ class ActionHeads(nn.Module):
         masks: MaskTensors,
         choose: Choose,
     ) -> HeadOutputs:
-        """Run the heads in order on ``memory`` ``[N, H]`` and ``tokens`` ``[N, S, W]``; ``choose`` picks in each.
+        """Choose with the heads in order, from ``memory`` ``[N, H]`` and ``tokens`` ``[N, S, W]``, by ``choose``.
 
-        The observation is normalised; ``advice`` is that of N rows where the settings have a policy advised.
+        The observation is normalised; ``advice`` is of the same N rows, None if the settings have no advice.
         """
         rows = torch.arange(memory.shape[0], device=memory.device)
         actions, log_probs, legals = list[Tensor](), list[Tensor](), list[Tensor]()
 
-        def settle(head: Head, logits: Tensor, legal: Tensor) -> Tensor:
+        def choose_from(head: Head, logits: Tensor, legal: Tensor, advised: Tensor | None = None) -> Tensor:
+            if advised is not None:
+                logits = logits + self.advised[head.name] * advised
             preferences = masked_log_softmax(logits, legal)
-            raised = raise_to_floor(preferences, legal, self.floors[head])
-            actions.append(choose(head, Candidates(preferences, raised, legal)))
-            log_probs.append(raised)
+            floored = mix_with_uniform(preferences, legal, self.floors[head])
+            actions.append(choose(head, Candidates(preferences, floored, legal)))
+            log_probs.append(floored)
             legals.append(legal)
             return actions[-1]
 
-        def heed(head: Head, logits: Tensor, advised: Tensor | None) -> Tensor:
-            return logits if advised is None else logits + self.advised[head.name] * advised
-
+        # The operation, from the memory.
         logits = self.outputs[Head.OP.name](memory)
-        op = settle(Head.OP, heed(Head.OP, logits, advice and advice.ops), masks.op)
+        op = choose_from(Head.OP, logits, masks.op, advice and advice.ops)
         relevant = self.relevant[op]  # [N, heads]
         op_vector = self.op_embedding(op)
 
+        # The slot: a pointer to one of the slot tokens.
         logits = self.outputs[Head.SLOT.name](torch.cat((memory, op_vector), -1), tokens)
-        logits = heed(Head.SLOT, logits, advice and advice.slots)
-        slot = settle(Head.SLOT, logits, legal_choices(masks, Head.SLOT, op, op, relevant))
+        legal = find_legal_choices(masks, Head.SLOT, op, op, relevant)
+        slot = choose_from(Head.SLOT, logits, legal, advice and advice.slots)
         token = tokens[rows, slot]
 
+        # The blueprint: a pointer to one of the blueprints in that slot.
         blueprints = F.relu(self.blueprint_encoder(observation.blueprints[rows, slot]))  # [N, K, W]
         logits = self.outputs[Head.BLUEPRINT.name](torch.cat((memory, token), -1), blueprints)
-        logits = heed(Head.BLUEPRINT, logits, advice and advice.blueprints[rows, slot])
-        blueprint = settle(Head.BLUEPRINT, logits, legal_choices(masks, Head.BLUEPRINT, op, slot, relevant))
+        legal = find_legal_choices(masks, Head.BLUEPRINT, op, slot, relevant)
+        blueprint = choose_from(Head.BLUEPRINT, logits, legal, advice and advice.blueprints[rows, slot])
         blueprint_vector = blueprints[rows, blueprint] * relevant[:, Head.BLUEPRINT, None]
 
+        # How the seed blends in, all from one hidden layer on the choices so far.
         details = F.relu(self.details(torch.cat((memory, op_vector, token, blueprint_vector), -1)))
         for head in DETAILS:
-            settle(head, self.outputs[head.name](details), legal_choices(masks, head, op, slot, relevant))
+            choose_from(head, self.outputs[head.name](details), find_legal_choices(masks, head, op, slot, relevant))
         return HeadOutputs(torch.stack(actions, -1), tuple(log_probs), tuple(legals))
-
-
-def _first_weights(advice: AdviceSettings | None) -> dict[str, Tensor]:
-    """Of what is advised, by head; none where nobody advises."""
-    if advice is None:
-        return {}
-    weights = {Head.OP: advice.op, Head.SLOT: advice.slot, Head.BLUEPRINT: advice.blueprint}
-    return {head.name: torch.tensor(weight) for head, weight in weights.items()}

@@ -1,8 +1,8 @@
-"""Layers whose first weights come from an explicit generator, and running moments that change only when told to.
+"""Layers initialised from an explicit generator, and running moments that change only in an explicit update.
 
-The policy normalises inside its own forward pass, so a rollout stores the raw observation and an update sees exactly
-what acting saw. The statistics are buffers: frozen while a rollout is collected and learned from, updated by one
-explicit call afterwards, saved and moved between devices with the weights.
+The policy normalises inside its forward pass, so a rollout stores raw observations, and an update computes with exactly
+the inputs of acting. The statistics are buffers: frozen while a rollout is collected and learned from, updated once
+afterwards, saved and moved between devices with the weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from esper.engine.observation import Observation, ObservationSpec
 RELU_GAIN = math.sqrt(2.0)
 
 
-def linear(inputs: int, outputs: int, generator: torch.Generator, gain: float = 1.0) -> nn.Linear:
+def make_linear(inputs: int, outputs: int, generator: torch.Generator, gain: float = 1.0) -> nn.Linear:
     """A linear layer with an orthogonal weight times ``gain`` (Saxe et al., 2014) and zero bias."""
     layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
@@ -25,26 +25,28 @@ def linear(inputs: int, outputs: int, generator: torch.Generator, gain: float = 
     return layer
 
 
-def embedding(count: int, width: int, generator: torch.Generator) -> nn.Embedding:
+def make_embedding(count: int, width: int, generator: torch.Generator) -> nn.Embedding:
     """A table of ``count`` standard-normal vectors."""
     table = nn.Embedding(count, width, device="meta").to_empty(device="cpu")
     nn.init.normal_(table.weight, generator=generator)
     return table
 
 
-def lstm(inputs: int, hidden: int, memory: int, generator: torch.Generator) -> nn.LSTM:
+def make_lstm(inputs: int, hidden: int, memory: int, generator: torch.Generator) -> nn.LSTM:
     """A one-layer LSTM, orthogonal per gate, whose gates start with time constants spread over 1..``memory`` steps.
 
     Forget biases are log(u) with u uniform in [1, memory - 1] and input biases their negatives: the chrono
     initialisation of Tallec and Ollivier (2018). A unit then forgets at a rate of about 1/u per step.
     """
     layer = nn.LSTM(inputs, hidden, device="meta").to_empty(device="cpu")
+    # Each of the four gates gets an orthogonal matrix of its own.
     weights = dict(layer.named_parameters())
     for name in ("weight_ih_l0", "weight_hh_l0"):
         for gate in weights[name].detach().chunk(4):
             nn.init.orthogonal_(gate, generator=generator)
     for name in ("bias_ih_l0", "bias_hh_l0"):
         nn.init.zeros_(weights[name])
+    # Forget gates by time constants; input gates complement them.
     input_bias, forget_bias, _, _ = weights["bias_ih_l0"].detach().chunk(4)  # torch's order of the gates
     forget_bias.uniform_(1.0, max(2.0, memory - 1.0), generator=generator).log_()
     input_bias.copy_(-forget_bias)
@@ -52,15 +54,15 @@ def lstm(inputs: int, hidden: int, memory: int, generator: torch.Generator) -> n
 
 
 WINDOW = 100
-"""A new batch weighs at least 1/WINDOW, so that the statistics follow a policy that changes."""
+"""Least weight of a new batch is 1/WINDOW, so that the statistics follow a policy that changes."""
 
 OBSERVATION_FLOOR = 0.01
-"""Least standard deviation of an observation's feature, so that a feature seen constant so far cannot explode."""
+"""Least standard deviation of a feature, so that one that was constant so far cannot explode."""
 
 OBSERVATION_BOUND = 5.0
 """Normalised features are clipped to this many standard deviations."""
 NO_VARIANCE = 1e-12
-"""What rounding leaves of the variance of equal numbers is less."""
+"""Upper bound of the variance that rounding leaves of equal numbers."""
 
 
 class RunningMoments(nn.Module):
@@ -87,16 +89,17 @@ class RunningMoments(nn.Module):
 
     @property
     def varied(self) -> Tensor:
-        """Bool ``[F]``: what was not always the same; everything, before the first batch."""
+        """Whether features have varied, bool ``[F]``; all have, before the first batch."""
         return self.variance > NO_VARIANCE
 
     @torch.no_grad()
     def update(self, values: Tensor) -> None:
-        """Merge a batch ``[*, F]``."""
+        """Merge a batch ``[*, F]`` into the moments."""
         rows = values.reshape(-1, self.mean.shape[0]).double()
         incoming = rows.shape[0]
         mean = rows.mean(0)
         variance = rows.var(0, correction=0)
+        # The old count is capped, so that old batches fade.
         count = self.count.clamp(max=incoming * (WINDOW - 1))
         share = incoming / (count + incoming)
         delta = mean - self.mean
@@ -108,8 +111,8 @@ class RunningMoments(nn.Module):
 class ObservationNormaliser(nn.Module):
     """Standardises every feature of an observation over environments, steps, slots and blueprints.
 
-    A feature that never varied where the policy learned, or not for thousands of updates, reads 0: elsewhere, where it
-    is another, it would only drive a policy that has learned nothing of it to one of its bounds.
+    A feature that never varied in training, or not for thousands of updates, reads 0: another value elsewhere would
+    drive a policy that has not learned to use it to one of its bounds.
     """
 
     def __init__(self, spec: ObservationSpec) -> None:

@@ -1,4 +1,4 @@
-"""The learned controller: one policy for any number of slots and blueprints, with memory."""
+"""The recurrent policy: encoder, LSTM, action heads and value, for any number of slots and blueprints."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from esper.control.advice import Advice, read_advice
 from esper.control.policy.heads import (
     ActionHeads,
     Candidates,
-    Choose,
     HeadOutputs,
-    draw,
+    compute_normalised_entropy,
+    find_open_heads,
     gather_log_probs,
-    normalised_entropy,
-    open_heads,
+    sample_choices,
 )
-from esper.control.policy.layers import RELU_GAIN, ObservationNormaliser, RunningMoments, linear, lstm
+from esper.control.policy.layers import RELU_GAIN, ObservationNormaliser, RunningMoments, make_linear, make_lstm
 from esper.control.policy.settings import PolicySettings
 from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head
@@ -33,33 +32,35 @@ class SlotAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm = nn.LayerNorm(width)
-        self.project = linear(width, 3 * width, generator)
-        self.merge = linear(width, width, generator)
+        self.project = make_linear(width, 3 * width, generator)
+        self.merge = make_linear(width, width, generator)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """``[N, S, W]`` to the same."""
+        """Slot tokens ``[N, S, W]`` to tokens of the same shape."""
         rows, slots, width = tokens.shape
         projected = self.project(self.norm(tokens)).view(rows, slots, 3, self.heads, width // self.heads)
+        # Without positions, attention treats slots as a set.
         query, key, value = projected.permute(2, 0, 3, 1, 4)  # each [N, heads, S, W / heads]
         attended = F.scaled_dot_product_attention(query, key, value)
         return tokens + self.merge(attended.transpose(1, 2).reshape(rows, slots, width))
 
 
 class Encoder(nn.Module):
-    """The same encoder for each slot, attention across slots, and a summary that ignores their order and number."""
+    """One encoder for all slots, attention across slots, and a summary independent of their order and number."""
 
     def __init__(self, spec: ObservationSpec, settings: PolicySettings, generator: torch.Generator) -> None:
         super().__init__()
         width = settings.width
-        self.slot = linear(spec.slots, width, generator, RELU_GAIN)
+        self.slot = make_linear(spec.slots, width, generator, RELU_GAIN)
         self.attention = SlotAttention(width, settings.attention_heads, generator)
-        self.network = linear(spec.globals, width, generator, RELU_GAIN)
+        self.network = make_linear(spec.globals, width, generator, RELU_GAIN)
         self.summary_width = 3 * width
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Normalised features of N rows to tokens ``[N, S, W]`` and summary ``[N, 3 W]``."""
         tokens = self.attention(F.relu(self.slot(observation.slots)))
         network = F.relu(self.network(observation.globals))
+        # Mean and maximum over slots do not depend on their order.
         return tokens, torch.cat((network, tokens.mean(1), tokens.amax(1)), -1)
 
 
@@ -68,17 +69,17 @@ RETURN_FLOOR = 1e-3
 
 
 class ValueHead(nn.Module):
-    """V(s) from the recurrent state. Outside this class values are always in the units of returns."""
+    """V(s) from the recurrent state, in the units of returns."""
 
     def __init__(self, hidden: int, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.body = linear(hidden, width, generator, RELU_GAIN)
-        self.output = linear(width, 1, generator)
+        self.body = make_linear(hidden, width, generator, RELU_GAIN)
+        self.output = make_linear(width, 1, generator)
         self.returns = RunningMoments(1, RETURN_FLOOR)
 
     @property
     def scale(self) -> Tensor:
-        """Standard deviation of returns, 0-d: divide value errors by it to have them in standardised units."""
+        """Standard deviation of returns, 0-d: value errors divided by it are in standardised units."""
         return self.returns.deviation[0].to(self.output.weight.dtype)
 
     def forward(self, memory: Tensor) -> Tensor:
@@ -87,11 +88,12 @@ class ValueHead(nn.Module):
         return standard * self.scale + self.returns.mean[0].to(standard.dtype)
 
     @torch.no_grad()
-    def rescale(self, returns: Tensor) -> None:
-        """Merge new returns, any shape, and correct the last layer so that no prediction changes.
+    def update_scale(self, returns: Tensor) -> None:
+        """Merge new returns, any shape, into the scale, and correct the last layer so that no prediction changes.
 
-        This is the output-preserving step of PopArt (van Hasselt et al., 2016).
+        The output-preserving step of PopArt (van Hasselt et al., 2016).
         """
+        # y = w h + b in standardised units; new moments must leave y * deviation + mean unchanged.
         old_mean, old_deviation = self.returns.mean.clone(), self.returns.deviation
         self.returns.update(returns.reshape(-1, 1))
         mean, deviation = self.returns.mean, self.returns.deviation
@@ -107,66 +109,67 @@ class PolicyState(NamedTuple):
     cell: Tensor
 
     def to(self, device: torch.device) -> PolicyState:
-        """The same memory on ``device``."""
+        """The memory on ``device``."""
         return PolicyState(self.output.to(device), self.cell.to(device))
 
     def detach(self) -> PolicyState:
-        """The same memory, through which no gradient flows back."""
+        """The memory, cut off from the graph."""
         return PolicyState(self.output.detach(), self.cell.detach())
 
 
 class PolicyStep(NamedTuple):
-    """One decision for each of E environments."""
+    """One decision of the policy for each of E environments."""
 
     actions: Tensor
     """int64 ``[E, 8]``, irrelevant heads 0."""
     chosen_log_prob: Tensor
-    """``[E, 8]`` of what each head chose; exactly 0 where the head is irrelevant."""
+    """Log-probabilities ``[E, 8]`` of the choices; exactly 0 where a head is irrelevant."""
     value: Tensor
-    """``[E]`` in units of returns."""
+    """Values ``[E]`` in units of returns."""
     state: PolicyState
-    """Pass it to the next step."""
+    """The memory for the next step."""
     head_log_probs: tuple[Tensor, ...]
-    """``[E, n]`` per head: the distributions that were drawn from."""
+    """``[E, n]`` per head: the distributions of the choices."""
 
     def to_cpu(self) -> PolicyStep:
-        """The same on the CPU, by a single transfer; the memory stays where it is."""
-        # Choices are small whole numbers, which are exact in any precision.
+        """The step on the CPU, by a single transfer; the memory stays where it is."""
+        # Choices are small integers, which are exact in any precision.
         parts = (self.actions.to(self.value.dtype), self.chosen_log_prob, self.value[:, None], *self.head_log_probs)
         widths = [part.shape[-1] for part in parts]
-        here: Sequence[Tensor] = torch.split(torch.cat(parts, -1).cpu(), widths, dim=-1)
-        return PolicyStep(here[0].long(), here[1], here[2].squeeze(-1), self.state, tuple(here[3:]))
+        columns: Sequence[Tensor] = torch.split(torch.cat(parts, -1).cpu(), widths, dim=-1)
+        actions, chosen, value, *heads = columns
+        return PolicyStep(actions.long(), chosen, value.squeeze(-1), self.state, tuple(heads))
 
     @property
     def log_prob(self) -> Tensor:
-        """``[E]`` of the whole action."""
+        """Log-probability ``[E]`` of the whole action."""
         return self.chosen_log_prob.sum(-1)
 
 
 class PolicyEvaluation(NamedTuple):
-    """What the policy now thinks of T steps of E environments."""
+    """The policy's present distributions and values for T stored steps of E environments."""
 
     chosen_log_prob: Tensor
-    """``[T, E, 8]`` of what each head chose; exactly 0 where the head is irrelevant."""
+    """Log-probabilities ``[T, E, 8]`` of the choices; exactly 0 where a head is irrelevant."""
     entropy: Tensor
-    """``[T, E, 8]`` per head, over log(number of legal choices); 0 where the head is irrelevant or had one choice."""
+    """``[T, E, 8]`` per head, divided by log(number of legal choices); 0 where a head is irrelevant or had one."""
     value: Tensor
-    """``[T, E]`` in units of returns."""
+    """Values ``[T, E]`` in units of returns."""
     state: PolicyState
     """The memory after the last step."""
 
     @property
     def log_prob(self) -> Tensor:
-        """``[T, E]`` of the whole action."""
+        """Log-probabilities ``[T, E]`` of the whole actions."""
         return self.chosen_log_prob.sum(-1)
 
 
 class Policy(nn.Module):
     """Slot-token encoder, LSTM, autoregressive masked heads and a state value.
 
-    Observations are given raw: the policy standardises them with statistics of its own, which change only in
-    `recalibrate`. ``spec`` counts their features; where the settings have the policy advised, the last ones are those
-    that `esper.control.advice.advise` adds.
+    Observations are raw: the policy standardises them with its own statistics, which only `update_statistics` changes.
+    ``spec`` counts their features. If the settings have advice, the last features are those that
+    `esper.control.advice.append_advice` adds.
     """
 
     def __init__(self, spec: ObservationSpec, settings: PolicySettings, generator: torch.Generator) -> None:
@@ -175,13 +178,13 @@ class Policy(nn.Module):
         self.settings = settings
         self.normaliser = ObservationNormaliser(spec)
         self.encoder = Encoder(spec, settings, generator)
-        self.lstm = lstm(self.encoder.summary_width, settings.hidden, settings.memory, generator)
+        self.lstm = make_lstm(self.encoder.summary_width, settings.hidden, settings.memory, generator)
         self.heads = ActionHeads(spec, settings, generator)
         self.value_head = ValueHead(settings.hidden, settings.width, generator)
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.value_head.output.weight.device
 
     def initial_state(self, environments: int) -> PolicyState:
@@ -195,13 +198,18 @@ class Policy(nn.Module):
     ) -> PolicyStep:
         """Choose one action per environment.
 
-        ``noise`` ``[E, 8]`` holds a uniform number in [0, 1] per environment and head, so that what environment i
-        draws depends on its own random stream and on nothing else. Without noise each head takes the choice
-        that is likeliest before probabilities are raised to their floors.
+        ``noise`` ``[E, 8]``: a uniform number in [0, 1] per environment and head, so that the choices in environment i
+        depend on its own random stream alone. Without noise each head takes the likeliest choice, regardless of
+        probability floors.
         """
-        tokens, memory, state, normalised = self._remember(observation, state)
-        choose = _choose_likeliest if noise is None else _choose_by_noise(noise)
-        decision = self.heads(memory, tokens, normalised, self._advice(observation), masks, choose)
+
+        def choose(head: Head, candidates: Candidates) -> Tensor:
+            if noise is None:
+                return candidates.preferences.argmax(-1)
+            return sample_choices(candidates.log_probs, candidates.legal, noise[:, head])
+
+        tokens, memory, state, normalised = self._encode_step(observation, state)
+        decision = self.heads(memory, tokens, normalised, self._read_advice(observation), masks, choose)
         return PolicyStep(
             decision.actions,
             _gather_chosen(decision),
@@ -212,8 +220,8 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def value(self, observation: Observation, state: PolicyState) -> Tensor:
-        """V ``[E]`` of an observation reached with the memory ``state``, to bootstrap a rollout that was cut."""
-        _, memory, _, _ = self._remember(observation, state)
+        """V ``[E]`` of an observation, given the memory before it; bootstraps a rollout that was cut."""
+        _, memory, _, _ = self._encode_step(observation, state)
         return self.value_head(memory)
 
     def evaluate(
@@ -221,69 +229,60 @@ class Policy(nn.Module):
     ) -> PolicyEvaluation:
         """Log-probabilities, entropies and values of stored decisions ``[T, E, ...]``, from the ``state`` at step 0."""
         steps, environments = actions.shape[:2]
+
+        # All but the LSTM works on ``[T * E]`` rows.
         flat = Observation(*(part.flatten(0, 1) for part in observations))
         flat_masks = MaskTensors(*(part.flatten(0, 1) for part in masks))
         flat_actions = actions.flatten(0, 1)
         normalised = self.normaliser(flat)
         tokens, summary = self.encoder(normalised)
-        memory, following = self._recur(summary.view(steps, environments, -1), state)
-        choose = _choose_given(flat_actions)
-        decision = self.heads(memory.flatten(0, 1), tokens, normalised, self._advice(flat), flat_masks, choose)
-        entropy = [normalised_entropy(p, legal) for p, legal in zip(decision.log_probs, decision.legal, strict=True)]
+        memory, last_state = self._run_lstm(summary.view(steps, environments, -1), state)
+
+        def choose(head: Head, candidates: Candidates) -> Tensor:  # noqa: ARG001
+            return flat_actions[:, head]
+
+        decision = self.heads(memory.flatten(0, 1), tokens, normalised, self._read_advice(flat), flat_masks, choose)
+        entropy = [
+            compute_normalised_entropy(p, legal) for p, legal in zip(decision.log_probs, decision.legal, strict=True)
+        ]
         return PolicyEvaluation(
             chosen_log_prob=_gather_chosen(decision).view(steps, environments, len(Head)),
             entropy=torch.stack(entropy, -1).view(steps, environments, len(Head)),
             value=self.value_head(memory),
-            state=following,
+            state=last_state,
         )
 
-    def open_heads(self, masks: MaskTensors, actions: Tensor) -> Tensor:
-        """Which heads had a choice, bool ``[T, E, 8]``, in stored decisions ``[T, E, ...]``."""
+    def find_open_heads(self, masks: MaskTensors, actions: Tensor) -> Tensor:
+        """The heads with more than one legal choice, bool ``[T, E, 8]``, in stored decisions ``[T, E, ...]``."""
         flat = MaskTensors(*(part.flatten(0, 1) for part in masks))
-        return open_heads(flat, actions.flatten(0, 1), self.heads.relevant).view(actions.shape)
+        return find_open_heads(flat, actions.flatten(0, 1), self.heads.relevant).view(actions.shape)
 
-    def recalibrate(self, observations: Sequence[Observation], returns: Tensor) -> None:
-        """Merge raw observations and returns into the policy's statistics: once, after learning from them."""
+    def update_statistics(self, observations: Sequence[Observation], returns: Tensor) -> None:
+        """Merge raw observations and returns into the policy's statistics; call it once, after learning from them."""
         self.normaliser.update(*observations)
-        self.value_head.rescale(returns)
+        self.value_head.update_scale(returns)
 
-    def _advice(self, observation: Observation) -> Advice | None:
-        """What a raw observation says that a rule would do, where the policy is advised."""
+    def _read_advice(self, observation: Observation) -> Advice | None:
         return None if self.settings.advice is None else read_advice(observation)
 
-    def _remember(
+    def _encode_step(
         self, observation: Observation, state: PolicyState
     ) -> tuple[Tensor, Tensor, PolicyState, Observation]:
         """Tokens ``[E, S, W]``, LSTM output ``[E, H]``, the next state and the normalised observation."""
         normalised = self.normaliser(observation)
         tokens, summary = self.encoder(normalised)
-        memory, following = self._recur(summary.unsqueeze(0), state)
-        return tokens, memory.squeeze(0), following, normalised
+        memory, next_state = self._run_lstm(summary.unsqueeze(0), state)
+        return tokens, memory.squeeze(0), next_state, normalised
 
-    def _recur(self, summary: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
-        """LSTM outputs ``[T, E, H]`` and the state after the last.
-
-        Always in float32: errors add up over the steps, and autocast runs cuDNN's LSTM in float16 whatever it is
-        asked for.
-        """
+    def _run_lstm(self, summary: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
+        """LSTM outputs ``[T, E, H]`` and the state after the last step."""
+        # In float32: errors add up over the steps, and autocast would run cuDNN's LSTM in float16 whatever its dtype.
         with torch.autocast(summary.device.type, enabled=False):
-            memory, following = self.lstm(summary.float(), (state.output, state.cell))
-        return memory, PolicyState(*following)
+            memory, last_state = self.lstm(summary.float(), (state.output, state.cell))
+        return memory, PolicyState(*last_state)
 
 
 def _gather_chosen(decision: HeadOutputs) -> Tensor:
-    """Log-probabilities ``[N, 8]`` of what was chosen; those of irrelevant heads are exactly 0."""
+    """Log-probabilities ``[N, 8]`` of the chosen actions; those of irrelevant heads are exactly 0."""
     per_head = [gather_log_probs(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
     return torch.stack(per_head, -1)
-
-
-def _choose_likeliest(head: Head, candidates: Candidates) -> Tensor:  # noqa: ARG001
-    return candidates.preferences.argmax(-1)
-
-
-def _choose_by_noise(noise: Tensor) -> Choose:
-    return lambda head, candidates: draw(candidates.log_probs, candidates.legal, noise[:, head])
-
-
-def _choose_given(actions: Tensor) -> Choose:
-    return lambda head, candidates: actions[:, head]  # noqa: ARG005

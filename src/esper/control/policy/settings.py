@@ -1,4 +1,4 @@
-"""How large the learned controller is, how it starts, and how sure of itself it may become."""
+"""Sizes and initialisation of the learned controller, and the floors of its probabilities."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from esper.lifecycle.actions import Head, Op, PerHead
 
 
 class OpPrior(Settings):
-    """First logits of the operations, flat by default: they are for policies that nobody advises.
+    """Initial logits of the operations, flat by default: useful for policies without advice.
 
-    With 1.5 for wait, 1 for fossilize and -2 for prune, set by hand, an untrained policy for which all of them are
-    legal waits with probability .54, germinates with .12, fossilizes with .33 and prunes with .02: what it germinates
-    has time to show its worth, where a uniform one would prune nearly everything at once.
+    With 1.5 for wait, 1 for fossilize and -2 for prune, an untrained policy for which all of them are legal waits with
+    probability .54, germinates with .12, fossilizes with .33 and prunes with .02. Seeds then have time to show their
+    worth, where a uniform policy would prune nearly all of them at once.
     """
 
     wait: float = Field(default=0.0, allow_inf_nan=False)
@@ -37,7 +37,7 @@ class OpPrior(Settings):
 class PolicySettings(Settings):
     """Sizes and initialisation of the recurrent policy, and the floors of its probabilities.
 
-    None of them depends on the number of slots or blueprints.
+    All are independent of the number of slots and blueprints.
     """
 
     hidden: int = Field(default=128, ge=4, le=4096)
@@ -50,36 +50,36 @@ class PolicySettings(Settings):
     """Heads of the self-attention across slots."""
 
     memory: int = Field(default=30, ge=2, le=100_000)
-    """Longest dependency, in steps, that the LSTM's gates are initialised for: about an episode's length."""
+    """Longest dependency, in steps, that the LSTM's gates are initialised for: about the length of an episode."""
 
     head_gain: float = Field(default=0.01, gt=0, le=1)
-    """Gain of the last layer of each action head: small, so that the first policy is nearly uniform."""
+    """Gain of the last layer of each action head: small, so that the untrained policy is nearly uniform."""
 
     advice: AdviceSettings | None = AdviceSettings()
-    """The rule whose choices the policy sees, and prefers before it has learned anything; null: nobody advises it."""
+    """The rule whose choices the policy observes, and prefers until it has learned; null: no advice."""
 
     op_prior: OpPrior = OpPrior()
-    """First logits of the operations, besides what is advised."""
+    """Initial logits of the operations, on top of those of advice."""
 
     probability_floor: PerHead = PerHead.fill(0.0)
-    """The least probability, per head, that each of n legal choices keeps for ever; 1 / n where that is less. Below
-    .5; 0 is none. The policy's distributions are mixed with uniform ones for it, in acting and in all that is learned;
-    played greedily, a policy takes what is likeliest without it. One number for all heads, or some of them by name."""
+    """The least probability, per head, of each of n legal choices; at most 1 / n. Below .5; 0: no floor. It mixes the
+    policy's distributions with uniform ones, in acting and in learning; a greedy policy takes the likeliest choice
+    without it. One number for all heads, or some of them by name."""
 
-    def promise_seen(self, measured: PromiseSettings | None) -> PromiseSettings | None:
-        """How what is promised is measured for the policy: as who advises it wishes, or else as ``measured``."""
-        return measured if self.advice is None else self.advice.rule.promise
+    def resolve_promise(self, default: PromiseSettings | None) -> PromiseSettings | None:
+        """How promise is measured for the policy: as its advisor needs it, or without one as in ``default``."""
+        return default if self.advice is None else self.advice.rule.promise
 
     @field_validator("probability_floor")
     @classmethod
-    def _something_is_left_to_choose(cls, floor: PerHead) -> PerHead:
+    def _check_floors(cls, floor: PerHead) -> PerHead:
         for head, number in zip(Head, floor.by_head, strict=True):
             if number >= 0.5:
                 raise ValueError(f"{number} for {head.name.lower()} leaves nothing to choose: set it below 0.5")
         return floor
 
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
+    def _check_width(self) -> Self:
         if self.width % self.attention_heads:
             raise ValueError(f"width {self.width} is not a multiple of attention_heads {self.attention_heads}")
         return self

@@ -1,4 +1,4 @@
-"""Policies that come with Esper: weights and settings as a run of `esper train` keeps them, and a card each."""
+"""Policies that are shipped with Esper: run directories of `esper train` with weights, settings and a card."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from esper.errors import ConfigError, did_you_mean
 from esper.runs.run_directory import RunDirectory
 
 ESPER = "esper"
-"""The policy that `esper/CARD.md` beside this file describes."""
+"""Name of the shipped policy; `esper/CARD.md` beside this file describes it."""
 
 
-def open_policy(name: str, others: Sequence[str] = ()) -> RunDirectory:
-    """Where the policy of a name is kept: one that is shipped, or that of a run by its directory.
+def open_policy(name: str, other_names: Sequence[str] = ()) -> RunDirectory:
+    """The run directory of a policy: of a shipped one by its name, or of a run by its path.
 
-    ``others`` may be chosen as well where the name comes from.
+    ``other_names``: further names that the caller accepts, for the message.
 
     Raises:
-        ConfigError: there is none.
-        RunError: that is no run of `esper train`.
+        ConfigError: there is no such policy.
+        RunError: the path is not a run of `esper train`.
     """
     if name == ESPER:
         return RunDirectory(Path(__file__).parent / ESPER)
-    names = tuple(dict.fromkeys((*others, ESPER)))
+    names = tuple(dict.fromkeys((*other_names, ESPER)))
     if not Path(name).exists():
         raise ConfigError(
             f"no controller {name!r}{did_you_mean(name, names)}: give one of {', '.join(names)}, "
