@@ -12,7 +12,7 @@ from esper.lifecycle.actions import make_wait_actions
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout, concatenate
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardResult, ShardTask, collect, new_policy, sample_instances
+from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy, sample_instances
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
 from train.runs import started, tiny
@@ -30,7 +30,7 @@ def _short_suite() -> Iterator[None]:
 
 
 def collected(settings: TrainSettings, shard: int = 0) -> ShardResult:
-    task = ShardTask(settings, 0, shard, Shared(new_policy(settings).state_dict()))
+    task = ShardTask(settings, 0, shard, Shared(create_policy(settings).state_dict()))
     return collect(task)
 
 

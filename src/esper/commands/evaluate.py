@@ -82,7 +82,7 @@ def command(
             meaning = "the share by which the loss of a guess is reduced"
             print_line(console, f"that suite is about the loss: read accuracy as {meaning}")
         cohorts = math.ceil(instances / COHORT)
-        with computing.open(cohorts) as workers, RegularLines(console, workers.describe_progress):
+        with computing.open_workers(cohorts) as workers, RegularLines(console, workers.describe_progress):
             comparison = evaluate_by_name(controller, played, families, instances, random_seed, workers)
         title = f"{comparison.instances} {SPLIT_TITLES[families]} of suite {played.name}"
         console.print(standings_table(comparison, title))
@@ -114,7 +114,7 @@ def command(
 def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> RunEvaluation:
     cohorts = math.ceil(max(instances, transfer) / COHORT)
     hint = hint_if_stopped(console, "what was played is kept: go on with the same command")
-    with hint, computing.open(cohorts) as workers, progress_bar(console) as bar:
+    with hint, computing.open_workers(cohorts) as workers, progress_bar(console) as bar:
         task = bar.add_task("loading the policy", total=None)
 
         def show(done: int, total: int, current: str) -> None:

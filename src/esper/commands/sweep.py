@@ -82,7 +82,7 @@ def command(
     # Train trial by trial, then rank them.
     with (
         hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
-        computing.open(max(settings.shards for settings in search_space.settings)) as workers,
+        computing.open_workers(max(settings.shards for settings in search_space.settings)) as workers,
     ):
         ranking = run_sweep(sweep, workers, lambda line: print_line(console, line))
     console.print(draw_ranking(ranking))

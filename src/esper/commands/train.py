@@ -22,8 +22,8 @@ from esper.lab.report.training import write_report
 from esper.numerics.devices import require_device
 from esper.runs.loggers import Tool, open_loggers, require_logger
 from esper.runs.run_directory import RunDirectory
-from esper.train.collect import require_start
-from esper.train.iteration import Iteration, TrainingSummary, summarise
+from esper.train.collect import check_start_policy
+from esper.train.iteration import Iteration, TrainingSummary, summarise_run
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import LOCAL, Backend, Computing
@@ -61,7 +61,7 @@ def command(
         overrides = (*overrides, *(f"{key}={value}" for key, value in shortcuts.items() if value is not None))
         settings = load_settings(TrainSettings, config, overrides)
         print_differences(console, "settings", compare_settings(settings, TrainSettings()))
-        require_start(settings)
+        check_start_policy(settings)
         require_device(settings.devices[0])  # where the policy learns, in this process
     elif config or run_dir or seed is not None or start is not None or overrides:
         raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
@@ -93,11 +93,11 @@ def _train(
     run: RunDirectory, settings: TrainSettings, computing: Backend, tools: Sequence[Tool], console: Console
 ) -> TrainingSummary:
     """Train for the iterations that the run still lacks."""
-    with run.open_store() as store, computing.open(settings.shards) as workers:
+    with run.open_store() as store, computing.open_workers(settings.shards) as workers:
         trainer = Trainer.open(run, settings, store, workers)
         if trainer.done >= settings.iterations:
             print_line(console, "the run is complete already")
-            return summarise(store)
+            return summarise_run(store)
         progress = TrainingProgress(settings.iterations, [value for _, value in store.series("objective")])
         if trainer.done:
             print_line(console, f"going on after iteration {trainer.done} of {settings.iterations}")
@@ -106,11 +106,11 @@ def _train(
             open_loggers(tools, run.loggers, name, values) as log_iteration,
             view_training(console, progress) as view,
         ):
-            view.show_baselines(trainer.baseline_levels())
+            view.show_baselines(trainer.measure_baseline_levels())
 
             def report(iteration: Iteration) -> None:
                 view.add_iteration(iteration)
                 log_iteration(store, iteration.number)
 
             trainer.train(report)
-        return summarise(store)
+        return summarise_run(store)

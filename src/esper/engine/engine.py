@@ -132,7 +132,7 @@ class GrowthEngine:
         networks, backend = self.networks, self.backend
 
         # Measure every network, and with it the modules whose turn it is.
-        due = self.config.counterfactuals_due(self.decisions - running, networks.table.slots)
+        due = self.config.find_due_counterfactuals(self.decisions - running, networks.table.slots)
         check_finite = self.governor.settings is not None
         measurement = backend.start_measurement(training, due, check_finite=check_finite).fetch()
         self.history.set_chance_level(*backend.chance_level)

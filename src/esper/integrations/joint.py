@@ -15,7 +15,7 @@ from esper.errors import IllegalActionError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, RELEVANT, TEMPOS, Head
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Bools, Ints
-from esper.rl.gym import Array, Arrays, GrowthSettings, GrowthVectorEnv, Info, Transition, conditional_masks
+from esper.rl.gym import Array, Arrays, GrowthSettings, GrowthVectorEnv, Info, Transition, copy_conditional_masks
 from esper.tasks.suite import Suite
 
 ACTION_MASK = "action_mask"
@@ -59,7 +59,7 @@ class JointActions:
         return len(self.table)
 
     def legal(self, masks: Arrays) -> Bools:
-        """The mask of legal actions, bool ``[E, n]``, from the masks of `esper.rl.gym.conditional_masks`."""
+        """The mask of legal actions, bool ``[E, n]``, from the masks of `esper.rl.gym.copy_conditional_masks`."""
         # Legal in every head that the operation reads, under the slot that is chosen.
         op, slot = self.table[:, Head.OP], self.table[:, Head.SLOT]
         legal: Bools = masks["slot"][:, op, slot]
@@ -131,7 +131,7 @@ class JointVectorEnv(GrowthVectorEnv):
 
     def action_masks(self) -> Bools:
         """The mask of actions that are legal now, bool ``[E, n]``."""
-        return self.actions.legal(conditional_masks(self.growth.masks))
+        return self.actions.legal(copy_conditional_masks(self.growth.masks))
 
     def _add_mask(self, observation: Arrays) -> Arrays:
         return {**observation, ACTION_MASK: self.action_masks().astype(np.int8)}

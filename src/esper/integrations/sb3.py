@@ -18,7 +18,15 @@ from esper.extras import describe_missing
 from esper.integrations.joint import ACTION_MASK, JointActions
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.numerics.arrays import Bools, Float32s
-from esper.rl.gym import RESET_MASK, Array, Arrays, GrowthVectorEnv, Info, conditional_masks, observation_arrays
+from esper.rl.gym import (
+    RESET_MASK,
+    Array,
+    Arrays,
+    GrowthVectorEnv,
+    Info,
+    copy_conditional_masks,
+    make_observation_arrays,
+)
 
 try:
     from sb3_contrib import MaskablePPO, RecurrentPPO
@@ -167,8 +175,8 @@ class ModelController:
     def act(self, observation: Observation, masks: ActionMasks, state: Any) -> tuple[Actions, Any]:
         """Take one decision per network; returns the actions ``[E, 8]`` and the next state."""
         # Only MaskablePPO takes the mask; what another model chooses against it becomes WAIT.
-        legal = self._actions.legal(conditional_masks(masks))
-        flat = flatten_observations({**observation_arrays(observation, masks), ACTION_MASK: legal})
+        legal = self._actions.legal(copy_conditional_masks(masks))
+        flat = flatten_observations({**make_observation_arrays(observation, masks), ACTION_MASK: legal})
         if isinstance(self._model, MaskablePPO):
             numbers, state = self._model.predict(flat, deterministic=True, action_masks=legal)
         else:

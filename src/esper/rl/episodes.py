@@ -35,7 +35,7 @@ from esper.rl.rewards import (
     compute_rent,
     compute_rewards,
     group_by_settings,
-    total_reward,
+    sum_reward_terms,
 )
 from esper.tasks.instance import Data, Instance
 from esper.tasks.suite import Suite
@@ -232,7 +232,7 @@ class Episodes:
         penalty = np.where(intervention.rows, -self.engine.governor.penalty, 0.0)
         terms = {**compute_rewards(inputs, self._paid_by), ROLLBACK: penalty}
         return StepResult(
-            reward=np.where(running, total_reward(terms), 0.0),
+            reward=np.where(running, sum_reward_terms(terms), 0.0),
             terms=terms,
             finished=self.finished,
             running=running,

@@ -59,7 +59,7 @@ def generalised_advantages(
     rewards, values = rewards * running, values * running
     final_values = final_values * running[-1]
     following = torch.cat((values[1:], final_values[None]))
-    return discounted_returns(rewards + gamma * following - values, gamma * lam)
+    return discounted_returns(rewards + gamma * next_values - values, gamma * lam)
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:

@@ -508,6 +508,6 @@ def _require_terms(mode: str, terms: object, shape: tuple[int, ...]) -> None:
             raise ConfigError(f"{expected}, of real numbers, but {name!r} is of {values.dtype}")
 
 
-def total_reward(terms: RewardTerms) -> Floats:
+def sum_reward_terms(terms: RewardTerms) -> Floats:
     """The rewards ``[E]``."""
     return np.sum(list(terms.values()), axis=0)

@@ -59,7 +59,7 @@ class Scope:
 class EventRecorder:
     """Makes events of the steps of E episodes, in order, from the first one on."""
 
-    def __init__(self, episodes: Episodes, scope: Scope) -> None:
+    def __init__(self, episodes: Episodes, iteration: int, *, watched: range) -> None:
         self._episodes = episodes
         self._scope = scope
         self._watched = [number - scope.first for number in scope.watched if 0 <= number - scope.first < episodes.size]
