@@ -64,7 +64,7 @@ def main() -> None:
         for every in asked.every:
             conduct = EpisodeConfig(counterfactual_every=every)
             numbers = [np.full(asked.networks, number) for number in range(every)]
-            turns = [seconds(conduct.counterfactuals_due(number, shape[1])) for number in numbers]
+            turns = [seconds(conduct.find_due_counterfactuals(number, shape[1])) for number in numbers]
             costs[every].append(sum(turns) / every)
     lines = [f"{asked.networks} networks, {shape[1]} seeds each: {1e3 * median(plain):.1f} ms without counterfactuals"]
     for every, found in costs.items():

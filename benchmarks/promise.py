@@ -36,7 +36,7 @@ from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
 from esper.tasks.instance import Data, Instance
 from esper.tasks.registry import get_suite
-from esper.train.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
+from esper.train.evaluation import CohortPart, CohortTask, EvaluationConfig, evaluate_cohort
 from esper.train.workers import prepare_process
 
 SUITE = get_suite("tokens")
@@ -85,7 +85,7 @@ def score_planted(instances: Sequence[Instance], stage: int, place: tuple[int, i
     controller = Schedule([Planting(stage, *place)], SUITE.steps)
     found: list[Floats] = []
     for some in parts(instances):
-        played = evaluate_cohort(CohortTask(EvaluationConfig(SUITE.name, Rules()), [Part(controller, some)]))
+        played = evaluate_cohort(CohortTask(EvaluationConfig(SUITE.name, Rules()), [CohortPart(controller, some)]))
         found.append(np.array([record.test_accuracy for record in played[0].records]))
     return np.concatenate(found)
 

@@ -28,7 +28,7 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.train.evaluation import EvaluationConfig, baselines, evaluate_controllers
+from esper.train.evaluation import EvaluationConfig, create_baselines, evaluate_controllers
 from esper.train.results import SPLITS, Result
 from esper.train.settings import TrainSettings
 from esper.train.workers import LocalWorkers
@@ -69,7 +69,7 @@ def policy_of(path: Path) -> Controller:
 def main(instances: int = 512, seed: int = 77, runs: tuple[Path, ...] = ()) -> None:
     """Print a table per split."""
     rules = [
-        *baselines(SUITE),
+        *create_baselines(SUITE),
         Misled(LookSettings(), SUITE.steps),
         renamed("look, fitted only", fitted=1.0),
         renamed("look, held out only", fitted=0.0),

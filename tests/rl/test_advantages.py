@@ -172,7 +172,7 @@ def test_the_policy_gradient_is_unbiased_unless_twins_knew_the_actions(twins: li
     policy = Policy(
         SPEC, PolicySettings(advice=None, hidden=8, width=8, head_gain=1.0), torch.Generator().manual_seed(0)
     )
-    student = PPO(policy, plain_ppo(twin=True), 0)
+    student = PPO(policy, plain_ppo(no_growth_baseline=True), 0)
     rollout = every_choice(policy)
     alone = expected_gradient(student, rollout)
     beside = expected_gradient(student, rollout._replace(control_variate=torch.tensor([twins])))

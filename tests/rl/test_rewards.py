@@ -30,7 +30,7 @@ from esper.rl.rewards import (
     compute_rewards,
     group_by_settings,
     register_reward,
-    total_reward,
+    sum_reward_terms,
 )
 from rl.short import SUITE, episodes, instances
 
@@ -95,7 +95,7 @@ def rewards_of(settings: RewardSettings, course: Sequence[Tick]) -> list[float]:
         after = state_of(tick.slots, finished)
         facts = np.array([finished]), np.array([tick.acted]), np.array([tick.pruned_age])
         terms = compute_rewards(RewardInputs(before, after, *facts), {settings: np.ones(1, np.bool_)})
-        paid.append(float(total_reward(terms)[0]))
+        paid.append(float(sum_reward_terms(terms)[0]))
         before = after
     return paid
 
@@ -192,7 +192,7 @@ def test_each_environment_is_paid_by_its_own_mode() -> None:
     nobody = np.zeros(3, np.bool_)
     inputs = RewardInputs(RewardState.zeros(3, 1), three, nobody, nobody, np.full(3, -1))
     np.testing.assert_allclose(
-        total_reward(compute_rewards(inputs, group_by_settings(settings))), [BASE + 0.2, 0, BASE + 0.2]
+        sum_reward_terms(compute_rewards(inputs, group_by_settings(settings))), [BASE + 0.2, 0, BASE + 0.2]
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from esper.rl.rollout import RolloutBuffer
-from esper.train.collect import ShardResult, ShardTask, collect
+from esper.train.collect import ShardResult, ShardTask, collect_rollout
 from esper.train.workers import Shared
 from train.short_suite import short_suite
 
@@ -54,7 +54,7 @@ def collect_short(doomed: Doomed) -> ShardResult:
 
     with short_suite(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(RolloutBuffer, "add", deadly)
-        return collect(doomed.task)
+        return collect_rollout(doomed.task)
 
 
 def shared_sum(task: tuple[int, Shared[list[int]]]) -> int:

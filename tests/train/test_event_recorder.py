@@ -28,8 +28,8 @@ from esper.runs.events import (
 )
 from esper.tasks import registry
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardResult, ShardTask, collect, new_policy
-from esper.train.event_recorder import EventRecorder, Scope
+from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy
+from esper.train.event_recorder import EventRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
 from train.runs import tiny
@@ -59,9 +59,9 @@ class Told:
 
 
 def tell(settings: TrainSettings) -> Told:
-    weights = Shared(new_policy(settings).state_dict())
+    weights = Shared(create_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
-    results = [collect(task) for task in tasks]
+    results = [collect_rollout(task) for task in tasks]
     return Told([decode(row.type, row.version, row.payload) for one in results for row in one.events], results)
 
 
@@ -217,7 +217,7 @@ def test_blends_are_told_as_they_are_computed() -> None:
     chosen = suite.sample(8, "train", np.random.default_rng(1))
     rules = Rules(operations=(Op.WAIT, Op.GERMINATE, Op.PRUNE), cooldown=(1, 1, 1), blends=tuple(Blend))
     episodes, controller = Episodes(suite, chosen, rules), Uniform()
-    recorder = EventRecorder(episodes, Scope(0, 0, steps=True, watched=()))
+    recorder = EventRecorder(episodes, 0)
     state, told = controller.start([one.seed for one in chosen]), Counter[str]()
     for _ in range(suite.steps):
         actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)

@@ -22,7 +22,7 @@ from esper.runs.events import EpisodeStarted
 from esper.runs.reader import RunReader
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardTask, collect, new_policy
+from esper.train.collect import ShardTask, collect_rollout, create_policy
 from esper.train.evaluation import load_shipped
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
@@ -63,7 +63,7 @@ def test_a_mixed_run_learns_from_all_and_goes_on_bit_exactly(tmp_path: Path) -> 
 
 
 def assert_only_the_runs_own_suite_is_told_of(trainer: Trainer) -> None:
-    drawn = [[trainer.settings.suite_of(iteration, shard) for shard in range(2)] for iteration in range(2)]
+    drawn = [[trainer.settings.draw_suite(iteration, shard) for shard in range(2)] for iteration in range(2)]
     with RunReader.open(trainer.run.store) as reader:
         told = [(event.iteration, event.environment) for event in reader.events(EpisodeStarted)]
     own = [
@@ -78,16 +78,16 @@ def assert_only_the_runs_own_suite_is_told_of(trainer: Trainer) -> None:
 
 
 def rollouts(settings: TrainSettings) -> list[Rollout]:
-    weights = Shared(new_policy(settings).state_dict())
+    weights = Shared(create_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
-    return [collect(task).rollout for task in tasks]
+    return [collect_rollout(task).rollout for task in tasks]
 
 
 def test_rollouts_of_one_shape_are_joined() -> None:
     alike = concatenate_alike(rollouts(tiny("shards=2")))
     assert [one.environments for one in alike] == [8]
     mixed = tiny("shards=2", "seed=1", "mix=[generated]")
-    assert mixed.suite_of(0, 0) != mixed.suite_of(0, 1)
+    assert mixed.draw_suite(0, 0) != mixed.draw_suite(0, 1)
     assert [one.environments for one in concatenate_alike(rollouts(mixed))] == [4, 4]
 
 
@@ -153,7 +153,9 @@ def test_costs_begin_with_those_of_the_start(tmp_path: Path) -> None:
     suite = get_suite("short")
     shipped = count_trainings(ESPER, suite)
     assert shipped == 24 * 256
-    settings = tiny("start_from=esper", "ppo.twin=true", "iterations=1", "policy.hidden=128", "policy.width=64")
+    settings = tiny(
+        "start_from=esper", "ppo.no_growth_baseline=true", "iterations=1", "policy.hidden=128", "policy.width=64"
+    )
     with started(tmp_path / "run", settings) as trainer:
         trainer.train(ignore)
     assert count_trainings(str(tmp_path / "run"), suite) == shipped + 8 + 2

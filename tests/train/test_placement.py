@@ -21,9 +21,9 @@ from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardTask, collect, new_policy, run_policy, sample_instances
-from esper.train.evaluation import EvaluationConfig, evaluate_cohort, evaluation_config, split_into_cohorts
-from esper.train.event_recorder import EventRecorder, Scope
+from esper.train.collect import ShardTask, collect_rollout, create_policy, run_policy, sample_instances
+from esper.train.evaluation import EvaluationConfig, evaluate_cohort, make_evaluation_config, split_into_cohorts
+from esper.train.event_recorder import EventRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import Backend, Shared, require_devices
 from rl.far_away import FAR, FarAway
@@ -40,7 +40,7 @@ def short():
 
 
 def task(settings: TrainSettings, shard: int = 0) -> ShardTask:
-    return ShardTask(settings, 0, shard, Shared(new_policy(settings).state_dict()))
+    return ShardTask(settings, 0, shard, Shared(create_policy(settings).state_dict()))
 
 
 def tensors(rollout: Rollout) -> list[torch.Tensor]:
@@ -50,7 +50,7 @@ def tensors(rollout: Rollout) -> list[torch.Tensor]:
 def test_shards_take_the_devices_in_turns() -> None:
     settings = tiny("environments=16", "shards=4", "devices=[cuda:0, cuda:1, cpu]")
     assert [task(settings, shard).device for shard in range(4)] == ["cuda:0", "cuda:1", "cpu", "cuda:0"]
-    assert evaluation_config(settings).device == "cuda:0"
+    assert make_evaluation_config(settings).device == "cuda:0"
     assert EvaluationConfig("short", Rules()).device == "cpu"
 
 
@@ -124,9 +124,9 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which knows no such device
     settings = tiny("environments=4", "shards=1", "policy.advice=null")
     with FarAway() as far:
-        policy = new_policy(settings).to(FAR)
+        policy = create_policy(settings).to(FAR)
         running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules, device=FAR)
-        told = EventRecorder(running, Scope(1, 0, True, range(4)))
+        told = EventRecorder(running, 1, watched=range(4))
         noise = torch.zeros(running.suite.steps, 4, 8)
         far.forget()
         result = run_policy(policy, None, running, noise, told)
@@ -141,9 +141,9 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
 
 def test_what_is_fetched_is_what_was_decided() -> None:
     settings = tiny()
-    policy = new_policy(settings)
+    policy = create_policy(settings)
     running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules)
-    result = collect(task(settings))
+    result = collect_rollout(task(settings))
     rollout = result.rollout
     state = policy.initial_state(running.size)
     again = policy.evaluate(rollout.observations, rollout.masks, rollout.actions, state)
@@ -173,7 +173,7 @@ def test_networks_per_pass_change_a_rollout_by_rounding_at_most(monkeypatch: pyt
         return run(execution, parameters, buffers, inputs, grafts)
 
     monkeypatch.setattr(Execution, "run_stacked", noted)
-    whole, parts = (collect(task(tiny("environments=8", *words))) for words in ([], ["networks_per_pass=3"]))
+    whole, parts = (collect_rollout(task(tiny("environments=8", *words))) for words in ([], ["networks_per_pass=3"]))
     assert set(sizes) == {2, 3, 8}
     for one, other in zip(tensors(parts.rollout), tensors(whole.rollout), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -186,6 +186,6 @@ def test_memory_that_runs_out_is_a_sentence(playing: bool, monkeypatch: pytest.M
 
     monkeypatch.setattr(Execution, "run_stacked", full)
     settings = tiny()
-    cohort = split_into_cohorts([Never()], evaluation_config(settings), sample_instances(settings, 0, 0))[0]
+    cohort = split_into_cohorts([Never()], make_evaluation_config(settings), sample_instances(settings, 0, 0))[0]
     with pytest.raises(RunError, match="memory ran out: set networks_per_pass"):
-        evaluate_cohort(cohort) if playing else collect(task(settings))
+        evaluate_cohort(cohort) if playing else collect_rollout(task(settings))

@@ -12,7 +12,7 @@ from esper.lifecycle.actions import wait
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout, concatenate
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardResult, ShardTask, collect, new_policy, sample_instances
+from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy, sample_instances
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
 from train.runs import started, tiny
@@ -30,8 +30,8 @@ def _short_suite() -> Iterator[None]:
 
 
 def collected(settings: TrainSettings, shard: int = 0) -> ShardResult:
-    task = ShardTask(settings, 0, shard, Shared(new_policy(settings).state_dict()))
-    return collect(task)
+    task = ShardTask(settings, 0, shard, Shared(create_policy(settings).state_dict()))
+    return collect_rollout(task)
 
 
 def tensors(rollout: Rollout) -> list[torch.Tensor]:
@@ -49,7 +49,7 @@ def alone(settings: TrainSettings, environment: int) -> np.ndarray:
 
 
 def test_twins_change_nothing_but_what_is_known_of_them() -> None:
-    plain, beside = collected(tiny(MODES)), collected(tiny(MODES, "ppo.twin=true"))
+    plain, beside = collected(tiny(MODES)), collected(tiny(MODES, "ppo.no_growth_baseline=true"))
     assert all(torch.equal(a, b) for a, b in zip(tensors(plain.rollout), tensors(beside.rollout), strict=True))
     assert np.array_equal(plain.log.objective, beside.log.objective)
     assert np.array_equal(plain.log.actions, beside.log.actions)
@@ -60,7 +60,7 @@ def test_twins_change_nothing_but_what_is_known_of_them() -> None:
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_twin_earns_what_waiting_pays_on_the_groups_instance(group: int) -> None:
-    settings = tiny(MODES, "ppo.twin=true", f"ppo.group={group}", "shards=2")
+    settings = tiny(MODES, "ppo.no_growth_baseline=true", f"ppo.group={group}", "shards=2")
     rollout = concatenate([collected(settings, shard).rollout for shard in range(2)])
     for environment in (0, 2, 5, 7):
         expected = torch.from_numpy(alone(settings, environment)).float()
@@ -71,12 +71,12 @@ def test_a_twin_earns_what_waiting_pays_on_the_groups_instance(group: int) -> No
 
 def test_a_run_with_twins_learns_and_counts_their_steps(tmp_path) -> None:
     steps = get_suite("short").steps
-    settings = tiny("iterations=1", "ppo.twin=true", "ppo.group=2")
+    settings = tiny("iterations=1", "ppo.no_growth_baseline=true", "ppo.group=2")
     with started(tmp_path / "twins", settings) as trainer:
         reported = []
         trainer.train(reported.append)
         learned = trainer.learner.state_tensors()
-    plain = settings.model_copy(update={"ppo": settings.ppo.model_copy(update={"twin": False})})
+    plain = settings.model_copy(update={"ppo": settings.ppo.model_copy(update={"no_growth_baseline": False})})
     with started(tmp_path / "plain", plain) as trainer:
         trainer.train(reported.append)
         other = trainer.learner.state_tensors()

@@ -79,7 +79,7 @@ def command(
     )
     with (
         hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
-        computing.open(max(one.shards for one in search_space.settings)) as workers,
+        computing.open_workers(max(one.shards for one in search_space.settings)) as workers,
     ):
         ranking = run_sweep(sweep, workers, lambda line: print_line(console, line))
     console.print(draw_ranking(ranking))

@@ -310,7 +310,7 @@ class Grower:
         self._oversight.trained.require()
         # Measure the model and the seeds whose turn it is, and undo the training since the last good state if it blew
         # up. What was measured before that is of a model that is no more.
-        due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
+        due = self.conduct.find_due_counterfactuals(np.array([self.decisions]), len(self.model.slots))
         now = self._processes.agree(lambda: given)
         measurable = self._oversight.is_measurable(now.train_loss)
         found = self._examiner.measure(now.train_loss, now.whole, due) if measurable else None

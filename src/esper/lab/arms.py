@@ -39,9 +39,9 @@ from esper.train.episode_log import stack_actions
 from esper.train.evaluation import (
     EvaluationConfig,
     EvaluationResult,
-    baselines,
+    create_baselines,
     evaluate_controllers,
-    evaluation_config,
+    make_evaluation_config,
 )
 from esper.train.results import Arm, ArmResults, Result, load_or_compute
 from esper.train.settings import TrainSettings
@@ -161,9 +161,10 @@ def run_arms(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> 
         CheckpointError, RunError: a trial has no usable policy, or a file cannot be written.
     """
     instances, name = contest.sample_instances(), next(iter(contest.arms))
-    settings, folder, controllers = contest.arms[name], contest.folder / name, baselines(get_suite(contest.suite))
+    settings, folder = contest.arms[name], contest.folder / name
+    controllers = create_baselines(get_suite(contest.suite))
     found: dict[str, list[ArmResults]] = {}
-    with hold(folder / "arms.lock", WHAT), backend.open(settings.shards) as workers:
+    with hold(folder / "arms.lock", WHAT), backend.open_workers(settings.shards) as workers:
         jobs = [_play_baseline(one, folder, settings, instances, workers) for one in controllers]
         for seed in range(contest.seeds):
             trial = Trial(name, seed)
@@ -202,7 +203,7 @@ def _play_baseline(
     searched = round(count_trainings(arm, suite) * suite.steps)
 
     def compute(_: Spent) -> ArmResults:
-        played = evaluate_controllers(workers, [controller], evaluation_config(settings), instances)[0]
+        played = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0]
         return ArmResults(searched, measure_arm(played, suite).outcomes)
 
     key = arm_key(arm, settings, "", instances)
@@ -226,7 +227,7 @@ class _PolicyFollowers:
     ) -> None:
         self._run, self._settings, self._instances, self._workers = run, settings, instances, workers
         self._steps = environment_steps
-        self._suite, self._terms = get_suite(settings.suite), evaluation_config(settings)
+        self._suite, self._terms = get_suite(settings.suite), make_evaluation_config(settings)
         self._policy = load_policy(run, settings)
 
     def jobs(self) -> list[_Job]:

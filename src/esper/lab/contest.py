@@ -23,9 +23,9 @@ from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory, State, read_state
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.train.collect import require_start
-from esper.train.evaluation import describe_circumstances, evaluate_controllers, evaluation_config
-from esper.train.iteration import Iteration, summarise
+from esper.train.collect import check_start_policy
+from esper.train.evaluation import describe_evaluation_inputs, evaluate_controllers, make_evaluation_config
+from esper.train.iteration import Iteration, summarise_run
 from esper.train.results import Arm, ArmResults, Result, cache_key, load_or_compute, read_arm
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer, report_iterations
@@ -106,10 +106,10 @@ def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) 
         RunError: it cannot be written.
     """
     for settings in contest.arms.values():
-        require_start(settings)
+        check_start_policy(settings)
     trials, instances = contest.trials(), contest.sample_instances()
     results: dict[Trial, ArmResults] = {}
-    with backend.open(max(settings.shards for settings in contest.arms.values())) as workers:
+    with backend.open_workers(max(settings.shards for settings in contest.arms.values())) as workers:
         for done, trial in enumerate(trials):
             progress(done, len(trials), trial, None)
 
@@ -165,9 +165,9 @@ def play_policy(
     policy, suite = load_policy(run, settings), get_suite(settings.suite)
 
     def play() -> ArmResults:
-        played = evaluate_controllers(workers, [policy.controller], evaluation_config(settings), instances)[0]
+        played = evaluate_controllers(workers, [policy.controller], make_evaluation_config(settings), instances)[0]
         with RunReader.open(run.store) as reader:
-            steps = summarise(reader).environment_steps
+            steps = summarise_run(reader).environment_steps
         steps += round(count_pretraining(settings, suite) * suite.steps)
         return ArmResults(steps, measure_arm(played, suite).outcomes)
 
@@ -181,7 +181,7 @@ def arm_file(folder: Path, arm: str) -> Path:
 
 def arm_key(arm: str, settings: TrainSettings, policy: str, instances: Sequence[Instance]) -> str:
     """Under which circumstances they are valid; ``policy`` is the hash of the one that they follow from."""
-    return cache_key(arm, describe_circumstances(settings, policy), [one.to_json() for one in instances])
+    return cache_key(arm, describe_evaluation_inputs(settings, policy), [one.to_json() for one in instances])
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from esper.runs.reader import RunReader
 from esper.runs.run_directory import STUDY, RunDirectory, hold
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.train.collect import require_start
+from esper.train.collect import check_start_policy
 from esper.train.results import Result
 from esper.train.settings import TrainSettings
 from esper.train.workers import Workers
@@ -336,7 +336,7 @@ def _run_trial(
     outcomes: list[Result] | None = None
     try:
         settings = sweep.space.build_settings(values, name)
-        require_start(settings)
+        check_start_policy(settings)
 
         # A run that goes on yields its new iterations alone; the study gets the earlier ones from the run's store.
         past: list[tuple[int, float]] = []

@@ -45,7 +45,7 @@ from esper.rl.rewards import (
     compute_rent,
     compute_rewards,
     group_by_settings,
-    total_reward,
+    sum_reward_terms,
 )
 from esper.rl.settings import EpisodeConfig
 from esper.tasks.instance import Data, Instance
@@ -242,7 +242,7 @@ class Episodes:
         penalty = np.where(intervention.rows, -self.governor.penalty, 0.0)
         terms = {**compute_rewards(inputs, self._paid_by), ROLLBACK: penalty}
         return StepResult(
-            reward=np.where(running, total_reward(terms), 0.0),
+            reward=np.where(running, sum_reward_terms(terms), 0.0),
             terms=terms,
             finished=self.finished,
             running=running,
@@ -259,7 +259,7 @@ class Episodes:
         self, under_way: Deferred[TrainingReport], running: Bools
     ) -> tuple[TrainingReport, Evaluation, Intervention, list[Incident]]:
         """Evaluate the networks, and those that had to be rolled back again, as they are now."""
-        due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
+        due = self._conduct.find_due_counterfactuals(self.step_index, self.population.table.slots)
         measured = start_evaluation(self.population, self.validation, due)
         (training, found), finite = under_way.combine(measured).combine(self.governor.finite()).fetch()
         evaluation = self.history.complete(found, self.population.evidence)

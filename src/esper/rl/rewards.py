@@ -230,7 +230,7 @@ class RewardSettings(Settings):
                 )
         return self
 
-    def at(self, progress: float) -> RewardSettings:
+    def at_progress(self, progress: float) -> RewardSettings:
         """The settings at that share of the training, 0 to 1: the cost of interventions may not be whole yet."""
         if self.intervention_after == 0:
             return self
@@ -508,6 +508,6 @@ def _require_terms(mode: str, terms: object, shape: tuple[int, ...]) -> None:
             raise ConfigError(f"{expected}, of real numbers, but {name!r} is of {values.dtype}")
 
 
-def total_reward(terms: RewardTerms) -> Floats:
+def sum_reward_terms(terms: RewardTerms) -> Floats:
     """The rewards ``[E]``."""
     return np.sum(list(terms.values()), axis=0)

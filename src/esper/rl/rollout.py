@@ -107,7 +107,7 @@ def select_environments(episodes: Episodes, index: Tensor) -> Episodes:
     return map_arrays(lambda part: part[index] if part.dim() == 1 else part[:, index], episodes)
 
 
-def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
+def concatenate_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     """Rollouts of equal length as one, environments in order."""
     return merge_arrays(lambda parts: torch.cat(parts, 0 if parts[0].dim() == 1 else 1), rollouts)
 
@@ -118,7 +118,7 @@ def concatenate_alike(rollouts: Sequence[Rollout]) -> list[Rollout]:
     for rollout in rollouts:
         steps, _, slots, blueprints, _ = rollout.observations.blueprints.shape
         groups.setdefault((steps, slots, blueprints), []).append(rollout)
-    return [concatenate(group) for group in groups.values()]
+    return [concatenate_rollouts(group) for group in groups.values()]
 
 
 class _StoredStep(NamedTuple):

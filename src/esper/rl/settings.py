@@ -48,7 +48,7 @@ class EpisodeConfig(Settings):
                 "would be measured in time; lower conduct.promise.first, or policy.advice.rule.promise.first"
             )
 
-    def counterfactuals_due(self, decision: Ints, slots: int) -> Bools:
+    def find_due_counterfactuals(self, decision: Ints, slots: int) -> Bools:
         """The slots, of S, whose counterfactuals are measured after the decision of that number, ``[E]``: ``[E, S]``.
 
         It hangs on each network's own decisions alone, never on its neighbours'.
@@ -79,7 +79,7 @@ class PPOSettings(Settings):
     """Environments in consecutive groups of this size share an instance; the advantage is then taken relative to the
     others of the group. 1 is off. It must divide the number of environments."""
 
-    twin: bool = False
+    no_growth_baseline: bool = False
     """Let one more network per group, on its instance, only wait, and count what it earns off the rewards of the others
     before advantages and the values' targets are computed: the policy is told what growth added. Twins cost their
     computation, are not learned from, and are in no figure but `environment_steps`. Where groups have several members

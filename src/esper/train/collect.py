@@ -31,8 +31,8 @@ from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 from esper.train.episode_log import EpisodeLog
-from esper.train.evaluation import evaluation_config
-from esper.train.event_recorder import EventRecorder, Scope
+from esper.train.evaluation import make_evaluation_config
+from esper.train.event_recorder import EventRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import DeviceTask, Shared, explain_out_of_memory
 
@@ -65,13 +65,13 @@ class ShardResult:
     """Decisions, all of them to wait, in the episodes of the twins, which the log does not know."""
 
 
-def new_policy(settings: TrainSettings) -> Policy:
+def create_policy(settings: TrainSettings) -> Policy:
     """The untrained policy of a run."""
     spec = policy_spec(settings.policy, settings.promise)
     return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed))
 
 
-def load_start(settings: TrainSettings, name: str) -> dict[str, Tensor]:
+def load_start_policy(settings: TrainSettings, name: str) -> dict[str, Tensor]:
     """The weights and statistics of the policy with which a run starts that goes on from another.
 
     Raises:
@@ -89,28 +89,28 @@ def load_start(settings: TrainSettings, name: str) -> dict[str, Tensor]:
     return restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise).state_dict()
 
 
-def require_start(settings: TrainSettings) -> None:
-    """Raises what `load_start` raises, before anything is made for a run that could not begin."""
+def check_start_policy(settings: TrainSettings) -> None:
+    """Raises what `load_start_policy` raises, before anything is made for a run that could not begin."""
     if settings.start_from is not None:
-        load_start(settings, settings.start_from)
+        load_start_policy(settings, settings.start_from)
 
 
-def new_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
+def create_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
     """The rule that advises a run's policy on a suite; None without advice."""
     advice = settings.policy.advice
     return None if advice is None else LookRule(advice.rule, suite.steps)
 
 
-def greedy_controller(policy: Policy, settings: TrainSettings) -> LearnedController:
+def create_greedy_controller(policy: Policy, settings: TrainSettings) -> LearnedController:
     """The policy of a run, on the CPU, taking what it likes best."""
-    advisor = new_advisor(settings, get_suite(settings.suite))
+    advisor = create_advisor(settings, get_suite(settings.suite))
     return LearnedController(policy, greedy=True, promise=settings.promise, advisor=advisor)
 
 
 def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> list[Instance]:
     """The training instances of a shard, one per environment: groups of neighbours share theirs."""
     seed, group = settings.seed, settings.ppo.group
-    suite, own = get_suite(settings.suite_of(iteration, shard)), settings.environments // settings.shards // group
+    suite, own = get_suite(settings.draw_suite(iteration, shard)), settings.environments // settings.shards // group
     if settings.mix:
         drawn = suite.sample(own, "train", numpy_generator(seed, iteration, shard, Stream.TRAINING_INSTANCES))
     else:
@@ -121,16 +121,16 @@ def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> lis
 
 
 @explain_out_of_memory()
-def collect(task: ShardTask) -> ShardResult:
+def collect_rollout(task: ShardTask) -> ShardResult:
     """Run the shard's episodes to their end, and those of their twins, where there are any.
 
     Raises:
         RunError: the device's memory ran out.
     """
-    settings, suite = task.settings, get_suite(task.settings.suite_of(task.iteration, task.shard))
+    settings, suite = task.settings, get_suite(task.settings.draw_suite(task.iteration, task.shard))
     size, group = settings.environments // settings.shards, settings.ppo.group
     first = task.shard * size
-    policy = new_policy(settings)
+    policy = create_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))
     policy.to(usable_device(task.device))
 
@@ -146,11 +146,11 @@ def collect(task: ShardTask) -> ShardResult:
     if suite.name == settings.suite:
         number, telemetry = task.iteration + 1, settings.telemetry
         steps = telemetry.records_steps(number)
-        watched = telemetry.watched_of(settings.environments) if steps else ()
-        recorder = EventRecorder(episodes, Scope(number, first, steps, watched))
-    advisor = new_advisor(settings, suite)
+        watched = telemetry.select_watched(settings.environments) if steps else ()
+        recorder = EventRecorder(episodes, number, first_environment=first, records_steps=steps, watched=watched)
+    advisor = create_advisor(settings, suite)
     result = run_policy(policy, advisor, episodes, torch.from_numpy(noise).float(), recorder)
-    if not settings.ppo.twin:
+    if not settings.ppo.no_growth_baseline:
         return result
 
     # Twins are a population of their own: the others' numbers are the same with twins and without, to the last bit.
@@ -165,11 +165,12 @@ def _start_episodes(task: ShardTask, every: int, promise: PromiseSettings | None
     """New episodes of each ``every``-th environment, with promises measured in that way, or not at all."""
     settings = task.settings
     instances = sample_instances(settings, task.iteration, task.shard)
-    paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
+    paid = [one.at_progress(task.iteration / settings.iterations) for one in settings.reward]
     first = task.shard * len(instances)
     rewards = assign_rewards(paid, settings.environments, settings.ppo.group)[first : first + len(instances)]
-    terms = replace(evaluation_config(settings, task.device), suite=settings.suite_of(task.iteration, task.shard))
-    return terms.measuring(promise).episodes(instances[::every], rewards=rewards[::every])
+    config = make_evaluation_config(settings, task.device)
+    config = replace(config, suite=settings.draw_suite(task.iteration, task.shard))
+    return config.with_promise(promise).episodes(instances[::every], rewards=rewards[::every])
 
 
 def run_policy(

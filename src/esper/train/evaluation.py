@@ -74,7 +74,7 @@ class BaselineSettings(Settings):
     """Decisions of single networks that the search for each controller took; who is not named was not searched for."""
 
 
-def baseline_settings(suite: Suite) -> BaselineSettings:
+def load_baseline_settings(suite: Suite) -> BaselineSettings:
     """The suite's tuned settings, or untuned ones that try everything in turn."""
     path = _TUNED / f"{suite.name}.yaml"
     if path.exists():
@@ -90,9 +90,9 @@ def baseline_settings(suite: Suite) -> BaselineSettings:
     )
 
 
-def baselines(suite: Suite) -> list[Controller]:
+def create_baselines(suite: Suite) -> list[Controller]:
     """All of them: none, random, all_at_start, schedule, periodic, heuristic, look, and the shipped esper."""
-    settings = baseline_settings(suite)
+    settings = load_baseline_settings(suite)
     return [
         Never(),
         Uniform(),
@@ -155,7 +155,7 @@ class EvaluationResult:
 
 
 @dataclass(frozen=True)
-class Part:
+class CohortPart:
     """A controller and the instances it is to play."""
 
     controller: Controller
@@ -174,12 +174,12 @@ class EvaluationConfig:
     networks_per_pass: int | None = None
     strategy: Strategy = "stacked"
 
-    def suited_to(self, controller: Controller) -> EvaluationConfig:
+    def for_controller(self, controller: Controller) -> EvaluationConfig:
         """These terms with promises measured as the controller says, if it does; they change nothing but what is
         seen."""
-        return self.measuring(controller.promise) if isinstance(controller, PromiseReader) else self
+        return self.with_promise(controller.promise) if isinstance(controller, PromiseReader) else self
 
-    def measuring(self, promise: PromiseSettings | None) -> EvaluationConfig:
+    def with_promise(self, promise: PromiseSettings | None) -> EvaluationConfig:
         """These terms with promises measured in that way, or not at all."""
         return replace(self, conduct=self.conduct.model_copy(update={"promise": promise}))
 
@@ -209,7 +209,7 @@ class EvaluationConfig:
         )
 
 
-def evaluation_config(settings: TrainSettings, device: str | None = None) -> EvaluationConfig:
+def make_evaluation_config(settings: TrainSettings, device: str | None = None) -> EvaluationConfig:
     """Those of a training run, on its first device or another one."""
     return EvaluationConfig(
         settings.suite,
@@ -226,8 +226,8 @@ class CohortTask(DeviceTask):
     """Parts that are played side by side, as one cohort; any process may compute it."""
 
     terms: EvaluationConfig
-    parts: Sequence[Part]
-    attributed: bool = False
+    parts: Sequence[CohortPart]
+    with_shapley: bool = False
     """Whether to tell what the kept seeds earned."""
 
     @property
@@ -260,7 +260,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
         log.add(joint, episodes.step(joint))
     log.finish(episodes)
     final = episodes.final_score()
-    earned = attribute_kept_seeds(episodes) if task.attributed else []
+    earned = attribute_kept_seeds(episodes) if task.with_shapley else []
     hosts: list[int] = episodes.population.host_parameters.tolist()
     records = [
         make_result(part.controller.name, instance, final, row, hosts[row])
@@ -320,9 +320,9 @@ def split_into_cohorts(
     terms: EvaluationConfig,
     instances: Sequence[Instance],
     *,
-    attributed: bool = False,
+    with_shapley: bool = False,
 ) -> list[CohortTask]:
-    """Every controller on every instance, as tasks, ``attributed`` or not.
+    """Every controller on every instance, as tasks, ``with_shapley`` or not.
 
     Cohorts are filled with the parts of several controllers where there are fewer instances than `COHORT`, as far as
     neighbours see alike.
@@ -330,13 +330,13 @@ def split_into_cohorts(
     size = min(COHORT, len(instances))
     together = max(COHORT // size, 1)
     tasks: list[CohortTask] = []
-    for own, several in groupby(controllers, terms.suited_to):
+    for own, several in groupby(controllers, terms.for_controller):
         parts = [
-            Part(controller, instances[start : start + size])
+            CohortPart(controller, instances[start : start + size])
             for controller in several
             for start in range(0, len(instances), size)
         ]
-        tasks += [CohortTask(own, parts[at : at + together], attributed) for at in range(0, len(parts), together)]
+        tasks += [CohortTask(own, parts[at : at + together], with_shapley) for at in range(0, len(parts), together)]
     return tasks
 
 
@@ -364,15 +364,15 @@ def evaluate_controllers(
     return join_cohorts(len(controllers), workers.map(evaluate_cohort, tasks))
 
 
-def mean_score(played: EvaluationResult) -> float:
+def compute_mean_score(played: EvaluationResult) -> float:
     """Mean score over the instances."""
     return float(np.mean([record.score for record in played.records]))
 
 
-def describe_circumstances(settings: TrainSettings, policy: str) -> list[Any]:
+def describe_evaluation_inputs(settings: TrainSettings, policy: str) -> list[Any]:
     """All that results follow from besides versions, controllers' names and instances; ``policy`` is its hash."""
     settings_of_rules, shipped = (
-        baseline_settings(get_suite(settings.suite)),
+        load_baseline_settings(get_suite(settings.suite)),
         Checkpoints(open_policy(ESPER).checkpoints).latest(),
     )
     return [settings.model_dump(mode="json"), settings_of_rules.model_dump(mode="json"), policy, shipped.sha256]
@@ -398,11 +398,11 @@ class EvaluationProgress:
             raise RunError(f"cannot use {folder} ({error.strerror}): delete it and try again") from error
 
     @property
-    def taken_over(self) -> int:
+    def cached_count(self) -> int:
         """How many cohorts need not be played."""
         return len(self._known)
 
-    def play(self, workers: Workers, tasks: Sequence[CohortTask]) -> list[list[EvaluationResult]]:
+    def evaluate_cohorts(self, workers: Workers, tasks: Sequence[CohortTask]) -> list[list[EvaluationResult]]:
         """Play what is not known yet, and keep each cohort as soon as it is."""
         keys = [self._key(task) for task in tasks]
         missing = [index for index, key in enumerate(keys) if key not in self._known]
@@ -421,7 +421,7 @@ class EvaluationProgress:
 
     def _key(self, task: CohortTask) -> str:
         parts = [[part.controller.name, [one.to_json() for one in part.instances]] for part in task.parts]
-        return cache_key(self._circumstances, parts, task.attributed)
+        return cache_key(self._circumstances, parts, task.with_shapley)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -42,27 +41,29 @@ _STAGES = tuple(stage.name.lower() for stage in Stage)
 _OPS = tuple(op.name.lower() for op in Op)
 
 
-@dataclass(frozen=True)
-class Scope:
-    """Which episodes are told of, and how fully."""
-
-    episode: int
-    """Their number, and the iteration of the events."""
-    first: int
-    """Number of the first environment."""
-    steps: bool
-    """Whether every decision is told; otherwise only changes of stage, verdicts, rollbacks and ends."""
-    watched: Collection[int]
-    """Numbers of the environments of which is told what the policy saw."""
-
-
 class EventRecorder:
     """Makes events of the steps of E episodes, in order, from the first one on."""
 
-    def __init__(self, episodes: Episodes, scope: Scope) -> None:
+    def __init__(
+        self,
+        episodes: Episodes,
+        iteration: int,
+        *,
+        first_environment: int = 0,
+        records_steps: bool = True,
+        watched: Collection[int] = (),
+    ) -> None:
+        """Record the episodes of ``iteration``, whose environments are numbered from ``first_environment``.
+
+        With ``records_steps`` every decision is recorded; otherwise only changes of stage, verdicts, rollbacks and
+        ends. Of the environments with the numbers ``watched``, what the policy saw is recorded too.
+        """
         self._episodes = episodes
-        self._scope = scope
-        self._watched = [number - scope.first for number in scope.watched if 0 <= number - scope.first < episodes.size]
+        self._iteration = iteration
+        self._first_environment = first_environment
+        self._records_steps = records_steps
+        rows = [number - first_environment for number in watched]
+        self._watched_rows = [row for row in rows if 0 <= row < episodes.size]
         shape = (episodes.size, len(episodes.suite.sites))
         self._reasons = np.full(shape, Reason.NO_GATE, np.int8)
         self._judged_stages = np.full(shape, Stage.DORMANT, np.int8)
@@ -88,7 +89,7 @@ class EventRecorder:
 
     def record_observation(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:
         """What the policy saw and thought before a decision, of the watched networks."""
-        for row in self._watched:
+        for row in self._watched_rows:
             if self._episodes.finished[row]:
                 continue
             relevant = RELEVANT[int(step.actions[row, Head.OP])]
@@ -107,7 +108,7 @@ class EventRecorder:
         yield from self._record_transitions(result)
         self._contributions = result.evaluation.accuracy_contribution
         self._paid += result.reward
-        if self._scope.steps:
+        if self._records_steps:
             yield from self._record_decisions(actions, result, policy)
         for incident in result.incidents:
             yield RolledBack(
@@ -124,8 +125,12 @@ class EventRecorder:
         self._number += 1
 
     def _place(self, row: int) -> Place:
-        number = self._scope.episode
-        return Place(iteration=number, episode=number, environment=self._scope.first + row, step=self._number)
+        return Place(
+            iteration=self._iteration,
+            episode=self._iteration,
+            environment=self._first_environment + row,
+            step=self._number,
+        )
 
     def _blueprint_name(self, blueprint: int) -> str | None:
         return None if blueprint == NO_BLUEPRINT else self._episodes.suite.blueprints[blueprint]

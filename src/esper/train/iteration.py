@@ -87,7 +87,7 @@ def summarise_iteration(
     )
 
 
-def record(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]) -> None:
+def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]) -> None:
     """Keep an iteration's figures and how the policy fared; ``baselines`` are their scores on the probe instances."""
     number, update = iteration.number, iteration.update
     store.scalars(number, _scalars(iteration))
@@ -175,7 +175,7 @@ class TrainingSummary:
         return self.environment_steps / self.seconds if self.seconds else 0.0
 
 
-def summarise(reader: RunReader) -> TrainingSummary:
+def summarise_run(reader: RunReader) -> TrainingSummary:
     """The run's figures so far; what the reader's store has not flushed is not in them."""
     objective = [value for _, value in reader.series("objective")]
     probe = [value for _, value in reader.series("probe_score")]

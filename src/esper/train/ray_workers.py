@@ -45,16 +45,16 @@ class RayWorkers(Workers):
     A task whose worker dies is begun anew, elsewhere if need be. This process computes in one thread from then on.
     """
 
-    def __init__(self, most: int, address: str | None = None) -> None:
-        """Compute at most ``most`` tasks at a time: in a Ray started here, or in the cluster at ``address``.
+    def __init__(self, max_tasks: int, address: str | None = None) -> None:
+        """Compute at most ``max_tasks`` tasks at a time: in a Ray started here, or in the cluster at ``address``.
 
         Raises:
             ConfigError: there is no such cluster.
             RunError: Ray cannot be started.
         """
         prepare_process()
-        super().__init__(most)
-        _connect(most, address)
+        super().__init__(max_tasks)
+        _connect(max_tasks, address)
         # Only tasks hold CPUs: an actor would keep its own from them, and the last of few would leave them none.
         self._task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
 
@@ -113,7 +113,7 @@ class RayWorkers(Workers):
                 ray.cancel(task, force=True)
 
 
-def _connect(most: int, address: str | None) -> None:
+def _connect(max_tasks: int, address: str | None) -> None:
     if address is not None:
         _require_listening(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -121,7 +121,7 @@ def _connect(most: int, address: str | None) -> None:
     try:
         ray.init(
             address or _NEW_CLUSTER,
-            num_cpus=None if address else most,
+            num_cpus=None if address else max_tasks,
             include_dashboard=None if address else False,
             log_to_driver=False,
             logging_level=logging.ERROR,

@@ -22,15 +22,22 @@ from esper.runs.store import RunStore
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardResult, ShardTask, collect, greedy_controller, load_start, new_policy
-from esper.train.evaluation import baselines, evaluate_controllers, evaluation_config, mean_score
+from esper.train.collect import (
+    ShardResult,
+    ShardTask,
+    collect_rollout,
+    create_greedy_controller,
+    create_policy,
+    load_start_policy,
+)
+from esper.train.evaluation import compute_mean_score, create_baselines, evaluate_controllers, make_evaluation_config
 from esper.train.event_recorder import describe_run
 from esper.train.iteration import (
     LEVELS,
     Iteration,
     history_from_state,
     history_to_state,
-    record,
+    record_iteration,
     summarise_iteration,
 )
 from esper.train.settings import TrainSettings
@@ -48,7 +55,7 @@ class Trainer:
         self.store = store
         require_devices(settings.devices, workers)
         self._device = usable_device(settings.devices[0])
-        self.policy: Policy = new_policy(settings).to(self._device)
+        self.policy: Policy = create_policy(settings).to(self._device)
         self.learner = PPO(self.policy, settings.ppo, settings.seed)
         self.done = 0
         self._updates: UpdateHistory = ()
@@ -73,7 +80,7 @@ class Trainer:
             trainer._resume()
         else:
             if settings.start_from is not None:
-                trainer.policy.load_state_dict(load_start(settings, settings.start_from))
+                trainer.policy.load_state_dict(load_start_policy(settings, settings.start_from))
             store.set_metadata(describe_run(settings))
             store.emit(RunStarted(iteration=0, esper_version=__version__, seed=settings.seed))
             store.flush()
@@ -95,9 +102,11 @@ class Trainer:
         """Mean test score of each baseline on the probe instances; measured once per run."""
         levels = self.store.metadata().get(LEVELS)
         if levels is None:
-            controllers = baselines(get_suite(self.settings.suite))
-            played = evaluate_controllers(self._workers, controllers, evaluation_config(self.settings), self._probes)
-            levels = {controller.name: mean_score(one) for controller, one in zip(controllers, played, strict=True)}
+            controllers = create_baselines(get_suite(self.settings.suite))
+            config = make_evaluation_config(self.settings)
+            results = evaluate_controllers(self._workers, controllers, config, self._probes)
+            scores = map(compute_mean_score, results)
+            levels = {controller.name: score for controller, score in zip(controllers, scores, strict=True)}
             self.store.set_metadata({LEVELS: levels})
         return levels
 
@@ -124,7 +133,7 @@ class Trainer:
                         tasks = [ShardTask(settings, self.done, shard, shared) for shard in range(settings.shards)]
                         by_number: dict[int, ShardResult] = {}
                         with interrupts.at_once():
-                            for number, shard in self._workers.as_completed(collect, tasks):
+                            for number, shard in self._workers.as_completed(collect_rollout, tasks):
                                 self.store.append(shard.events)
                                 by_number[number] = shard
                         shards = [by_number[number] for number in range(settings.shards)]
@@ -139,17 +148,17 @@ class Trainer:
                         # Now and then the greedy policy plays the probes: a copy on the CPU, where controllers decide.
                         probe_score: float | None = None
                         if self.done % settings.probe_every == 0 or self.done == settings.iterations:
-                            controller = greedy_controller(copy.deepcopy(self.policy).cpu(), settings)
-                            config = evaluation_config(settings)
+                            controller = create_greedy_controller(copy.deepcopy(self.policy).cpu(), settings)
+                            config = make_evaluation_config(settings)
                             with interrupts.at_once():
                                 played = evaluate_controllers(self._workers, [controller], config, self._probes)
-                            probe_score = mean_score(played[0])
+                            probe_score = compute_mean_score(played[0])
 
                         seconds = time.perf_counter() - iteration_began
                         iteration = summarise_iteration(
                             settings, self.done, shards, self._updates, probe_score, seconds
                         )
-                        record(self.store, iteration, self.store.metadata().get(LEVELS, {}))
+                        record_iteration(self.store, iteration, self.store.metadata().get(LEVELS, {}))
                     except (KeyboardInterrupt, Terminated):
                         # An iteration that is abandoned after its update leaves no trace of it.
                         self.done, self._updates, learned = before

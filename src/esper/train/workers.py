@@ -81,8 +81,8 @@ class Workers(ABC):
     Functions and tasks have to be picklable. Leaving the context ends the processes at once, whatever they are doing.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_tasks: int) -> None:
+        self.max_tasks = max_tasks
         """Tasks computed at a time; fewer later leave the other processes idle."""
         self._done = self._total = 0
         self._start_times: dict[int, float] = {}
@@ -101,7 +101,7 @@ class Workers(ABC):
         self._done, self._total, self._start_times = 0, len(tasks), {}
         try:
             while waiting or running:
-                while waiting and len(running) < self.most:
+                while waiting and len(running) < self.max_tasks:
                     index, task = waiting.popleft()
                     self._start_times[index] = time.monotonic()
                     running[self._submit(function, task)] = index
@@ -157,16 +157,16 @@ class LocalWorkers(Workers):
     This process computes in one thread from then on, so that its results are the same on every machine too.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_tasks: int) -> None:
         prepare_process()
-        super().__init__(min(most, os.cpu_count() or 1))
+        super().__init__(min(max_tasks, os.cpu_count() or 1))
         self._executor: ProcessPoolExecutor | None = None
-        if self.most > 1:
+        if self.max_tasks > 1:
             # Tasks and results travel as files, and the executor's pipes carry only their paths: half a message of a
             # process that was killed would keep whoever reads it waiting for ever, and short messages are never halved.
             self._folder = TemporaryDirectory(prefix="esper-workers-", ignore_cleanup_errors=True)
             self._context = _SpawnContext()
-            self._executor = ProcessPoolExecutor(self.most, self._context, _prepare_worker, (self._folder.name,))
+            self._executor = ProcessPoolExecutor(self.max_tasks, self._context, _prepare_worker, (self._folder.name,))
             self._numbers = count()
 
     def end(self) -> None:
@@ -308,7 +308,7 @@ class Backend:
         if self.backend == "ray":
             require("ray", "--backend ray", "ray")
 
-    def open(self, tasks: int) -> Workers:
+    def open_workers(self, tasks: int) -> Workers:
         """Workers for that many tasks side by side; use them as a context manager.
 
         Raises:
@@ -316,12 +316,12 @@ class Backend:
             RunError: Ray cannot be started.
         """
         cores = tasks if self.address else os.cpu_count() or 1
-        most = max(min(tasks, cores), 1) if self.workers is None else self.workers
+        max_tasks = max(min(tasks, cores), 1) if self.workers is None else self.workers
         if self.backend == "local":
-            return LocalWorkers(most)
+            return LocalWorkers(max_tasks)
         from esper.train.ray_workers import RayWorkers  # noqa: PLC0415 (an extra, and seconds to import)
 
-        return RayWorkers(most, self.address)
+        return RayWorkers(max_tasks, self.address)
 
 
 Computing = Annotated[Backend, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]

@@ -34,7 +34,7 @@ from esper.runs.events import RolledBack, RunStarted
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import MADE, STUDY, RunDirectory
 from esper.tasks.suite import Split
-from esper.train.iteration import TrainingSummary, summarise
+from esper.train.iteration import TrainingSummary, summarise_run
 from esper.train.results import read_evaluation
 from esper.train.settings import TrainSettings
 
@@ -61,7 +61,7 @@ def report_training(run: RunDirectory) -> Report:
     behaviour = read_behaviour(run.behaviour) if run.behaviour.exists() else None
     with RunReader.open(run.store) as reader:
         started = reader.events(RunStarted)
-        summary = summarise(reader)
+        summary = summarise_run(reader)
         rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
     learning, blueprints = run_queries(run.store, (LEARNING, BLUEPRINTS))
     health = exhibit_health(run.store, settings.ppo.target_kl, rollbacks)
