@@ -17,7 +17,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.scanner import ScannerError
 
-from esper.config.settings import Settings, describe_first_error, models_in
+from esper.config.settings import (
+    Settings,
+    describe_first_error,
+    find_present_key,
+    models_in,
+    rename_keys,
+    warn_of_former_key,
+)
 from esper.errors import ConfigError
 from esper.files import read_bounded, write_atomically
 
@@ -127,9 +134,8 @@ def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = 
         ConfigError: unreadable file, YAML mistake, unknown key, missing key, or impossible value.
     """
     values = {} if path is None else _read_mapping(path)
-    for override in overrides:
-        merge(model, values, override)
-    return validate_settings(model, values, lambda key: _source(key, path, overrides))
+    merged = [merge(model, values, override) for override in overrides]
+    return validate_settings(model, values, lambda key: _source(key, path, merged))
 
 
 def validate_settings(model: type[S], values: dict[str, Any], source: Callable[[str], str]) -> S:
@@ -171,8 +177,8 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", values)
 
 
-def merge(model: type[Settings], values: dict[str, Any], override: str) -> None:
-    """Change what an override ``dotted.key=value`` of ``model`` names, and nothing else.
+def merge(model: type[Settings], values: dict[str, Any], override: str) -> str:
+    """Change the value that an override ``dotted.key=value`` of ``model`` names; returns it with the present key.
 
     Raises:
         ConfigError: it is no such override, or leads through a value.
@@ -180,11 +186,14 @@ def merge(model: type[Settings], values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"--set {override}: write it as dotted.key=value")
-    put(model, values, key, parse_yaml(text, f"--set {override}"), f"--set {override}")
+    return f"{put(model, values, key, parse_yaml(text, f'--set {override}'), f'--set {override}')}={text}"
 
 
-def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> None:
+def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> str:
     """Put the value at a dotted key of ``model``; a mapping changes its keys where those are settings of their own.
+
+    Returns:
+        The present name of the key, where ``key`` is a former one.
 
     Raises:
         ConfigError: that is no key, or it leads through a value. The message names ``source``.
@@ -193,24 +202,42 @@ def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, sou
     if not all(parts):
         raise ConfigError(f"{source}: write it as dotted.key=value")
     models: Sequence[type[BaseModel]] = [model]
-    for depth, part in enumerate(parts[:-1], start=1):
+    prefix = ""
+    for part in parts[:-1]:
+        part = _use_present_key(models, values, part, prefix)
         is_field, inner = any(part in one.model_fields for one in models), _models_below(models, part)
         if not isinstance(_at(values, part), dict) or (is_field and not inner):
-            above = ".".join(parts[:depth])
-            raise ConfigError(f"{source}: `{above}` is a value, it has no keys below it; give it whole")
-        models, values = inner, _enter(values, part)
-    _put(models, values, parts[-1], value)
+            raise ConfigError(f"{source}: `{prefix}{part}` is a value, it has no keys below it; give it whole")
+        models, values, prefix = inner, _enter(values, part), f"{prefix}{part}."
+    try:
+        return prefix + _put(models, values, parts[-1], value, prefix)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
-def _put(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, value: Any) -> None:
-    """Put the value at a key of ``values``, whose meaning ``models`` say; none where nobody knows it."""
+def _put(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, value: Any, prefix: str) -> str:
+    """Put the value at a key of ``values``, which ``models`` describe if there are any; returns its present name."""
+    key = _use_present_key(models, values, key, prefix)
     inner = _models_below(models, key)
     if inner and isinstance(value, dict) and isinstance(values.get(key), dict):
-        below = _enter(values, key)
-        for name, part in cast("dict[str, Any]", value).items():
-            _put(inner, below, name, part)
+        below, prefix = _enter(values, key), f"{prefix}{key}."
+        for name, part in rename_keys(inner, cast("dict[str, Any]", value), prefix).items():
+            _put(inner, below, name, part, prefix)
     else:
         values[key] = value
+    return key
+
+
+def _use_present_key(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, prefix: str) -> str:
+    """The present name of ``key``; a value that ``values`` hold under a former name moves to it."""
+    present = find_present_key(models, key)
+    if key != present:
+        warn_of_former_key(prefix + key, prefix + present)
+    former = next((name for name in values if name != present and find_present_key(models, name) == present), None)
+    if former is not None and present not in values:
+        warn_of_former_key(prefix + former, prefix + present)
+        values[present] = values.pop(former)
+    return present
 
 
 def _models_below(models: Sequence[type[BaseModel]], key: str) -> list[type[BaseModel]]:

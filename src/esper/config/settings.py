@@ -6,9 +6,10 @@ in what settings differ from others; and what is wrong with settings is a senten
 """
 
 import reprlib
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, ClassVar, NamedTuple, cast, get_args
 
 import annotated_types
 import yaml
@@ -23,11 +24,13 @@ class Settings(BaseModel):
     """Immutable, strictly keyed settings; each field's attribute docstring is its help text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Former key to present key. A former key still works, with a FutureWarning."""
 
     @model_validator(mode="before")
     @classmethod
-    def _keys_not_named_keep_the_default(cls, values: Any) -> Any:
-        """Complete mappings by the defaults of the fields that they are for."""
+    def _fill_in_defaults(cls, values: Any) -> Any:
+        """Rename former keys, and complete nested mappings by the defaults of the fields that they are for."""
         if not isinstance(values, Mapping):
             return values
         return _complete(cls, cast("Mapping[str, Any]", values), {})
@@ -40,14 +43,49 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
-def _complete(model: type[BaseModel], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def find_present_key(models: Sequence[type[BaseModel]], key: str) -> str:
+    """The present name of a key of one of ``models``; ``key`` itself unless it is a former name."""
+    if any(key in model.model_fields for model in models):
+        return key
+    renamed = (model.renamed for model in models if issubclass(model, Settings))
+    return next((names[key] for names in renamed if key in names), key)
+
+
+def warn_of_former_key(former: str, present: str) -> None:
+    """Report that a file or an override still has the former name of a setting; both are dotted keys."""
+    message = f"the setting `{former}` is called `{present}` now: rename it, a later version refuses the former name"
+    warnings.warn(message, FutureWarning, stacklevel=2)
+
+
+def rename_keys(models: Sequence[type[BaseModel]], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``values`` of one of ``models`` under their present keys, with a FutureWarning for each former key.
+
+    Raises:
+        ValueError: a former key and the present one are both given.
+    """
+    present: dict[str, Any] = {}
+    for key, value in values.items():
+        name = find_present_key(models, key)
+        if name != key:
+            if name in values:
+                raise ValueError(f"`{prefix}{key}` is the former name of `{prefix}{name}`: give `{prefix}{name}` only")
+            warn_of_former_key(f"{prefix}{key}", f"{prefix}{name}")
+        present[name] = value
+    return present
+
+
+def _complete(
+    model: type[BaseModel], given: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
+) -> dict[str, Any]:
     """``defaults`` values of a model, or its fields' defaults, changed at any depth where ``given`` says so."""
+    # Before the defaults are added: beside them, a former key would stand for a second value.
+    given = rename_keys([model], given, prefix)
     values = {**defaults, **given}
     for name, field in model.model_fields.items():
         default, own = defaults.get(name, field.default), given.get(name)
         sole = models_in(field.annotation) == [type(default)]  # of several, a mapping may mean another one
         if sole and isinstance(default, Settings) and isinstance(own, Mapping):
-            values[name] = _complete(type(default), cast("Mapping[str, Any]", own), dict(default))
+            values[name] = _complete(type(default), cast("Mapping[str, Any]", own), dict(default), f"{prefix}{name}.")
     return values
 
 
