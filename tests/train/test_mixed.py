@@ -23,7 +23,7 @@ from esper.runs.reader import RunReader
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
 from esper.train.collect import ShardTask, collect_rollout, create_policy
-from esper.train.evaluation import load_shipped
+from esper.train.evaluation import load_shipped_policy
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import Shared
@@ -113,7 +113,7 @@ def test_it_plays_any_suite_by_its_name(suite: str) -> None:
     assert controller.name == ESPER
     assert terms.suite == suite
     assert wanted_promise(controller) == SHIPPED.promise
-    assert load_shipped(get_suite(suite)).name == ESPER
+    assert load_shipped_policy(get_suite(suite)).name == ESPER
 
 
 def test_a_run_starts_from_it(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_run_asks_for_its_devices_before_it_begins(tmp_path: Path, monkeypatch
 @pytest.mark.slow
 def test_ray_refuses_what_it_has_no_gpu_for() -> None:
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    with Backend("ray", workers=1).open(1) as workers:
+    with Backend("ray", workers=1).open_workers(1) as workers:
         if ray.cluster_resources().get("GPU"):
             pytest.skip("Ray has found a GPU")
         require_devices(["cpu"], workers)

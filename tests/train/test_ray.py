@@ -42,7 +42,7 @@ def two() -> Iterator[Workers]:
     stopping = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
-        with Backend("ray", workers=2).open(2) as workers:
+        with Backend("ray", workers=2).open_workers(2) as workers:
             assert signal.getsignal(signal.SIGTERM) == stopping
             yield workers
 

@@ -36,7 +36,7 @@ class UpdateMetrics:
     explained_variance: float
     """How well the acting policy's values explain their targets: 1 is perfect, 0 a constant; bounded below by -1."""
     return_mean: float
-    """Mean of what was paid, twins or not."""
+    """Mean of the returns as they were paid, before a no-growth baseline is subtracted."""
     return_deviation: float
     advantage_deviation: float
     """Before standardising."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -69,6 +70,8 @@ class PPOSettings(Settings):
     their last epoch.
     """
 
+    renamed: ClassVar[Mapping[str, str]] = {"twin": "no_growth_baseline"}
+
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per step. Below 1 a reward at the end of a long episode fades: .99 leaves .22 of it after 150 steps."""
 
@@ -80,10 +83,10 @@ class PPOSettings(Settings):
     others of the group. 1 is off. It must divide the number of environments."""
 
     no_growth_baseline: bool = False
-    """Let one more network per group, on its instance, only wait, and count what it earns off the rewards of the others
-    before advantages and the values' targets are computed: the policy is told what growth added. Twins cost their
-    computation, are not learned from, and are in no figure but `environment_steps`. Where groups have several members
-    their mean takes the same off the advantages, so that twins make the values' task easier and nothing else."""
+    """Run one more network per group that only waits on the group's instance, and subtract its rewards from those of
+    the group before advantages and the values' targets are computed: what remains is what growth added. These networks
+    cost their computation, are not learned from, and count in no figure but `environment_steps`. In groups of several
+    members the mean of the others takes the same off the advantages, so there it only makes the values' task easier."""
 
     normalise_advantages: bool = True
     """Standardise advantages over the rollout."""
