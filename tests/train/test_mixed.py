@@ -17,7 +17,7 @@ from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError
 from esper.lab.evaluate import count_trainings, find_controller
 from esper.lifecycle.rules import Rules
-from esper.rl.rollout import Rollout, concatenate_alike
+from esper.rl.rollout import Rollout, concatenate_by_shape
 from esper.runs.events import EpisodeStarted
 from esper.runs.reader import RunReader
 from esper.serialization.checkpoints import Checkpoints
@@ -84,11 +84,11 @@ def rollouts(settings: TrainSettings) -> list[Rollout]:
 
 
 def test_rollouts_of_one_shape_are_joined() -> None:
-    alike = concatenate_alike(rollouts(tiny("shards=2")))
+    alike = concatenate_by_shape(rollouts(tiny("shards=2")))
     assert [one.environments for one in alike] == [8]
     mixed = tiny("shards=2", "seed=1", "mix=[generated]")
     assert mixed.draw_suite(0, 0) != mixed.draw_suite(0, 1)
-    assert [one.environments for one in concatenate_alike(rollouts(mixed))] == [4, 4]
+    assert [one.environments for one in concatenate_by_shape(rollouts(mixed))] == [4, 4]
 
 
 SHIPPED = load_settings(PolicyOrigin, open_policy(ESPER).config)

@@ -23,9 +23,9 @@ class RolloutError(EsperError):
 
 
 class Rollout(NamedTuple):
-    """T steps of E environments that began together. Observations are those the policy saw, raw.
+    """T steps of E environments that began together. Observations are as the policy saw them, not normalised.
 
-    An episode may end before step T; its later steps are there to fill the tensors, and teach nothing.
+    An episode may end before step T; its later steps only fill the tensors.
     """
 
     observations: Observation
@@ -47,7 +47,7 @@ class Rollout(NamedTuple):
     state: PolicyState
     """The policy's memory before the first step, ``[1, E, H]`` each."""
     control_variate: Tensor
-    """float32 ``[T, E]``: what the network's twin earned, which only waited on the same instance; 0 without twins."""
+    """float32 ``[T, E]``: the rewards of the no-growth baseline on the same instance; 0 without one."""
 
     @property
     def log_prob(self) -> Tensor:
@@ -65,31 +65,31 @@ class Rollout(NamedTuple):
         return self.reward.shape[1]
 
     def to(self, device: torch.device) -> Rollout:
-        """The same on ``device``."""
+        """The rollout on ``device``."""
         return map_arrays(lambda part: part.to(device), self)
 
 
 class PPOBatch(NamedTuple):
-    """Whole episodes and what to learn from them."""
+    """Whole episodes with their advantages and returns."""
 
     rollout: Rollout
     advantage: Tensor
     """``[T, E]``."""
     target: Tensor
-    """Returns ``[T, E]``: what the values should have been; less the control variate."""
+    """Returns ``[T, E]`` less the control variate: the targets of the values."""
     is_open: Tensor
     """bool ``[T, E, 8]``: the step is part of the episode and the head had a choice."""
 
 
-def of_running(batches: Sequence[PPOBatch], of: Callable[[PPOBatch], Tensor]) -> Tensor:
-    """Figures ``[T, E]`` of each batch at the steps that belong to its episodes, all in one row."""
-    return torch.cat([of(batch)[batch.rollout.running] for batch in batches])
+def select_running(batches: Sequence[PPOBatch], get_figures: Callable[[PPOBatch], Tensor]) -> Tensor:
+    """The figures ``[T, E]`` of each batch at the steps that belong to its episodes, as one tensor ``[n]``."""
+    return torch.cat([get_figures(batch)[batch.rollout.running] for batch in batches])
 
 
-def standardise(batches: Sequence[PPOBatch]) -> list[PPOBatch]:
-    """With advantages of mean 0 and deviation 1, over all of them together."""
-    counted = of_running(batches, lambda batch: batch.advantage)
-    mean, deviation = counted.mean(), counted.std() + SMALLEST
+def standardise_advantages(batches: Sequence[PPOBatch]) -> list[PPOBatch]:
+    """The batches with advantages of mean 0 and deviation 1 over all of them together."""
+    advantages = select_running(batches, lambda batch: batch.advantage)
+    mean, deviation = advantages.mean(), advantages.std() + SMALLEST
     return [batch._replace(advantage=(batch.advantage - mean) / deviation) for batch in batches]
 
 
@@ -98,7 +98,7 @@ Parts = TypeVar("Parts")
 
 
 def select_steps(parts: Parts, index: slice | Tensor) -> Parts:
-    """Tensors ``[T, E, ...]``, such as observations, at some steps or, by a bool index ``[T, E]``, some decisions."""
+    """Tensors ``[T, E, ...]``, such as observations, at a slice of steps or, by bool ``[T, E]``, at some decisions."""
     return map_arrays(lambda part: part[index], parts)
 
 
@@ -112,8 +112,8 @@ def concatenate_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     return merge_arrays(lambda parts: torch.cat(parts, 0 if parts[0].dim() == 1 else 1), rollouts)
 
 
-def concatenate_alike(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Those of equal length, slots and blueprints as one, in the order in which the first of each came."""
+def concatenate_by_shape(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """One rollout per length, number of slots and number of blueprints, in order of first appearance."""
     groups: dict[tuple[int, ...], list[Rollout]] = {}
     for rollout in rollouts:
         steps, _, slots, blueprints, _ = rollout.observations.blueprints.shape
@@ -122,7 +122,7 @@ def concatenate_alike(rollouts: Sequence[Rollout]) -> list[Rollout]:
 
 
 class _StoredStep(NamedTuple):
-    """One step of a rollout: its first fields, ``[E, ...]``."""
+    """One step of a rollout, ``[E, ...]``; its fields are the first ones of `Rollout`."""
 
     observation: Observation
     masks: MaskTensors
@@ -134,10 +134,10 @@ class _StoredStep(NamedTuple):
 
 
 class RolloutBuffer:
-    """Collects a rollout step by step and refuses whatever does not fit."""
+    """Collects a rollout step by step and refuses tensors that do not fit."""
 
     def __init__(self, steps: int, environments: int, state: PolicyState) -> None:
-        """For ``steps`` steps of ``environments`` environments, from the policy's memory ``state``."""
+        """A buffer for ``steps`` steps of ``environments`` environments, from the policy's memory ``state``."""
         self._steps = steps
         self._environments = environments
         self._state = state
@@ -150,11 +150,12 @@ class RolloutBuffer:
     def add(
         self, observation: Observation, masks: MaskTensors, step: PolicyStep, reward: Tensor, running: Tensor
     ) -> None:
-        """Append what the policy saw, might do and did, ``[E, ...]``, and the reward ``[E]`` that followed.
+        """Append a step: observation, masks and decision, ``[E, ...]``, and the reward ``[E]`` that followed.
 
         ``running``, bool ``[E]``, is False where the episode had ended before this step.
 
-        Raises RolloutError if the buffer is full or a tensor's shape or type differs from what it must be.
+        Raises:
+            RolloutError: the buffer is full, or a tensor has the wrong shape or type.
         """
         if len(self._stored) == self._steps:
             raise RolloutError(f"the rollout is full after {self._steps} steps: finish it and start another")
@@ -170,19 +171,22 @@ class RolloutBuffer:
             tensor = getattr(stored, name)
             _require(tensor.shape == shape, name, tuple(tensor.shape), shape)
             _require(tensor.dtype == dtype, name, tensor.dtype, dtype)
-        first = self._stored[0] if self._stored else stored
-        for (name, tensor), (_, usual) in zip(named_arrays(stored), named_arrays(first), strict=True):
+        # All steps are like the first one.
+        first_stored = self._stored[0] if self._stored else stored
+        for (name, tensor), (_, first) in zip(named_arrays(stored), named_arrays(first_stored), strict=True):
             _require(tensor.shape[:1] == scalars, name, tuple(tensor.shape), (*scalars, "..."))
-            _require(tensor.shape == usual.shape, name, tuple(tensor.shape), tuple(usual.shape))
-            _require(tensor.dtype == usual.dtype, name, tensor.dtype, usual.dtype)
+            _require(tensor.shape == first.shape, name, tuple(tensor.shape), tuple(first.shape))
+            _require(tensor.dtype == first.dtype, name, tensor.dtype, first.dtype)
         self._stored.append(map_arrays(Tensor.detach, stored))
 
     def finish(self, terminated: Tensor, final_value: Tensor) -> Rollout:
-        """The rollout, without twins; ``final_value [E]`` is used where ``terminated``, bool ``[E]``, is False.
+        """The rollout, without a no-growth baseline.
 
-        An episode that ended before the last step has terminated.
+        ``final_value [E]`` is used where ``terminated``, bool ``[E]``, is False. An episode that ended before the last
+        step has terminated.
 
-        Raises RolloutError if steps are missing.
+        Raises:
+            RolloutError: steps are missing.
         """
         _require(len(self._stored) == self._steps, "rollout", f"{len(self._stored)} steps", f"{self._steps} steps")
         for name, tensor in (("terminated", terminated), ("final_value", final_value)):
@@ -195,6 +199,6 @@ class RolloutBuffer:
         )
 
 
-def _require(holds: bool, name: str, found: object, expected: object) -> None:
-    if not holds:
-        raise RolloutError(f"{name} is {found} but must be {expected}")
+def _require(condition: bool, name: str, value: object, expected: object) -> None:
+    if not condition:
+        raise RolloutError(f"{name} is {value} but must be {expected}")

@@ -15,7 +15,7 @@ from esper.numerics.devices import usable_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import PPO
-from esper.rl.rollout import concatenate_alike
+from esper.rl.rollout import concatenate_by_shape
 from esper.runs.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
@@ -139,7 +139,7 @@ class Trainer:
                         shards = [by_number[number] for number in range(settings.shards)]
 
                         # The update, from the rollouts of each suite.
-                        rollouts = concatenate_alike([shard.rollout for shard in shards])
+                        rollouts = concatenate_by_shape([shard.rollout for shard in shards])
                         rollout, *others = (one.to(self._device) for one in rollouts)
                         update = self.learner.update(rollout, self.done / settings.iterations, *others)
                         self._updates = extend_history(self._updates, update)
