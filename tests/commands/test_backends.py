@@ -38,7 +38,7 @@ RAY = ["--backend", "ray", "--workers", "2"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--workers", "0"], "--workers 0: ask for at least 1"),
+        (["--workers", "0"], "--workers 0: give at least 1"),
         (["--address", "auto"], "--address is that of a Ray cluster: add --backend ray"),
     ],
 )
@@ -89,7 +89,7 @@ def test_ctrl_c_ends_the_run_with_a_checkpoint_and_its_ray(tmp_path: Path):
     [
         (
             "127.0.0.1:1",
-            "no Ray cluster answers at 127.0.0.1:1 ([Errno 111] Connection refused): give its head's host:port",
+            "no Ray cluster is reachable at 127.0.0.1:1 ([Errno 111] Connection refused): give its head's host:port",
         ),
         ("127.0.0.1", "--address 127.0.0.1: write it as host:port, or auto"),
     ],

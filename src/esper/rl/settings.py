@@ -21,23 +21,23 @@ class EpisodeConfig(Settings):
     """Settings of episodes beside the lifecycle's rules, and of a model's growth under an `esper.Grower`."""
 
     governor: GovernorSettings | None = GovernorSettings()
-    """Rolls networks back when training blows up; null: nobody does."""
+    """Rolls networks back when training blows up; null: no rollbacks."""
     budget: Budget = Budget()
     """Caps on what growth may cost."""
     plateau: int | None = Field(default=None, ge=1, le=1000)
     """Decisions without an improvement of the validation loss after which an episode ends, unless a seed is still
-    unfinished; null: episodes go on to their horizon. A grower then decides nothing more, and says so; it goes by its
-    metric, where one was named."""
+    unfinished; null: episodes run to their horizon. A grower then stops deciding, and reports it; it uses its metric if
+    one was named."""
     counterfactual_every: int = Field(default=1, ge=1, le=1000)
-    """Decisions from one counterfactual of a slot to its next. Slots take turns; in between the last measurement
-    stands, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""
+    """Decisions from one counterfactual of a slot to its next. Slots take turns. In between the last measurement is
+    used, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""
 
     promise: PromiseSettings | None = None
-    """Measure what every blueprint promises in every free slot, which controllers then see; null: nobody does, unless
-    the controller goes by it."""
+    """Measure what every blueprint promises in every free slot, which controllers then see; null: not, unless the
+    controller needs it."""
 
     def require_measurements(self, horizon: int) -> None:
-        """Raise ValueError unless every slot is measured within an episode of that many decisions, and promises are."""
+        """Raise ValueError unless an episode of so many decisions measures every slot, and promises in time."""
         if self.counterfactual_every > horizon:
             raise ValueError(
                 f"conduct.counterfactual_every is {self.counterfactual_every}, but there are {horizon} decisions: "
@@ -50,14 +50,14 @@ class EpisodeConfig(Settings):
             )
 
     def find_due_counterfactuals(self, decision: Ints, slots: int) -> Bools:
-        """The slots, of S, whose counterfactuals are measured after the decision of that number, ``[E]``: ``[E, S]``.
+        """The slots whose counterfactuals are measured after the decision of number ``decision [E]``: ``[E, S]``.
 
-        It hangs on each network's own decisions alone, never on its neighbours'.
+        They depend on each network's own number of decisions alone.
         """
         return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
 
     def find_stalled(self, plateau_age: Floats, table: SeedTable) -> Bools:
-        """``[E]``: the networks that end on a plateau, after that many decisions without an improvement, ``[E]``."""
+        """The networks that end on a plateau, ``[E]``, after ``plateau_age [E]`` decisions without an improvement."""
         if self.plateau is None:
             return np.zeros(len(plateau_age), np.bool_)
         return (plateau_age >= self.plateau) & ~table.live.any(axis=1)
@@ -98,22 +98,22 @@ class PPOSettings(Settings):
     """Optimizer steps per pass, each on whole episodes of a share of the environments."""
 
     chunk: int | None = Field(default=None, ge=1)
-    """Steps of the episodes that gradients flow back through, for horizons whose activations do not fit into memory:
-    that of an update falls with it. The loss is that of whole episodes. Null: all steps."""
+    """Steps through which gradients flow back, for horizons whose activations do not fit into memory: an update needs
+    less of it with shorter chunks. The loss is that of whole episodes. Null: all steps."""
 
     compile: bool = False
     """Compile the policy for updates with torch.compile, which needs a C++ compiler and takes a minute or two at the
-    first one: on a CPU that is not won back in runs of the usual length. Acting and checkpoints stay as they are."""
+    first update. On a CPU, runs of the usual length do not win that back. Acting and checkpoints stay as they are."""
 
     bf16: bool = False
-    """Multiply matrices of the update in bfloat16, but for those of the LSTM; for policies on a CUDA device, which
-    others refuse. Probabilities, losses and weights stay in float32."""
+    """Multiply matrices of the update in bfloat16, except those of the LSTM; only for policies on a CUDA device.
+    Probabilities, losses and weights stay in float32."""
 
     surrogate: Literal["joint", "factored"] = "joint"
     """What is maximised, with A the advantage, r a probability ratio and c(r) the smaller of r A and clip(r) A.
     `joint`: (1 / N) sum_t c(r_t), over all N steps, with the whole action's ratio; a head with a choice in n of them
     learns n / N times as fast as one that always has. `factored`: sum_h (1 / n_h) sum_t c(r_th), with each head's own
-    ratio over the n_h steps in which it had a choice; all heads learn as fast. Where one head alone has a choice, in
+    ratio over the n_h steps in which it had a choice; all heads learn equally fast. If a single head has a choice, in
     every step, they are the same."""
 
     clip: float = Field(default=0.2, gt=0, lt=1)
@@ -130,7 +130,7 @@ class PPOSettings(Settings):
     all heads, or some of them by name."""
 
     entropy_floor: PerHead = PerHead.every(0.005)
-    """The same at the end of the annealing and ever after."""
+    """Weight of each head's entropy at the end of the annealing and from then on."""
 
     entropy_anneal: float = Field(default=0.7, gt=0, le=1)
     """Fraction of training over which entropy weights fall to their floors."""
@@ -148,7 +148,7 @@ class PPOSettings(Settings):
     """AdamW's denominator offset."""
 
     value_weight_decay: float = Field(default=1e-4, ge=0)
-    """Decoupled weight decay of the value head alone: whatever the actor computes with is never decayed."""
+    """Decoupled weight decay of the value head alone; parameters of the actor are never decayed."""
 
     max_gradient_norm: float = Field(default=0.5, gt=0)
     """The gradient over all parameters is scaled down to this norm."""
