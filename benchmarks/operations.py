@@ -75,7 +75,7 @@ class Player:
     def __init__(self, settings: TrainSettings, size: int) -> None:
         self.size = size
         instances = sample_instances(settings, 0, 0)[:: settings.environments // size][:size]
-        self._episodes = make_evaluation_config(settings).episodes(instances)
+        self._episodes = make_evaluation_config(settings).create_episodes(instances)
         self._controller = Uniform()
         self._state = self._controller.start([settings.seed + network for network in range(size)])
         for _ in range(LEAD):

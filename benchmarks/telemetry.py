@@ -166,7 +166,8 @@ def measure_iteration(settings: TrainSettings, learner: PPO, store: RunStore, nu
     suite, size = get_suite(settings.suite), settings.environments
     rewards = [settings.reward[0].at_progress(0.0)] * size
     instances = sample_instances(settings, number, 0)
-    episodes = make_evaluation_config(settings).with_promise(settings.promise).episodes(instances, rewards=rewards)
+    config = make_evaluation_config(settings).with_promise(settings.promise)
+    episodes = config.create_episodes(instances, rewards=rewards)
     recorder = TimedRecorder(episodes, number + 1, watched=settings.telemetry.select_watched(size))
     generator = torch.Generator().manual_seed(number)
     noise = torch.rand(suite.steps, size, len(Head), generator=generator)

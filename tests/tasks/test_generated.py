@@ -73,7 +73,7 @@ def test_every_feature_that_a_policy_sees_varies_in_training() -> None:
     high = [np.full(len(part), -np.inf) for part in names]
     for suite in [get_suite("tokens"), *(get_suite(f"generated:{number}") for number in (1, 3, 6, 10, 11, 15, 19, 28))]:
         instances = suite.sample(6, "train", np.random.default_rng(0))
-        episodes = EvaluationConfig(suite.name, Rules()).with_promise(LookSettings().promise).episodes(instances)
+        episodes = EvaluationConfig(suite.name, Rules()).with_promise(LookSettings().promise).create_episodes(instances)
         controller = Uniform()
         state = controller.start([instance.seed for instance in instances])
         for _ in range(14):
@@ -119,7 +119,7 @@ def test_no_more_grows_than_the_suite_allows() -> None:
     suite = get_suite("generated:11")
     assert suite.parameter_cap is not None
     instances = suite.sample(8, "train", np.random.default_rng(0))
-    episodes = EvaluationConfig(suite.name, Rules()).episodes(instances)
+    episodes = EvaluationConfig(suite.name, Rules()).create_episodes(instances)
     controller = Uniform()
     state = controller.start([instance.seed for instance in instances])
     most = 0

@@ -113,7 +113,7 @@ def _train(task: _PoolTask) -> tuple[Floats, Floats]:
     """J on validation data after each decision ``[E, T]``, and scores on test data ``[E]``."""
     conduct = task.terms.conduct.model_copy(update={"promise": None, "plateau": None})
     terms = replace(task.terms, conduct=conduct)
-    episodes = terms.episodes(task.instances, fossils=task.fossils)
+    episodes = terms.create_episodes(task.instances, fossils=task.fossils)
     waiting, curve = wait(len(task.instances)), list[Floats]()
     for _ in range(episodes.suite.steps):
         episodes.step(waiting)

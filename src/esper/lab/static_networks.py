@@ -215,7 +215,7 @@ def train_cohort(task: StaticTask) -> list[Result]:
     instances = [network.instance for network in task.networks]
     fossils = [network.fossils for network in task.networks]
     terms = replace(task.terms, conduct=task.terms.conduct.model_copy(update={"plateau": None}))
-    episodes = terms.episodes(instances, suite=suite, fossils=fossils)
+    episodes = terms.create_episodes(instances, suite=suite, fossils=fossils)
     log, waiting = EpisodeLog(suite, instances), wait(len(instances))
     finals: dict[int, FinalScore] = {}
     for decision in range(1, suite.steps + 1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import gymnasium
@@ -23,10 +22,10 @@ from esper.errors import ConfigError
 from esper.lifecycle.actions import head_sizes
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.rules import Rules
-from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.arrays import Bools, Floats
 from esper.numerics.devices import CPU, DeviceName, usable_device
 from esper.population.population import StrategyChoice
-from esper.rl.episodes import Episodes, FinalScore
+from esper.rl.episodes import Episodes, FinalScore, StepResult
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
 from esper.rl.settings import EpisodeConfig
 from esper.tasks.registry import get_suite
@@ -34,20 +33,6 @@ from esper.tasks.suite import Split, Suite
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
-
-
-@dataclass(frozen=True)
-class GrowthStep:
-    """The results of one step of E networks, all ``[E, ...]``."""
-
-    reward: Floats
-    finished: Bools
-    action: Ints
-    """The actions that took effect, ``[E, 8]``."""
-    canonicalised: Bools
-    """Whether another action took effect than was passed."""
-    rolled_back: Bools
-    """Whether the governor rolled the network back."""
 
 
 class GrowthSettings(Settings):
@@ -158,8 +143,12 @@ class Growth:
         self._masks = self._episodes.legal_actions()
 
     @torch.inference_mode(False)
-    def step(self, actions: Array) -> GrowthStep:
+    def step(self, actions: Array) -> tuple[StepResult, Arrays]:
         """One decision per network from any integers ``[E, 8]``; an illegal action becomes WAIT.
+
+        Returns the result, and the info about it by name: the ``action`` that took effect ``[E, 8]``, whether it is
+        another than was passed (``canonicalised [E]``), and whether the governor rolled the network back
+        (``rolled_back [E]``).
 
         Raises:
             IllegalActionError: ``actions`` is no integer array of that shape.
@@ -169,7 +158,7 @@ class Growth:
         self._masks = self.episodes.legal_actions()
         rolled_back = np.zeros(self.size, np.bool_)
         rolled_back[[incident.environment for incident in result.incidents]] = True
-        return GrowthStep(result.reward, result.finished, effective, changed, rolled_back)
+        return result, {"action": effective, "canonicalised": changed, "rolled_back": rolled_back}
 
     def observe(self) -> Arrays:
         """The present observation, as from `make_observation_arrays`."""
@@ -219,8 +208,8 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
     """One step is one decision per network, then its minibatches, then its evaluation.
 
     An episode has a fixed horizon, which the agent observes: its end is termination, never truncation. Nothing
-    resets automatically here; ``reset(options={"reset_mask": bool [E]})`` begins new episodes where the mask is True and
-    leaves all others as they are.
+    resets automatically here; ``reset(options={"reset_mask": bool [E]})`` begins new episodes where it is True, and
+    leaves the others as they are.
 
     Any integers ``[E, 8]`` are accepted as actions. Heads that an operation does not read become 0, an illegal action
     becomes WAIT, and ``info["action"]`` holds the action that took effect. ``info["masks"]`` holds the exact
@@ -280,9 +269,9 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
             raise ResetNeeded(
                 f"episodes {np.flatnonzero(ended).tolist()} have ended; reset them with options={{'{RESET_MASK}': ...}}"
             )
-        step = self.growth.step(actions)
-        info = {**self._info(), **_make_step_info(step, ~ended)}
-        return self.growth.observe(), step.reward, step.finished, np.zeros_like(ended), info
+        result, step_info = self.growth.step(actions)
+        info = {**self._info(), **_add_masks(step_info, ~ended)}
+        return self.growth.observe(), result.reward, result.finished, np.zeros_like(ended), info
 
     def action_masks(self) -> Bools:
         """The flat masks ``[E, sum(head sizes)]``: choices that are legal under some legal earlier choice."""
@@ -349,7 +338,7 @@ class SameStepGrowth(GrowthVectorEnv):
 
 
 class NextStepGrowth(GrowthVectorEnv):
-    """As `GrowthVectorEnv`, but the step after an episode's end ignores its action and begins a new one, for no reward."""
+    """As `GrowthVectorEnv`, but the step after an episode's end ignores its action, begins a new one and pays 0."""
 
     metadata: dict[str, Any] = {**GrowthVectorEnv.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
     autoreset_mode = AutoresetMode.NEXT_STEP
@@ -361,11 +350,11 @@ class NextStepGrowth(GrowthVectorEnv):
         ended = self.growth.episodes.finished
         # Networks share one program: those that ended take part in the step of the others, whatever their action, and
         # are reset after it.
-        step = self.growth.step(actions)
+        result, step_info = self.growth.step(actions)
         observation, fresh = self.reset(options={RESET_MASK: ended})
-        info = {**fresh, **_make_step_info(step, ~ended)}
-        rewards = np.where(ended, 0.0, step.reward)
-        return observation, rewards, step.finished & ~ended, np.zeros_like(ended), info
+        info = {**fresh, **_add_masks(step_info, ~ended)}
+        rewards = np.where(ended, 0.0, result.reward)
+        return observation, rewards, result.finished & ~ended, np.zeros_like(ended), info
 
 
 _MODES = {kind.autoreset_mode: kind for kind in (GrowthVectorEnv, SameStepGrowth, NextStepGrowth)}
@@ -382,15 +371,6 @@ def make_vector(
     if not isinstance(autoreset_mode, AutoresetMode) and autoreset_mode not in names:
         raise ConfigError(f"unknown autoreset mode '{autoreset_mode}' (known: {', '.join(names)})")
     return _MODES[AutoresetMode(autoreset_mode)](num_envs, **arguments)
-
-
-def _make_step_info(step: GrowthStep, rows: Bools) -> Info:
-    info = {
-        "action": step.action,
-        "canonicalised": step.canonicalised,
-        "rolled_back": step.rolled_back,
-    }
-    return _add_masks(info, rows)
 
 
 def _add_masks(values: Mapping[str, Any], rows: Bools) -> Info:
@@ -446,9 +426,10 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
         """
         if not self.growth.has_episodes or self.growth.episodes.finished[0]:
             raise ResetNeeded("call reset() to begin an episode")
-        step = self.growth.step(np.asarray(action)[None])
-        info = {**self._info(), "action": step.action[0], "canonicalised": bool(step.canonicalised[0])}
-        reward, finished = float(step.reward[0]), bool(step.finished[0])
+        result, step_info = self.growth.step(np.asarray(action)[None])
+        changed = bool(step_info["canonicalised"][0])
+        info = {**self._info(), "action": step_info["action"][0], "canonicalised": changed}
+        reward, finished = float(result.reward[0]), bool(result.finished[0])
         return _first_row(self.growth.observe()), reward, finished, False, info
 
     def action_masks(self) -> Bools:

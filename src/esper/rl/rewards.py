@@ -291,7 +291,7 @@ def pay_outcome(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
     """``J' - J``: telescopes to J of the committed network, exactly.
 
     Known failure: noise of single evaluations enters every step's reward, though not their sum. In loss, a controller
-    that moves alpha to and fro is not told apart from an honest one (docs/rewards.md).
+    that moves alpha to and fro is not distinguished from an honest one (docs/rewards.md).
     """
     return {"objective": compute_objective(inputs.after, settings) - compute_objective(inputs.before, settings)}
 

@@ -141,7 +141,7 @@ def collect_rollout(task: ShardTask) -> ShardResult:
     modes = [reward.at_progress(iteration / settings.iterations) for reward in settings.reward]
     rewards = assign_rewards(modes, settings.environments, group)[first : first + size]
     config = replace(make_evaluation_config(settings, task.device), suite=suite_name)
-    episodes = config.with_promise(settings.promise).episodes(instances, rewards=rewards)
+    episodes = config.with_promise(settings.promise).create_episodes(instances, rewards=rewards)
 
     # Their events. A run's slots and blueprints are those of its own suite: on others no reader could name them.
     recorder = None
@@ -166,7 +166,7 @@ def collect_rollout(task: ShardTask) -> ShardResult:
 
     # The baseline is a population of its own, one network per group that only waits: so the numbers of the episodes
     # above are the same with and without it, to the last bit.
-    waiting = config.with_promise(None).episodes(instances[::group], rewards=rewards[::group])
+    waiting = config.with_promise(None).create_episodes(instances[::group], rewards=rewards[::group])
     steps = [waiting.step(wait(waiting.size)) for _ in range(suite.steps)]
     baseline_rewards = torch.from_numpy(np.stack([step.reward for step in steps])).float()
     rollout = result.rollout._replace(control_variate=baseline_rewards.repeat_interleave(group, 1))

@@ -182,7 +182,7 @@ class EvaluationConfig:
         """This configuration with promises measured by these settings, or not at all."""
         return replace(self, conduct=self.conduct.model_copy(update={"promise": promise}))
 
-    def episodes(
+    def create_episodes(
         self,
         instances: Sequence[Instance],
         *,
@@ -242,7 +242,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
         RunError: the device's memory ran out.
     """
     instances = [instance for part in task.parts for instance in part.instances]
-    episodes = task.config.episodes(instances)
+    episodes = task.config.create_episodes(instances)
     ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
     part_rows = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
 
