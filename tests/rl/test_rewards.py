@@ -324,7 +324,7 @@ def test_flops_of_a_host_are_those_of_its_products() -> None:
     assert SUITE.flops(wide) == 2 * (tokens * sum(weights[:-1]) + weights[-1])
 
 
-def test_what_was_done_is_told() -> None:
+def test_actions_and_pruned_ages_are_recorded() -> None:
     running = episodes(instances(3))
     running.step(np.stack([action(Op.GERMINATE, 0, MLP)] * 3))
     for _ in range(3):
@@ -367,9 +367,7 @@ def test_a_reward_of_ones_own_is_named_like_any_other(monkeypatch: pytest.Monkey
         ({"rollback": np.zeros(1)}, "'rollback' is the governor's penalty, choose another name"),
     ],
 )
-def test_a_reward_that_gives_no_terms_is_told_what_it_gave(
-    given: Any, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reward_that_returns_no_terms_is_refused(given: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.rl.rewards.MODES", dict(MODES))
     register_reward("mine")(lambda inputs, settings: given)
     (settings,) = SPEC.validate_python("mine")

@@ -20,7 +20,7 @@ class Doomed(NamedTuple):
     """Kills its process at the first attempt."""
 
     mark: str
-    """A file that tells of the first attempt; empty: nobody is killed."""
+    """A file that marks the first attempt; empty: nobody is killed."""
     task: ShardTask
 
 

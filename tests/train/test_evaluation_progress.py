@@ -175,20 +175,20 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, tasks: list[CohortTask]):
 
 
 def test_another_policy_takes_nothing_over(tmp_path: Path):
-    told: list[tuple[int, int]] = []
+    counts: list[tuple[int, int]] = []
 
     def stop(done: int, total: int, current: str) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    def tell(known: int, total: int) -> None:
-        told.append((known, total))
+    def report(known: int, total: int) -> None:
+        counts.append((known, total))
 
     with started(tmp_path / "run", tiny("iterations=2")) as trainer, LocalWorkers(1) as workers:
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
-                evaluate_run(trainer.run, workers, 2, 0, stop, tell)
+                evaluate_run(trainer.run, workers, 2, 0, stop, report)
         trainer.train(ignore)
-        evaluate_run(trainer.run, workers, 2, 0, taken_over=tell)
-    assert told == [(0, 10), (2, 10), (0, 10)]
+        evaluate_run(trainer.run, workers, 2, 0, taken_over=report)
+    assert counts == [(0, 10), (2, 10), (0, 10)]
     assert not RunDirectory(tmp_path / "run").evaluation_progress.exists()

@@ -65,7 +65,7 @@ def test_a_mixed_run_learns_from_all_and_goes_on_bit_exactly(tmp_path: Path) -> 
 def assert_only_the_runs_own_suite_is_told_of(trainer: Trainer) -> None:
     drawn = [[trainer.settings.draw_suite(iteration, shard) for shard in range(2)] for iteration in range(2)]
     with RunReader.open(trainer.run.store) as reader:
-        told = [(event.iteration, event.environment) for event in reader.events(EpisodeStarted)]
+        recorded = [(event.iteration, event.environment) for event in reader.events(EpisodeStarted)]
     own = [
         (iteration + 1, shard * 4 + row)
         for iteration, names in enumerate(drawn)
@@ -73,7 +73,7 @@ def assert_only_the_runs_own_suite_is_told_of(trainer: Trainer) -> None:
         for row in range(4)
         if name == "tokens"
     ]
-    assert sorted(told) == own
+    assert sorted(recorded) == own
     assert 0 < len(own) < 2 * 8
 
 
@@ -166,10 +166,10 @@ def test_a_search_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> N
     with short_suite(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("esper.commands.bench.WORKERS", 1)
         assert main(words) == 0
-    said = capsys.readouterr()
-    found = json.loads(said.out.splitlines()[-1])
+    output = capsys.readouterr()
+    found = json.loads(output.out.splitlines()[-1])
     assert set(found["B"]) == {"random_search", "successive_halving"}
     assert "break_even" in found
-    assert "successive_halving" in said.err
+    assert "successive_halving" in output.err
     assert main([*words[:-2], "1"]) == 2
     assert "1 instances give no interval" in capsys.readouterr().err

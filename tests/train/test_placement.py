@@ -1,4 +1,4 @@
-"""A run says where its networks are computed; whoever computes them finds out whether that can be."""
+"""A run sets where its networks are computed, and workers check whether that is possible."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
     with FarAway() as far:
         policy = create_policy(settings).to(FAR)
         running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules, device=FAR)
-        told = EventRecorder(running, 1, watched=range(4))
+        recorder = EventRecorder(running, 1, watched=range(4))
         noise = torch.zeros(running.suite.steps, 4, 8)
         far.forget()
-        result = run_policy(policy, None, running, noise, told)
+        result = run_policy(policy, None, running, noise, recorder)
     assert {part.device for part in tensors(result.rollout)} == {CPU}
     assert {part.device for part in tensors(result.rollout.to(FAR))} == {FAR}
     assert far.reads.count("control/policy/network.py to_cpu") == running.suite.steps

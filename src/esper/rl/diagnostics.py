@@ -131,10 +131,12 @@ THRESHOLDS = _Thresholds()
 
 def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Anomaly, ...]:
     """The anomalies of the newest update of the ``history``, in the order of `Anomaly`."""
+    # Entropies count only in updates in which the operation was ever a choice.
     metrics = history[-1]
     numbers = metrics.scalars().values()
     op_entropies = [update.head_entropy["op"] for update in history if update.head_share["op"] > 0]
     chosen = metrics.head_share["op"] > 0
+    # One short update is chance; several in a row mean that the step size is too large.
     short = [
         update.stopped_early and update.optimizer_steps <= THRESHOLDS.short_steps
         for update in history[-THRESHOLDS.short_updates :]

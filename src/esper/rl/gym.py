@@ -71,6 +71,9 @@ class GrowthSettings(Settings):
             raise ConfigError(describe_first_error(error, cls).sentence) from error
 
 
+# The episodes, which all environments share
+
+
 class Growth:
     """E episodes on instances of a suite's split, behind all environments of this file.
 
@@ -153,6 +156,7 @@ class Growth:
         Raises:
             IllegalActionError: ``actions`` is no integer array of that shape.
         """
+        # Samples of the action space are rarely legal, so what is not legal is replaced rather than refused.
         effective, changed = canonicalise(np.asarray(actions), self.masks)
         result = self.episodes.step(effective.astype(np.int64))
         self._masks = self.episodes.legal_actions()
@@ -202,6 +206,9 @@ RESET_MASK = "reset_mask"
 
 Info = dict[str, Any]
 Transition = tuple[Arrays, Floats, Bools, Bools, Info]
+
+
+# Vector environments, one per autoreset mode
 
 
 class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
@@ -328,6 +335,7 @@ class SameStepGrowth(GrowthVectorEnv):
         observation, rewards, terminations, truncations, info = super().step(actions)
         if not terminations.any():
             return observation, rewards, terminations, truncations, info
+        # The last observation and info are kept beside the first ones of the new episodes, as Gymnasium prescribes.
         final = np.full(self.num_envs, None, object)
         for row in np.flatnonzero(terminations):
             final[row] = {name: array[row] for name, array in observation.items()}
@@ -383,6 +391,9 @@ def _restrict(info: Info, rows: Bools) -> Info:
     values = {key: value for key, value in info.items() if not key.startswith("_")}
     nested = {key: _restrict(cast(Info, value), rows) for key, value in values.items() if isinstance(value, dict)}
     return _add_masks({**values, **nested}, rows)
+
+
+# A single environment
 
 
 class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):

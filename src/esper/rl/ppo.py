@@ -346,6 +346,8 @@ class PPO:
         and frees its graph before it: truncated backpropagation through time (Williams and Peng, 1990).
         """
         settings, policy = self.settings, self.policy
+
+        # The weight of each batch in the minibatch's loss: its share of the steps.
         steps = torch.stack([batch.rollout.running.sum() for batch in batches])
         shares = (steps / steps.sum()).unbind()
         all_stats: list[MinibatchStats] = []
@@ -411,6 +413,8 @@ class PPO:
         Both are less the control variate, if there is one; advantages are relative to the group, if there are groups.
         """
         settings, running = self.settings, rollout.running
+
+        # Rewards less the no-growth baseline's, which is 0 without one; then generalised advantages.
         advantage = estimate_advantages(
             subtract_control_variate(rollout.reward, rollout.control_variate, running, settings.gamma),
             rollout.value,
@@ -422,6 +426,7 @@ class PPO:
         target = advantage + rollout.value
         if settings.group > 1:
             advantage = subtract_group_mean(advantage, settings.group)
+        # A head learns only from steps in which it had a choice.
         is_open = self.policy.open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
         return PPOBatch(rollout, advantage, target, is_open)
 
@@ -467,6 +472,7 @@ class PPO:
         expected |= {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
         if optimizer:
             expected |= {f"optimizer.{name}": value for name, value in self._optimizer.expected_tensors().items()}
+        # Everything is checked before anything is loaded.
         _check_tensors(tensors, expected)
         self.policy.load_state_dict(policy)
         self._optimizer.load_state_tensors(optimizer)
@@ -487,7 +493,8 @@ class PolicyOptimizer:
         named = dict(policy.named_parameters())
         critic = {f"value_head.{name}": parameter for name, parameter in policy.value_head.named_parameters()}
         actor = {name: parameter for name, parameter in named.items() if name not in critic}
-        self._named = {**actor, **critic}  # in the order in which AdamW numbers its parameters
+        # In the order in which AdamW numbers its parameters.
+        self._named = {**actor, **critic}
         self._max_norm = settings.max_gradient_norm
         self._adam = torch.optim.AdamW(
             [

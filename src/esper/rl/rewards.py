@@ -126,23 +126,19 @@ class RewardSettings(Settings):
         return name
 
     @model_validator(mode="after")
-    def _require_supported_family(self) -> Self:
-        families = MODES[self.mode].families
-        if self.family not in families:
-            modes = [name for name, mode in MODES.items() if self.family in mode.families]
+    def _require_supported(self) -> Self:
+        mode = MODES[self.mode]
+        if self.family not in mode.families:
+            modes = [name for name in MODES if self.family in MODES[name].families]
             raise ValueError(
-                f"reward mode '{self.mode}' pays in {' or '.join(families)}, not in {self.family}; "
+                f"reward mode '{self.mode}' pays in {' or '.join(mode.families)}, not in {self.family}; "
                 f"modes for {self.family} are {', '.join(modes)}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _require_read_weights(self) -> Self:
-        for name in WEIGHTS:
-            if name not in MODES[self.mode].weights and getattr(self, name) != type(self).model_fields[name].default:
-                modes = [mode for mode in MODES if name in MODES[mode].weights]
+        for weight in WEIGHTS:
+            if weight not in mode.weights and getattr(self, weight) != type(self).model_fields[weight].default:
+                modes = [name for name in MODES if weight in MODES[name].weights]
                 raise ValueError(
-                    f"reward mode '{self.mode}' does not read {name}: leave it out, or choose {' or '.join(modes)}"
+                    f"reward mode '{self.mode}' does not read {weight}: leave it out, or choose {' or '.join(modes)}"
                 )
         return self
 

@@ -114,6 +114,7 @@ def concatenate_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
 
 def concatenate_by_shape(rollouts: Sequence[Rollout]) -> list[Rollout]:
     """One rollout per length, number of slots and number of blueprints, in order of first appearance."""
+    # Suites differ in steps, slots and blueprints; an update takes one rollout of each shape.
     groups: dict[tuple[int, ...], list[Rollout]] = {}
     for rollout in rollouts:
         steps, _, slots, blueprints, _ = rollout.observations.blueprints.shape
@@ -159,6 +160,7 @@ class RolloutBuffer:
         """
         if len(self._stored) == self._steps:
             raise RolloutError(f"the rollout is full after {self._steps} steps: finish it and start another")
+        # Shapes and types of what the policy and the environment returned.
         stored = _StoredStep(observation, masks, step.actions, step.chosen_log_prob, step.value, reward, running)
         scalars, per_head = (self._environments,), (self._environments, len(Head))
         for name, shape, dtype in (
@@ -193,6 +195,7 @@ class RolloutBuffer:
             _require(tensor.shape == (self._environments,), name, tuple(tensor.shape), (self._environments,))
         return Rollout(
             *merge_arrays(torch.stack, self._stored),
+            # Nothing follows a terminated episode; a cut one goes on, worth what the policy expects of it.
             final_value=final_value.masked_fill(terminated, 0.0),
             state=self._state,
             control_variate=torch.zeros(self._steps, self._environments, device=final_value.device),

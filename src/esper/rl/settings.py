@@ -54,12 +54,14 @@ class EpisodeConfig(Settings):
 
         They depend on each network's own number of decisions alone.
         """
+        # Slots take turns: each is due at another remainder.
         return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
 
     def find_stalled(self, plateau_age: Floats, table: SeedTable) -> Bools:
         """The networks that end on a plateau, ``[E]``, after ``plateau_age [E]`` decisions without an improvement."""
         if self.plateau is None:
             return np.zeros(len(plateau_age), np.bool_)
+        # A living seed may still bring the improvement.
         return (plateau_age >= self.plateau) & ~table.live.any(axis=1)
 
 
@@ -72,6 +74,7 @@ class PPOSettings(Settings):
 
     renamed: ClassVar[Mapping[str, str]] = {"twin": "no_growth_baseline"}
 
+    # Returns and advantages
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per step. Below 1 a reward at the end of a long episode fades: .99 leaves .22 of it after 150 steps."""
 
@@ -91,6 +94,7 @@ class PPOSettings(Settings):
     normalise_advantages: bool = True
     """Standardise advantages over the rollout."""
 
+    # The update: its epochs and minibatches, and how it is computed
     epochs: int = Field(default=8, ge=1, le=100)
     """Passes over each rollout."""
 
@@ -109,6 +113,7 @@ class PPOSettings(Settings):
     """Multiply matrices of the update in bfloat16, except those of the LSTM; only for policies on a CUDA device.
     Probabilities, losses and weights stay in float32."""
 
+    # The loss
     surrogate: Literal["joint", "factored"] = "joint"
     """What is maximised, with A the advantage, r a probability ratio and c(r) the smaller of r A and clip(r) A.
     `joint`: (1 / N) sum_t c(r_t), over all N steps, with the whole action's ratio; a head with a choice in n of them
@@ -135,6 +140,7 @@ class PPOSettings(Settings):
     entropy_anneal: float = Field(default=0.7, gt=0, le=1)
     """Fraction of training over which entropy weights fall to their floors."""
 
+    # The optimizer
     learning_rate: float = Field(default=3e-3, gt=0, le=1)
     """AdamW's step size at the start of training."""
 

@@ -83,6 +83,7 @@ class EpisodeLog:
 
     def add(self, actions: Ints, result: StepResult) -> None:
         """Record one step of all episodes."""
+        # Arrays are kept as they are, for tallies; changes and rollbacks as records, for readers.
         step = len(self.steps)
         self.steps.append(actions)
         self.running.append(result.running)
@@ -136,6 +137,7 @@ class EpisodeLog:
         Raises:
             ValueError: the record holds something else than logs do now.
         """
+        # A log of another version has other fields.
         log = cls(suite, instances)
         if record.keys() != log._recorded().keys():
             raise ValueError(f"not the record of a log: {sorted(record)}")
@@ -148,6 +150,7 @@ class EpisodeLog:
 
 def stack_actions(logs: Sequence[EpisodeLog]) -> Ints:
     """The actions of several cohorts as one ``[T, N, 8]``; those whose episodes all ended earlier then wait."""
+    # Cohorts of a suite stop when all their episodes have ended, so their logs differ in length.
     longest = max(len(log.steps) for log in logs)
     padded = [np.stack(log.steps + [wait(len(log.instances))] * (longest - len(log.steps))) for log in logs]
     return np.concatenate(padded, axis=1)

@@ -79,6 +79,7 @@ def load_baseline_settings(suite: Suite) -> BaselineSettings:
     path = _TUNED / f"{suite.name}.yaml"
     if path.exists():
         return load_settings(BaselineSettings, path, ())
+    # Nobody tuned the baselines for this suite: plant every blueprint once in every slot, in turn.
     slots, blueprints = range(len(suite.sites)), range(len(suite.blueprints))
     one_each = tuple((slot, slot % len(blueprints)) for slot in slots)
     every_pair = tuple((slot, blueprint) for blueprint in blueprints for slot in slots)
@@ -278,11 +279,14 @@ def attribute_kept_seeds(episodes: Episodes) -> list[SeedShapley]:
     They are only reported, so they need no test data. On suites about the loss they are shares of a guess's loss.
     """
     population, suite = episodes.population, episodes.suite
+    # By what growth is about on the suite: accuracy, or the loss in units of a guess's loss.
     rng = np.random.default_rng(_COALITION_ORDERS)
     attribution = attribute_networks(population, episodes.validation, rng, select_committed(population))
     metric, unit = (ACCURACY, 1.0) if suite.objective == "accuracy" else (LOSS, suite.chance_loss)
     values, errors = attribution.values[metric] / unit, attribution.errors[metric] / unit
     interactions = attribution.interactions[metric] / unit
+
+    # One entry per episode: the kept seeds, and the pairs whose interaction was computed.
     shapley: list[SeedShapley] = []
     for row, instance in enumerate(episodes.instances):
         blueprints: list[int] = population.table.blueprint[row].tolist()
@@ -332,6 +336,7 @@ def split_into_cohorts(
     size = min(COHORT, len(instances))
     parts_per_cohort = max(COHORT // size, 1)
     tasks: list[CohortTask] = []
+    # Only controllers for which the same promises are measured can share a population.
     for shared_config, neighbours in groupby(controllers, config.for_controller):
         parts = [
             CohortPart(controller, instances[start : start + size])
@@ -347,6 +352,7 @@ def split_into_cohorts(
 
 def join_cohorts(controllers: int, cohorts: Sequence[Sequence[EvaluationResult]]) -> list[EvaluationResult]:
     """The results of the cohorts of so many controllers, joined by controller."""
+    # Each controller has equally many parts, one after the other.
     results = [result for cohort in cohorts for result in cohort]
     count = len(results) // controllers
     return [
@@ -391,12 +397,16 @@ class EvaluationProgress:
             RunError: the folder cannot be used.
         """
         self._folder, self._inputs = folder, inputs
+
+        # Read the files of these tasks; a missing or damaged file is as good as none.
         self._cohorts: dict[str, list[EvaluationResult]] = {}
         for task in tasks:
             key = self._compute_key(task)
             cohort = read_cached(self._path(key), key, lambda values, task=task: _decode_cohort(values, task))
             if cohort is not None:
                 self._cohorts[key] = cohort
+
+        # Remove all other files: they are of other inputs, or half-written.
         try:
             folder.mkdir(exist_ok=True)
             for path in set(folder.iterdir()) - set(map(self._path, self._cohorts)):
@@ -414,6 +424,7 @@ class EvaluationProgress:
         keys = [self._compute_key(task) for task in tasks]
         missing = [index for index, key in enumerate(keys) if key not in self._cohorts]
         for position, cohort in workers.as_completed(evaluate_cohort, [tasks[index] for index in missing]):
+            # Written at once, so that stopping the evaluation loses only the cohorts that are running.
             key = keys[missing[position]]
             write_cached(self._path(key), key, [result.to_json() for result in cohort])
             self._cohorts[key] = cohort

@@ -61,8 +61,10 @@ class EventRecorder:
         self._iteration = iteration
         self._first_environment = first_environment
         self._records_steps = records_steps
+        # Watched environments of other shards are recorded there.
         rows = [number - first_environment for number in watched]
         self._watched_rows = [row for row in rows if 0 <= row < episodes.size]
+        # The newest verdicts, contributions and rewards: events are about changes, and about sums.
         shape = (episodes.size, len(episodes.suite.sites))
         self._reasons = np.full(shape, Reason.NO_GATE, np.int8)
         self._judged_stages = np.full(shape, Stage.DORMANT, np.int8)
@@ -99,6 +101,7 @@ class EventRecorder:
         for row in self._watched_rows:
             if self._episodes.finished[row]:
                 continue
+            # Only the heads that the operation reads have decided anything.
             relevant = RELEVANT[int(step.actions[row, Head.OP])]
             yield PolicyLooked(
                 **self._place(row),

@@ -66,6 +66,7 @@ def summarise_iteration(
     objective = np.concatenate([log.objective for log in logs])
     families = np.array([instance.family for log in logs for instance in log.instances])
     shares = [log.compute_operation_shares() for log in logs]
+    # Slots have names on the run's own suite only; in a mix, other suites have other slots.
     kept = [log.kept for log in logs if log.suite == settings.suite]
     kept_by_slot: list[float] = np.concatenate(kept).mean(0).tolist() if kept else []
     return Iteration(
@@ -90,6 +91,7 @@ def summarise_iteration(
 
 def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]) -> None:
     """Store an iteration's figures as scalars and events; ``baselines`` are their scores on the probe instances."""
+    # Scalars: one series per name.
     number, update = iteration.number, iteration.update
     scalars = {
         "objective": iteration.objective,
@@ -107,6 +109,7 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
         scalars["probe_score"] = iteration.probe_score
     store.scalars(number, scalars)
 
+    # Events: anomalies, the probe, and the update.
     for anomaly in iteration.anomalies:
         store.emit(AnomalyRaised(iteration=number, anomaly=str(anomaly), meaning=anomaly.meaning))
     if iteration.probe_score is not None:

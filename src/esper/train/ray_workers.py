@@ -67,12 +67,14 @@ class RayWorkers(Workers):
         ray.shutdown()
 
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Any:
+        # A CUDA device stands for one GPU, which Ray lends to the task.
         gpus = int(isinstance(task, DeviceTask) and task.device.partition(":")[0] == "cuda")
         if gpus and not ray.cluster_resources().get("GPU"):  # Ray would wait for one
             raise ConfigError("a task needs a GPU and Ray has none: set devices=[cpu], or add machines with GPUs")
         return self._task.options(num_gpus=gpus).remote(function, task)
 
     def _wait(self, handles: list[Any]) -> list[Any]:
+        # Wait without end, but report every so often why nothing is done.
         while True:
             done = cast("list[Any]", ray.wait(handles, timeout=SECONDS_BETWEEN_LINES, fetch_local=False)[0])
             if done:
@@ -88,6 +90,7 @@ class RayWorkers(Workers):
                 _log.warning("%s, or waiting: Ray has %s free (`ray status`)", self.describe_progress(), free_counts)
 
     def _fetch(self, handle: Any) -> Any:
+        # Errors of a task come back as values, so what Ray itself raises is about the worker.
         try:
             result, error = ray.get(handle)
         except RayTaskError as error:
@@ -114,6 +117,7 @@ class RayWorkers(Workers):
 def _connect(max_tasks: int, address: str | None) -> None:
     if address is not None:
         _require_reachable(address)
+    # Ray would report usage over the network, and replace the handler of SIGTERM.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     stopping = signal.getsignal(signal.SIGTERM)
     try:

@@ -29,6 +29,9 @@ Bounds = tuple[float, float]
 """Both ends of an interval."""
 
 
+# Results, and the Shapley values of kept seeds
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of one controller, or another arm, on one instance; all scores are on test data."""
@@ -108,6 +111,9 @@ class SeedShapley:
     """Pairs of kept seeds; empty if the values are estimates."""
 
 
+# Comparisons of arms
+
+
 @dataclass(frozen=True)
 class Arm:
     """One arm of a comparison on the same instances: a way of training policies, or another kind of controller."""
@@ -168,6 +174,9 @@ class EvaluationRecord(ComparisonRecord):
     place: str
     """The split's instances, as a phrase for sentences."""
     answer: str
+
+
+# Files
 
 
 def select_split(results: Sequence[Result], split: Split) -> list[Result]:
@@ -236,6 +245,7 @@ def write_cached(path: Path, key: str, value: Any) -> None:
 
 def read_cached(path: Path, key: str | None, decode: Callable[[Any], T]) -> T | None:
     """The value that `write_cached` wrote under ``key``, or under any key if it is None; None if missing or damaged."""
+    # A cache that cannot be read is as good as none: its results are computed again.
     try:
         file = json.loads(read_bounded(path, MOST_BYTES))
         if file["sha256"] != _compute_digest(file["value"]) or key not in (None, file["cache_key"]):
@@ -270,6 +280,7 @@ def _compute_digest(value: Any) -> str:
 def _require_comparable(results: list[Result]) -> list[Result]:
     if any(result.split is None for result in results):
         raise ValueError("the split of an instance is missing")
+    # Comparisons are paired, so every controller must have played what the policy played.
     for split in SPLITS:
         instances: dict[str, list[str]] = {}
         for result in select_split(results, split):

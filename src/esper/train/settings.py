@@ -45,6 +45,7 @@ class TelemetrySettings(Settings):
 class TrainSettings(Settings):
     """How a growth controller is learned."""
 
+    # The problems, and the policy to start from
     suite: str = "tokens"
     """The distribution of learning problems."""
     mix: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class TrainSettings(Settings):
     settings under `policy` must be those of this run."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Random seed from which all randomness of the run follows."""
+    # The size of training, and how it is computed
     iterations: int = Field(default=20, ge=1)
     """Rollouts, each followed by a policy update. A rollout is one whole episode in every environment."""
     environments: int = Field(default=128, ge=1)
@@ -72,6 +74,7 @@ class TrainSettings(Settings):
     networks_per_pass: int | None = Field(default=None, ge=1)
     """The most networks of a shard that are computed at once, if a device's memory does not hold them all; null: all
     of them. It changes results only in rounding."""
+    # Rewards, episodes, policy and learning
     reward: RewardSpec = (OUTCOME,)
     """How the controller is paid: a mode's name, its settings, or a list of either that groups of environments use in
     turns."""
@@ -83,6 +86,7 @@ class TrainSettings(Settings):
     """The policy's sizes, how it starts, and the floors of its probabilities."""
     ppo: PPOSettings = PPOSettings()
     """How the policy learns."""
+    # Records, probes and checkpoints
     telemetry: TelemetrySettings = TelemetrySettings()
     """What the run store records of the growing networks."""
     probe_every: int = Field(default=10, ge=1)
@@ -124,6 +128,7 @@ class TrainSettings(Settings):
                 "promises are measured by the settings of the rule that advises the policy: set "
                 "policy.advice.rule.promise instead of conduct.promise, or policy.advice to null"
             )
+        # Every suite must leave enough decisions to measure all slots.
         measured = self.conduct.model_copy(update={"promise": self.promise})
         for name in (self.suite, *self.mix):
             measured.require_measurements(SHORTEST if name == GENERATED else get_suite(name).steps)
@@ -145,27 +150,18 @@ class TrainSettings(Settings):
         return (devices,) if isinstance(devices, str) else devices
 
     @model_validator(mode="after")
-    def _require_used_devices(self) -> Self:
-        if len(self.devices) > self.shards:
+    def _require_suitable_shards(self) -> Self:
+        shards, size = self.shards, self.environments // self.shards
+        if len(self.devices) > shards:
             raise ValueError(
-                f"{len(self.devices)} devices have only {self.shards} shards to compute: raise shards or name fewer"
+                f"{len(self.devices)} devices have only {shards} shards to compute: raise shards or name fewer"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _require_whole_groups(self) -> Self:
-        part = self.shards * self.ppo.group
-        if self.environments % part:
+        if self.environments % (shards * self.ppo.group):
             raise ValueError(
-                f"environments ({self.environments}) must be a multiple of shards * ppo.group ({part}), "
-                "so that no group of environments on one instance is split between shards"
+                f"environments ({self.environments}) must be a multiple of shards * ppo.group "
+                f"({shards * self.ppo.group}), so that no group of environments on one instance is split between shards"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _require_filled_minibatches(self) -> Self:
         # In a mix each shard may be the only one of its shape, and the largest.
-        size = self.environments // self.shards
         if self.mix and size < self.ppo.minibatches:
             raise ValueError(
                 f"with a mix, each shard's {size} environments must fill ppo.minibatches ({self.ppo.minibatches}): "

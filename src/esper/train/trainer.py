@@ -76,6 +76,7 @@ class Trainer:
             RunError: the policy to start from is in no run.
         """
         trainer = cls(run, settings, store, workers)
+
         # A store with iterations once had a checkpoint. If it was removed, resuming fails instead of starting over.
         if trainer._checkpoints.iterations() or store.last_iteration():
             checkpoint = trainer._checkpoints.latest()

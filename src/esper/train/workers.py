@@ -98,6 +98,7 @@ class Workers(ABC):
         Raises:
             RunError: a worker process died. What a task raises is raised here, too.
         """
+        # At most `max_tasks` run at a time; whenever one is done, the next one starts.
         waiting, running = deque(enumerate(tasks)), dict[Any, int]()
         self._done, self._total, self._start_times = 0, len(tasks), {}
         try:
@@ -180,6 +181,7 @@ class LocalWorkers(Workers):
             self._folder.cleanup()
 
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Future[Any]:
+        # Without other processes the task is computed here and now.
         if self._executor is None:
             computed = Future[Any]()
             computed.set_result(function(task))
@@ -205,6 +207,7 @@ class LocalWorkers(Workers):
             path: Path = handle.result()
         except BrokenProcessPool as error:
             raise self._explain_death() from error
+        # The outcome is in the file where the task was.
         result, error = _read_value(path)
         path.unlink()
         if error is not None:
@@ -218,6 +221,7 @@ class LocalWorkers(Workers):
     def _explain_death(self) -> RunError:
         for process in self._context.processes:
             process.join(0.1)  # the executor's thread may be about to take the exit code
+        # The signal or exit code of the first process that has ended.
         codes = [process.exitcode for process in self._context.processes if process.exitcode is not None]
         cause = next((signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes), "killed")
         return RunError(
@@ -316,6 +320,7 @@ class Backend:
             ConfigError: there is no such cluster.
             RunError: Ray cannot be started.
         """
+        # The cores of a cluster are not those of this machine: there, as many tasks run as there are.
         cores = tasks if self.address else os.cpu_count() or 1
         max_tasks = max(min(tasks, cores), 1) if self.workers is None else self.workers
         if self.backend == "local":
