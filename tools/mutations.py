@@ -57,8 +57,8 @@ MUTATIONS = (
     ),
     Mutation(
         "rl/ppo.py",
-        "rewards + gamma * following - values, gamma * lam",
-        "rewards + gamma * following - values, lam",
+        "rewards + gamma * next_values - values, gamma * lam",
+        "rewards + gamma * next_values - values, lam",
         "rl",
     ),
     Mutation("growth/promise.py", "_grant(halves[0], second)", "_grant(halves[0], first)", "growth population"),
