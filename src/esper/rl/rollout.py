@@ -93,16 +93,16 @@ def standardise_advantages(batches: Sequence[PPOBatch]) -> list[PPOBatch]:
     return [batch._replace(advantage=(batch.advantage - mean) / deviation) for batch in batches]
 
 
-Episodes = TypeVar("Episodes", Rollout, PPOBatch)
-Parts = TypeVar("Parts")
+RolloutOrBatch = TypeVar("RolloutOrBatch", Rollout, PPOBatch)
+Tensors = TypeVar("Tensors")
 
 
-def select_steps(parts: Parts, index: slice | Tensor) -> Parts:
+def select_steps(tensors: Tensors, index: slice | Tensor) -> Tensors:
     """Tensors ``[T, E, ...]``, such as observations, at a slice of steps or, by bool ``[T, E]``, at some decisions."""
-    return map_arrays(lambda part: part[index], parts)
+    return map_arrays(lambda tensor: tensor[index], tensors)
 
 
-def select_environments(episodes: Episodes, index: Tensor) -> Episodes:
+def select_environments(episodes: RolloutOrBatch, index: Tensor) -> RolloutOrBatch:
     """The whole episodes of the environments at ``index``, int64 ``[n]``."""
     return map_arrays(lambda part: part[index] if part.dim() == 1 else part[:, index], episodes)
 

@@ -121,7 +121,7 @@ def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> lis
 
 @explain_out_of_memory()
 def collect_rollout(task: ShardTask) -> ShardResult:
-    """Run the shard's episodes to their end, and those of the no-growth baseline, if the settings want one.
+    """Run the shard's episodes to their end, and those of the no-growth baseline, if there is one.
 
     Raises:
         RunError: the device's memory ran out.
