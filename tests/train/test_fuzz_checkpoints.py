@@ -172,7 +172,7 @@ STAGES = {
     "is not an Esper checkpoint": "foreign",
     "has format version": "version",
     "checkpoint manifest": "manifest",
-    "claims another iteration": "iteration",
+    "says it is of iteration": "iteration",
     "is larger than": "size",
     "its size or its hash differs": "hash",
     "its header is too long": "header's length",
