@@ -52,7 +52,7 @@ def _short_suite() -> Iterator[None]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("stopping") / "whole"
     with started(path, SETTINGS) as trainer:
-        trainer.baseline_levels()
+        trainer.measure_baseline_levels()
         trainer.train(ignore)
     return path
 
@@ -113,7 +113,7 @@ def test_a_run_stops_where_it_is_and_goes_on_exactly(
 
     path = tmp_path / "run"
     with started(path, SETTINGS) as trainer:
-        trainer.baseline_levels()
+        trainer.measure_baseline_levels()
         monkeypatch.setattr(owner, name, interrupted)
         if place == "checkpoint":
             trainer.train(ignore)

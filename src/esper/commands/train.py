@@ -90,7 +90,7 @@ def _train(
                 open_loggers(tools, run.loggers, run.path.absolute().name, configuration) as log_iteration,
                 view_training(console, progress) as view,
             ):
-                view.show_baselines(trainer.baseline_levels())
+                view.show_baselines(trainer.measure_baseline_levels())
 
                 def report(iteration: Iteration) -> None:
                     view.add_iteration(iteration)

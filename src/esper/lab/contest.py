@@ -142,7 +142,7 @@ def train_and_play(
             raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this")
         if not _is_trained(run, settings):
             with run.open_store() as store:
-                yield from Trainer.open(run, settings, store, workers).iterations()
+                yield from Trainer.open(run, settings, store, workers).run_iterations()
         return play_policy(run, settings, instances, workers)
 
 

@@ -115,8 +115,18 @@ class RayWorkers(Workers):
 
 
 def _connect(max_tasks: int, address: str | None) -> None:
-    if address is not None:
-        _require_reachable(address)
+    # Ray itself would try for many minutes to reach an address where there is nothing.
+    if address not in (None, _OWN_CLUSTER):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"--address {address}: write it as host:port, or {_OWN_CLUSTER}")
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"no Ray cluster is reachable at {address} ({error}): give its head's host:port"
+            ) from error
+
     # Ray would report usage over the network, and replace the handler of SIGTERM.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     stopping = signal.getsignal(signal.SIGTERM)
@@ -139,19 +149,6 @@ def _connect(max_tasks: int, address: str | None) -> None:
         ) from error
     finally:
         signal.signal(signal.SIGTERM, stopping)  # Ray's own handler would end the process without closing anything
-
-
-def _require_reachable(address: str) -> None:
-    """Raise ConfigError unless a connection to the address succeeds: Ray itself would try for many minutes."""
-    if address == _OWN_CLUSTER:
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"--address {address}: write it as host:port, or {_OWN_CLUSTER}")
-    try:
-        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"no Ray cluster is reachable at {address} ({error}): give its head's host:port") from error
 
 
 def _compute(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None]:

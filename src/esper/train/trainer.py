@@ -97,7 +97,7 @@ class Trainer:
             trainer._save_checkpoint()
         return trainer
 
-    def baseline_levels(self) -> dict[str, float]:
+    def measure_baseline_levels(self) -> dict[str, float]:
         """The mean test score of each baseline on the probe instances; measured once per run."""
         levels = self.store.metadata().get(LEVELS)
         if levels is None:
@@ -115,10 +115,10 @@ class Trainer:
         Ctrl-C and SIGTERM abandon a running rollout or probe, which can be computed again, but wait for an update and
         for files to be written. They are raised when the last complete iteration has its checkpoint.
         """
-        report_iterations(self.iterations(), report)
+        report_iterations(self.run_iterations(), report)
 
-    def iterations(self) -> Generator[Iteration]:
-        """Yield the remaining iterations, training one at a time as `train` does."""
+    def run_iterations(self) -> Generator[Iteration]:
+        """Yield the remaining iterations, each as soon as it is done; stops as `train` does."""
         settings, began = self.settings, time.perf_counter()
         with Interrupts() as interrupts:
             try:
