@@ -187,7 +187,10 @@ def _decode(value: Any) -> Any:
             return np.array(array, np.dtype(dtype))
         case {"kind": kind, "fields": fields}:
             # JSON has no tuples, and records, being immutable, no lists.
-            values = {name: tuple(item) if isinstance(item, list) else item for name, item in fields.items()}
+            values = {
+                name: tuple(cast("list[Any]", item)) if isinstance(item, list) else item
+                for name, item in fields.items()
+            }
             return _RECORDS[kind](**values)
         case _:
             return value

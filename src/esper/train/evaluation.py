@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
@@ -402,7 +403,7 @@ class EvaluationProgress:
         self._cohorts: dict[str, list[EvaluationResult]] = {}
         for task in tasks:
             key = self._compute_key(task)
-            cohort = read_cached(self._path(key), key, lambda values, task=task: _decode_cohort(values, task))
+            cohort = read_cached(self._path(key), key, partial(_decode_cohort, task))
             if cohort is not None:
                 self._cohorts[key] = cohort
 
@@ -445,6 +446,6 @@ class EvaluationProgress:
         return self._folder / f"{key}.json"
 
 
-def _decode_cohort(values: list[dict[str, Any]], task: CohortTask) -> list[EvaluationResult]:
+def _decode_cohort(task: CohortTask, values: list[dict[str, Any]]) -> list[EvaluationResult]:
     suite, parts = get_suite(task.config.suite), zip(values, task.parts, strict=True)
     return [EvaluationResult.from_json(value, suite, part.instances) for value, part in parts]

@@ -116,7 +116,7 @@ class RayWorkers(Workers):
 
 def _connect(max_tasks: int, address: str | None) -> None:
     # Ray itself would try for many minutes to reach an address where there is nothing.
-    if address not in (None, _OWN_CLUSTER):
+    if address is not None and address != _OWN_CLUSTER:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             raise ConfigError(f"--address {address}: write it as host:port, or {_OWN_CLUSTER}")
