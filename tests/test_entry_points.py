@@ -97,7 +97,7 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
 
 
 def test_auto_is_refused_by_training_and_says_why() -> None:
-    with pytest.raises(ConfigError, match=r"auto goes by the clock.*name stacked or looped"):
+    with pytest.raises(ConfigError, match=r"auto depends on timings.*set stacked or looped"):
         load_settings(TrainSettings, None, ["strategy=auto"])
     assert GrowthSettings.parse({"strategy": "auto"}).strategy == "auto"
 
