@@ -472,24 +472,23 @@ class RewardTracker:
         if commitment is not None:
             accuracy = np.where(finished, commitment.accuracy, accuracy)
             loss = np.where(finished, commitment.loss, loss)
+        score: dict[Family, Floats] = {"accuracy": accuracy, "loss": 1 - loss / chance_loss}
 
         # Blended seeds contribute and pay rent; in finished episodes fossils alone.
         counted = np.where(finished[:, None], table.stage == Stage.FOSSILIZED, table.blended)
-        accuracy_contribution = np.where(counted, np.nan_to_num(evaluation.accuracy_contribution), 0.0)
-        loss_contribution = np.where(counted, np.nan_to_num(evaluation.loss_contribution), 0.0)
+        contribution: dict[Family, Floats] = {
+            "accuracy": np.where(counted, np.nan_to_num(evaluation.accuracy_contribution), 0.0),
+            "loss": np.where(counted, np.nan_to_num(evaluation.loss_contribution), 0.0) / chance_loss,
+        }
         costs = population.specs.costs
         parameters = (costs.parameters.resident(table) * counted).sum(axis=1)
         flops = (costs.flops.resident(table) * counted).sum(axis=1)
-        after = RewardState(
-            score={"accuracy": accuracy, "loss": 1 - loss / chance_loss},
-            contribution={"accuracy": accuracy_contribution, "loss": loss_contribution / chance_loss},
-            rent={
-                "parameters": compute_rent(parameters, population.host_parameters, self._rent),
-                "flops": compute_rent(flops, self._host_flops, self._rent),
-            },
-            stage=table.stage,
-            alpha=np.where(table.blended, table.alpha, 0.0).astype(np.float64),
-        )
+        rent: dict[RentBasis, Floats] = {
+            "parameters": compute_rent(parameters, population.host_parameters, self._rent),
+            "flops": compute_rent(flops, self._host_flops, self._rent),
+        }
+        alpha = np.where(table.blended, table.alpha, 0.0).astype(np.float64)
+        after = RewardState(score, contribution, rent, table.stage, alpha)
 
         # What the controller did: whether it acted, and how old the seed was that it pruned.
         op, slot = actions[:, Head.OP], actions[:, Head.SLOT]

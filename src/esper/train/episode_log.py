@@ -37,6 +37,7 @@ class StageChange:
 
 def list_stage_changes(transitions: Transitions, step: int, blueprints: Sequence[str]) -> list[StageChange]:
     """The changes of stage after one decision, by names, in order."""
+    indices: list[int] = transitions.blueprint.tolist()
     return [
         StageChange(
             environment=int(transitions.env[index]),
@@ -48,7 +49,7 @@ def list_stage_changes(transitions: Transitions, step: int, blueprints: Sequence
             cause=Cause(transitions.cause[index]).name.lower(),
             reason=Reason(transitions.reason[index]).name.lower(),
         )
-        for index, blueprint in enumerate(transitions.blueprint.tolist())
+        for index, blueprint in enumerate(indices)
     ]
 
 

@@ -206,6 +206,8 @@ class EventRecorder:
             kept = table.stage == Stage.FOSSILIZED
             committed = population.parameters_in(kept) / population.host_parameters
             for row in ended:
+                fossils: list[bool] = kept[row].tolist()
+                indices: list[int] = table.blueprint[row].tolist()
                 yield EpisodeEnded(
                     **self._place(row),
                     objective=float(result.potential[row]),
@@ -213,8 +215,7 @@ class EventRecorder:
                     added=float(committed[row]),
                     paid=float(self._paid[row]),
                     kept=tuple(
-                        blueprints[index] if fossil else None
-                        for index, fossil in zip(table.blueprint[row].tolist(), kept[row].tolist(), strict=True)
+                        blueprints[index] if fossil else None for index, fossil in zip(indices, fossils, strict=True)
                     ),
                 )
         self._step += 1
