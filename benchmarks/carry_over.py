@@ -135,7 +135,7 @@ def play(game: Game) -> Outcome:
 
 
 def _policy_of(path: Path, suite: Suite) -> Controller:
-    run = RunDirectory.open_own(path)
+    run = RunDirectory.open_training_run(path)
     origin = load_settings(PolicyOrigin, run.config)
     return restore_controller(run, origin, lambda rule: LookRule(rule, suite.steps), path.name)
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from scipy.stats import spearmanr
 
 from esper.control.rules import Planting, Schedule
-from esper.lifecycle.actions import Blend, wait
+from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU
 from esper.population.evaluation import evaluate_committed
@@ -73,7 +73,7 @@ def score_with(instances: Sequence[Instance], fossils: Fossils) -> Floats:
     for some in parts(instances):
         episodes = Episodes(SUITE, some, Rules(), fossils=[fossils] * len(some))
         for _ in range(SUITE.steps):
-            episodes.step(wait(episodes.size))
+            episodes.step(make_wait_actions(episodes.size))
         phases = [int(one.drift_step is not None) for one in some]
         test = [SUITE.data(one, "test", phase) for one, phase in zip(some, phases, strict=True)]
         found.append(evaluate_committed(episodes.population, stack_data(test, torch.device(CPU))).accuracy)
@@ -96,7 +96,7 @@ def promised(instances: Sequence[Instance], stage: int = LOOKED_BEFORE) -> dict[
     for some in parts(instances):
         episodes = Episodes(SUITE, some, Rules())
         for _ in range(stage):
-            episodes.step(wait(episodes.size))
+            episodes.step(make_wait_actions(episodes.size))
         data = stack_data([_first(one, max(EXAMPLES)) for one in some], torch.device(CPU))
         everywhere = np.ones((len(some), len(SUITE.sites)), np.bool_)
         for count in EXAMPLES:

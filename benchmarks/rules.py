@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
+from esper.engine.observation import Observation, list_features
 from rich.console import Console
 from rich.table import Table
 
 from esper.config.loading import load_settings
 from esper.control.controller import Actions, Controller
-from esper.control.observation import Observation, list_features
 from esper.control.rules import LookRule, LookSettings
 from esper.lab.evaluate import load_policy
 from esper.lifecycle.legality import ActionMasks
@@ -60,7 +60,7 @@ def renamed(name: str, **changed: float) -> Controller:
 
 def policy_of(path: Path) -> Controller:
     """The newest policy of a run, greedy, under the run's name."""
-    run = RunDirectory.open_own(path)
+    run = RunDirectory.open_training_run(path)
     controller = load_policy(run, load_settings(TrainSettings, run.config)).controller
     controller.name = path.name
     return controller

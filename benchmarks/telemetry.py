@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from esper.engine.observation import Observation
 from numpy.typing import NDArray
 
 from esper.config.loading import load_settings
-from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
 from esper.errors import RunError
 from esper.lifecycle.actions import Head
@@ -34,7 +34,7 @@ from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate_rollouts
 from esper.runs.events import Event, StepTaken
 from esper.runs.reader import RunReader
-from esper.runs.store import RunStore, as_rows
+from esper.runs.store import RunStore, encode_events
 from esper.tasks.registry import get_suite
 from esper.train.collect import create_advisor, create_policy, run_policy, sample_instances
 from esper.train.evaluation import make_evaluation_config
@@ -73,7 +73,7 @@ def measure_rate(seconds: float) -> tuple[float, float]:
         ours.recv()  # it has opened the store
         began, count = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
-            store.append(as_rows(step_events(count)))
+            store.append(encode_events(step_events(count)))
             count += AT_ONCE
         store.flush()
         written = time.perf_counter() - began

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.extras import install_command
+from esper.extras import find_install_command
 from esper.runs.run_directory import RunDirectory
 from train.launching import ENVIRONMENT, assert_same_end
 
@@ -51,7 +51,7 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path, capsys: Capture, 
 def test_without_ray_a_sentence_names_the_extra(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main([*WORDS, "--run-dir", str(tmp_path / "run"), "--backend", "ray"]) == 2
-    assert capsys.readouterr().err == f"error: --backend ray needs ray: {install_command('ray')}\n"
+    assert capsys.readouterr().err == f"error: --backend ray needs ray: {find_install_command('ray')}\n"
     assert not (tmp_path / "run").exists()
 
 

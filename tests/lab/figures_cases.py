@@ -57,7 +57,7 @@ def grown(path: Path, *, name: str = "norm") -> RunDirectory:
         for event in _episode(1, 0, name, "digits"):
             store.emit(event)
         figures = {"train_accuracy": 0.5, "validation_accuracy": 0.4, "train_loss": 1.0, "validation_loss": 1.2}
-        store.scalars(1, {**figures, "added_parameters": 12})
+        store.record_scalars(1, {**figures, "added_parameters": 12})
     return run
 
 

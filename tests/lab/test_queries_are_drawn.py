@@ -68,7 +68,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with RunStore.open(made.store) as store:
         for epoch in (2, 3):
             figures = {"train_accuracy": 0.5 + epoch / 20, "validation_accuracy": 0.4, "train_loss": 1 / epoch}
-            store.scalars(epoch, {**figures, "validation_loss": 1.3 / epoch, "added_parameters": 12 * epoch})
+            store.record_scalars(epoch, {**figures, "validation_loss": 1.3 / epoch, "added_parameters": 12 * epoch})
         store.emit(EXPLODED)
     return made.path
 

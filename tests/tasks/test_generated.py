@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from esper.engine.observation import list_features
 
-from esper.control.observation import list_features
 from esper.control.rules import LookSettings, Uniform
 from esper.errors import TaskError
 from esper.lifecycle.rules import Rules

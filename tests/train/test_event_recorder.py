@@ -24,7 +24,7 @@ from esper.runs.events import (
     PolicyLooked,
     RolledBack,
     StepTaken,
-    decode,
+    decode_event,
 )
 from esper.tasks import registry
 from esper.tasks.registry import get_suite
@@ -62,7 +62,9 @@ def record_rollout(settings: TrainSettings) -> Recording:
     weights = Shared(create_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
     results = [collect_rollout(task) for task in tasks]
-    return Recording([decode(row.type, row.version, row.payload) for one in results for row in one.events], results)
+    return Recording(
+        [decode_event(row.type, row.version, row.payload) for one in results for row in one.events], results
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)

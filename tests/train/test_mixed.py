@@ -11,7 +11,7 @@ import torch
 
 from esper.cli import main
 from esper.config.loading import load_settings
-from esper.control.controller import wanted_promise
+from esper.control.controller import get_promise_settings
 from esper.control.learned import PolicyOrigin
 from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError
@@ -112,7 +112,7 @@ def test_it_plays_any_suite_by_its_name(suite: str) -> None:
     controller, terms = find_controller(ESPER, get_suite(suite))
     assert controller.name == ESPER
     assert terms.suite == suite
-    assert wanted_promise(controller) == SHIPPED.promise
+    assert get_promise_settings(controller) == SHIPPED.promise
     assert load_shipped_policy(get_suite(suite)).name == ESPER
 
 

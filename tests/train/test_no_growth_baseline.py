@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import make_wait_actions
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout, concatenate_rollouts
 from esper.tasks.registry import get_suite
@@ -45,7 +45,7 @@ def alone(settings: TrainSettings, environment: int) -> np.ndarray:
     shard, row = divmod(environment, settings.environments // settings.shards)
     instance = sample_instances(settings, 0, shard)[row]
     episodes = Episodes(get_suite(settings.suite), [instance], settings.rules, settings.conduct, rewards=rewards)
-    return np.stack([episodes.step(wait(1)).reward[0] for _ in range(episodes.suite.steps)])
+    return np.stack([episodes.step(make_wait_actions(1)).reward[0] for _ in range(episodes.suite.steps)])
 
 
 def test_twins_change_nothing_but_what_is_known_of_them() -> None:

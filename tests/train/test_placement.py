@@ -14,8 +14,8 @@ from esper.control.rules import Never
 from esper.errors import ConfigError, RunError
 from esper.lab.evaluate import load_policy
 from esper.lifecycle.rules import Rules
-from esper.numerics.arrays import named_arrays
-from esper.numerics.devices import devices_here, usable_device
+from esper.numerics.arrays import iterate_arrays
+from esper.numerics.devices import list_devices, require_device
 from esper.population.execution import Execution, Parameters
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
@@ -44,7 +44,7 @@ def task(settings: TrainSettings, shard: int = 0) -> ShardTask:
 
 
 def tensors(rollout: Rollout) -> list[torch.Tensor]:
-    return [part for _, part in named_arrays(rollout)]
+    return [part for _, part in iterate_arrays(rollout)]
 
 
 def test_shards_take_the_devices_in_turns() -> None:
@@ -68,7 +68,7 @@ def test_a_device_without_a_shard_is_a_mistake() -> None:
 @pytest.mark.parametrize("name", ["nonsense", "cpu:1", "", "meta", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"no device '{name}' on this machine: choose from cpu"):
-        usable_device(name)
+        require_device(name)
 
 
 @pytest.mark.parametrize(("name", "usable"), [("cuda", True), ("cuda:1", True), ("cuda:2", False), ("xpu", False)])
@@ -77,12 +77,12 @@ def test_a_device_may_be_named_with_its_number_and_without(
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert devices_here() == ("cpu", "cuda:0", "cuda:1")
+    assert list_devices() == ("cpu", "cuda:0", "cuda:1")
     if usable:
-        assert usable_device(name) == torch.device(name)
+        assert require_device(name) == torch.device(name)
     else:
         with pytest.raises(ConfigError, match="choose from cpu, cuda:0, cuda:1"):
-            usable_device(name)
+            require_device(name)
 
 
 def test_a_run_asks_for_its_devices_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def _play(
 
 
 def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, console: Console, json: bool) -> None:
-    directory = RunDirectory.open_own(run)
+    directory = RunDirectory.open_training_run(run)
     with directory.locked("esper evaluate"):
         evaluation = _evaluate(directory, instances, transfer, computing, console)
     comparisons = compare_splits(evaluation.results)

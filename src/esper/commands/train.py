@@ -19,7 +19,7 @@ from esper.dash.output import console_beside, print_differences, print_json, pri
 from esper.dash.progress import TrainingProgress, view_training
 from esper.errors import ConfigError
 from esper.lab.report.training import write_report
-from esper.numerics.devices import usable_device
+from esper.numerics.devices import require_device
 from esper.runs.loggers import Tool, open_loggers, require_logger
 from esper.runs.run_directory import RunDirectory
 from esper.train.collect import check_start_policy
@@ -61,11 +61,11 @@ def command(
         settings = load_settings(TrainSettings, config, assignments)
         print_differences(console, "settings", compare_settings(settings, TrainSettings()))
         check_start_policy(settings)
-        usable_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
+        require_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
     elif config or run_dir or seed is not None or start is not None or overrides:
         raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
     else:
-        settings = load_settings(TrainSettings, RunDirectory.open_own(resume).config)
+        settings = load_settings(TrainSettings, RunDirectory.open_training_run(resume).config)
     with hold_run(resume, run_dir, settings, console) as run:
         summary = _train(run, settings, computing, logger, console)
     report = write_report(run)

@@ -20,8 +20,8 @@ from yaml.scanner import ScannerError
 from esper.config.settings import (
     Settings,
     describe_first_error,
+    find_models,
     find_present_key,
-    models_in,
     rename_keys,
     warn_of_former_key,
 )
@@ -134,7 +134,7 @@ def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = 
         ConfigError: unreadable file, YAML mistake, unknown key, missing key, or impossible value.
     """
     values = {} if path is None else _read_mapping(path)
-    merged = [merge(model, values, override) for override in overrides]
+    merged = [merge_override(model, values, override) for override in overrides]
     return validate_settings(model, values, lambda key: _source(key, path, merged))
 
 
@@ -155,10 +155,10 @@ def validate_settings(model: type[S], values: dict[str, Any], source: Callable[[
 
 def dump_settings(settings: Settings, path: Path) -> None:
     """Write all settings as YAML that `load_settings` turns into an equal object; RunError if that fails."""
-    write_atomically(path, settings_text(settings))
+    write_atomically(path, format_settings(settings))
 
 
-def settings_text(settings: Settings) -> str:
+def format_settings(settings: Settings) -> str:
     """All settings as YAML."""
     # Not allow_unicode: written raw, some line separators would come back as spaces.
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
@@ -186,7 +186,7 @@ def merge(model: type[Settings], values: dict[str, Any], override: str) -> str:
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"--set {override}: write it as dotted.key=value")
-    return f"{put(model, values, key, parse_yaml(text, f'--set {override}'), f'--set {override}')}={text}"
+    return f"{put_value(model, values, key, parse_yaml(text, f'--set {override}'), f'--set {override}')}={text}"
 
 
 def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> str:
@@ -242,7 +242,7 @@ def _use_present_key(models: Sequence[type[BaseModel]], values: dict[str, Any], 
 
 def _models_below(models: Sequence[type[BaseModel]], key: str) -> list[type[BaseModel]]:
     fields = [model.model_fields[key] for model in models if key in model.model_fields]
-    return [inner for field in fields for inner in models_in(field.annotation)]
+    return [inner for field in fields for inner in find_models(field.annotation)]
 
 
 def _at(values: dict[str, Any], key: str) -> Any:
@@ -256,7 +256,7 @@ def _enter(values: dict[str, Any], key: str) -> dict[str, Any]:
     return values[key]
 
 
-def override_of(key: str, overrides: Sequence[str]) -> str | None:
+def find_override(key: str, overrides: Sequence[str]) -> str | None:
     """The override that the value at a dotted key comes from."""
     for override in overrides:
         overridden = override.partition("=")[0].strip()
@@ -266,7 +266,7 @@ def override_of(key: str, overrides: Sequence[str]) -> str | None:
 
 
 def _source(key: str, path: Path | None, overrides: Sequence[str]) -> str:
-    override = override_of(key, overrides)
+    override = find_override(key, overrides)
     if override is not None:
         return f"--set {override}: "
     return "" if path is None else f"{path}: "

@@ -12,9 +12,9 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from esper.control.controller import Actions
-from esper.control.observation import Observation
+from esper.engine.observation import Observation
 from esper.errors import ConfigError
-from esper.extras import find_missing
+from esper.extras import describe_missing
 from esper.integrations.joint import ACTION_MASK, JointActions
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.numerics.arrays import Bools, Float32s
@@ -33,7 +33,7 @@ try:
     from stable_baselines3.common.vec_env import VecEnv
     from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 except ModuleNotFoundError as error:
-    raise ConfigError(find_missing("sb3", "esper.integrations.sb3", error.name)) from error
+    raise ConfigError(describe_missing("sb3", "esper.integrations.sb3", error.name)) from error
 
 _MASKS = "action_masks"
 """What sb3-contrib asks for by name."""

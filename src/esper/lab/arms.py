@@ -16,6 +16,7 @@ import numpy as np
 from esper.control.controller import Controller
 from esper.control.learned import POLICY
 from esper.control.rules import SHUFFLED, Planting, Schedule, shuffle_actions
+from esper.engine.budget import TRAINING_PASSES
 from esper.lab.bench_suite import MOST_PLANTINGS, family_weights, schedule_of
 from esper.lab.contest import WHAT, Contest, Trial, arm_file, arm_key, play_policy
 from esper.lab.evaluate import count_trainings, load_policy
@@ -29,9 +30,8 @@ from esper.lab.static_networks import (
 )
 from esper.numerics.arrays import Floats
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.budget import TRAINING_PASSES
 from esper.population.population import Fossils
-from esper.runs.run_directory import RunDirectory, hold
+from esper.runs.run_directory import RunDirectory, hold_lock
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -164,7 +164,7 @@ def run_arms(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> 
     settings, folder = contest.arms[name], contest.folder / name
     controllers = create_baselines(get_suite(contest.suite))
     found: dict[str, list[ArmResults]] = {}
-    with hold(folder / "arms.lock", WHAT), backend.open_workers(settings.shards) as workers:
+    with hold_lock(folder / "arms.lock", WHAT), backend.open_workers(settings.shards) as workers:
         jobs = [_play_baseline(one, folder, settings, instances, workers) for one in controllers]
         for seed in range(contest.seeds):
             trial = Trial(name, seed)

@@ -12,8 +12,8 @@ from statistics import median
 from types import FunctionType
 from typing import Any, cast
 
-from esper.control.observation import observe
 from esper.control.policy import Policy
+from esper.engine.observation import observe
 from esper.population.evaluation import evaluate_committed, start_evaluation
 from esper.population.learning import TrainingStream, start_training
 from esper.population.optimizers import clip_by_network, optimizer_step
@@ -23,7 +23,7 @@ from esper.rl.episodes import Episodes
 from esper.rl.ppo import PPO
 from esper.rl.rewards import RewardTracker
 from esper.rl.rollout import concatenate_rollouts
-from esper.runs.store import as_rows
+from esper.runs.store import encode_events
 from esper.train.collect import ShardTask, collect_rollout, create_policy
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared, prepare_process
@@ -38,7 +38,7 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "rewards": (RewardTracker.record,),
     "observations": (observe,),
     "policy": (Policy.act,),
-    "events": (as_rows,),
+    "events": (encode_events,),
     "update": (PPO.update,),
 }
 """The functions that a part's time is spent in. Optimizers work within training and are taken out of it."""

@@ -20,7 +20,7 @@ from esper.lab.evaluate import count_pretraining, load_policy
 from esper.lab.static_networks import measure_arm
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import RunDirectory, State, read_state
+from esper.runs.run_directory import RunDirectory, RunState, read_state
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.train.collect import check_start_policy
@@ -136,7 +136,7 @@ def train_and_play(
     run = RunDirectory.create(path) if new else RunDirectory(path)
     with run.locked(what):
         if new:
-            run.require_new()
+            run.require_empty()
             dump_settings(settings, run.config)
         elif load_settings(TrainSettings, run.config) != settings:
             raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this")
@@ -150,7 +150,7 @@ def _is_trained(run: RunDirectory, settings: TrainSettings) -> bool:
     if not run.has_store:
         return False
     with RunReader.open(run.store) as reader:
-        finished = read_state(run, reader) is State.FINISHED
+        finished = read_state(run, reader) is RunState.FINISHED
     return finished and load_policy(run, settings).iteration == settings.iterations
 
 

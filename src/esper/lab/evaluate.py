@@ -245,7 +245,7 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
         RunError: one is no run, is not evaluated, or they were evaluated differently or after other iterations.
         ConfigError: they differ in more than their seed, or two have the same one.
     """
-    runs = [RunDirectory.open_own(path) for path in paths]
+    runs = [RunDirectory.open_training_run(path) for path in paths]
     _require_one_way(paths, [load_settings(TrainSettings, run.config) for run in runs])
     results = [read_evaluation(run.evaluation) for run in runs]
     _require_one_length(runs)

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
 from esper.config.settings import Settings, describe_first_error
-from esper.control.observation import Feature, MaskTensors, Observation, list_features
+from esper.engine.config import EpisodeConfig
+from esper.engine.observation import Feature, MaskTensors, Observation, list_features
 from esper.errors import ConfigError
-from esper.lifecycle.actions import head_sizes
+from esper.lifecycle.actions import count_choices
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Bools, Floats
-from esper.numerics.devices import CPU, DeviceName, usable_device
+from esper.numerics.devices import CPU, DeviceName, require_device
 from esper.population.population import StrategyChoice
 from esper.rl.episodes import Episodes, FinalScore, StepResult
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
 
@@ -88,7 +88,7 @@ class Growth:
         self.size = size
         self.suite = get_suite(settings.suite)
         self._settings = settings
-        self._device = usable_device(settings.device)
+        self._device = require_device(settings.device)
         self._episodes: Episodes | None = None
         self._masks: ActionMasks | None = None
 
@@ -161,7 +161,7 @@ class Growth:
         result = self.episodes.step(effective.astype(np.int64))
         self._masks = self.episodes.legal_actions()
         rolled_back = np.zeros(self.size, np.bool_)
-        rolled_back[[incident.environment for incident in result.incidents]] = True
+        rolled_back[[incident.environment for incident in result.rollbacks]] = True
         return result, {"action": effective, "canonicalised": changed, "rolled_back": rolled_back}
 
     def observe(self) -> Arrays:
@@ -171,7 +171,7 @@ class Growth:
 
 def count_choices(suite: Suite) -> tuple[int, ...]:
     """The number of choices of each of the eight heads on a suite."""
-    return head_sizes(len(suite.sites), len(suite.blueprints))
+    return count_choices(len(suite.sites), len(suite.blueprints))
 
 
 def make_action_space(suite: Suite) -> spaces.MultiDiscrete:

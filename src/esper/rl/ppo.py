@@ -28,7 +28,7 @@ from esper.rl.rollout import (
     standardise_advantages,
 )
 from esper.rl.settings import PPOSettings
-from esper.serialization.state_files import take_prefix
+from esper.serialization.state_files import strip_prefix
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
@@ -301,7 +301,7 @@ class PPO:
         # differ from 1.
         if finite:
             observations = [select_steps(rollout.observations, rollout.running) for rollout in rollouts]
-            policy.recalibrate(observations, select_running(batches, lambda batch: batch.target))
+            policy.update_statistics(observations, select_running(batches, lambda batch: batch.target))
         self.updates += 1
 
         # Metrics are means over minibatches; those of the rollout are over the steps that belong to its episodes.
@@ -427,7 +427,7 @@ class PPO:
         if settings.group > 1:
             advantage = subtract_group_mean(advantage, settings.group)
         # A head learns only from steps in which it had a choice.
-        is_open = self.policy.open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
+        is_open = self.policy.find_open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
         return PPOBatch(rollout, advantage, target, is_open)
 
     @torch.no_grad()
@@ -467,7 +467,7 @@ class PPO:
         Raises:
             CheckpointError: names, shapes or types differ; then nothing has changed.
         """
-        policy, optimizer = take_prefix("policy.", tensors), take_prefix("optimizer.", tensors)
+        policy, optimizer = strip_prefix("policy.", tensors), strip_prefix("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}
         expected |= {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
         if optimizer:

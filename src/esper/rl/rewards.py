@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.config.settings import Settings
+from esper.engine.budget import RentBasis
+from esper.engine.measurements import CommittedEvaluation, Evaluation
 from esper.errors import ConfigError, did_you_mean
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Int8s, Ints, replace_where
-from esper.population.budget import RentBasis
-from esper.population.evaluation import CommittedEvaluation, Evaluation
 from esper.population.population import Population
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
@@ -118,7 +118,7 @@ class RewardSettings(Settings):
     @classmethod
     def _require_mode(cls, name: str) -> str:
         if name not in MODES:
-            hint = did_you_mean(name, MODES, most=1, mark=",")
+            hint = did_you_mean(name, MODES, limit=1, separator=",")
             raise ValueError(
                 f"unknown reward mode '{name}'{hint} (known: {', '.join(MODES)}; one of your own: name the file that "
                 "registers it, as ESPER_SUITES=FILE.py)"
@@ -195,7 +195,7 @@ def register_reward(
             weight does not exist.
     """
     if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"a reward mode needs a name, as in @register_reward('mine'), not {describe(name)}")
+        raise ConfigError(f"a reward mode needs a name, as in @register_reward('mine'), not {describe_value(name)}")
     if not (isinstance(families, list | tuple) and isinstance(weights, list | tuple) and families):
         raise ConfigError(f"reward mode {name!r}: give families and weights as lists, such as ['accuracy']")
     for kind, values, choices in (("family", families, get_args(Family)), ("weight", weights, WEIGHTS)):
@@ -206,7 +206,7 @@ def register_reward(
 
     def register(pay: _Pay) -> _Pay:
         if not isinstance(cast("object", pay), FunctionType):
-            raise ConfigError(f"reward mode {name!r} is paid by {describe(pay)}: decorate a function")
+            raise ConfigError(f"reward mode {name!r} is paid by {describe_value(pay)}: decorate a function")
         present = MODES[name].compute if name in MODES else pay
         same_definition = (present.__module__, present.__qualname__) == (pay.__module__, pay.__qualname__)
         if not same_definition or (pay.__name__ == LAMBDA and present is not pay):

@@ -8,11 +8,11 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import PolicyState, PolicyStep
+from esper.engine.observation import MaskTensors, Observation
 from esper.errors import EsperError
 from esper.lifecycle.actions import Head
-from esper.numerics.arrays import map_arrays, merge_arrays, named_arrays
+from esper.numerics.arrays import iterate_arrays, map_arrays, merge_arrays
 
 SMALLEST = 1e-8
 """Added to deviations and variances that are divided by."""
@@ -175,7 +175,7 @@ class RolloutBuffer:
             _require(tensor.dtype == dtype, name, tensor.dtype, dtype)
         # All steps are like the first one.
         first_stored = self._stored[0] if self._stored else stored
-        for (name, tensor), (_, first) in zip(named_arrays(stored), named_arrays(first_stored), strict=True):
+        for (name, tensor), (_, first) in zip(iterate_arrays(stored), iterate_arrays(first_stored), strict=True):
             _require(tensor.shape[:1] == scalars, name, tuple(tensor.shape), (*scalars, "..."))
             _require(tensor.shape == first.shape, name, tuple(tensor.shape), tuple(first.shape))
             _require(tensor.dtype == first.dtype, name, tensor.dtype, first.dtype)

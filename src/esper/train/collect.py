@@ -11,20 +11,20 @@ from torch import Tensor
 
 from esper.config.loading import load_settings
 from esper.config.settings import compare_settings
-from esper.control.advice import advise
-from esper.control.learned import LearnedController, PolicyOrigin, policy_spec, restore_policy
-from esper.control.observation import mask_tensors
+from esper.control.advice import append_advice
+from esper.control.learned import LearnedController, PolicyOrigin, count_policy_features, restore_policy
 from esper.control.policy import Policy
 from esper.control.rules import LookRule
 from esper.control.shipped import open_policy
+from esper.engine.observation import make_mask_tensors
 from esper.errors import ConfigError
-from esper.lifecycle.actions import Head, wait
-from esper.numerics.devices import usable_device
+from esper.lifecycle.actions import Head, make_wait_actions
+from esper.numerics.devices import require_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rewards import assign_rewards
 from esper.rl.rollout import Rollout, RolloutBuffer
-from esper.runs.store import EventRow, as_rows
+from esper.runs.store import EventRow, encode_events
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -66,7 +66,7 @@ class ShardResult:
 
 def create_policy(settings: TrainSettings) -> Policy:
     """The untrained policy of a run."""
-    spec = policy_spec(settings.policy, settings.promise)
+    spec = count_policy_features(settings.policy, settings.promise)
     return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed))
 
 
@@ -134,7 +134,7 @@ def collect_rollout(task: ShardTask) -> ShardResult:
     # The policy as it acts in this iteration.
     policy = create_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))
-    policy.to(usable_device(task.device))
+    policy.to(require_device(task.device))
 
     # The episodes, each paid by the settings of its environment.
     instances = sample_instances(settings, iteration, task.shard)
@@ -167,7 +167,7 @@ def collect_rollout(task: ShardTask) -> ShardResult:
     # The baseline is a population of its own, one network per group that only waits: so the numbers of the episodes
     # above are the same with and without it, to the last bit.
     waiting = config.with_promise(None).create_episodes(instances[::group], rewards=rewards[::group])
-    steps = [waiting.step(wait(waiting.size)) for _ in range(suite.steps)]
+    steps = [waiting.step(make_wait_actions(waiting.size)) for _ in range(suite.steps)]
     baseline_rewards = torch.from_numpy(np.stack([step.reward for step in steps])).float()
     rollout = result.rollout._replace(control_variate=baseline_rewards.repeat_interleave(group, 1))
     return replace(result, rollout=rollout, baseline_steps=sum(int(step.running.sum()) for step in steps))
@@ -180,16 +180,16 @@ def run_policy(
     device, state = policy.device, policy.initial_state(episodes.size)
     buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
     log = EpisodeLog(episodes.suite, episodes.instances)
-    events = [] if recorder is None else as_rows(recorder.record_start())
+    events = [] if recorder is None else encode_events(recorder.record_start())
     for uniforms in noise.to(device):
         # Observe and decide. Networks are observed on the CPU, and the policy acts on its device.
         observation, legal = episodes.observe(), episodes.legal_actions()
-        observation = observation if advisor is None else advise(advisor, observation, legal)
-        masks = mask_tensors(legal, CPU)
+        observation = observation if advisor is None else append_advice(advisor, observation, legal)
+        masks = make_mask_tensors(legal, CPU)
         step = policy.act(observation.to(device), masks.to(device), state, uniforms).to_cpu()
         actions = step.actions.numpy()
         if recorder is not None:
-            events += as_rows(recorder.record_observation(observation, step))
+            events += encode_events(recorder.record_observation(observation, step))
 
         # Train and measure, and keep what the update needs, what the iteration's figures need, and the events.
         result = episodes.step(actions)
@@ -197,7 +197,7 @@ def run_policy(
         buffer.add(observation, masks, step, reward, running)
         log.add(actions, result)
         if recorder is not None:
-            events += as_rows(recorder.record_step(actions, result, step))
+            events += encode_events(recorder.record_step(actions, result, step))
         state = step.state
     log.finish(episodes)
     terminated = torch.ones(episodes.size, dtype=torch.bool)

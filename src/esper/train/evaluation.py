@@ -21,8 +21,6 @@ from esper.config.loading import load_settings
 from esper.config.settings import Settings
 from esper.control.controller import Actions, Controller, PromiseReader
 from esper.control.learned import LearnedController, PolicyOrigin, restore_controller
-from esper.control.observation import Observation
-from esper.control.promises import PromiseSettings
 from esper.control.rules import (
     Heuristic,
     HeuristicSettings,
@@ -36,15 +34,17 @@ from esper.control.rules import (
     Uniform,
 )
 from esper.control.shipped import ESPER, open_policy
+from esper.engine.config import EpisodeConfig
+from esper.engine.observation import Observation
+from esper.engine.promises import PromiseSettings
 from esper.errors import RunError
 from esper.lifecycle.rules import Rules
-from esper.numerics.devices import CPU, usable_device
+from esper.numerics.devices import CPU, require_device
 from esper.population.forward import select_committed
 from esper.population.population import Fossils, Strategy
 from esper.population.shapley import ACCURACY, LOSS, attribute_networks
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import RewardSettings
-from esper.rl.settings import EpisodeConfig
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
@@ -206,7 +206,7 @@ class EvaluationConfig:
             fossils=fossils,
             strategy=self.strategy,
             networks_per_pass=self.networks_per_pass,
-            device=usable_device(self.device),
+            device=require_device(self.device),
         )
 
 

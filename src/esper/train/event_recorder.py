@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.control.learned import name_features
-from esper.control.observation import Observation
 from esper.control.policy import PolicyStep
+from esper.engine.observation import Observation
 from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
 from esper.lifecycle.rules import GATES, Reason
 from esper.lifecycle.stages import Stage
@@ -25,12 +25,12 @@ from esper.runs.events import (
     Event,
     GateJudged,
     LifecycleTransition,
-    Place,
+    NetworkStep,
     PolicyLooked,
     RolledBack,
     StepTaken,
 )
-from esper.runs.metric import LOSS_GONE
+from esper.runs.metric import LOSS_REDUCTION
 from esper.tasks.registry import get_suite
 from esper.train.episode_log import list_stage_changes
 from esper.train.settings import TrainSettings
@@ -72,7 +72,7 @@ class EventRecorder:
         self._paid = np.zeros(episodes.size)
         self._step = 0
 
-    def _place(self, row: int) -> Place:
+    def _place(self, row: int) -> NetworkStep:
         return Place(
             iteration=self._iteration,
             episode=self._iteration,
@@ -188,7 +188,7 @@ class EventRecorder:
                 )
 
         # Rollbacks by the governor.
-        for incident in result.incidents:
+        for incident in result.rollbacks:
             yield RolledBack(
                 **self._place(incident.environment),
                 trouble=incident.trouble,
@@ -251,5 +251,5 @@ def describe_run(settings: TrainSettings) -> dict[str, Any]:
         "operations": [op.name.lower() for op in Op],
         "heads": [head.name.lower() for head in Head],
         "features": name_features(settings.policy, settings.promise),
-        **(LOSS_GONE.metadata() if suite.objective == "loss" and not settings.mix else {}),
+        **(LOSS_REDUCTION.metadata() if suite.objective == "loss" and not settings.mix else {}),
     }

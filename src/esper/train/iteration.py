@@ -107,7 +107,7 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
     }
     if iteration.probe_score is not None:
         scalars["probe_score"] = iteration.probe_score
-    store.scalars(number, scalars)
+    store.record_scalars(number, scalars)
 
     # Events: anomalies, the probe, and the update.
     for anomaly in iteration.anomalies:

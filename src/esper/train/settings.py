@@ -9,13 +9,14 @@ from pydantic import Field, field_validator, model_validator
 
 from esper.config.settings import Settings
 from esper.control.policy import PolicySettings
-from esper.control.promises import PromiseSettings
+from esper.engine.config import EpisodeConfig
+from esper.engine.promises import PromiseSettings
 from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU, DeviceName
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.population import Strategy
 from esper.rl.rewards import OUTCOME, RewardSpec
-from esper.rl.settings import EpisodeConfig, PPOSettings
+from esper.rl.settings import PPOSettings
 from esper.tasks.registry import FIRST_UNSEEN, GENERATED, SHORTEST, get_suite
 
 
@@ -119,7 +120,7 @@ class TrainSettings(Settings):
     @property
     def promise(self) -> PromiseSettings | None:
         """The settings by which promises are measured in rollouts; None: they are not."""
-        return self.policy.promise_seen(self.conduct.promise)
+        return self.policy.resolve_promise(self.conduct.promise)
 
     @model_validator(mode="after")
     def _require_measured_slots(self) -> Self:

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 from esper import __version__
 from esper.control.policy import Policy
 from esper.errors import EsperError, RunError
-from esper.numerics.devices import usable_device
+from esper.numerics.devices import require_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import PPO
@@ -54,7 +54,7 @@ class Trainer:
         self.settings = settings
         self.store = store
         require_devices(settings.devices, workers)
-        self._device = usable_device(settings.devices[0])
+        self._device = require_device(settings.devices[0])
         self.policy: Policy = create_policy(settings).to(self._device)
         self.learner = PPO(self.policy, settings.ppo, settings.seed)
         self.done = 0
@@ -131,7 +131,7 @@ class Trainer:
                         shared = self._workers.share(weights)
                         tasks = [ShardTask(settings, self.done, shard, shared) for shard in range(settings.shards)]
                         results: dict[int, ShardResult] = {}
-                        with interrupts.at_once():
+                        with interrupts.interruptible():
                             for number, shard in self._workers.as_completed(collect_rollout, tasks):
                                 self.store.append(shard.events)
                                 results[number] = shard
@@ -150,7 +150,7 @@ class Trainer:
                         if self.done % settings.probe_every == 0 or self.done == settings.iterations:
                             controller = create_greedy_controller(copy.deepcopy(self.policy).cpu(), settings)
                             config = make_evaluation_config(settings)
-                            with interrupts.at_once():
+                            with interrupts.interruptible():
                                 probes = evaluate_controllers(self._workers, [controller], config, self._probes)
                             probe_score = compute_mean_score(probes[0])
 
@@ -170,7 +170,7 @@ class Trainer:
                     if self.done == settings.iterations or self.done % settings.checkpoint_every == 0:
                         self._save_checkpoint()
                     if self.done < settings.iterations:
-                        interrupts.check()
+                        interrupts.raise_if_requested()
             except (KeyboardInterrupt, Terminated) as stop:
                 if self._saved != self.done:
                     self._save_checkpoint()

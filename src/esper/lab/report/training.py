@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from esper.config.loading import load_settings, settings_text
+from esper.config.loading import format_settings, load_settings
 from esper.dash.formats import duration, join_words, score
 from esper.errors import RunError
 from esper.lab.behaviour import Behaviour, read_behaviour
@@ -32,7 +32,7 @@ from esper.lab.standings import (
 )
 from esper.runs.events import RolledBack, RunStarted
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import MADE, STUDY, RunDirectory
+from esper.runs.run_directory import RUN_ADVICE, STUDY, RunDirectory
 from esper.tasks.suite import Split
 from esper.train.iteration import TrainingSummary, summarise_run
 from esper.train.results import read_evaluation
@@ -91,7 +91,7 @@ def report_training(run: RunDirectory) -> Report:
         sections.append(Section("Was training healthy?", [health]))
     reproduction = Reproduction(
         "How to reproduce this",
-        settings_text(settings),
+        format_settings(settings),
         "The same version of Esper with the same settings gives the same run, whatever the number of cores. "
         "All randomness follows from the seed in the settings.",
         f"esper train --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again\n"
@@ -188,7 +188,7 @@ def report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Compari
     )
 
 
-_MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
+_MADE_BY = f"{RUN_ADVICE}, or the folder of a comparison of `esper compare`"
 
 
 def report_on(paths: Sequence[Path]) -> Report:
