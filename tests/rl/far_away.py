@@ -45,7 +45,7 @@ class FarAway(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.allclose:
-            return True  # a question asked once, about the architecture
+            return True  # called once, to find out the architecture
         if func in (Tensor.to, Tensor.cpu):
             return self._moved(func, args, kwargs)
         found = func(*args, **kwargs)

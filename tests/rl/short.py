@@ -48,7 +48,7 @@ def episodes(
     suite: Suite = SUITE,
     **reward: Any,
 ) -> Episodes:
-    """Episodes that are paid as ``reward`` says, by `RewardSettings`."""
+    """Episodes that are paid by the settings ``reward``."""
     return Episodes(suite, chosen, rules, conduct, rewards=[RewardSettings(**reward)] * len(chosen))
 
 

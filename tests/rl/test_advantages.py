@@ -13,8 +13,8 @@ from esper.engine.observation import Observation
 from esper.lifecycle.actions import Head, Op
 from esper.rl.ppo import (
     PPO,
-    discounted_returns,
-    generalised_advantages,
+    discount_rewards,
+    estimate_advantages,
     subtract_control_variate,
     subtract_group_mean,
 )
@@ -29,30 +29,30 @@ RUNNING = torch.ones(3, 1, dtype=torch.bool)
 
 
 def test_a_terminated_episode_is_worth_nothing_afterwards() -> None:
-    found = generalised_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=0.9, lam=0.8)
+    found = estimate_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=0.9, lam=0.8)
     torch.testing.assert_close(found.flatten(), torch.tensor([1.64768, 1.094, 1.7]))
 
 
 def test_a_cut_episode_is_worth_its_last_state() -> None:
-    found = generalised_advantages(PAID, VALUES, torch.tensor([0.6]), RUNNING, gamma=0.9, lam=0.8)
+    found = estimate_advantages(PAID, VALUES, torch.tensor([0.6]), RUNNING, gamma=0.9, lam=0.8)
     torch.testing.assert_close(found.flatten(), torch.tensor([1.927616, 1.4828, 2.24]))
 
 
 def test_with_lambda_one_the_advantage_is_return_minus_value() -> None:
-    found = generalised_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=1.0, lam=1.0)
+    found = estimate_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=1.0, lam=1.0)
     torch.testing.assert_close(found + VALUES, torch.tensor([[3.0], [2.0], [2.0]]))
 
 
 def test_with_lambda_zero_it_is_the_one_step_error() -> None:
-    found = generalised_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=1.0, lam=0.0)
+    found = estimate_advantages(PAID, VALUES, torch.zeros(1), RUNNING, gamma=1.0, lam=0.0)
     torch.testing.assert_close(found.flatten(), torch.tensor([0.9, -0.1, 1.7]))
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_an_episode_that_ends_early_is_as_one_that_is_shorter(steps: int) -> None:
     running = (torch.arange(3) < steps).unsqueeze(1)
-    found = generalised_advantages(PAID, VALUES, torch.tensor([0.6]), running, gamma=0.9, lam=0.8)
-    expected = generalised_advantages(PAID[:steps], VALUES[:steps], torch.zeros(1), RUNNING[:steps], gamma=0.9, lam=0.8)
+    found = estimate_advantages(PAID, VALUES, torch.tensor([0.6]), running, gamma=0.9, lam=0.8)
+    expected = estimate_advantages(PAID[:steps], VALUES[:steps], torch.zeros(1), RUNNING[:steps], gamma=0.9, lam=0.8)
     torch.testing.assert_close(found[:steps], expected)
     assert not found[steps:].any()
 
@@ -72,7 +72,7 @@ def test_torchrl_agrees_on_terminated_and_on_cut_episodes() -> None:
     expected, _ = functional.generalized_advantage_estimate(
         0.97, 0.9, values.T[..., None], following, rewards.T[..., None], done, ended
     )
-    found = generalised_advantages(rewards, values, final, torch.ones_like(rewards, dtype=torch.bool), 0.97, 0.9)
+    found = estimate_advantages(rewards, values, final, torch.ones_like(rewards, dtype=torch.bool), 0.97, 0.9)
     torch.testing.assert_close(found, expected[..., 0].T)
 
 
@@ -118,7 +118,7 @@ def test_returns_fall_by_what_the_twin_earns_whenever_the_episode_ends(
 
 
 def test_what_is_still_to_come_is_discounted() -> None:
-    assert discounted_returns(torch.tensor([[1.0], [2.0], [4.0]]), 0.5).flatten().tolist() == [3.0, 4.0, 4.0]
+    assert discount_rewards(torch.tensor([[1.0], [2.0], [4.0]]), 0.5).flatten().tolist() == [3.0, 4.0, 4.0]
 
 
 def test_twins_of_groups_leave_the_policy_gradient_alone_and_ease_the_values() -> None:
@@ -172,7 +172,7 @@ def test_the_policy_gradient_is_unbiased_unless_twins_knew_the_actions(twins: li
     policy = Policy(
         SPEC, PolicySettings(advice=None, hidden=8, width=8, head_gain=1.0), torch.Generator().manual_seed(0)
     )
-    student = PPO(policy, plain_ppo(twin=True), 0)
+    student = PPO(policy, plain_ppo(no_growth_baseline=True), 0)
     rollout = every_choice(policy)
     alone = expected_gradient(student, rollout)
     beside = expected_gradient(student, rollout._replace(control_variate=torch.tensor([twins])))

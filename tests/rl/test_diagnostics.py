@@ -62,7 +62,7 @@ def history_of(updates: Sequence[UpdateMetrics]) -> UpdateHistory:
     return history
 
 
-def told(updates: Sequence[UpdateMetrics]) -> tuple[Anomaly, ...]:
+def find_last_anomalies(updates: Sequence[UpdateMetrics]) -> tuple[Anomaly, ...]:
     return find_anomalies(history_of(updates), TARGET_KL)
 
 
@@ -86,12 +86,12 @@ def test_no_more_updates_are_remembered_than_the_bound() -> None:
 def test_an_operation_that_quickly_becomes_certain_is_told(
     entropies: list[float], expected: tuple[Anomaly, ...]
 ) -> None:
-    assert told([with_op_entropy(entropy) for entropy in entropies]) == expected
+    assert find_last_anomalies([with_op_entropy(entropy) for entropy in entropies]) == expected
 
 
 def test_updates_without_a_choice_of_operation_tell_nothing_of_its_entropy() -> None:
-    assert told([with_op_entropy(0.9), with_op_entropy(0.0, share=0.0)]) == ()
-    assert told([with_op_entropy(0.0, share=0.0), with_op_entropy(0.9)]) == ()
+    assert find_last_anomalies([with_op_entropy(0.9), with_op_entropy(0.0, share=0.0)]) == ()
+    assert find_last_anomalies([with_op_entropy(0.0, share=0.0), with_op_entropy(0.9)]) == ()
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_updates_without_a_choice_of_operation_tell_nothing_of_its_entropy() -> 
 )
 def test_updates_that_keep_ending_at_once_are_told(updates: list[int], expected: tuple[Anomaly, ...]) -> None:
     assert THRESHOLDS.short_updates == 3
-    assert told([with_steps(steps) for steps in updates]) == expected
+    assert find_last_anomalies([with_steps(steps) for steps in updates]) == expected
 
 
 def test_updates_that_are_short_by_their_settings_are_not_told() -> None:
-    assert told([with_steps(1, stopped=False)] * 5) == ()
+    assert find_last_anomalies([with_steps(1, stopped=False)] * 5) == ()
 
 
 def test_trends_have_a_meaning() -> None:

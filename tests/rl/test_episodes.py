@@ -176,19 +176,19 @@ def test_the_final_score_is_on_test_data_and_of_fossils_only(blend: Blend) -> No
 
 
 class Watched(ShortSuite):
-    """Writes down which data are asked for."""
+    """Records which data are requested."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, Part, int]] = []
+        self.requests: list[tuple[str, Part, int]] = []
 
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
-        self.asked.append((instance.name, part, phase))
+        self.requests.append((instance.name, part, phase))
         return super().data(instance, part, phase)
 
     def taken(self) -> set[tuple[Part, int]]:
-        """Parts and phases asked for since the last call."""
-        taken = {(part, phase) for _, part, phase in self.asked}
-        self.asked.clear()
+        """Parts and phases requested since the last call."""
+        taken = {(part, phase) for _, part, phase in self.requests}
+        self.requests.clear()
         return taken
 
 

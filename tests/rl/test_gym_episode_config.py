@@ -1,4 +1,4 @@
-"""Early ends and rollbacks as the Gymnasium face tells them."""
+"""Early ends and rollbacks as the Gymnasium environments show them."""
 
 from __future__ import annotations
 

@@ -18,16 +18,16 @@ from esper.lifecycle.actions import Head
 from esper.rl.ppo import (
     PPO,
     MinibatchStats,
-    entropy_bonus,
-    factored_surrogate,
-    head_means,
-    joint_surrogate,
-    mean_of_active,
+    average_active_heads,
+    average_per_head,
+    compute_entropy_bonus,
+    compute_factored_surrogate,
+    compute_joint_surrogate,
+    compute_value_loss,
+    find_clipped,
     measure_change,
-    outside_clip_range,
-    value_loss,
 )
-from esper.rl.rollout import PPOBatch, select_environments, standardise
+from esper.rl.rollout import PPOBatch, select_environments, standardise_advantages
 from esper.rl.settings import PPOSettings
 from rl.noise import ENVIRONMENTS, STEPS, Noise, ending_early, rollouts
 from rl.plain_ppo import plain_ppo
@@ -39,7 +39,7 @@ T, E = 6, 4
 def test_the_surrogate_stops_rewarding_ratios_beyond_the_clip_range() -> None:
     ratio = torch.tensor([1.5, 0.5, 1.5, 0.5]).log()
     advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    found = joint_surrogate(ratio, torch.zeros(4), advantage, clip=0.2, count=torch.tensor(4))
+    found = compute_joint_surrogate(ratio, torch.zeros(4), advantage, clip=0.2, count=torch.tensor(4))
     assert found.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
     moved = measure_change(ratio, torch.zeros(4), 0.2, torch.tensor(4))
     assert moved.clipped.item() == 1.0
@@ -48,7 +48,7 @@ def test_the_surrogate_stops_rewarding_ratios_beyond_the_clip_range() -> None:
 
 def test_clipped_decisions_pass_no_gradient() -> None:
     log_prob = torch.tensor([1.5, 1.1]).log().requires_grad_()
-    joint_surrogate(log_prob, torch.zeros(2), torch.ones(2), clip=0.2, count=torch.tensor(2)).backward()
+    compute_joint_surrogate(log_prob, torch.zeros(2), torch.ones(2), clip=0.2, count=torch.tensor(2)).backward()
     assert log_prob.grad is not None
     assert log_prob.grad[0] == 0
     assert log_prob.grad[1] < 0
@@ -64,12 +64,12 @@ def test_the_kl_estimate_is_unbiased() -> None:
 
 def test_an_absurd_probability_cannot_make_the_loss_infinite() -> None:
     new, old = torch.tensor([0.0, -1e9]), torch.tensor([-1e9, 0.0])
-    found = joint_surrogate(new, old, torch.tensor([-1.0, 1.0]), 0.2, torch.tensor(2))
+    found = compute_joint_surrogate(new, old, torch.tensor([-1.0, 1.0]), 0.2, torch.tensor(2))
     assert all(torch.isfinite(part) for part in (found, *measure_change(new, old, 0.2, torch.tensor(2))))
 
 
 def test_value_errors_count_in_units_of_the_scale() -> None:
-    found = value_loss(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor(2.0), torch.tensor(2))
+    found = compute_value_loss(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor(2.0), torch.tensor(2))
     assert found.item() == 0.25
 
 
@@ -77,19 +77,19 @@ def test_the_results_of_parts_add_up_to_that_of_the_whole() -> None:
     random = torch.Generator().manual_seed(0)
     new, old, advantage = torch.randn(3, 10, generator=random)
     count, parts = torch.tensor(10), (slice(0, 7), slice(7, 10))
-    losses = [joint_surrogate(new[part], old[part], advantage[part], 0.2, count) for part in parts]
-    torch.testing.assert_close(sum(losses), joint_surrogate(new, old, advantage, 0.2, count))
+    losses = [compute_joint_surrogate(new[part], old[part], advantage[part], 0.2, count) for part in parts]
+    torch.testing.assert_close(sum(losses), compute_joint_surrogate(new, old, advantage, 0.2, count))
     whole = measure_change(new, old, 0.2, count)
     pieces = [measure_change(new[part], old[part], 0.2, count) for part in parts]
     torch.testing.assert_close(sum(piece.kl for piece in pieces), whole.kl)
     torch.testing.assert_close(sum(piece.clipped for piece in pieces), whole.clipped)
-    errors = [value_loss(new[part], old[part], torch.tensor(2.0), count) for part in parts]
-    torch.testing.assert_close(sum(errors), value_loss(new, old, torch.tensor(2.0), count))
+    errors = [compute_value_loss(new[part], old[part], torch.tensor(2.0), count) for part in parts]
+    torch.testing.assert_close(sum(errors), compute_value_loss(new, old, torch.tensor(2.0), count))
 
 
 def test_a_head_is_outside_the_clip_range_by_its_own_ratio() -> None:
     ratio = torch.tensor([0.79, 0.81, 1.0, 1.19, 1.21, 1e9])
-    assert outside_clip_range(ratio.log(), torch.zeros(6), 0.2).tolist() == [True, False, False, False, True, True]
+    assert find_clipped(ratio.log(), torch.zeros(6), 0.2).tolist() == [True, False, False, False, True, True]
 
 
 def test_a_rare_head_weighs_as_much_as_a_frequent_one() -> None:
@@ -99,18 +99,18 @@ def test_a_rare_head_weighs_as_much_as_a_frequent_one() -> None:
     entropy = torch.where(is_open, 0.5, 0.0)
     entropy[0, 0, 2] = 0.9
     occurrences = is_open.sum((0, 1))
-    per_head = head_means(entropy, is_open, occurrences)
+    per_head = average_per_head(entropy, is_open, occurrences)
     assert per_head[0].item() == pytest.approx(0.5)
     assert per_head[2].item() == pytest.approx(0.9)
-    assert mean_of_active(per_head, occurrences).item() == pytest.approx(0.7)
+    assert average_active_heads(per_head, occurrences).item() == pytest.approx(0.7)
     weights = torch.tensor([0.1, 9.0, 0.2, *[9.0] * 5])  # those of heads without a choice do not count
-    assert entropy_bonus(per_head, occurrences, weights).item() == pytest.approx((0.1 * 0.5 + 0.2 * 0.9) / 2)
+    assert compute_entropy_bonus(per_head, occurrences, weights).item() == pytest.approx((0.1 * 0.5 + 0.2 * 0.9) / 2)
 
 
 def test_without_any_choice_the_bonus_is_zero() -> None:
     nothing, never = torch.zeros(4, 2, 8), torch.zeros(8, dtype=torch.int64)
-    means = head_means(nothing, nothing.bool(), never)
-    assert entropy_bonus(means, never, torch.ones(8)) == mean_of_active(means, never) == 0
+    means = average_per_head(nothing, nothing.bool(), never)
+    assert compute_entropy_bonus(means, never, torch.ones(8)) == average_active_heads(means, never) == 0
 
 
 @pytest.mark.parametrize("active", range(1, 9))
@@ -126,8 +126,8 @@ def test_equal_weights_change_no_bit_of_the_gradient_that_one_weight_on_the_mean
         assert entropies.grad is not None
         return entropies.grad
 
-    together = gradient(lambda entropies: weight * mean_of_active(entropies, occurrences))
-    assert torch.equal(gradient(lambda e: entropy_bonus(e, occurrences, torch.full((8,), weight))), together)
+    together = gradient(lambda entropies: weight * average_active_heads(entropies, occurrences))
+    assert torch.equal(gradient(lambda e: compute_entropy_bonus(e, occurrences, torch.full((8,), weight))), together)
 
 
 class Decided(NamedTuple):
@@ -144,7 +144,7 @@ class Decided(NamedTuple):
 
     def loss(self, time: slice = slice(None)) -> Tensor:
         parts = (part[time] for part in self[:3])
-        return factored_surrogate(*parts, 0.2, self.is_open[time], self.occurrences)
+        return compute_factored_surrogate(*parts, 0.2, self.is_open[time], self.occurrences)
 
 
 def decided(is_open: Tensor, shift: float = 0.3) -> Decided:
@@ -179,7 +179,7 @@ def test_the_factored_surrogate_is_its_formula() -> None:
             advantage = float(data.advantage[t, e])
             expected -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) / len(places)
     assert data.loss().item() == pytest.approx(expected, rel=1e-5)
-    assert (outside_clip_range(data.log_prob, data.old, 0.2) & data.is_open).any()
+    assert (find_clipped(data.log_prob, data.old, 0.2) & data.is_open).any()
 
 
 def test_the_factored_surrogate_of_two_decisions_worked_out_by_hand() -> None:
@@ -189,7 +189,7 @@ def test_the_factored_surrogate_of_two_decisions_worked_out_by_hand() -> None:
     is_open = torch.zeros(2, 1, 8, dtype=torch.bool)
     is_open[:, :, Head.OP] = is_open[1, :, Head.SLOT] = True
     advantage = torch.tensor([[1.0], [-2.0]])
-    found = factored_surrogate(ratio.log(), torch.zeros(2, 1, 8), advantage, 0.2, is_open, is_open.sum((0, 1)))
+    found = compute_factored_surrogate(ratio.log(), torch.zeros(2, 1, 8), advantage, 0.2, is_open, is_open.sum((0, 1)))
     assert found.item() == pytest.approx(-((1.2 * 1 + 1 * -2) / 2 + 0.8 * -2 / 1))
 
 
@@ -197,7 +197,7 @@ def test_the_factored_surrogate_of_two_decisions_worked_out_by_hand() -> None:
 def test_both_surrogates_are_the_same_where_one_head_alone_has_a_choice_in_every_step(head: Head) -> None:
     is_open = (torch.arange(8) == head).expand(T, E, 8)
     data = decided(is_open)
-    joint = joint_surrogate(data.log_prob.sum(-1), data.old.sum(-1), data.advantage, 0.2, torch.tensor(T * E))
+    joint = compute_joint_surrogate(data.log_prob.sum(-1), data.old.sum(-1), data.advantage, 0.2, torch.tensor(T * E))
     factored = data.loss()
     torch.testing.assert_close(factored, joint)
     assert torch.equal(gradient_of(factored, data), gradient_of(joint, data) * is_open)
@@ -207,7 +207,7 @@ def test_at_ratio_one_each_head_gets_the_mean_of_its_own_decisions() -> None:
     data = decided(some_open(), shift=0.0)
     shares = data.is_open / data.occurrences.clamp(min=1)
     torch.testing.assert_close(gradient_of(data.loss(), data), -data.advantage[..., None] * shares)
-    joint = joint_surrogate(data.log_prob.sum(-1), data.old.sum(-1), data.advantage, 0.2, torch.tensor(T * E))
+    joint = compute_joint_surrogate(data.log_prob.sum(-1), data.old.sum(-1), data.advantage, 0.2, torch.tensor(T * E))
     torch.testing.assert_close(gradient_of(joint, data), (-data.advantage[..., None] / (T * E)).expand(T, E, 8))
 
 
@@ -234,7 +234,7 @@ def test_an_absurd_probability_cannot_make_the_factored_surrogate_infinite() -> 
     everywhere = torch.ones(1, 2, 8, dtype=torch.bool)
     old = torch.tensor([-1e9, 0.0]).view(1, 2, 1).expand(1, 2, 8)
     advantage = torch.tensor([[-1.0, 1.0]])
-    assert factored_surrogate(old.flip(1), old, advantage, 0.2, everywhere, everywhere.sum((0, 1))).isfinite()
+    assert compute_factored_surrogate(old.flip(1), old, advantage, 0.2, everywhere, everywhere.sum((0, 1))).isfinite()
 
 
 def test_torchrl_computes_the_same_masked_clip_loss_and_gradient() -> None:
@@ -254,12 +254,12 @@ def test_torchrl_computes_the_same_masked_clip_loss_and_gradient() -> None:
 
     ours = weight.clone().requires_grad_()
     log_prob = gather_log_probs(masked_log_softmax(seen @ ours.T, legal), action)
-    loss = joint_surrogate(log_prob, old_log_prob, advantage, 0.2, torch.tensor(examples))
+    loss = compute_joint_surrogate(log_prob, old_log_prob, advantage, 0.2, torch.tensor(examples))
     (gradient,) = torch.autograd.grad(loss, ours, retain_graph=True)
     # With a single head, the factored surrogate is the same.
     alone = [part.view(examples, 1, 1) for part in (log_prob, old_log_prob)]
     everywhere = torch.ones(examples, 1, 1, dtype=torch.bool)
-    factored = factored_surrogate(*alone, advantage[:, None], 0.2, everywhere, torch.tensor([examples]))
+    factored = compute_factored_surrogate(*alone, advantage[:, None], 0.2, everywhere, torch.tensor([examples]))
     (factored_gradient,) = torch.autograd.grad(factored, ours)
 
     layer = nn.Linear(features, choices, bias=False)
@@ -304,7 +304,7 @@ def moved_since_acting(settings: PPOSettings, *, early: bool = False) -> tuple[P
     with torch.no_grad():
         for parameter in student.policy.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=random), alpha=0.03)
-    return student, standardise([student.make_batch(ending_early(rollout) if early else rollout)])[0]
+    return student, standardise_advantages([student.make_batch(ending_early(rollout) if early else rollout)])[0]
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:
@@ -341,8 +341,8 @@ def test_batches_of_several_shapes_count_by_their_steps() -> None:
 def test_advantages_are_standardised_over_all_batches_together() -> None:
     _, batch = moved_since_acting(plain_ppo(), early=True)
     everyone = list(range(batch.rollout.environments))
-    parts = standardise([part_of(batch, everyone[:1]), part_of(batch, everyone[1:])])
-    whole = standardise([batch])[0]
+    parts = standardise_advantages([part_of(batch, everyone[:1]), part_of(batch, everyone[1:])])
+    whole = standardise_advantages([batch])[0]
     torch.testing.assert_close(torch.cat([part.advantage for part in parts], 1), whole.advantage)
 
 

@@ -10,7 +10,7 @@ from esper.errors import ConfigError
 from esper.lifecycle.actions import Head
 from esper.rl.diagnostics import Anomaly, find_anomalies
 from esper.rl.ppo import PPO
-from esper.rl.rollout import standardise
+from esper.rl.rollout import standardise_advantages
 from rl.noise import rollouts
 from rl.plain_ppo import plain_ppo
 from rl.probes import learner
@@ -43,7 +43,7 @@ def halved(student: PPO) -> PPO:
 
 def test_the_loss_is_that_of_float32_but_for_rounding() -> None:
     student = learner(plain_ppo(), sizes=LIVELY)
-    batch = standardise([student.make_batch(*rollouts(student, 1))])[0]
+    batch = standardise_advantages([student.make_batch(*rollouts(student, 1))])[0]
     exact = PPO(student.policy, plain_ppo(), 0).backward([batch], WEIGHTS)
     rounded = halved(student).backward([batch], WEIGHTS)
     assert float(exact.deviation) < 1e-5 < 1e-3 < float(rounded.deviation) < 0.2

@@ -29,7 +29,7 @@ ENVIRONMENTS = 32
 
 
 class Fate(Probe):
-    """A signal at the first step says what the last one pays, whatever is done in between."""
+    """A signal at the first step shows what the last one pays, whatever is done in between."""
 
     def __init__(self, shown: bool) -> None:
         super().__init__(4, ENVIRONMENTS)
@@ -55,7 +55,7 @@ def test_value_explains_returns_that_are_announced_and_no_others(shown: bool, ex
 
 
 class Match(Probe):
-    """The signal says which of two operations pays; a step is an episode. PRUNE pays most but may be forbidden."""
+    """The signal shows which of two operations pays; a step is an episode. PRUNE pays most but may be forbidden."""
 
     def __init__(self, forbid_prune: bool, informed: bool = True) -> None:
         super().__init__(1, ENVIRONMENTS)

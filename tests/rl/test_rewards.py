@@ -216,11 +216,11 @@ def test_rent_is_logarithmic() -> None:
 
 def test_the_cost_of_interventions_may_set_in_late() -> None:
     settings = RewardSettings(mode="shaped", intervention=0.01, intervention_after=0.4)
-    costs = [settings.at(progress).intervention for progress in (0, 0.2, 0.4, 0.55, 0.7, 0.9, 1.0)]
+    costs = [settings.at_progress(progress).intervention for progress in (0, 0.2, 0.4, 0.55, 0.7, 0.9, 1.0)]
     np.testing.assert_allclose(costs, [0, 0, 0, 0.005, 0.01, 0.01, 0.01], atol=1e-12)
-    assert settings.at(0.2).shock == settings.shock
+    assert settings.at_progress(0.2).shock == settings.shock
     charged = RewardSettings(mode="shaped")
-    assert charged.at(0.0) == charged
+    assert charged.at_progress(0.0) == charged
 
 
 SPEC = TypeAdapter(RewardSpec)
@@ -264,7 +264,9 @@ def test_a_weight_acts_or_is_refused(mode: str, weight: str) -> None:
     ]
     usual = RewardSettings(mode=mode)
     other = usual.model_copy(update={weight: 9 if weight == "early_age" else 0.4})  # which checks nothing
-    acts = any(rewards_of(usual.at(now), course) != rewards_of(other.at(now), course) for now in (0.2, 1.0))
+    acts = any(
+        rewards_of(usual.at_progress(now), course) != rewards_of(other.at_progress(now), course) for now in (0.2, 1.0)
+    )
     assert acts == (weight in MODES[mode].weights)
     changed = {"mode": mode, weight: getattr(other, weight)}
     if acts:
@@ -322,7 +324,7 @@ def test_flops_of_a_host_are_those_of_its_products() -> None:
     assert SUITE.flops(wide) == 2 * (tokens * sum(weights[:-1]) + weights[-1])
 
 
-def test_what_was_done_is_told() -> None:
+def test_actions_and_pruned_ages_are_recorded() -> None:
     running = episodes(instances(3))
     running.step(np.stack([make_action(Op.GERMINATE, 0, MLP)] * 3))
     for _ in range(3):
@@ -367,9 +369,7 @@ def test_a_reward_of_ones_own_is_named_like_any_other(monkeypatch: pytest.Monkey
         ({"rollback": np.zeros(1)}, "'rollback' is the governor's penalty, choose another name"),
     ],
 )
-def test_a_reward_that_gives_no_terms_is_told_what_it_gave(
-    given: Any, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reward_that_returns_no_terms_is_refused(given: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.rl.rewards.MODES", dict(MODES))
     register_reward("mine")(lambda inputs, settings: given)
     (settings,) = SPEC.validate_python("mine")

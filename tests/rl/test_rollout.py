@@ -8,7 +8,7 @@ import torch
 from esper.control.policy import Policy, PolicyState, PolicyStep
 from esper.engine.observation import MaskTensors, Observation
 from esper.numerics.arrays import iterate_arrays
-from esper.rl.rollout import RolloutBuffer, RolloutError, concatenate, select_environments
+from esper.rl.rollout import RolloutBuffer, RolloutError, concatenate_rollouts, select_environments
 from rl.probes import SIZES, SPEC, blank_observation, free_masks
 
 STEPS, ENVIRONMENTS = 3, 4
@@ -66,7 +66,9 @@ def test_selected_environments_keep_all_their_data() -> None:
 def test_rollouts_side_by_side_keep_all_their_data() -> None:
     rollout = filled().finish(torch.zeros(ENVIRONMENTS, dtype=torch.bool), torch.arange(4.0))
     parts = [select_environments(rollout, torch.tensor(index)) for index in ([0], [1, 2], [3])]
-    for (name, ours), (_, whole) in zip(iterate_arrays(concatenate(parts)), iterate_arrays(rollout), strict=True):
+    for (name, ours), (_, whole) in zip(
+        iterate_arrays(concatenate_rollouts(parts)), iterate_arrays(rollout), strict=True
+    ):
         assert torch.equal(ours, whole), name
 
 

@@ -1,4 +1,4 @@
-"""The command line with the short suite, in processes that kill themselves, or are killed, when they are told to.
+"""The command line with the short suite, in processes that kill themselves, or are killed, on request.
 
 ``python doomed.py train ...`` is ``esper train ...``. ``python doomed.py serve`` imports everything once and then forks
 a process for each request, a line of JSON on stdin, answering with its exit status; so a kill costs no import of torch.
@@ -107,7 +107,7 @@ PLACES: dict[str, Callable[[int], None]] = {
     "half a cohort": writing(results, ".json", 0.5),
     "whole cohort": writing(results, ".json", 1),
 }
-"""Where a process can be told to die, at the n-th time that it gets there."""
+"""Where a process can be made to die, at the n-th time that it gets there."""
 
 
 def _child(request: dict[str, Any]) -> NoReturn:

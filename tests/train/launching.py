@@ -78,7 +78,7 @@ def newest_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def figures(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """All scalars of a run but those that tell the time."""
+    """All scalars of a run but those that measure time."""
     with RunReader.open(RunDirectory(path).store) as reader:
         return {name: reader.series(name) for name in reader.scalar_names() if name != "seconds"}
 

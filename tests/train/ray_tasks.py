@@ -20,7 +20,7 @@ class Doomed(NamedTuple):
     """Kills its process at the first attempt."""
 
     mark: str
-    """A file that tells of the first attempt; empty: nobody is killed."""
+    """A file that marks the first attempt; empty: nobody is killed."""
     task: ShardTask
 
 
@@ -54,7 +54,7 @@ def collect_short(doomed: Doomed) -> ShardResult:
 
     with short_suite(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(RolloutBuffer, "add", deadly)
-        return collect(doomed.task)
+        return collect_rollout(doomed.task)
 
 
 def shared_sum(task: tuple[int, Shared[list[int]]]) -> int:

@@ -21,7 +21,7 @@ class ShortSuite(TokenSuite):
 
 @contextmanager
 def short_suite() -> Iterator[None]:
-    """While active, suite ``short`` can be asked for by name, in this process."""
+    """While active, suite ``short`` is registered by its name, in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry._suites, ShortSuite.name, ShortSuite)
         yield

@@ -17,7 +17,7 @@ from esper.lab.evaluate import evaluate_run
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.train.episode_log import EpisodeLog, RecordedRollback, log_from_json, log_to_json
+from esper.train.episode_log import EpisodeLog, RecordedRollback
 from esper.train.evaluation import (
     CohortTask,
     EvaluationConfig,
@@ -75,17 +75,17 @@ def assert_same(one: EpisodeLog, other: EpisodeLog) -> None:
 def test_a_tally_survives_json(log: EpisodeLog):
     assert log.changes
     log.rollbacks.append(RecordedRollback(1, "exploded", 0.5, 0.75, float("inf"), 0.1, (0, 1), ended=False, step=2))
-    text = json.dumps(log_to_json(log))
-    assert_same(log_from_json(json.loads(text), get_suite("short"), log.instances), log)
+    text = json.dumps(log.to_json())
+    assert_same(EpisodeLog.from_json(json.loads(text), get_suite("short"), log.instances), log)
 
 
 @pytest.mark.parametrize("change", [{"more": []}, {}])
 def test_a_tally_of_another_kind_is_refused(log: EpisodeLog, change: dict[str, Any]):
-    record = log_to_json(log) | change
+    record = log.to_json() | change
     if not change:
         del record["kept"]
     with pytest.raises(ValueError, match="not the record of a log"):
-        log_from_json(record, get_suite("short"), log.instances)
+        EpisodeLog.from_json(record, get_suite("short"), log.instances)
 
 
 class Counting(LocalWorkers):
@@ -175,20 +175,20 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, tasks: list[CohortTask]):
 
 
 def test_another_policy_takes_nothing_over(tmp_path: Path):
-    told: list[tuple[int, int]] = []
+    counts: list[tuple[int, int]] = []
 
     def stop(done: int, total: int, current: str) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    def tell(known: int, total: int) -> None:
-        told.append((known, total))
+    def report(known: int, total: int) -> None:
+        counts.append((known, total))
 
     with started(tmp_path / "run", tiny("iterations=2")) as trainer, LocalWorkers(1) as workers:
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
-                evaluate_run(trainer.run, workers, 2, 0, stop, tell)
+                evaluate_run(trainer.run, workers, 2, 0, stop, report)
         trainer.train(ignore)
-        evaluate_run(trainer.run, workers, 2, 0, taken_over=tell)
-    assert told == [(0, 10), (2, 10), (0, 10)]
+        evaluate_run(trainer.run, workers, 2, 0, taken_over=report)
+    assert counts == [(0, 10), (2, 10), (0, 10)]
     assert not RunDirectory(tmp_path / "run").evaluation_progress.exists()

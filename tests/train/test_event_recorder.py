@@ -1,4 +1,4 @@
-"""The events of a rollout tell what happened in it: nothing more, nothing less, and the same however it is split."""
+"""The events of a rollout are what happened in it: nothing more, nothing less, and the same however it is split."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a rollout told, and what it returned, shard by shard."""
+class Recording:
+    """The events and results of a rollout, shard by shard."""
 
     events: list[NetworkEvent]
     results: list[ShardResult]
@@ -58,11 +58,13 @@ class Told:
         return [event for event in self.events if type(event) is kind]
 
 
-def tell(settings: TrainSettings) -> Told:
+def record_rollout(settings: TrainSettings) -> Recording:
     weights = Shared(create_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
     results = [collect_rollout(task) for task in tasks]
-    return Told([decode_event(row.type, row.version, row.payload) for one in results for row in one.events], results)
+    return Recording(
+        [decode_event(row.type, row.version, row.payload) for one in results for row in one.events], results
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,27 +75,27 @@ def _suites() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def told(_suites: None) -> Told:
-    return tell(tiny(*EAGER, "environments=16"))
+def recording(_suites: None) -> Recording:
+    return record_rollout(tiny(*EAGER, "environments=16"))
 
 
 @pytest.fixture(scope="module")
-def wild(_suites: None) -> Told:
+def wild(_suites: None) -> Recording:
     """With networks that blow up until their episodes are ended."""
-    return tell(tiny(*EAGER, "suite=wild", "environments=16"))
+    return record_rollout(tiny(*EAGER, "suite=wild", "environments=16"))
 
 
-def stages_of(told: Told) -> Iterator[tuple[NetworkEvent, dict[Key, str]]]:
+def stages_of(recording: Recording) -> Iterator[tuple[NetworkEvent, dict[Key, str]]]:
     """Each event with the stages, by environment and slot, that follow from the transitions up to it."""
     stages: dict[Key, str] = defaultdict(lambda: "dormant")
-    for event in told.events:
+    for event in recording.events:
         if isinstance(event, LifecycleTransition):
             assert stages[event.environment, event.slot] == event.before
             stages[event.environment, event.slot] = event.after
         yield event, stages
 
 
-@pytest.mark.parametrize("which", ["told", "wild"])
+@pytest.mark.parametrize("which", ["recording", "wild"])
 def test_transitions_replayed_give_the_stages_of_every_step(which: str, request: pytest.FixtureRequest) -> None:
     seen: Counter[str] = Counter()
     for event, stages in stages_of(request.getfixturevalue(which)):
@@ -104,55 +106,55 @@ def test_transitions_replayed_give_the_stages_of_every_step(which: str, request:
     assert {"dormant", "blending", "holding", "fossilized"} <= set(seen), "the test means to see them"
 
 
-def test_every_episode_is_told_from_start_to_end(told: Told) -> None:
+def test_every_episode_is_recorded_from_start_to_end(recording: Recording) -> None:
     steps = get_suite("short").steps
-    (result,) = told.results
-    assert [event.instance for event in told.of(EpisodeStarted)] == [one.name for one in result.log.instances]
-    assert [event.environment for event in told.of(EpisodeEnded)] == list(range(16))
-    taken = Counter(event.environment for event in told.of(StepTaken))
+    (result,) = recording.results
+    assert [event.instance for event in recording.of(EpisodeStarted)] == [one.name for one in result.log.instances]
+    assert [event.environment for event in recording.of(EpisodeEnded)] == list(range(16))
+    taken = Counter(event.environment for event in recording.of(StepTaken))
     assert taken == dict.fromkeys(range(16), steps)
 
 
-@pytest.mark.parametrize("which", ["told", "wild"])
+@pytest.mark.parametrize("which", ["recording", "wild"])
 def test_rewards_are_the_sums_of_their_terms_and_add_up_to_what_was_paid(
     which: str, request: pytest.FixtureRequest
 ) -> None:
-    told: Told = request.getfixturevalue(which)
+    recording: Recording = request.getfixturevalue(which)
     paid: dict[int, float] = defaultdict(float)
-    for event in told.of(StepTaken):
+    for event in recording.of(StepTaken):
         assert event.reward is not None
         assert event.reward == pytest.approx(sum(event.terms.values()), abs=1e-4)
         paid[event.environment] += event.reward
-    for event in told.of(EpisodeEnded):
+    for event in recording.of(EpisodeEnded):
         assert event.paid == pytest.approx(paid[event.environment], abs=1e-3)
-    assert len({tuple(event.terms) for event in told.of(StepTaken)}) > 2, "both modes, and interventions"
+    assert len({tuple(event.terms) for event in recording.of(StepTaken)}) > 2, "both modes, and interventions"
 
 
-@pytest.mark.parametrize("which", ["told", "wild"])
+@pytest.mark.parametrize("which", ["recording", "wild"])
 def test_ends_are_those_of_the_tally(which: str, request: pytest.FixtureRequest) -> None:
-    told: Told = request.getfixturevalue(which)
-    (result,) = told.results
-    for event in told.of(EpisodeEnded):
+    recording: Recording = request.getfixturevalue(which)
+    (result,) = recording.results
+    for event in recording.of(EpisodeEnded):
         row = event.environment
         assert event.objective == result.log.objective[row]
         assert event.added == result.log.added[row]
         assert [name is not None for name in event.kept] == result.log.kept[row].tolist()
-    assert any(any(event.kept) for event in told.of(EpisodeEnded))
+    assert any(any(event.kept) for event in recording.of(EpisodeEnded))
 
 
-def test_events_do_not_depend_on_the_number_of_shards(told: Told) -> None:
+def test_events_do_not_depend_on_the_number_of_shards(recording: Recording) -> None:
     def ordered(events: list[NetworkEvent]) -> list[NetworkEvent]:
         return sorted(events, key=lambda event: (event.environment, event.step, event.name))
 
-    split = tell(tiny(*EAGER, "environments=16", "shards=2"))
-    assert ordered(split.events) == ordered(told.events)
+    split = record_rollout(tiny(*EAGER, "environments=16", "shards=2"))
+    assert ordered(split.events) == ordered(recording.events)
 
 
-def test_watched_networks_tell_how_likely_their_choices_were(told: Told) -> None:
-    (result,) = told.results
-    decisions = {(event.environment, event.step): event for event in told.of(StepTaken)}
+def test_watched_networks_record_how_likely_their_choices_were(recording: Recording) -> None:
+    (result,) = recording.results
+    decisions = {(event.environment, event.step): event for event in recording.of(StepTaken)}
     suite = get_suite("short")
-    looked = told.of(PolicyLooked)
+    looked = recording.of(PolicyLooked)
     assert {event.environment for event in looked} == {0, 4, 8, 12}
     assert len(looked) == 4 * suite.steps
     for event in looked:
@@ -166,11 +168,11 @@ def test_watched_networks_tell_how_likely_their_choices_were(told: Told) -> None
     assert {len(event.probabilities) for event in looked} == {1, 2, 4, 6}, "wait; fossilize; prune; germinate"
 
 
-def test_gates_judge_the_stage_that_the_seed_is_in(told: Told) -> None:
+def test_gates_judge_the_stage_that_the_seed_is_in(recording: Recording) -> None:
     """Before a decision, by what was measured after the one before it."""
-    before: dict[Key, StepTaken] = {(event.environment, event.step + 1): event for event in told.of(StepTaken)}
+    before: dict[Key, StepTaken] = {(event.environment, event.step + 1): event for event in recording.of(StepTaken)}
     judged: Counter[tuple[str, bool]] = Counter()
-    for event in told.of(GateJudged):
+    for event in recording.of(GateJudged):
         known = before[event.environment, event.step]
         assert event.gate == GATES[Stage[known.stages[event.slot].upper()]]
         assert event.passed == (event.reason == "passed")
@@ -184,9 +186,9 @@ def test_gates_judge_the_stage_that_the_seed_is_in(told: Told) -> None:
     assert set(judged) >= {("G1", True), ("G3", False), ("G5", True), ("G5", False)}
 
 
-def test_a_seed_is_judged_in_every_stage_that_has_a_gate_ahead(told: Told) -> None:
-    judged = {(event.environment, event.slot, event.step, event.gate) for event in told.of(GateJudged)}
-    changed = {(event.environment, event.slot, event.step): event for event in told.of(LifecycleTransition)}
+def test_a_seed_is_judged_in_every_stage_that_has_a_gate_ahead(recording: Recording) -> None:
+    judged = {(event.environment, event.slot, event.step, event.gate) for event in recording.of(GateJudged)}
+    changed = {(event.environment, event.slot, event.step): event for event in recording.of(LifecycleTransition)}
     entered = [event for event in changed.values() if Stage[event.after.upper()] in GATES]
     for event in entered:
         at = event.environment, event.slot, event.step + 1
@@ -195,13 +197,13 @@ def test_a_seed_is_judged_in_every_stage_that_has_a_gate_ahead(told: Told) -> No
     assert len(entered) > 10
 
 
-def test_without_steps_only_changes_verdicts_and_ends_are_told(told: Told) -> None:
-    brief = tell(tiny(*EAGER, "environments=16", "telemetry.steps_every=0"))
-    assert brief.events == [event for event in told.events if not isinstance(event, (StepTaken, PolicyLooked))]
+def test_without_steps_only_changes_verdicts_and_ends_are_recorded(recording: Recording) -> None:
+    brief = record_rollout(tiny(*EAGER, "environments=16", "telemetry.steps_every=0"))
+    assert brief.events == [event for event in recording.events if not isinstance(event, (StepTaken, PolicyLooked))]
     assert Counter(map(type, brief.events)).keys() >= {LifecycleTransition, GateJudged, EpisodeEnded}
 
 
-def test_nothing_is_told_of_an_episode_after_its_end(wild: Told) -> None:
+def test_nothing_is_told_of_an_episode_after_its_end(wild: Recording) -> None:
     over: set[int] = set()
     for event in wild.events:
         assert event.environment not in over, event
@@ -212,13 +214,13 @@ def test_nothing_is_told_of_an_episode_after_its_end(wild: Told) -> None:
     assert {event.environment for event in wild.of(RolledBack) if event.ended} == {one.environment for one in early}
 
 
-def test_blends_are_told_as_they_are_computed() -> None:
+def test_blends_are_recorded_as_they_are_computed() -> None:
     suite = get_suite("short")
     chosen = suite.sample(8, "train", np.random.default_rng(1))
     rules = Rules(operations=(Op.WAIT, Op.GERMINATE, Op.PRUNE), cooldown=(1, 1, 1), blends=tuple(Blend))
     episodes, controller = Episodes(suite, chosen, rules), Uniform()
-    recorder = EventRecorder(episodes, Scope(0, 0, steps=True, watched=()))
-    state, told = controller.start([one.seed for one in chosen]), Counter[str]()
+    recorder = EventRecorder(episodes, 0)
+    state, blends = controller.start([one.seed for one in chosen]), Counter[str]()
     for _ in range(suite.steps):
         actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)
         for event in recorder.record_step(actions, episodes.step(actions), None):
@@ -228,5 +230,5 @@ def test_blends_are_told_as_they_are_computed() -> None:
                 blend = Blend[event.choices["blend"].upper()]
                 kind = SeedKind(event.slot, suite.blueprints.index(event.blueprint), blend)
                 assert event.environment in episodes.population.banks[kind].block.owners
-                told[event.choices["blend"]] += 1
-    assert set(told) == {"add", "gate", "multiply"}
+                blends[event.choices["blend"]] += 1
+    assert set(blends) == {"add", "gate", "multiply"}

@@ -161,7 +161,7 @@ class Target:
         return self.tensors, self._edited(**{name: self._mutator.random.choice(odd)})
 
     def _described(self, tensors: bytes) -> tuple[bytes, bytes]:
-        """The tensors with a manifest that tells their size and hash."""
+        """The tensors with a manifest that states their size and hash."""
         return tensors, self._edited(tensors_sha256=hashlib.sha256(tensors).hexdigest(), tensors_bytes=len(tensors))
 
     def _edited(self, **fields: Any) -> bytes:

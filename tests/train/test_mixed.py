@@ -17,13 +17,13 @@ from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError
 from esper.lab.evaluate import count_trainings, find_controller
 from esper.lifecycle.rules import Rules
-from esper.rl.rollout import Rollout, concatenate_alike
+from esper.rl.rollout import Rollout, concatenate_by_shape
 from esper.runs.events import EpisodeStarted
 from esper.runs.reader import RunReader
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
 from esper.train.collect import ShardTask, collect_rollout, create_policy
-from esper.train.evaluation import load_shipped
+from esper.train.evaluation import load_shipped_policy
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import Shared
@@ -65,7 +65,7 @@ def test_a_mixed_run_learns_from_all_and_goes_on_bit_exactly(tmp_path: Path) -> 
 def assert_only_the_runs_own_suite_is_told_of(trainer: Trainer) -> None:
     drawn = [[trainer.settings.draw_suite(iteration, shard) for shard in range(2)] for iteration in range(2)]
     with RunReader.open(trainer.run.store) as reader:
-        told = [(event.iteration, event.environment) for event in reader.events(EpisodeStarted)]
+        recorded = [(event.iteration, event.environment) for event in reader.events(EpisodeStarted)]
     own = [
         (iteration + 1, shard * 4 + row)
         for iteration, names in enumerate(drawn)
@@ -73,7 +73,7 @@ def assert_only_the_runs_own_suite_is_told_of(trainer: Trainer) -> None:
         for row in range(4)
         if name == "tokens"
     ]
-    assert sorted(told) == own
+    assert sorted(recorded) == own
     assert 0 < len(own) < 2 * 8
 
 
@@ -84,11 +84,11 @@ def rollouts(settings: TrainSettings) -> list[Rollout]:
 
 
 def test_rollouts_of_one_shape_are_joined() -> None:
-    alike = concatenate_alike(rollouts(tiny("shards=2")))
+    alike = concatenate_by_shape(rollouts(tiny("shards=2")))
     assert [one.environments for one in alike] == [8]
     mixed = tiny("shards=2", "seed=1", "mix=[generated]")
     assert mixed.draw_suite(0, 0) != mixed.draw_suite(0, 1)
-    assert [one.environments for one in concatenate_alike(rollouts(mixed))] == [4, 4]
+    assert [one.environments for one in concatenate_by_shape(rollouts(mixed))] == [4, 4]
 
 
 SHIPPED = load_settings(PolicyOrigin, open_policy(ESPER).config)
@@ -113,7 +113,7 @@ def test_it_plays_any_suite_by_its_name(suite: str) -> None:
     assert controller.name == ESPER
     assert terms.suite == suite
     assert get_promise_settings(controller) == SHIPPED.promise
-    assert load_shipped(get_suite(suite)).name == ESPER
+    assert load_shipped_policy(get_suite(suite)).name == ESPER
 
 
 def test_a_run_starts_from_it(tmp_path: Path) -> None:
@@ -153,7 +153,9 @@ def test_costs_begin_with_those_of_the_start(tmp_path: Path) -> None:
     suite = get_suite("short")
     shipped = count_trainings(ESPER, suite)
     assert shipped == 24 * 256
-    settings = tiny("start_from=esper", "ppo.twin=true", "iterations=1", "policy.hidden=128", "policy.width=64")
+    settings = tiny(
+        "start_from=esper", "ppo.no_growth_baseline=true", "iterations=1", "policy.hidden=128", "policy.width=64"
+    )
     with started(tmp_path / "run", settings) as trainer:
         trainer.train(ignore)
     assert count_trainings(str(tmp_path / "run"), suite) == shipped + 8 + 2
@@ -164,10 +166,10 @@ def test_a_search_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> N
     with short_suite(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("esper.commands.bench.WORKERS", 1)
         assert main(words) == 0
-    said = capsys.readouterr()
-    found = json.loads(said.out.splitlines()[-1])
+    output = capsys.readouterr()
+    found = json.loads(output.out.splitlines()[-1])
     assert set(found["B"]) == {"random_search", "successive_halving"}
     assert "break_even" in found
-    assert "successive_halving" in said.err
+    assert "successive_halving" in output.err
     assert main([*words[:-2], "1"]) == 2
     assert "1 instances give no interval" in capsys.readouterr().err

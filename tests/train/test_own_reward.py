@@ -6,11 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 
+from esper.errors import ConfigError
+from esper.rl import ENVIRONMENT as GROWTH
+from esper.rl.rewards import MODES, RewardInputs, RewardSettings, register_reward
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
+from esper.tasks.registry import get_suite
 from train.launching import ENVIRONMENT, TINY
+from train.runs import started, tiny
+from train.short_suite import short_suite
 
 CODE = """
 import numpy as np
@@ -41,6 +49,27 @@ def esper(*words: str, file: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         env={**ENVIRONMENT, "ESPER_SUITES": str(file)},
     )
+
+
+def test_one_function_is_all_that_a_reward_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.rl.rewards.MODES", dict(MODES))
+
+    @register_reward("toy")
+    def pay_toy(inputs: RewardInputs, settings: RewardSettings) -> dict[str, np.ndarray]:
+        return {"toy": np.where(inputs.acted, 0.5, 0.25)}
+
+    with short_suite():
+        envs = gymnasium.make_vec(GROWTH, num_envs=2, suite="short", reward="toy")
+        envs.reset(seed=0)
+        assert envs.step(np.zeros((2, 8), np.int64))[1].tolist() == [0.25, 0.25]
+        iterations = []
+        with started(tmp_path / "run", tiny("reward=toy", "iterations=1")) as trainer:
+            trainer.train(iterations.append)
+        steps = get_suite("short").steps
+        (iteration,) = iterations
+        assert 0.25 * steps / 2 < iteration.update.return_mean < 0.5 * steps, "mean of what is still to come"
+        with pytest.raises(ConfigError, match="unknown reward mode 'toyy', did you mean 'toy'.*outcome,.*, toy;"):
+            tiny("reward=toyy")
 
 
 @pytest.mark.slow

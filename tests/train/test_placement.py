@@ -1,4 +1,4 @@
-"""A run says where its networks are computed; whoever computes them finds out whether that can be."""
+"""A run sets where its networks are computed, and workers check whether that is possible."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
     with FarAway() as far:
         policy = create_policy(settings).to(FAR)
         running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules, device=FAR)
-        told = EventRecorder(running, Scope(1, 0, True, range(4)))
+        recorder = EventRecorder(running, 1, watched=range(4))
         noise = torch.zeros(running.suite.steps, 4, 8)
         far.forget()
-        result = run_policy(policy, None, running, noise, told)
+        result = run_policy(policy, None, running, noise, recorder)
     assert {part.device for part in tensors(result.rollout)} == {CPU}
     assert {part.device for part in tensors(result.rollout.to(FAR))} == {FAR}
     assert far.reads.count("control/policy/network.py to_cpu") == running.suite.steps
@@ -143,7 +143,7 @@ def test_what_is_fetched_is_what_was_decided() -> None:
     settings = tiny()
     policy = create_policy(settings)
     running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules)
-    result = collect(task(settings))
+    result = collect_rollout(task(settings))
     rollout = result.rollout
     state = policy.initial_state(running.size)
     again = policy.evaluate(rollout.observations, rollout.masks, rollout.actions, state)
@@ -173,7 +173,7 @@ def test_networks_per_pass_change_a_rollout_by_rounding_at_most(monkeypatch: pyt
         return run(execution, parameters, buffers, inputs, grafts)
 
     monkeypatch.setattr(Execution, "run_stacked", noted)
-    whole, parts = (collect(task(tiny("environments=8", *words))) for words in ([], ["networks_per_pass=3"]))
+    whole, parts = (collect_rollout(task(tiny("environments=8", *words))) for words in ([], ["networks_per_pass=3"]))
     assert set(sizes) == {2, 3, 8}
     for one, other in zip(tensors(parts.rollout), tensors(whole.rollout), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -188,4 +188,4 @@ def test_memory_that_runs_out_is_a_sentence(playing: bool, monkeypatch: pytest.M
     settings = tiny()
     cohort = split_into_cohorts([Never()], make_evaluation_config(settings), sample_instances(settings, 0, 0))[0]
     with pytest.raises(RunError, match="memory ran out: set networks_per_pass"):
-        evaluate_cohort(cohort) if playing else collect(task(settings))
+        evaluate_cohort(cohort) if playing else collect_rollout(task(settings))

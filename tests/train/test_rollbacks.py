@@ -1,4 +1,4 @@
-"""Networks that blow up while a controller is learned: training goes on, and the run tells of them."""
+"""Networks that blow up while a controller is learned: training goes on, and the run records them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def learned(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def figures(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """All scalars of a run but those that tell the time."""
+    """All scalars of a run but those that measure time."""
     with RunReader.open(RunDirectory(path).store) as reader:
         return {name: reader.series(name) for name in reader.scalar_names() if name != "seconds"}
 
@@ -143,15 +143,15 @@ def test_the_store_tells_the_whole_history(uninterrupted: tuple[Path, object]):
 
 def test_a_checkpoint_whose_record_a_kill_swallowed_is_recorded_when_the_run_goes_on(tmp_path: Path):
     with started(tmp_path / "run", SETTINGS) as trainer:
-        told = trainer.store.events(CheckpointWritten)
+        events = trainer.store.events(CheckpointWritten)
     with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as connection, connection:
         connection.execute("DELETE FROM events WHERE type = ?", (CheckpointWritten.name,))
     with resumed(tmp_path / "run") as trainer:
         trainer.store.flush()
-        assert trainer.store.events(CheckpointWritten) == told
+        assert trainer.store.events(CheckpointWritten) == events
     with resumed(tmp_path / "run") as trainer:
         trainer.store.flush()
-        assert trainer.store.events(CheckpointWritten) == told, "once"
+        assert trainer.store.events(CheckpointWritten) == events, "once"
 
 
 def test_an_error_is_part_of_the_history(tmp_path: Path):

@@ -80,7 +80,7 @@ def test_results_come_as_they_are_known_and_a_call_may_be_given_up(two: LocalWor
 
 
 def processes_at_work(folder: Path, count: int) -> list[int]:
-    """As `sleep_in` tells them."""
+    """As `sleep_in` writes them."""
     while len(found := [int(file.name) for file in folder.iterdir()]) < count:
         time.sleep(0.02)
     return found

@@ -17,23 +17,23 @@ class EpisodeConfig(Settings):
     """Settings of episodes beside the lifecycle's rules, and of a model's growth under an `esper.Grower`."""
 
     governor: GovernorSettings | None = GovernorSettings()
-    """Rolls networks back when training blows up; null: nobody does."""
+    """Rolls networks back when training blows up; null: no rollbacks."""
     budget: Budget = Budget()
     """Caps on what growth may cost."""
     plateau: int | None = Field(default=None, ge=1, le=1000)
     """Decisions without an improvement of the validation loss after which an episode ends, unless a seed is still
-    unfinished; null: episodes go on to their horizon. A grower then decides nothing more, and says so; it goes by its
-    metric, where one was named."""
+    unfinished; null: episodes run to their horizon. A grower then stops deciding, and reports it; it uses its metric if
+    one was named."""
     counterfactual_every: int = Field(default=1, ge=1, le=1000)
-    """Decisions from one counterfactual of a slot to its next. Slots take turns; in between the last measurement
-    stands, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""
+    """Decisions from one counterfactual of a slot to its next. Slots take turns. In between the last measurement is
+    used, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""
 
     promise: PromiseSettings | None = None
-    """Measure what every blueprint promises in every free slot, which controllers then see; null: nobody does, unless
-    the controller goes by it."""
+    """Measure what every blueprint promises in every free slot, which controllers then see; null: not, unless the
+    controller needs it."""
 
     def require_measurements(self, horizon: int) -> None:
-        """Raise ValueError unless every slot is measured within an episode of that many decisions, and promises are."""
+        """Raise ValueError unless an episode of so many decisions measures every slot, and promises in time."""
         if self.counterfactual_every > horizon:
             raise ValueError(
                 f"conduct.counterfactual_every is {self.counterfactual_every}, but there are {horizon} decisions: "
@@ -46,14 +46,16 @@ class EpisodeConfig(Settings):
             )
 
     def find_due_counterfactuals(self, decision: Ints, slots: int) -> Bools:
-        """The slots, of S, whose counterfactuals are measured after the decision of that number, ``[E]``: ``[E, S]``.
+        """The slots whose counterfactuals are measured after the decision of number ``decision [E]``: ``[E, S]``.
 
-        It hangs on each network's own decisions alone, never on its neighbours'.
+        They depend on each network's own number of decisions alone.
         """
+        # Slots take turns: each is due at another remainder.
         return (decision[:, None] + np.arange(slots)) % self.counterfactual_every == 0
 
     def find_stalled(self, plateau_age: Floats, table: SeedTable) -> Bools:
-        """``[E]``: the networks that end on a plateau, after that many decisions without an improvement, ``[E]``."""
+        """The networks that end on a plateau, ``[E]``, after ``plateau_age [E]`` decisions without an improvement."""
         if self.plateau is None:
             return np.zeros(len(plateau_age), np.bool_)
+        # A living seed may still bring the improvement.
         return (plateau_age >= self.plateau) & ~table.live.any(axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +18,38 @@ from esper.runs.events import Event, GateJudged, LifecycleTransition, NetworkSte
 
 StepOf = Callable[[int], NetworkStep]
 """The first fields of an event, by the index of the network."""
+
+
+@dataclass(frozen=True)
+class StageChange:
+    """A slot's change of stage, by names; ``step`` counts decisions from 0."""
+
+    environment: int
+    step: int
+    slot: int
+    before: str
+    after: str
+    blueprint: str | None
+    cause: str
+    reason: str
+
+
+def list_stage_changes(transitions: Transitions, step: int, blueprints: Sequence[str]) -> list[StageChange]:
+    """The changes of stage after one decision, by names, in order."""
+    indices: list[int] = transitions.blueprint.tolist()
+    return [
+        StageChange(
+            environment=int(transitions.env[index]),
+            step=step,
+            slot=int(transitions.slot[index]),
+            before=Stage(transitions.before[index]).name.lower(),
+            after=Stage(transitions.after[index]).name.lower(),
+            blueprint=None if blueprint == NO_BLUEPRINT else blueprints[blueprint],
+            cause=Cause(transitions.cause[index]).name.lower(),
+            reason=Reason(transitions.reason[index]).name.lower(),
+        )
+        for index, blueprint in enumerate(indices)
+    ]
 
 
 class LifecycleRecorder:
@@ -39,9 +72,9 @@ class LifecycleRecorder:
         """Name of a blueprint by its index; None without one."""
         return None if blueprint == NO_BLUEPRINT else self._blueprints[blueprint]
 
-    def record_verdicts(self, verdicts: Verdicts, before: SeedTable, running: Bools, step: StepOf) -> Iterator[Event]:
+    def record_verdicts(self, verdicts: Verdicts, stages: Int8s, running: Bools, step: StepOf) -> Iterator[Event]:
         """Gates whose verdict has changed, or that stand in the place of others, in the networks ``running [E]``."""
-        reasons, stages = verdicts.reason, before.stage
+        reasons = verdicts.reason
         changed = (reasons != self.reasons) | (stages != self.judged_stages)
         self.reasons, self.judged_stages = reasons, stages
         for row, slot in np.argwhere(changed & (reasons != Reason.NO_GATE) & running[:, None]).tolist():
@@ -54,18 +87,18 @@ class LifecycleRecorder:
         self, changes: Transitions, contributions: Floats, running: Bools, step: StepOf
     ) -> Iterator[Event]:
         """Changes of stage in the networks ``running [E]``, with the last known ``contributions [E, S]``."""
-        for index in range(len(changes)):
-            row, slot = int(changes.env[index]), int(changes.slot[index])
+        for change in list_stage_changes(changes, 0, self._blueprints):
+            row, slot = change.environment, change.slot
             if not running[row]:
                 continue  # cooldowns go on where an episode is over
             yield LifecycleTransition(
                 **step(row),
                 slot=slot,
-                before=Stage(changes.before[index]).name.lower(),
-                after=Stage(changes.after[index]).name.lower(),
-                blueprint=self.name_blueprint(int(changes.blueprint[index])),
-                cause=Cause(changes.cause[index]).name.lower(),
-                reason=Reason(changes.reason[index]).name.lower(),
+                before=change.before,
+                after=change.after,
+                blueprint=change.blueprint,
+                cause=change.cause,
+                reason=change.reason,
                 contribution=replace_unmeasured([float(contributions[row, slot])])[0],
             )
 

@@ -144,7 +144,7 @@ class RunRecorder(GrowerCallback):
                     ended=False,
                 )
             )
-        for event in recorder.record_verdicts(record.verdicts, record.before, everyone, place):
+        for event in recorder.record_verdicts(record.verdicts, record.before.stage, everyone, place):
             store.emit(event)
         for event in recorder.record_transitions(record.changes, record.contributions, everyone, place):
             store.emit(event)

@@ -1,6 +1,6 @@
 """How a controller is learned: environment, rewards, rollouts and PPO.
 
-Importing it makes ``esper/Growth-v0`` known to Gymnasium:
+Importing it registers ``esper/Growth-v0`` with Gymnasium:
 
 ```python
 import gymnasium
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from esper.rl.settings import PPOSettings
 
 ENVIRONMENT = "esper/Growth-v0"
-"""The name by which Gymnasium knows the environment."""
+"""The environment's name in Gymnasium."""
 
 __all__ = [
     "ENVIRONMENT",
@@ -40,27 +40,24 @@ __all__ = [
     "register_reward",
 ]
 
-_HOMES = {
-    "esper.engine.config": ("EpisodeConfig",),
-    "esper.rl.gym": ("GrowthEnv", "GrowthSettings", "GrowthVectorEnv", "make_vector"),
-    "esper.rl.rewards": ("MODES", "RewardInputs", "RewardMode", "RewardSettings", "RewardState", "register_reward"),
-    "esper.rl.settings": ("PPOSettings",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("esper.engine.config", "esper.rl.settings", "esper.rl.rewards", "esper.rl.gym")
+"""Where the names of `__all__` are defined."""
 
 gymnasium.register(
     ENVIRONMENT,
-    # By address: registering imports nothing.
+    # As text: registering imports nothing.
     entry_point="esper.rl.gym:GrowthEnv",
     vector_entry_point="esper.rl.gym:make_vector",
 )
 
 
 def __getattr__(name: str) -> Any:
-    # Not at import: what is in this room imports the room first.
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'esper.rl' has no attribute {name!r}")
-    return vars(import_module(_HOME_OF[name]))[name]
+    # Not at import: the modules of this package import the package first.
+    if name in __all__:
+        for module in _MODULES:
+            if name in (names := vars(import_module(module))):
+                return names[name]
+    raise AttributeError(f"module 'esper.rl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What an update did, as plain numbers, and which of them mean that something is wrong."""
+"""The metrics of a PPO update, and which of them show that something is wrong."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import ClassVar, cast
 from pydantic import ConfigDict
 
 HISTORY = 10
-"""Updates that are remembered, the newest included, to tell trends."""
+"""Updates that are remembered for trends, the newest included."""
 
 
 @dataclass(frozen=True)
 class UpdateMetrics:
-    """One PPO update. Means are over the minibatches that were looked at, before their optimizer step."""
+    """The metrics of one PPO update. Means are over its minibatches, before their optimizer step."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -36,7 +36,7 @@ class UpdateMetrics:
     explained_variance: float
     """How well the acting policy's values explain their targets: 1 is perfect, 0 a constant; bounded below by -1."""
     return_mean: float
-    """Mean of what was paid, twins or not."""
+    """Mean of the returns as they were paid, before a no-growth baseline is subtracted."""
     return_deviation: float
     advantage_deviation: float
     """Before standardising."""
@@ -49,13 +49,13 @@ class UpdateMetrics:
     head_entropy: Mapping[str, float]
     """Per head, over the steps in which it had a choice; 0 if it never had one."""
     head_entropy_weight: Mapping[str, float]
-    """Per head, what its entropy was weighed by in the mean over heads."""
+    """Per head, the weight of its entropy in the mean over heads."""
     head_share: Mapping[str, float]
     """Per head, the fraction of steps in which it had a choice."""
     head_clip_fraction: Mapping[str, float]
     """Per head, the fraction of those steps in which its own probability ratio lay outside the clip range."""
     module_gradient_norm: Mapping[str, float]
-    """Per head, before clipping, of the parameters that belong to it alone; and of encoder, lstm and value."""
+    """Before clipping, of encoder, lstm and value, and per head of the parameters that belong to it alone."""
 
     def scalars(self) -> dict[str, float]:
         """Every number under a flat name, such as ``head_entropy/slot``."""
@@ -79,7 +79,7 @@ def extend_history(history: UpdateHistory, update: UpdateMetrics) -> UpdateHisto
 
 
 class Anomaly(StrEnum):
-    """Something that should not happen in healthy updates."""
+    """A sign of an unhealthy update."""
 
     NON_FINITE = "non-finite"
     RATIO = "ratio"
@@ -91,7 +91,7 @@ class Anomaly(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """A sentence for the person who watches."""
+        """A sentence for a person."""
         return _MEANINGS[self]
 
 
@@ -108,7 +108,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class _Thresholds:
-    """Beyond these a metric, or its course over the updates that are remembered, is an anomaly."""
+    """The bounds of metrics, and of their course over the remembered updates; beyond them is an anomaly."""
 
     ratio_deviation: float = 1e-4
     """Upper bound of `UpdateMetrics.first_ratio_deviation`; rounding stays below 1e-5."""
@@ -117,9 +117,9 @@ class _Thresholds:
     op_entropy: float = 0.02
     """Lower bound of the operation's normalised entropy."""
     op_entropy_kept: float = 0.5
-    """Lower bound of the operation's entropy over the largest one remembered; healthy runs kept 0.75 and more."""
+    """Lower bound of the operation's entropy over the largest remembered one; healthy runs kept 0.75 and more."""
     short_updates: int = 3
-    """So many updates running that the KL divergence ends after `short_steps` at most."""
+    """Updates in a row that the KL divergence ends after at most `short_steps`."""
     short_steps: int = 1
     """Optimizer steps of a short update."""
     explained_variance: float = -0.5
@@ -130,24 +130,24 @@ THRESHOLDS = _Thresholds()
 
 
 def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Anomaly, ...]:
-    """What is wrong with the newest update of the ``history``, in the order of `Anomaly`; empty if nothing is."""
+    """The anomalies of the newest update of the ``history``, in the order of `Anomaly`."""
+    # Entropies count only in updates in which the operation was ever a choice.
     metrics = history[-1]
     numbers = metrics.scalars().values()
     op_entropies = [update.head_entropy["op"] for update in history if update.head_share["op"] > 0]
     chosen = metrics.head_share["op"] > 0
+    # One short update is chance; several in a row mean that the step size is too large.
+    short = [
+        update.stopped_early and update.optimizer_steps <= THRESHOLDS.short_steps
+        for update in history[-THRESHOLDS.short_updates :]
+    ]
     checks = {
         Anomaly.NON_FINITE: not metrics.finite or not all(math.isfinite(number) for number in numbers),
         Anomaly.RATIO: metrics.first_ratio_deviation > THRESHOLDS.ratio_deviation,
         Anomaly.KL: metrics.kl > THRESHOLDS.kl_targets * target_kl,
         Anomaly.ENTROPY: chosen and op_entropies[-1] < THRESHOLDS.op_entropy,
         Anomaly.ENTROPY_FALL: chosen and op_entropies[-1] < THRESHOLDS.op_entropy_kept * max(op_entropies),
-        Anomaly.SHORT_UPDATES: _short_updates(history),
+        Anomaly.SHORT_UPDATES: len(short) == THRESHOLDS.short_updates and all(short),
         Anomaly.EXPLAINED_VARIANCE: metrics.explained_variance < THRESHOLDS.explained_variance,
     }
     return tuple(anomaly for anomaly in Anomaly if checks[anomaly])
-
-
-def _short_updates(history: UpdateHistory) -> bool:
-    newest = history[-THRESHOLDS.short_updates :]
-    short = [update.stopped_early and update.optimizer_steps <= THRESHOLDS.short_steps for update in newest]
-    return len(short) == THRESHOLDS.short_updates and all(short)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import gymnasium
@@ -24,10 +23,10 @@ from esper.errors import ConfigError
 from esper.lifecycle.actions import count_choices
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.rules import Rules
-from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.arrays import Bools, Floats
 from esper.numerics.devices import CPU, DeviceName, require_device
 from esper.population.population import StrategyChoice
-from esper.rl.episodes import Episodes, FinalScore
+from esper.rl.episodes import Episodes, FinalScore, StepResult
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
@@ -36,31 +35,17 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 
 
-@dataclass(frozen=True)
-class GrowthStep:
-    """What one step of E networks led to, all ``[E, ...]``."""
-
-    reward: Floats
-    finished: Bools
-    action: Ints
-    """The actions that took effect, ``[E, 8]``."""
-    canonicalised: Bools
-    """Whose action was not what they asked for."""
-    rolled_back: Bools
-    """Whom the governor rolled back."""
-
-
 class GrowthSettings(Settings):
     """The keyword arguments of ``esper/Growth-v0``."""
 
     suite: str = "tokens"
-    """Which learning problems."""
+    """The distribution of learning problems."""
     split: Split = "train"
-    """Which of the suite's instances: train, heldout or transfer."""
+    """The suite's instances: train, heldout or transfer."""
     rules: Rules = Rules()
-    """What may happen to seeds; a mapping of its fields does too."""
+    """The lifecycle's rules, or a mapping of their fields."""
     conduct: EpisodeConfig = EpisodeConfig()
-    """The governor, caps on growth, and when episodes end early; a mapping of its fields does too."""
+    """The governor, caps on growth, and when episodes end early, or a mapping of its fields."""
     reward: RewardSpec = (OUTCOME,)
     """How the agent is paid: a mode's name, its settings, or a list of either that the networks use in turns."""
     strategy: StrategyChoice = "stacked"
@@ -69,21 +54,28 @@ class GrowthSettings(Settings):
     """Where the networks live, as torch names it."""
 
     @model_validator(mode="after")
-    def _slots_are_measured(self) -> Self:
+    def _require_measured_slots(self) -> Self:
         self.conduct.require_measurements(get_suite(self.suite).steps)
         return self
 
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> GrowthSettings:
-        """The settings given by keyword; raises ConfigError that names the first mistake."""
+        """Settings from keyword arguments.
+
+        Raises:
+            ConfigError: an argument is not usable; the message names the first mistake.
+        """
         try:
             return cls.model_validate(dict(arguments))
         except ValidationError as error:
             raise ConfigError(describe_first_error(error, cls).sentence) from error
 
 
+# The episodes, which all environments share
+
+
 class Growth:
-    """E episodes on instances of a suite's split.
+    """E episodes on instances of a suite's split, behind all environments of this file.
 
     Raises:
         TaskError: an unknown suite.
@@ -101,14 +93,14 @@ class Growth:
         self._masks: ActionMasks | None = None
 
     @property
-    def begun(self) -> bool:
-        """Whether there are episodes at all."""
+    def has_episodes(self) -> bool:
+        """Whether episodes were begun at all."""
         return self._episodes is not None
 
     @property
     def episodes(self) -> Episodes:
-        """The present episodes, once they have begun."""
-        assert self._episodes is not None, "environments check `begun` first"
+        """The present episodes; only after `begin_episodes`."""
+        assert self._episodes is not None, "environments check `has_episodes` first"
         return self._episodes
 
     @property
@@ -123,23 +115,22 @@ class Growth:
             "globals": _make_box(features.globals, ()),
             "slots": _make_box(features.slots, (slots,)),
             "blueprints": _make_box(features.blueprints, (slots, blueprints)),
-            "action_mask": spaces.MultiBinary(sum(sizes_of(self.suite))),
+            "action_mask": spaces.MultiBinary(sum(count_suite_choices(self.suite))),
         }
         return spaces.Dict(parts)
 
     @property
     def masks(self) -> ActionMasks:
-        """What is legal now, once episodes have begun."""
-        assert self._masks is not None, "environments check `begun` first"
+        """The legal actions now; only after `begin_episodes`."""
+        assert self._masks is not None, "environments check `has_episodes` first"
         return self._masks
 
     # Agents act within `torch.no_grad` or `inference_mode`, but networks learn: leaving the latter ends the former too.
     @torch.inference_mode(False)
-    def begin(self, rows: Bools, generators: Sequence[np.random.Generator]) -> None:
+    def begin_episodes(self, rows: Bools, generators: Sequence[np.random.Generator]) -> None:
         """Begin new episodes in ``rows``, bool ``[E]``; each draws its instance from its own generator."""
-        chosen = rows.nonzero()[0]
-        settings = self._settings
-        instances = [self.suite.sample(1, settings.split, generators[row])[0] for row in chosen.tolist()]
+        indices, settings = rows.nonzero()[0], self._settings
+        instances = [self.suite.sample(1, settings.split, generators[row])[0] for row in indices.tolist()]
         if self._episodes is None:
             self._episodes = Episodes(
                 self.suite,
@@ -151,45 +142,48 @@ class Growth:
                 device=self._device,
             )
         else:
-            self._episodes.restart(chosen, instances)
+            self._episodes.restart(indices, instances)
         self._masks = self._episodes.legal_actions()
 
     @torch.inference_mode(False)
-    def step(self, actions: Array) -> GrowthStep:
-        """One decision per network from any integers ``[E, 8]``: what is illegal becomes WAIT.
+    def step(self, actions: Array) -> tuple[StepResult, Arrays]:
+        """One decision per network from any integers ``[E, 8]``; an illegal action becomes WAIT.
+
+        Returns the result, and the info about it by name: the ``action`` that took effect ``[E, 8]``, whether it is
+        another than was passed (``canonicalised [E]``), and whether the governor rolled the network back
+        (``rolled_back [E]``).
 
         Raises:
             IllegalActionError: ``actions`` is no integer array of that shape.
         """
+        # Samples of the action space are rarely legal, so what is not legal is replaced rather than refused.
         effective, changed = canonicalise(np.asarray(actions), self.masks)
         result = self.episodes.step(effective.astype(np.int64))
         self._masks = self.episodes.legal_actions()
         rolled_back = np.zeros(self.size, np.bool_)
-        rolled_back[[incident.environment for incident in result.rollbacks]] = True
-        return GrowthStep(result.reward, result.finished, effective, changed, rolled_back)
+        rolled_back[[rollback.environment for rollback in result.rollbacks]] = True
+        return result, {"action": effective, "canonicalised": changed, "rolled_back": rolled_back}
 
-    def observation(self) -> Arrays:
-        """What the agent sees, as `make_observation_arrays`."""
+    def observe(self) -> Arrays:
+        """The present observation, as from `make_observation_arrays`."""
         return make_observation_arrays(self.episodes.observe(), self.masks)
 
 
-def sizes_of(suite: Suite) -> tuple[int, ...]:
-    """How many choices each of the eight heads has on a suite."""
+def count_suite_choices(suite: Suite) -> tuple[int, ...]:
+    """The number of choices of each of the eight heads on a suite."""
     return count_choices(len(suite.sites), len(suite.blueprints))
 
 
-def action_space(suite: Suite) -> spaces.MultiDiscrete:
+def make_action_space(suite: Suite) -> spaces.MultiDiscrete:
     """One choice per head, in the order of `esper.lifecycle.actions.Head`."""
-    return spaces.MultiDiscrete(list(sizes_of(suite)))
+    return spaces.MultiDiscrete(list(count_suite_choices(suite)))
 
 
 def _make_box(features: Sequence[Feature], leading: tuple[int, ...]) -> spaces.Box:
     shape = (*leading, len(features))
-    low, high = (
-        np.broadcast_to(np.array(ends, np.float32), shape)
-        for ends in ([feature.low for feature in features], [feature.high for feature in features])
-    )
-    return spaces.Box(low, high, shape, np.float32)
+    low = np.array([feature.low for feature in features], np.float32)
+    high = np.array([feature.high for feature in features], np.float32)
+    return spaces.Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), shape, np.float32)
 
 
 def make_observation_arrays(observation: Observation, masks: ActionMasks) -> Arrays:
@@ -201,10 +195,10 @@ def make_observation_arrays(observation: Observation, masks: ActionMasks) -> Arr
 def copy_conditional_masks(masks: ActionMasks) -> Arrays:
     """The exact masks by head, each bool ``[E, ...]``: a choice's legality given the choices before it.
 
-    The flat mask of an observation cannot say that a blueprint fits one slot and not the other; these can. Shapes as
+    The flat mask of an observation cannot show that a blueprint fits one slot and not the other; these can. Shapes as
     in `esper.lifecycle.legality.ActionMasks`.
     """
-    # Copies: an agent may write into what it was given, and the environment still decides by the originals.
+    # Copies: an agent may write into them, and the environment still decides by the originals.
     return {name: getattr(masks, name).copy() for name in MaskTensors._fields}
 
 
@@ -214,16 +208,19 @@ Info = dict[str, Any]
 Transition = tuple[Arrays, Floats, Bools, Bools, Info]
 
 
+# Vector environments, one per autoreset mode
+
+
 class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
     """One step is one decision per network, then its minibatches, then its evaluation.
 
-    An episode has a fixed horizon, which the agent observes: its end is termination, never truncation. Nothing resets
-    by itself here; ``reset(options={"reset_mask": bool [E]})`` begins new episodes where the mask is True and leaves
-    all others as they are.
+    An episode has a fixed horizon, which the agent observes: its end is termination, never truncation. Nothing
+    resets automatically here; ``reset(options={"reset_mask": bool [E]})`` begins new episodes where it is True, and
+    leaves the others as they are.
 
     Any integers ``[E, 8]`` are accepted as actions. Heads that an operation does not read become 0, an illegal action
-    becomes WAIT, and ``info["action"]`` says what took effect. ``info["masks"]`` holds the exact conditional masks.
-    As in all vector environments ``info["_key"]`` says for which networks ``info["key"]`` was set.
+    becomes WAIT, and ``info["action"]`` holds the action that took effect. ``info["masks"]`` holds the exact
+    conditional masks. As in all vector environments, ``info["_key"]`` shows for which networks ``info["key"]`` was set.
 
     Args:
         num_envs: E.
@@ -241,7 +238,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         self.growth = Growth(num_envs, GrowthSettings.parse(settings))
         self.num_envs = num_envs
         self.single_observation_space = self.growth.observation_space
-        self.single_action_space = action_space(self.growth.suite)
+        self.single_action_space = make_action_space(self.growth.suite)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
@@ -260,10 +257,10 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         """
         super().reset(seed=seed if isinstance(seed, int) else None)
         rows = self._rows_to_reset(options or {})
-        if not self.growth.begun and not rows.all():
+        if not self.growth.has_episodes and not rows.all():
             raise ResetNeeded("reset all networks once before resetting some of them")
-        self.growth.begin(rows, self._generators_for(rows, seed))
-        return self.growth.observation(), self._info()
+        self.growth.begin_episodes(rows, self._generators_for(rows, seed))
+        return self.growth.observe(), self._info()
 
     def step(self, actions: Array) -> Transition:
         """One decision per network, integers ``[E, 8]``.
@@ -272,16 +269,16 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
             IllegalActionError: ``actions`` is no integer array of that shape.
             ResetNeeded: an episode has ended, or none was begun.
         """
-        if not self.growth.begun:
+        if not self.growth.has_episodes:
             raise ResetNeeded("call reset() before step()")
         ended = self.growth.episodes.finished
         if ended.any():
             raise ResetNeeded(
                 f"episodes {np.flatnonzero(ended).tolist()} have ended; reset them with options={{'{RESET_MASK}': ...}}"
             )
-        stepped = self.growth.step(actions)
-        info = {**self._info(), **_decision_info(stepped, ~ended)}
-        return self.growth.observation(), stepped.reward, stepped.finished, np.zeros_like(ended), info
+        result, step_info = self.growth.step(actions)
+        info = {**self._info(), **_add_masks(step_info, ~ended)}
+        return self.growth.observe(), result.reward, result.finished, np.zeros_like(ended), info
 
     def action_masks(self) -> Bools:
         """The flat masks ``[E, sum(head sizes)]``: choices that are legal under some legal earlier choice."""
@@ -292,11 +289,11 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         return self.growth.episodes.final_score()
 
     def _info(self) -> Info:
-        """What holds of every network now."""
-        everyone = np.ones(self.num_envs, np.bool_)
-        masks = _add_masks(copy_conditional_masks(self.growth.masks), everyone)
+        """The info of all networks about their present state."""
+        all_rows = np.ones(self.num_envs, np.bool_)
+        masks = _add_masks(copy_conditional_masks(self.growth.masks), all_rows)
         names = np.array([instance.name for instance in self.growth.episodes.instances], object)
-        return _add_masks({"masks": masks, "instance": names}, everyone)
+        return _add_masks({"masks": masks, "instance": names}, all_rows)
 
     def _rows_to_reset(self, options: Mapping[str, Any]) -> Bools:
         """The networks to reset, bool ``[E]``."""
@@ -311,20 +308,21 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
         return mask
 
     def _generators_for(self, rows: Bools, seed: int | Sequence[int | None] | None) -> list[np.random.Generator]:
-        """Every network's generator, renewed in ``rows`` where there is a seed."""
+        """Every network's generator, replaced in ``rows`` where there is a random seed."""
         if isinstance(seed, Sequence) and len(seed) != self.num_envs:
             raise ConfigError(f"{len(seed)} seeds for {self.num_envs} networks")
         seeds = seed if isinstance(seed, Sequence) else [None if seed is None else seed + i for i in range(len(rows))]
         generators: list[np.random.Generator] = []
-        for row, present in enumerate(self._generators):
-            renew = present is None or (rows[row] and seeds[row] is not None)
-            generators.append(seeding.np_random(seeds[row])[0] if renew or present is None else present)
+        for row, generator in enumerate(self._generators):
+            if generator is None or (rows[row] and seeds[row] is not None):
+                generator = seeding.np_random(seeds[row])[0]
+            generators.append(generator)
         self._generators = [*generators]
         return generators
 
 
 class SameStepGrowth(GrowthVectorEnv):
-    """As `GrowthVectorEnv`; an episode that ends begins anew in the same step.
+    """As `GrowthVectorEnv`, but where an episode ends, the next one begins in the same step.
 
     ``info["final_obs"]`` (object array of single observations) and ``info["final_info"]`` hold how it ended.
     """
@@ -337,6 +335,7 @@ class SameStepGrowth(GrowthVectorEnv):
         observation, rewards, terminations, truncations, info = super().step(actions)
         if not terminations.any():
             return observation, rewards, terminations, truncations, info
+        # The last observation and info are kept beside the first ones of the new episodes, as Gymnasium prescribes.
         final = np.full(self.num_envs, None, object)
         for row in np.flatnonzero(terminations):
             final[row] = {name: array[row] for name, array in observation.items()}
@@ -347,23 +346,23 @@ class SameStepGrowth(GrowthVectorEnv):
 
 
 class NextStepGrowth(GrowthVectorEnv):
-    """As `GrowthVectorEnv`; the step after an episode's end ignores its action and begins a new one, at reward 0."""
+    """As `GrowthVectorEnv`, but the step after an episode's end ignores its action, begins a new one and pays 0."""
 
     metadata: dict[str, Any] = {**GrowthVectorEnv.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
     autoreset_mode = AutoresetMode.NEXT_STEP
 
     def step(self, actions: Array) -> Transition:
         """As `GrowthVectorEnv.step`, but a reset where the last step was an episode's end."""
-        if not self.growth.begun or not self.growth.episodes.finished.any():
+        if not self.growth.has_episodes or not self.growth.episodes.finished.any():
             return super().step(actions)
         ended = self.growth.episodes.finished
-        # Networks share one program: those that ended are carried along by the others' step, whatever their action, and
-        # then begin anew.
-        stepped = self.growth.step(actions)
+        # Networks share one program: those that ended take part in the step of the others, whatever their action, and
+        # are reset after it.
+        result, step_info = self.growth.step(actions)
         observation, fresh = self.reset(options={RESET_MASK: ended})
-        info = {**fresh, **_decision_info(stepped, ~ended)}
-        rewards = np.where(ended, 0.0, stepped.reward)
-        return observation, rewards, stepped.finished & ~ended, np.zeros_like(ended), info
+        info = {**fresh, **_add_masks(step_info, ~ended)}
+        rewards = np.where(ended, 0.0, result.reward)
+        return observation, rewards, result.finished & ~ended, np.zeros_like(ended), info
 
 
 _MODES = {kind.autoreset_mode: kind for kind in (GrowthVectorEnv, SameStepGrowth, NextStepGrowth)}
@@ -382,29 +381,23 @@ def make_vector(
     return _MODES[AutoresetMode(autoreset_mode)](num_envs, **arguments)
 
 
-def _decision_info(stepped: GrowthStep, rows: Bools) -> Info:
-    info = {
-        "action": stepped.action,
-        "canonicalised": stepped.canonicalised,
-        "rolled_back": stepped.rolled_back,
-    }
-    return _add_masks(info, rows)
-
-
 def _add_masks(values: Mapping[str, Any], rows: Bools) -> Info:
     """``values`` with Gymnasium's marks: ``_key`` is where ``key`` was set."""
     return {**values, **{f"_{key}": rows.copy() for key in values}}
 
 
 def _restrict(info: Info, rows: Bools) -> Info:
-    """The same ``info``, said of ``rows`` only."""
+    """The ``info`` restricted to ``rows``."""
     values = {key: value for key, value in info.items() if not key.startswith("_")}
     nested = {key: _restrict(cast(Info, value), rows) for key, value in values.items() if isinstance(value, dict)}
     return _add_masks({**values, **nested}, rows)
 
 
+# A single environment
+
+
 class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
-    """A view of one network: what `GrowthVectorEnv` is to E of them.
+    """An environment of one network, as `GrowthVectorEnv` is one of E networks.
 
     Arguments, actions, observations and ``info`` are the same, without the axis over networks.
 
@@ -421,7 +414,7 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
     def __init__(self, **settings: Any) -> None:
         self.growth = Growth(1, GrowthSettings.parse(settings))
         self.observation_space = self.growth.observation_space
-        self.action_space = action_space(self.growth.suite)
+        self.action_space = make_action_space(self.growth.suite)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
         """Begin a new episode on an instance drawn from ``np_random``.
@@ -432,8 +425,8 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
         super().reset(seed=seed)
         if options:
             raise ConfigError(f"unknown reset option '{next(iter(options))}' (known: none)")
-        self.growth.begin(np.ones(1, np.bool_), [self.np_random])
-        return _first_row(self.growth.observation()), self._info()
+        self.growth.begin_episodes(np.ones(1, np.bool_), [self.np_random])
+        return _first_row(self.growth.observe()), self._info()
 
     def step(self, action: Array) -> tuple[Arrays, float, bool, bool, dict[str, Any]]:
         """One decision, integers ``[8]``.
@@ -442,12 +435,13 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
             IllegalActionError: ``action`` is no integer array of that shape.
             ResetNeeded: the episode has ended, or none was begun.
         """
-        if not self.growth.begun or self.growth.episodes.finished[0]:
+        if not self.growth.has_episodes or self.growth.episodes.finished[0]:
             raise ResetNeeded("call reset() to begin an episode")
-        stepped = self.growth.step(np.asarray(action)[None])
-        info = {**self._info(), "action": stepped.action[0], "canonicalised": bool(stepped.canonicalised[0])}
-        reward, finished = float(stepped.reward[0]), bool(stepped.finished[0])
-        return _first_row(self.growth.observation()), reward, finished, False, info
+        result, step_info = self.growth.step(np.asarray(action)[None])
+        changed = bool(step_info["canonicalised"][0])
+        info = {**self._info(), "action": step_info["action"][0], "canonicalised": changed}
+        reward, finished = float(result.reward[0]), bool(result.finished[0])
+        return _first_row(self.growth.observe()), reward, finished, False, info
 
     def action_masks(self) -> Bools:
         """The flat mask ``[sum(head sizes)]``: choices that are legal under some legal earlier choice."""

@@ -22,10 +22,10 @@ from esper.rl.rollout import (
     SMALLEST,
     PPOBatch,
     Rollout,
-    of_running,
     select_environments,
+    select_running,
     select_steps,
-    standardise,
+    standardise_advantages,
 )
 from esper.rl.settings import PPOSettings
 from esper.serialization.state_files import strip_prefix
@@ -46,71 +46,73 @@ LONGEST_NAME = 80
 # Advantages: how much better a step turned out than expected, less what does not depend on the action.
 
 
-def generalised_advantages(
+def estimate_advantages(
     rewards: Tensor, values: Tensor, final_values: Tensor, running: Tensor, gamma: float, lam: float
 ) -> Tensor:
     """Generalised advantage estimates ``[T, E]`` (Schulman et al., 2016) of aligned episodes.
 
     A_t = sum_k (gamma lam)^k d_{t+k} with d_t = r_t + gamma V_{t+1} - V_t, where V_T is ``final_values`` ``[E]``: 0
     where the episode terminated, the value of the state after the last step where it was cut. ``rewards`` and
-    ``values`` are ``[T, E]``. After its end, where ``running``, bool ``[T, E]``, is False, nothing is earned and
-    nothing expected: advantages there are 0.
+    ``values`` are ``[T, E]``. After an episode's end, where ``running``, bool ``[T, E]``, is False, rewards, values and
+    advantages are 0.
     """
     rewards, values = rewards * running, values * running
     final_values = final_values * running[-1]
-    following = torch.cat((values[1:], final_values[None]))
-    return discounted_returns(rewards + gamma * next_values - values, gamma * lam)
+    next_values = torch.cat((values[1:], final_values[None]))
+    return discount_rewards(rewards + gamma * next_values - values, gamma * lam)
 
 
-def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
+def discount_rewards(rewards: Tensor, gamma: float) -> Tensor:
     """The discounted sum ``[T, E]`` of the rewards ``[T, E]`` from each step on."""
-    result = torch.empty_like(rewards)
-    following = torch.zeros_like(rewards[0])
+    returns = torch.empty_like(rewards)
+    next_return = torch.zeros_like(rewards[0])
     for step in reversed(range(len(rewards))):
-        following = rewards[step] + gamma * following
-        result[step] = following
-    return result
+        next_return = rewards[step] + gamma * next_return
+        returns[step] = next_return
+    return returns
 
 
 def subtract_group_mean(advantages: Tensor, group: int) -> Tensor:
     """Subtract from each environment's advantage ``[T, E]`` the mean of the others in its group, step by step.
 
-    Environments i*group .. (i+1)*group - 1 work on the same instance, so the others' mean says how good this instance
-    turns out to be under the policy. It does not depend on the environment's own actions, so it adds no bias.
+    Environments i*group .. (i+1)*group - 1 work on the same instance, so the others' mean estimates what this instance
+    is worth under the policy. It does not depend on the environment's own actions, so it adds no bias.
     ``group`` is at least 2 and divides E.
     """
     grouped = advantages.reshape(advantages.shape[0], -1, group)
-    others = (grouped.sum(-1, keepdim=True) - grouped) / (group - 1)
-    return (grouped - others).reshape(advantages.shape)
+    mean_of_others = (grouped.sum(-1, keepdim=True) - grouped) / (group - 1)
+    return (grouped - mean_of_others).reshape(advantages.shape)
 
 
 def subtract_control_variate(rewards: Tensor, control_variate: Tensor, running: Tensor, gamma: float) -> Tensor:
-    """Rewards ``[T, E]`` less those that a network earned that only waited on the same instance, ``[T, E]``.
+    """Rewards ``[T, E]`` less those of the no-growth baseline, ``[T, E]``: a network that waits on the same instance.
 
-    What that network, each environment's twin, earns does not depend on the policy's actions. So from every step on a
-    return is less by a number that they cannot change, a baseline (Williams, 1992) that leaves the policy gradient
-    unbiased and takes away the variance that both share: a control variate (Greensmith, Bartlett and Baxter, 2004).
-    That holds for episodes that end early too, where ``running``, bool ``[T, E]``, turns False: all that the twin earns
-    afterwards counts at the last step, or else it would pay to end where the twin still earns.
+    The baseline's rewards do not depend on the policy's actions. So every return is reduced by a number that the
+    actions cannot change, a baseline (Williams, 1992) that leaves the policy gradient unbiased and removes the variance
+    that both share: a control variate (Greensmith, Bartlett and Baxter, 2004). This holds for episodes that end early
+    too, where ``running``, bool ``[T, E]``, turns False: all later rewards of the baseline count at the last step.
+    Otherwise it would pay to end while the baseline still earns.
     """
-    goes_on = torch.cat((running[1:], torch.zeros_like(running[:1])))
-    return rewards - torch.where(goes_on, control_variate, discounted_returns(control_variate, gamma))
+    continues = torch.cat((running[1:], torch.zeros_like(running[:1])))
+    return rewards - torch.where(continues, control_variate, discount_rewards(control_variate, gamma))
 
 
-# Terms of the loss. Means are over ``count`` decisions, or over ``occurrences`` per head, which may be more than those
-# given: so the results of a minibatch's parts add up to that of the whole.
+# Terms of the loss. Means are over ``count`` decisions, or over ``occurrences`` per head. These may be more than are in
+# the arguments, so that the results of a minibatch's chunks add up to that of the minibatch.
 
 
-def joint_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, count: Tensor) -> Tensor:
+def compute_joint_surrogate(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, count: Tensor
+) -> Tensor:
     """-mean min(r A, clip(r, 1 - clip, 1 + clip) A), 0-d, with r the probability ratio (Schulman et al., 2017).
 
     At r = 1 its gradient is -(1 / N) sum over N steps t of A_t sum over heads h of grad log p_th: a head that has a
     choice in n of them learns from each as much as the others do, and so n / N times as fast.
     """
-    return -(_clipped_gain(log_prob, old_log_prob, advantage, clip).sum() / count)
+    return -(_clip_gain(log_prob, old_log_prob, advantage, clip).sum() / count)
 
 
-def factored_surrogate(
+def compute_factored_surrogate(
     log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, is_open: Tensor, occurrences: Tensor
 ) -> Tensor:
     """The surrogate, 0-d, of each head by its own ratio over the steps in which it had a choice, summed over heads.
@@ -124,25 +126,25 @@ def factored_surrogate(
     ``log_prob``, ``old_log_prob`` and ``is_open`` are ``[T, E, 8]``, ``advantage`` ``[T, E]``, ``occurrences``, how
     often each head had a choice, ``[8]``.
     """
-    gain = _clipped_gain(log_prob, old_log_prob, advantage.unsqueeze(-1), clip)
-    return -head_means(gain, is_open, occurrences).sum()
+    gain = _clip_gain(log_prob, old_log_prob, advantage.unsqueeze(-1), clip)
+    return -average_per_head(gain, is_open, occurrences).sum()
 
 
-def _clipped_gain(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    ratio = _log_ratio(log_prob, old_log_prob).exp()
+def _clip_gain(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    ratio = _bound_log_ratio(log_prob, old_log_prob).exp()
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
-def _log_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+def _bound_log_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     return (log_prob - old_log_prob).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def value_loss(value: Tensor, target: Tensor, scale: Tensor, count: Tensor) -> Tensor:
+def compute_value_loss(value: Tensor, target: Tensor, scale: Tensor, count: Tensor) -> Tensor:
     """Half the mean squared error in units of ``scale``, the returns' standard deviation."""
     return 0.5 * (((value - target) / scale).square().sum() / count)
 
 
-def head_means(figures: Tensor, is_open: Tensor, occurrences: Tensor) -> Tensor:
+def average_per_head(figures: Tensor, is_open: Tensor, occurrences: Tensor) -> Tensor:
     """Mean ``[8]`` of each head's figure over the steps in which it had a choice; 0 if it never had one.
 
     A head that is rarely relevant counts as much as one that always is. ``figures`` and ``is_open`` are ``[T, E, 8]``,
@@ -151,16 +153,16 @@ def head_means(figures: Tensor, is_open: Tensor, occurrences: Tensor) -> Tensor:
     return (figures * is_open).sum((0, 1)) / occurrences.clamp(min=1)
 
 
-def mean_of_active(figures: Tensor, occurrences: Tensor) -> Tensor:
+def average_active_heads(figures: Tensor, occurrences: Tensor) -> Tensor:
     """The mean, 0-d, of the heads' ``figures [8]`` over the heads that had a choice at all; 0 if none had."""
     active = occurrences > 0
     return (figures * active).sum() / active.sum().clamp(min=1)
 
 
-def entropy_bonus(entropies: Tensor, occurrences: Tensor, weights: Tensor) -> Tensor:
-    """`mean_of_active` of the heads' mean ``entropies [8]``, each times its weight, ``[8]``."""
+def compute_entropy_bonus(entropies: Tensor, occurrences: Tensor, weights: Tensor) -> Tensor:
+    """`average_active_heads` of the heads' mean ``entropies [8]``, each times its weight, ``[8]``."""
     active = occurrences > 0
-    # Weights are shared out first: then equal ones give the same gradient, to the bit, as one that multiplies the mean.
+    # Weights are divided first: then equal ones give the same gradient, to the bit, as one that multiplies the mean.
     return (entropies * (weights * active / active.sum().clamp(min=1))).sum()
 
 
@@ -177,21 +179,21 @@ class PolicyChange(NamedTuple):
 
 @torch.no_grad()
 def measure_change(log_prob: Tensor, old_log_prob: Tensor, clip: float, count: Tensor) -> PolicyChange:
-    """By the probability ratios r of whole actions, whichever the surrogate clips."""
-    log_ratio = _log_ratio(log_prob, old_log_prob)
+    """The change of the policy by the probability ratios r of whole actions, whichever ratio the surrogate clips."""
+    log_ratio = _bound_log_ratio(log_prob, old_log_prob)
     change = log_ratio.exp() - 1
     kl = (change - log_ratio).sum() / count
     return PolicyChange(kl, (change.abs() > clip).sum() / count, change.abs().amax())
 
 
 @torch.no_grad()
-def outside_clip_range(log_prob: Tensor, old_log_prob: Tensor, clip: float) -> Tensor:
+def find_clipped(log_prob: Tensor, old_log_prob: Tensor, clip: float) -> Tensor:
     """Whether the probability ratio is outside 1 - clip .. 1 + clip, bool of the arguments' shape."""
-    return (_log_ratio(log_prob, old_log_prob).exp() - 1).abs() > clip
+    return (_bound_log_ratio(log_prob, old_log_prob).exp() - 1).abs() > clip
 
 
 class MinibatchStats(NamedTuple):
-    """Metrics of a minibatch, before its optimizer step: 0-d unless noted."""
+    """Metrics of a minibatch, before its optimizer step: 0-d, or ``[8]`` per head."""
 
     policy_loss: Tensor
     value_loss: Tensor
@@ -201,11 +203,8 @@ class MinibatchStats(NamedTuple):
     deviation: Tensor
     """Largest |ratio - 1|."""
     head_entropy: Tensor
-    """``[8]``."""
     head_share: Tensor
-    """``[8]``."""
     head_clip_fraction: Tensor
-    """``[8]``."""
 
 
 def _sum_stats(parts: Sequence[MinibatchStats]) -> MinibatchStats:
@@ -214,10 +213,13 @@ def _sum_stats(parts: Sequence[MinibatchStats]) -> MinibatchStats:
 
 
 class PPO:
-    """Owns the policy with its statistics and the optimizer; `state_tensors` is all that is needed to go on."""
+    """Proximal policy optimisation of a policy, whose parameters, statistics and optimizer it updates.
+
+    `state_tensors` is all that is needed to continue.
+    """
 
     def __init__(self, policy: Policy, settings: PPOSettings, seed: int) -> None:
-        """``seed`` and the number of the update decide the order of minibatches. The policy is on its final device.
+        """The policy is on its final device. ``seed`` and the number of the update decide the order of minibatches.
 
         Raises:
             ConfigError: the settings do not suit that device.
@@ -231,25 +233,27 @@ class PPO:
         self.seed = seed
         self.updates = 0
         self._optimizer = PolicyOptimizer(policy, settings)
-        # Only this function is compiled: the policy itself keeps its parameters' names and acts as before.
+        # Only this method is compiled: the policy itself keeps its parameters' names and acts as before.
         self._evaluate = torch.compile(policy.evaluate) if settings.compile else policy.evaluate
 
     def update(self, rollout: Rollout, progress: float, *others: Rollout) -> UpdateMetrics:
         """Learn from one rollout at ``progress`` (0 at the start of training, 1 at its end).
 
-        ``others`` are rollouts of another shape, from other suites, of which every minibatch has its share.
+        ``others`` are rollouts of another shape, from other suites; every minibatch has its share of each rollout.
 
-        The policy's statistics stand still until all steps are done and then take in the rollouts once. If a loss or
-        gradient is not finite, that step and the rest are left out and the statistics stay as they are.
+        The policy's statistics are updated once, after all steps. If a loss or gradient is not finite, that step and
+        the rest are left out and the statistics stay as they are.
 
         Raises:
             ConfigError: the number of environments does not suit the settings.
         """
         settings, policy, optimizer = self.settings, self.policy, self._optimizer
         rollouts = (rollout, *others)
-        self._require_divisible([one.environments for one in rollouts])
-        batches = [self.make_batch(one) for one in rollouts]
-        scaled = standardise(batches) if settings.normalise_advantages else batches
+        self._require_divisible([rollout.environments for rollout in rollouts])
+
+        # Advantages and returns, and the step size and entropy weights at this progress.
+        batches = [self.make_batch(rollout) for rollout in rollouts]
+        normalised = standardise_advantages(batches) if settings.normalise_advantages else batches
         learning_rate = settings.learning_rate_at(progress)
         entropy_weights = torch.tensor(settings.entropy_weights(progress), device=policy.device)
 
@@ -257,49 +261,59 @@ class PPO:
         generator = torch_generator(self.seed, self.updates)
         minibatches: list[tuple[Tensor, ...]] = []
         for _ in range(settings.epochs):
-            orders = [torch.randperm(one.environments, generator=generator).to(policy.device) for one in rollouts]
+            orders = [
+                torch.randperm(rollout.environments, generator=generator).to(policy.device) for rollout in rollouts
+            ]
             minibatches += zip(*(order.tensor_split(settings.minibatches) for order in orders), strict=True)
 
         all_stats, all_norms = list[MinibatchStats](), list[Tensor]()
         optimizer_steps, stopped_early, finite = 0, False, True
         for environments in minibatches:
-            minibatch = [select_environments(*one) for one in zip(scaled, environments, strict=True) if len(one[1])]
-            optimizer.clear()
+            minibatch = [
+                select_environments(batch, index)
+                for batch, index in zip(normalised, environments, strict=True)
+                if len(index)
+            ]
+            optimizer.zero_grad()
             stats = self.backward(minibatch, entropy_weights)
             if settings.bf16 and not all_stats:
-                # Rounding to bfloat16 would pass for a policy that learns otherwise than it acted, and hide one.
-                stats = stats._replace(deviation=self.measure_deviation([one.rollout for one in minibatch]))
+                # Measured in float32: rounding to bfloat16 would look like a difference between acting and learning.
+                stats = stats._replace(deviation=self.measure_deviation([batch.rollout for batch in minibatch]))
             all_stats.append(stats)
 
-            # The rollout is of no more use once the policy has moved away from the one that acted. This is known
-            # before the step, so the step is not taken.
+            # Early stopping: the rollout is of no more use once the policy has moved too far from the one that acted.
+            # This is known before the step, so the step is not taken.
             stopped_early = stats.kl.item() > KL_STOP * settings.target_kl
             if stopped_early:
                 break
 
-            gradient_norms = optimizer.clip()
+            # One step on the clipped gradient, unless it is not finite.
+            gradient_norms = optimizer.clip_gradients()
             all_norms.append(gradient_norms)
             finite = bool(gradient_norms[-1].isfinite())
             if not finite:
                 break
             optimizer.step(learning_rate)
             optimizer_steps += 1
-        optimizer.clear()
+        optimizer.zero_grad()
 
-        # Statistics that moved between acting and learning would make the first ratio differ from 1: only now.
+        # Normalisation statistics are updated last: if they moved between acting and learning, the first ratio would
+        # differ from 1.
         if finite:
-            seen = [select_steps(one.observations, one.running) for one in rollouts]
-            policy.update_statistics(seen, of_running(batches, lambda one: one.target))
+            observations = [select_steps(rollout.observations, rollout.running) for rollout in rollouts]
+            policy.update_statistics(observations, select_running(batches, lambda batch: batch.target))
         self.updates += 1
 
         # Metrics are means over minibatches; those of the rollout are over the steps that belong to its episodes.
         mean = merge_arrays(torch.stack, all_stats)
         modules = optimizer.module_names
         norms = torch.stack(all_norms).mean(0) if all_norms else torch.zeros(len(modules) + 1)
-        value, target = of_running(batches, lambda one: one.rollout.value), of_running(batches, lambda one: one.target)
+        value = select_running(batches, lambda batch: batch.rollout.value)
+        target = select_running(batches, lambda batch: batch.target)
+        advantage = select_running(batches, lambda batch: batch.advantage)
         explained_variance = 1 - (target - value).var() / (target.var() + SMALLEST)
-        returns = target + of_running(
-            batches, lambda one: discounted_returns(one.rollout.control_variate, settings.gamma)
+        returns = target + select_running(
+            batches, lambda batch: discount_rewards(batch.rollout.control_variate, settings.gamma)
         )
         return UpdateMetrics(
             policy_loss=mean.policy_loss.mean().item(),
@@ -312,26 +326,28 @@ class PPO:
             explained_variance=explained_variance.clamp(min=-1).item(),
             return_mean=returns.mean().item(),
             return_deviation=returns.std().item(),
-            advantage_deviation=of_running(batches, lambda one: one.advantage).std().item(),
+            advantage_deviation=advantage.std().item(),
             learning_rate=learning_rate,
             optimizer_steps=optimizer_steps,
             stopped_early=stopped_early,
             finite=finite,
-            head_entropy=_by_name(HEADS, mean.head_entropy.mean(0)),
+            head_entropy=_name_numbers(HEADS, mean.head_entropy.mean(0)),
             head_entropy_weight=dict(zip(HEADS, settings.entropy_weights(progress), strict=True)),
-            head_share=_by_name(HEADS, mean.head_share.mean(0)),
-            head_clip_fraction=_by_name(HEADS, mean.head_clip_fraction.mean(0)),
-            module_gradient_norm=_by_name(modules, norms[:-1]),
+            head_share=_name_numbers(HEADS, mean.head_share.mean(0)),
+            head_clip_fraction=_name_numbers(HEADS, mean.head_clip_fraction.mean(0)),
+            module_gradient_norm=_name_numbers(modules, norms[:-1]),
         )
 
     def backward(self, batches: Sequence[PPOBatch], entropy_weights: Tensor) -> MinibatchStats:
-        """Add the gradient of the minibatch's loss to the parameters', one stretch of time after the other.
+        """Accumulate the gradient of the minibatch's loss, one chunk of time after the other, and return its metrics.
 
-        The minibatch is the ``batches`` together, of different shapes; each loss counts by its steps.
-        ``entropy_weights`` are ``[8]``, on the policy's device. Chunks of time pass on their memory but no gradient,
-        and each frees its graph before the next one: truncated backpropagation through time (Williams and Peng, 1990).
+        The minibatch is all ``batches``, of different shapes; the loss of each counts by its number of steps.
+        ``entropy_weights`` are ``[8]``, on the policy's device. A chunk hands its memory to the next, but no gradient,
+        and frees its graph before it: truncated backpropagation through time (Williams and Peng, 1990).
         """
         settings, policy = self.settings, self.policy
+
+        # The weight of each batch in the minibatch's loss: its share of the steps.
         steps = torch.stack([batch.rollout.running.sum() for batch in batches])
         shares = (steps / steps.sum()).unbind()
         all_stats: list[MinibatchStats] = []
@@ -346,55 +362,60 @@ class PPO:
                 if start and not running[0].any():
                     break  # the longest episode has ended
 
-                # The policy of now on what the policy of then saw and did.
-                seen, masks = select_steps(rollout.observations, chunk), select_steps(rollout.masks, chunk)
+                # The present policy on the observations and actions of the one that acted.
+                observations, masks = select_steps(rollout.observations, chunk), select_steps(rollout.masks, chunk)
                 with torch.autocast(policy.device.type, torch.bfloat16, enabled=settings.bf16):
-                    now = self._evaluate(seen, masks, rollout.actions[chunk], state)
-                state = now.state.detach()
-                log_prob, old_log_prob = now.log_prob[running], rollout.log_prob[chunk][running]
-                head_log_prob, old_head_log_prob = now.chosen_log_prob, rollout.chosen_log_prob[chunk]
+                    evaluated = self._evaluate(observations, masks, rollout.actions[chunk], state)
+                state = evaluated.state.detach()
+                log_prob, old_log_prob = evaluated.log_prob[running], rollout.log_prob[chunk][running]
+                head_log_prob, old_head_log_prob = evaluated.chosen_log_prob, rollout.chosen_log_prob[chunk]
 
                 # loss = clipped surrogate + weight * value error - entropy bonus
                 if settings.surrogate == "joint":
-                    surrogate = joint_surrogate(log_prob, old_log_prob, advantage[running], settings.clip, count)
+                    surrogate = compute_joint_surrogate(
+                        log_prob, old_log_prob, advantage[running], settings.clip, count
+                    )
                 else:
-                    surrogate = factored_surrogate(
+                    surrogate = compute_factored_surrogate(
                         head_log_prob, old_head_log_prob, advantage, settings.clip, is_open, occurrences
                     )
-                value, target = now.value[running], batch.target[chunk][running]
-                error = value_loss(value, target, policy.value_head.scale, count)
-                entropies = head_means(now.entropy, is_open, occurrences)
-                bonus = entropy_bonus(entropies, occurrences, entropy_weights)
+                value, target = evaluated.value[running], batch.target[chunk][running]
+                error = compute_value_loss(value, target, policy.value_head.scale, count)
+                entropies = average_per_head(evaluated.entropy, is_open, occurrences)
+                bonus = compute_entropy_bonus(entropies, occurrences, entropy_weights)
                 loss = surrogate + settings.value_weight * error - bonus
                 (loss * share).backward()
 
+                # Metrics, from the same numbers.
                 change = measure_change(log_prob, old_log_prob, settings.clip, count)
-                outside = outside_clip_range(head_log_prob, old_head_log_prob, settings.clip)
+                clipped = find_clipped(head_log_prob, old_head_log_prob, settings.clip)
                 stats = MinibatchStats(
                     policy_loss=surrogate,
                     value_loss=error,
-                    entropy=mean_of_active(entropies, occurrences),
+                    entropy=average_active_heads(entropies, occurrences),
                     kl=change.kl,
                     clip_fraction=change.clipped,
                     deviation=change.deviation,
                     head_entropy=entropies,
                     head_share=is_open.sum((0, 1)) / count,
-                    head_clip_fraction=head_means(outside, is_open, occurrences),
+                    head_clip_fraction=average_per_head(clipped, is_open, occurrences),
                 )
                 chunks.append(map_arrays(Tensor.detach, stats))
-            # The chunks' means have the whole batch's counts: they add up.
+            # The means of chunks are over the whole batch's counts, so they add up.
             total = _sum_stats(chunks)
             weighted = map_arrays(lambda column, share=share: column * share, total)
             all_stats.append(weighted._replace(deviation=total.deviation))
         return _sum_stats(all_stats)
 
     def make_batch(self, rollout: Rollout) -> PPOBatch:
-        """The rollout with its advantages and its returns.
+        """The rollout with its advantages and returns.
 
-        Both are relative to the control variate, where there is one, and advantages to the group, if there are groups.
+        Both are less the control variate, if there is one; advantages are relative to the group, if there are groups.
         """
         settings, running = self.settings, rollout.running
-        advantage = generalised_advantages(
+
+        # Rewards less the no-growth baseline's, which is 0 without one; then generalised advantages.
+        advantage = estimate_advantages(
             subtract_control_variate(rollout.reward, rollout.control_variate, running, settings.gamma),
             rollout.value,
             rollout.final_value,
@@ -405,16 +426,18 @@ class PPO:
         target = advantage + rollout.value
         if settings.group > 1:
             advantage = subtract_group_mean(advantage, settings.group)
+        # A head learns only from steps in which it had a choice.
         is_open = self.policy.find_open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
         return PPOBatch(rollout, advantage, target, is_open)
 
     @torch.no_grad()
     def measure_deviation(self, rollouts: Sequence[Rollout]) -> Tensor:
-        """Largest |ratio - 1|, 0-d, in float32 throughout: where acting and learning disagree."""
+        """Largest |ratio - 1|, 0-d, in float32: by how much acting and learning disagree."""
         deviations: list[Tensor] = []
-        for one in rollouts:
-            now = self.policy.evaluate(one.observations, one.masks, one.actions, one.state)
-            deviations.append((now.log_prob - one.log_prob)[one.running].expm1().abs().amax())
+        for rollout in rollouts:
+            evaluated = self.policy.evaluate(rollout.observations, rollout.masks, rollout.actions, rollout.state)
+            log_ratio = (evaluated.log_prob - rollout.log_prob)[rollout.running]
+            deviations.append(log_ratio.expm1().abs().amax())
         return torch.stack(deviations).amax()
 
     def _require_divisible(self, environments: Sequence[int]) -> None:
@@ -442,25 +465,26 @@ class PPO:
         """Continue from the `state_tensors` of a `PPO` with the same policy and settings.
 
         Raises:
-            CheckpointError: names, shapes or types differ; nothing has changed then.
+            CheckpointError: names, shapes or types differ; then nothing has changed.
         """
         policy, optimizer = strip_prefix("policy.", tensors), strip_prefix("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}
         expected |= {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
         if optimizer:
             expected |= {f"optimizer.{name}": value for name, value in self._optimizer.expected_tensors().items()}
+        # Everything is checked before anything is loaded.
         _check_tensors(tensors, expected)
         self.policy.load_state_dict(policy)
         self._optimizer.load_state_tensors(optimizer)
         self.updates = int(tensors["updates"])
 
 
-def _by_name(names: tuple[str, ...], numbers: Tensor) -> dict[str, float]:
+def _name_numbers(names: tuple[str, ...], numbers: Tensor) -> dict[str, float]:
     return {name: number.item() for name, number in zip(names, numbers, strict=True)}
 
 
 class PolicyOptimizer:
-    """AdamW for a policy: clips and applies gradients, and has a state that can be saved.
+    """AdamW for a policy, which clips gradients and can save its state.
 
     Parameters that the actor computes with are never decayed.
     """
@@ -469,7 +493,8 @@ class PolicyOptimizer:
         named = dict(policy.named_parameters())
         critic = {f"value_head.{name}": parameter for name, parameter in policy.value_head.named_parameters()}
         actor = {name: parameter for name, parameter in named.items() if name not in critic}
-        self._named = {**actor, **critic}  # in the order in which AdamW numbers its parameters
+        # In the order in which AdamW numbers its parameters.
+        self._named = {**actor, **critic}
         self._max_norm = settings.max_gradient_norm
         self._adam = torch.optim.AdamW(
             [
@@ -490,14 +515,14 @@ class PolicyOptimizer:
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """What `clip` reports norms of, before the total."""
+        """The modules whose norms `clip_gradients` returns, before the total."""
         return tuple(self._modules)
 
-    def clip(self) -> Tensor:
-        """Clip the gradients. Returns the norms before ``[modules + 1]``, the total last."""
+    def clip_gradients(self) -> Tensor:
+        """Clip the gradients, and return the norms from before, ``[modules + 1]``, the total last."""
         norms = [
-            nn.utils.get_total_norm([parameter.grad for parameter in part if parameter.grad is not None])
-            for part in self._modules.values()
+            nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+            for parameters in self._modules.values()
         ]
         return torch.stack((*norms, nn.utils.clip_grad_norm_(self._named.values(), self._max_norm)))
 
@@ -507,7 +532,7 @@ class PolicyOptimizer:
             group["lr"] = learning_rate
         self._adam.step()
 
-    def clear(self) -> None:
+    def zero_grad(self) -> None:
         """Drop the gradients."""
         self._adam.zero_grad()
 
@@ -520,7 +545,7 @@ class PolicyOptimizer:
         }
 
     def expected_tensors(self) -> dict[str, Tensor]:
-        """Tensors of the names, shapes and types that `load_state_tensors` takes, unless it is given nothing."""
+        """Tensors of the names, shapes and types that `load_state_tensors` accepts besides an empty mapping."""
         moments = {f"{name}.{moment}": p.detach() for name, p in self._named.items() for moment in MOMENTS}
         return {**moments, **{f"{name}.step": torch.zeros((), dtype=torch.float32) for name in self._named}}
 
@@ -543,13 +568,13 @@ def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
             raise CheckpointError(
                 f"the learner's checkpoint holds {name[:LONGEST_NAME]!r}, which this policy has not: use its settings"
             )
-        ours, theirs = _kind(expected[name]), _kind(tensors[name])
-        if ours != theirs:
+        own_type, saved_type = _describe_type(expected[name]), _describe_type(tensors[name])
+        if own_type != saved_type:
             raise CheckpointError(
-                f"the learner's checkpoint holds {name} as {theirs} where this policy has {ours}: "
+                f"the learner's checkpoint holds {name} as {saved_type} where this policy has {own_type}: "
                 "use the settings it was saved with"
             )
 
 
-def _kind(tensor: Tensor) -> str:
+def _describe_type(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -23,9 +23,9 @@ class RolloutError(EsperError):
 
 
 class Rollout(NamedTuple):
-    """T steps of E environments that began together. Observations are those the policy saw, raw.
+    """T steps of E environments that began together. Observations are as the policy saw them, not normalised.
 
-    An episode may end before step T; its later steps are there to fill the tensors, and teach nothing.
+    An episode may end before step T; its later steps only fill the tensors.
     """
 
     observations: Observation
@@ -47,7 +47,7 @@ class Rollout(NamedTuple):
     state: PolicyState
     """The policy's memory before the first step, ``[1, E, H]`` each."""
     control_variate: Tensor
-    """float32 ``[T, E]``: what the network's twin earned, which only waited on the same instance; 0 without twins."""
+    """float32 ``[T, E]``: the rewards of the no-growth baseline on the same instance; 0 without one."""
 
     @property
     def log_prob(self) -> Tensor:
@@ -65,64 +65,65 @@ class Rollout(NamedTuple):
         return self.reward.shape[1]
 
     def to(self, device: torch.device) -> Rollout:
-        """The same on ``device``."""
+        """The rollout on ``device``."""
         return map_arrays(lambda part: part.to(device), self)
 
 
 class PPOBatch(NamedTuple):
-    """Whole episodes and what to learn from them."""
+    """Whole episodes with their advantages and returns."""
 
     rollout: Rollout
     advantage: Tensor
     """``[T, E]``."""
     target: Tensor
-    """Returns ``[T, E]``: what the values should have been; less the control variate."""
+    """Returns ``[T, E]`` less the control variate: the targets of the values."""
     is_open: Tensor
     """bool ``[T, E, 8]``: the step is part of the episode and the head had a choice."""
 
 
-def of_running(batches: Sequence[PPOBatch], of: Callable[[PPOBatch], Tensor]) -> Tensor:
-    """Figures ``[T, E]`` of each batch at the steps that belong to its episodes, all in one row."""
-    return torch.cat([of(batch)[batch.rollout.running] for batch in batches])
+def select_running(batches: Sequence[PPOBatch], get_figures: Callable[[PPOBatch], Tensor]) -> Tensor:
+    """The figures ``[T, E]`` of each batch at the steps that belong to its episodes, as one tensor ``[n]``."""
+    return torch.cat([get_figures(batch)[batch.rollout.running] for batch in batches])
 
 
-def standardise(batches: Sequence[PPOBatch]) -> list[PPOBatch]:
-    """With advantages of mean 0 and deviation 1, over all of them together."""
-    counted = of_running(batches, lambda batch: batch.advantage)
-    mean, deviation = counted.mean(), counted.std() + SMALLEST
+def standardise_advantages(batches: Sequence[PPOBatch]) -> list[PPOBatch]:
+    """The batches with advantages of mean 0 and deviation 1 over all of them together."""
+    advantages = select_running(batches, lambda batch: batch.advantage)
+    mean, deviation = advantages.mean(), advantages.std() + SMALLEST
     return [batch._replace(advantage=(batch.advantage - mean) / deviation) for batch in batches]
 
 
-Episodes = TypeVar("Episodes", Rollout, PPOBatch)
-Parts = TypeVar("Parts")
+RolloutOrBatch = TypeVar("RolloutOrBatch", Rollout, PPOBatch)
+Tensors = TypeVar("Tensors")
 
 
-def select_steps(parts: Parts, index: slice | Tensor) -> Parts:
-    """Tensors ``[T, E, ...]``, such as observations, at some steps or, by a bool index ``[T, E]``, some decisions."""
-    return map_arrays(lambda part: part[index], parts)
+def select_steps(tensors: Tensors, index: slice | Tensor) -> Tensors:
+    """Tensors ``[T, E, ...]``, such as observations, at a slice of steps or, by bool ``[T, E]``, at some decisions."""
+    return map_arrays(lambda tensor: tensor[index], tensors)
 
 
-def select_environments(episodes: Episodes, index: Tensor) -> Episodes:
+def select_environments(episodes: RolloutOrBatch, index: Tensor) -> RolloutOrBatch:
     """The whole episodes of the environments at ``index``, int64 ``[n]``."""
     return map_arrays(lambda part: part[index] if part.dim() == 1 else part[:, index], episodes)
 
 
-def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
+def concatenate_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     """Rollouts of equal length as one, environments in order."""
     return merge_arrays(lambda parts: torch.cat(parts, 0 if parts[0].dim() == 1 else 1), rollouts)
 
 
-def concatenate_alike(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Those of equal length, slots and blueprints as one, in the order in which the first of each came."""
+def concatenate_by_shape(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """One rollout per length, number of slots and number of blueprints, in order of first appearance."""
+    # Suites differ in steps, slots and blueprints; an update takes one rollout of each shape.
     groups: dict[tuple[int, ...], list[Rollout]] = {}
     for rollout in rollouts:
         steps, _, slots, blueprints, _ = rollout.observations.blueprints.shape
         groups.setdefault((steps, slots, blueprints), []).append(rollout)
-    return [concatenate(group) for group in groups.values()]
+    return [concatenate_rollouts(group) for group in groups.values()]
 
 
 class _StoredStep(NamedTuple):
-    """One step of a rollout: its first fields, ``[E, ...]``."""
+    """One step of a rollout, ``[E, ...]``; its fields are the first ones of `Rollout`."""
 
     observation: Observation
     masks: MaskTensors
@@ -134,10 +135,10 @@ class _StoredStep(NamedTuple):
 
 
 class RolloutBuffer:
-    """Collects a rollout step by step and refuses whatever does not fit."""
+    """Collects a rollout step by step and refuses tensors that do not fit."""
 
     def __init__(self, steps: int, environments: int, state: PolicyState) -> None:
-        """For ``steps`` steps of ``environments`` environments, from the policy's memory ``state``."""
+        """A buffer for ``steps`` steps of ``environments`` environments, from the policy's memory ``state``."""
         self._steps = steps
         self._environments = environments
         self._state = state
@@ -150,14 +151,16 @@ class RolloutBuffer:
     def add(
         self, observation: Observation, masks: MaskTensors, step: PolicyStep, reward: Tensor, running: Tensor
     ) -> None:
-        """Append what the policy saw, might do and did, ``[E, ...]``, and the reward ``[E]`` that followed.
+        """Append a step: observation, masks and decision, ``[E, ...]``, and the reward ``[E]`` that followed.
 
         ``running``, bool ``[E]``, is False where the episode had ended before this step.
 
-        Raises RolloutError if the buffer is full or a tensor's shape or type differs from what it must be.
+        Raises:
+            RolloutError: the buffer is full, or a tensor has the wrong shape or type.
         """
         if len(self._stored) == self._steps:
             raise RolloutError(f"the rollout is full after {self._steps} steps: finish it and start another")
+        # Shapes and types of what the policy and the environment returned.
         stored = _StoredStep(observation, masks, step.actions, step.chosen_log_prob, step.value, reward, running)
         scalars, per_head = (self._environments,), (self._environments, len(Head))
         for name, shape, dtype in (
@@ -170,31 +173,35 @@ class RolloutBuffer:
             tensor = getattr(stored, name)
             _require(tensor.shape == shape, name, tuple(tensor.shape), shape)
             _require(tensor.dtype == dtype, name, tensor.dtype, dtype)
-        first = self._stored[0] if self._stored else stored
-        for (name, tensor), (_, usual) in zip(iterate_arrays(stored), iterate_arrays(first), strict=True):
+        # All steps are like the first one.
+        first_stored = self._stored[0] if self._stored else stored
+        for (name, tensor), (_, first) in zip(iterate_arrays(stored), iterate_arrays(first_stored), strict=True):
             _require(tensor.shape[:1] == scalars, name, tuple(tensor.shape), (*scalars, "..."))
-            _require(tensor.shape == usual.shape, name, tuple(tensor.shape), tuple(usual.shape))
-            _require(tensor.dtype == usual.dtype, name, tensor.dtype, usual.dtype)
+            _require(tensor.shape == first.shape, name, tuple(tensor.shape), tuple(first.shape))
+            _require(tensor.dtype == first.dtype, name, tensor.dtype, first.dtype)
         self._stored.append(map_arrays(Tensor.detach, stored))
 
     def finish(self, terminated: Tensor, final_value: Tensor) -> Rollout:
-        """The rollout, without twins; ``final_value [E]`` is used where ``terminated``, bool ``[E]``, is False.
+        """The rollout, without a no-growth baseline.
 
-        An episode that ended before the last step has terminated.
+        ``final_value [E]`` is used where ``terminated``, bool ``[E]``, is False. An episode that ended before the last
+        step has terminated.
 
-        Raises RolloutError if steps are missing.
+        Raises:
+            RolloutError: steps are missing.
         """
         _require(len(self._stored) == self._steps, "rollout", f"{len(self._stored)} steps", f"{self._steps} steps")
         for name, tensor in (("terminated", terminated), ("final_value", final_value)):
             _require(tensor.shape == (self._environments,), name, tuple(tensor.shape), (self._environments,))
         return Rollout(
             *merge_arrays(torch.stack, self._stored),
+            # Nothing follows a terminated episode; a cut one goes on, worth what the policy expects of it.
             final_value=final_value.masked_fill(terminated, 0.0),
             state=self._state,
             control_variate=torch.zeros(self._steps, self._environments, device=final_value.device),
         )
 
 
-def _require(holds: bool, name: str, found: object, expected: object) -> None:
-    if not holds:
-        raise RolloutError(f"{name} is {found} but must be {expected}")
+def _require(condition: bool, name: str, value: object, expected: object) -> None:
+    if not condition:
+        raise RolloutError(f"{name} is {value} but must be {expected}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +18,9 @@ class PPOSettings(Settings):
     their last epoch.
     """
 
+    renamed: ClassVar[Mapping[str, str]] = {"twin": "no_growth_baseline"}
+
+    # Returns and advantages
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per step. Below 1 a reward at the end of a long episode fades: .99 leaves .22 of it after 150 steps."""
 
@@ -27,15 +31,16 @@ class PPOSettings(Settings):
     """Environments in consecutive groups of this size share an instance; the advantage is then taken relative to the
     others of the group. 1 is off. It must divide the number of environments."""
 
-    twin: bool = False
-    """Let one more network per group, on its instance, only wait, and count what it earns off the rewards of the others
-    before advantages and the values' targets are computed: the policy is told what growth added. Twins cost their
-    computation, are not learned from, and are in no figure but `environment_steps`. Where groups have several members
-    their mean takes the same off the advantages, so that twins make the values' task easier and nothing else."""
+    no_growth_baseline: bool = False
+    """Run one more network per group that only waits on the group's instance, and subtract its rewards from those of
+    the group before advantages and the values' targets are computed: what remains is what growth added. These networks
+    cost their computation, are not learned from, and count in no figure but `environment_steps`. In groups of several
+    members the mean of the others takes the same off the advantages, so there it only makes the values' task easier."""
 
     normalise_advantages: bool = True
     """Standardise advantages over the rollout."""
 
+    # The update: its epochs and minibatches, and how it is computed
     epochs: int = Field(default=8, ge=1, le=100)
     """Passes over each rollout."""
 
@@ -43,22 +48,23 @@ class PPOSettings(Settings):
     """Optimizer steps per pass, each on whole episodes of a share of the environments."""
 
     chunk: int | None = Field(default=None, ge=1)
-    """Steps of the episodes that gradients flow back through, for horizons whose activations do not fit into memory:
-    that of an update falls with it. The loss is that of whole episodes. Null: all steps."""
+    """Steps through which gradients flow back, for horizons whose activations do not fit into memory: an update needs
+    less of it with shorter chunks. The loss is that of whole episodes. Null: all steps."""
 
     compile: bool = False
     """Compile the policy for updates with torch.compile, which needs a C++ compiler and takes a minute or two at the
-    first one: on a CPU that is not won back in runs of the usual length. Acting and checkpoints stay as they are."""
+    first update. On a CPU, runs of the usual length do not win that back. Acting and checkpoints stay as they are."""
 
     bf16: bool = False
-    """Multiply matrices of the update in bfloat16, but for those of the LSTM; for policies on a CUDA device, which
-    others refuse. Probabilities, losses and weights stay in float32."""
+    """Multiply matrices of the update in bfloat16, except those of the LSTM; only for policies on a CUDA device.
+    Probabilities, losses and weights stay in float32."""
 
+    # The loss
     surrogate: Literal["joint", "factored"] = "joint"
     """What is maximised, with A the advantage, r a probability ratio and c(r) the smaller of r A and clip(r) A.
     `joint`: (1 / N) sum_t c(r_t), over all N steps, with the whole action's ratio; a head with a choice in n of them
     learns n / N times as fast as one that always has. `factored`: sum_h (1 / n_h) sum_t c(r_th), with each head's own
-    ratio over the n_h steps in which it had a choice; all heads learn as fast. Where one head alone has a choice, in
+    ratio over the n_h steps in which it had a choice; all heads learn equally fast. If a single head has a choice, in
     every step, they are the same."""
 
     clip: float = Field(default=0.2, gt=0, lt=1)
@@ -75,11 +81,12 @@ class PPOSettings(Settings):
     all heads, or some of them by name."""
 
     entropy_floor: PerHead = PerHead.fill(0.005)
-    """The same at the end of the annealing and ever after."""
+    """Weight of each head's entropy at the end of the annealing and from then on."""
 
     entropy_anneal: float = Field(default=0.7, gt=0, le=1)
     """Fraction of training over which entropy weights fall to their floors."""
 
+    # The optimizer
     learning_rate: float = Field(default=3e-3, gt=0, le=1)
     """AdamW's step size at the start of training."""
 
@@ -93,7 +100,7 @@ class PPOSettings(Settings):
     """AdamW's denominator offset."""
 
     value_weight_decay: float = Field(default=1e-4, ge=0)
-    """Decoupled weight decay of the value head alone: whatever the actor computes with is never decayed."""
+    """Decoupled weight decay of the value head alone; parameters of the actor are never decayed."""
 
     max_gradient_norm: float = Field(default=0.5, gt=0)
     """The gradient over all parameters is scaled down to this norm."""

@@ -17,7 +17,6 @@ from esper.control.policy import Policy
 from esper.control.rules import LookRule
 from esper.control.shipped import open_policy
 from esper.engine.observation import make_mask_tensors
-from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, make_wait_actions
 from esper.numerics.devices import require_device
@@ -55,44 +54,20 @@ class ShardTask(DeviceTask):
 
 @dataclass(frozen=True)
 class ShardResult:
-    """The shard's rollout, on the CPU, and what happened in it."""
+    """A shard's rollout, on the CPU, with its log and events."""
 
     rollout: Rollout
     log: EpisodeLog
     events: Sequence[EventRow]
     """The shard's events in order, with the times at which they happened."""
-    twin_steps: int = 0
-    """Decisions, all of them to wait, in the episodes of the twins, which the log does not know."""
+    baseline_steps: int = 0
+    """Decisions, all of them to wait, in the episodes of the no-growth baseline, which the log leaves out."""
 
 
 def create_policy(settings: TrainSettings) -> Policy:
     """The untrained policy of a run."""
     spec = count_policy_features(settings.policy, settings.promise)
     return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed))
-
-
-def load_start(settings: TrainSettings, name: str) -> dict[str, Tensor]:
-    """The weights and statistics of the policy with which a run starts that goes on from another.
-
-    Raises:
-        ConfigError: there is none, or its settings are others.
-        CheckpointError, RunError: it cannot be read.
-    """
-    run = open_policy(name)
-    origin = load_settings(PolicyOrigin, run.config)
-    differ = [one.key for one in compare_settings(settings.policy, origin.policy)]
-    if differ or settings.promise != origin.promise:
-        raise ConfigError(
-            f"start_from: the policy of {name} has other settings ({', '.join(differ) or 'conduct.promise'}): set "
-            f"policy and conduct.promise as in {run.config}"
-        )
-    return restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise).state_dict()
-
-
-def check_start_policy(settings: TrainSettings) -> None:
-    """Raises what `load_start` raises, before anything is made for a run that could not begin."""
-    if settings.start_from is not None:
-        load_start(settings, settings.start_from)
 
 
 def create_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
@@ -102,76 +77,100 @@ def create_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
 
 
 def create_greedy_controller(policy: Policy, settings: TrainSettings) -> LearnedController:
-    """The policy of a run, on the CPU, taking what it likes best."""
+    """The controller that takes the most probable actions of a run's policy, which is on the CPU."""
     advisor = create_advisor(settings, get_suite(settings.suite))
     return LearnedController(policy, greedy=True, promise=settings.promise, advisor=advisor)
+
+
+def load_start_policy(settings: TrainSettings, name: str) -> dict[str, Tensor]:
+    """The weights and statistics of the policy ``name``, from which a run starts.
+
+    Raises:
+        ConfigError: there is none, or its settings are others.
+        CheckpointError, RunError: it cannot be read.
+    """
+    run = open_policy(name)
+    origin = load_settings(PolicyOrigin, run.config)
+    differences = [difference.key for difference in compare_settings(settings.policy, origin.policy)]
+    if differences or settings.promise != origin.promise:
+        raise ConfigError(
+            f"start_from: the policy of {name} has other settings ({', '.join(differences) or 'conduct.promise'}): set "
+            f"policy and conduct.promise as in {run.config}"
+        )
+    return restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise).state_dict()
+
+
+def check_start_policy(settings: TrainSettings) -> None:
+    """Raise what `load_start_policy` raises, before anything is made for a run that could not start."""
+    if settings.start_from is not None:
+        load_start_policy(settings, settings.start_from)
 
 
 def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> list[Instance]:
     """The training instances of a shard, one per environment: groups of neighbours share theirs."""
     seed, group = settings.seed, settings.ppo.group
-    suite, own = get_suite(settings.draw_suite(iteration, shard)), settings.environments // settings.shards // group
+    suite, count = get_suite(settings.draw_suite(iteration, shard)), settings.environments // settings.shards // group
     if settings.mix:
-        drawn = suite.sample(own, "train", numpy_generator(seed, iteration, shard, Stream.TRAINING_INSTANCES))
+        instances = suite.sample(count, "train", numpy_generator(seed, iteration, shard, Stream.TRAINING_INSTANCES))
     else:
-        # All shards together, so that every one has its part of the families.
+        # Drawn for all shards together, so that each has its part of the families.
         rng = numpy_generator(seed, iteration, Stream.TRAINING_INSTANCES)
-        drawn = suite.sample(settings.environments // group, "train", rng)[shard * own : (shard + 1) * own]
-    return [instance for instance in drawn for _ in range(group)]
+        instances = suite.sample(settings.environments // group, "train", rng)[shard * count : (shard + 1) * count]
+    return [instance for instance in instances for _ in range(group)]
 
 
 @explain_out_of_memory()
-def collect(task: ShardTask) -> ShardResult:
-    """Run the shard's episodes to their end, and those of their twins, where there are any.
+def collect_rollout(task: ShardTask) -> ShardResult:
+    """Run the shard's episodes to their end, and those of the no-growth baseline, if there is one.
 
     Raises:
         RunError: the device's memory ran out.
     """
-    settings, suite = task.settings, get_suite(task.settings.draw_suite(task.iteration, task.shard))
-    size, group = settings.environments // settings.shards, settings.ppo.group
+    settings, iteration, group = task.settings, task.iteration, task.settings.ppo.group
+    suite_name = settings.draw_suite(iteration, task.shard)
+    suite, size = get_suite(suite_name), settings.environments // settings.shards
     first = task.shard * size
+
+    # The policy as it acts in this iteration.
     policy = create_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))
     policy.to(require_device(task.device))
 
-    # Uniform numbers [T, E, 8] that decide the actions: an environment has the same ones in whatever shard it is.
-    generators = [
-        numpy_generator(settings.seed, task.iteration, number, Stream.ACTIONS) for number in range(first, first + size)
-    ]
-    noise = np.stack([generator.random((suite.steps, len(Head))) for generator in generators], axis=1)
+    # The episodes, each paid by the settings of its environment.
+    instances = sample_instances(settings, iteration, task.shard)
+    modes = [reward.at_progress(iteration / settings.iterations) for reward in settings.reward]
+    rewards = assign_rewards(modes, settings.environments, group)[first : first + size]
+    config = replace(make_evaluation_config(settings, task.device), suite=suite_name)
+    episodes = config.with_promise(settings.promise).create_episodes(instances, rewards=rewards)
 
-    # The run's slots and blueprints are those of its own suite: nobody could read what happens on others.
-    episodes = _start_episodes(task, 1, settings.promise)
+    # Their events. A run's slots and blueprints are those of its own suite: on others no reader could name them.
     recorder = None
     if suite.name == settings.suite:
-        number, telemetry = task.iteration + 1, settings.telemetry
-        steps = telemetry.records_steps(number)
-        watched = telemetry.select_watched(settings.environments) if steps else ()
-        recorder = EventRecorder(episodes, Scope(number, first, steps, watched))
+        number, telemetry = iteration + 1, settings.telemetry
+        records_steps = telemetry.records_steps(number)
+        recorder = EventRecorder(
+            episodes,
+            number,
+            first_environment=first,
+            records_steps=records_steps,
+            watched=telemetry.select_watched(settings.environments) if records_steps else (),
+        )
+
+    # Uniform numbers [T, E, 8] decide the actions: an environment has the same ones in whatever shard it is.
+    streams = [numpy_generator(settings.seed, iteration, first + row, Stream.ACTIONS) for row in range(size)]
+    noise = np.stack([stream.random((suite.steps, len(Head))) for stream in streams], axis=1)
     advisor = create_advisor(settings, suite)
     result = run_policy(policy, advisor, episodes, torch.from_numpy(noise).float(), recorder)
     if not settings.ppo.no_growth_baseline:
         return result
 
-    # Twins are a population of their own: the others' numbers are the same with twins and without, to the last bit.
-    twins = _start_episodes(task, group, None)
-    waited = [twins.step(make_wait_actions(twins.size)) for _ in range(suite.steps)]
-    earned = torch.from_numpy(np.stack([step.reward for step in waited])).float()
-    rollout = result.rollout._replace(control_variate=earned.repeat_interleave(group, 1))
-    return replace(result, rollout=rollout, twin_steps=sum(int(step.running.sum()) for step in waited))
-
-
-def _start_episodes(task: ShardTask, every: int, promise: PromiseSettings | None) -> Episodes:
-    """New episodes of each ``every``-th environment, with promises measured in that way, or not at all."""
-    settings = task.settings
-    instances = sample_instances(settings, task.iteration, task.shard)
-    paid = [one.at(task.iteration / settings.iterations) for one in settings.reward]
-    first = task.shard * len(instances)
-    rewards = assign_rewards(paid, settings.environments, settings.ppo.group)[first : first + len(instances)]
-    terms = replace(
-        make_evaluation_config(settings, task.device), suite=settings.draw_suite(task.iteration, task.shard)
-    )
-    return terms.with_promise(promise).create_episodes(instances[::every], rewards=rewards[::every])
+    # The baseline is a population of its own, one network per group that only waits: so the numbers of the episodes
+    # above are the same with and without it, to the last bit.
+    waiting = config.with_promise(None).create_episodes(instances[::group], rewards=rewards[::group])
+    steps = [waiting.step(make_wait_actions(waiting.size)) for _ in range(suite.steps)]
+    baseline_rewards = torch.from_numpy(np.stack([step.reward for step in steps])).float()
+    rollout = result.rollout._replace(control_variate=baseline_rewards.repeat_interleave(group, 1))
+    return replace(result, rollout=rollout, baseline_steps=sum(int(step.running.sum()) for step in steps))
 
 
 def run_policy(
@@ -183,6 +182,7 @@ def run_policy(
     log = EpisodeLog(episodes.suite, episodes.instances)
     events = [] if recorder is None else encode_events(recorder.record_start())
     for uniforms in noise.to(device):
+        # Observe and decide. Networks are observed on the CPU, and the policy acts on its device.
         observation, legal = episodes.observe(), episodes.legal_actions()
         observation = observation if advisor is None else append_advice(advisor, observation, legal)
         masks = make_mask_tensors(legal, CPU)
@@ -190,13 +190,15 @@ def run_policy(
         actions = step.actions.numpy()
         if recorder is not None:
             events += encode_events(recorder.record_observation(observation, step))
+
+        # Train and measure, and keep what the update needs, what the iteration's figures need, and the events.
         result = episodes.step(actions)
+        reward, running = torch.from_numpy(result.reward).float(), torch.from_numpy(result.running)
+        buffer.add(observation, masks, step, reward, running)
+        log.add(actions, result)
         if recorder is not None:
             events += encode_events(recorder.record_step(actions, result, step))
-        running = torch.from_numpy(result.running)
-        buffer.add(observation, masks, step, torch.from_numpy(result.reward).float(), running)
-        log.add(actions, result)
         state = step.state
     log.finish(episodes)
-    everyone = torch.ones(episodes.size, dtype=torch.bool)
-    return ShardResult(buffer.finish(everyone, torch.zeros(episodes.size)), log, events)
+    terminated = torch.ones(episodes.size, dtype=torch.bool)
+    return ShardResult(buffer.finish(terminated, torch.zeros(episodes.size)), log, events)

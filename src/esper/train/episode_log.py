@@ -1,4 +1,4 @@
-"""The log of E episodes, their actions, changes of stage and rollbacks, and its form on disk."""
+"""The log of E episodes: their actions, changes of stage and rollbacks, and its JSON form."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.engine.recorder import StageChange, list_stage_changes
 from esper.lifecycle.actions import Head, Op, make_wait_actions
-from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import NO_BLUEPRINT
-from esper.lifecycle.transitions import Cause
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.rl.episodes import Episodes, NetworkRollback, StepResult
 from esper.tasks.instance import Instance
@@ -22,25 +20,10 @@ from esper.tasks.suite import Suite
 
 
 @dataclass(frozen=True)
-class StageChange:
-    """A slot's change of stage, by names; ``step`` counts decisions from 0."""
-
-    environment: int
-    step: int
-    slot: int
-    before: str
-    after: str
-    blueprint: str | None
-    cause: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class RecordedRollback(NetworkRollback):
-    """A rollback by the governor."""
+    """A rollback by the governor; ``step`` counts decisions from 0."""
 
     step: int
-    """Decisions are counted from 0."""
 
 
 class EpisodeLog:
@@ -55,7 +38,7 @@ class EpisodeLog:
         self.steps: list[Ints] = []
         """Actions per step, each ``[E, 8]``."""
         self.running: list[Bools] = []
-        """Whose episode had not ended before the step, each ``[E]``."""
+        """Whether the episode had not ended before the step, each ``[E]``."""
         self.measured: list[Floats] = []
         """Validation accuracies per step, each ``[E]``."""
         self.objective: Floats = np.zeros(len(instances))
@@ -66,46 +49,33 @@ class EpisodeLog:
         """Which slots ended with a committed seed, ``[E, S]``."""
 
     def add(self, actions: Ints, result: StepResult) -> None:
-        """One step of all episodes."""
+        """Record one step of all episodes."""
+        # Arrays are kept as they are, for tallies; changes and rollbacks as records, for readers.
         step = len(self.steps)
         self.steps.append(actions)
         self.running.append(result.running)
         self.measured.append(result.evaluation.accuracy)
-        self.rollbacks += [RecordedRollback(step=step, **vars(incident)) for incident in result.rollbacks]
-        changes = result.transitions
-        for index in range(len(changes)):
-            blueprint = int(changes.blueprint[index])
-            self.changes.append(
-                StageChange(
-                    int(changes.env[index]),
-                    step,
-                    int(changes.slot[index]),
-                    Stage(changes.before[index]).name.lower(),
-                    Stage(changes.after[index]).name.lower(),
-                    None if blueprint == NO_BLUEPRINT else self._blueprints[blueprint],
-                    Cause(changes.cause[index]).name.lower(),
-                    Reason(changes.reason[index]).name.lower(),
-                )
-            )
+        self.rollbacks += [RecordedRollback(step=step, **vars(rollback)) for rollback in result.rollbacks]
+        self.changes += list_stage_changes(result.transitions, step, self._blueprints)
 
     def finish(self, episodes: Episodes) -> None:
-        """Take down how the episodes ended."""
+        """Record how the episodes ended."""
         population = episodes.population
         self.kept = population.table.stage == Stage.FOSSILIZED
         self.objective = episodes.potential
         self.added = population.parameters_in(self.kept) / population.host_parameters
 
-    def part(self, place: slice) -> EpisodeLog:
-        """The finished log of some of the episodes alone, numbered from 0."""
-        own = copy.copy(self)
-        own.instances = self.instances[place]
-        own.changes = _within(self.changes, place)
-        own.rollbacks = _within(self.rollbacks, place)
-        own.running = [running[place] for running in self.running]
-        own.steps = [actions[place] for actions in self.steps]
-        own.measured = [accuracies[place] for accuracies in self.measured]
-        own.objective, own.added, own.kept = self.objective[place], self.added[place], self.kept[place]
-        return own
+    def select_rows(self, rows: slice) -> EpisodeLog:
+        """The finished log of some of the episodes, numbered from 0."""
+        part = copy.copy(self)
+        part.instances = self.instances[rows]
+        part.changes = _select_records(self.changes, rows)
+        part.rollbacks = _select_records(self.rollbacks, rows)
+        part.running = [running[rows] for running in self.running]
+        part.steps = [actions[rows] for actions in self.steps]
+        part.measured = [accuracies[rows] for accuracies in self.measured]
+        part.objective, part.added, part.kept = self.objective[rows], self.added[rows], self.kept[rows]
+        return part
 
     @property
     def actions(self) -> Ints:
@@ -117,15 +87,37 @@ class EpisodeLog:
         """Validation accuracy after each step, ``[T, E]``."""
         return np.stack(self.measured)
 
-    def operation_shares(self) -> dict[str, float]:
-        """The share of decisions that each operation had."""
-        taken = self.actions[..., Head.OP][np.stack(self.running)]
-        counts = np.bincount(taken, minlength=len(Op))
+    def compute_operation_shares(self) -> dict[str, float]:
+        """The share of decisions that each operation had, by its name."""
+        operations = self.actions[..., Head.OP][np.stack(self.running)]
+        counts = np.bincount(operations, minlength=len(Op))
         return {op.name.lower(): float(counts[op] / counts.sum()) for op in Op}
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of all that was recorded. The suite and the instances are left to the reader."""
+        return {name: _encode(value) for name, value in self._recorded().items()}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], suite: Suite, instances: Sequence[Instance]) -> EpisodeLog:
+        """Inverse of `to_json`.
+
+        Raises:
+            ValueError: the record holds something else than logs do now.
+        """
+        # A log of another version has other fields.
+        log = cls(suite, instances)
+        if record.keys() != log._recorded().keys():
+            raise ValueError(f"not the record of a log: {sorted(record)}")
+        vars(log).update({name: _decode(value) for name, value in record.items()})
+        return log
+
+    def _recorded(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "instances" and not name.startswith("_")}
 
 
 def stack_actions(logs: Sequence[EpisodeLog]) -> Ints:
     """The actions of several cohorts as one ``[T, N, 8]``; those whose episodes all ended earlier then wait."""
+    # Cohorts of a suite stop when all their episodes have ended, so their logs differ in length.
     longest = max(len(log.steps) for log in logs)
     padded = [
         np.stack(log.steps + [make_wait_actions(len(log.instances))] * (longest - len(log.steps))) for log in logs
@@ -133,42 +125,17 @@ def stack_actions(logs: Sequence[EpisodeLog]) -> Ints:
     return np.concatenate(padded, axis=1)
 
 
-Numbered = TypeVar("Numbered", StageChange, RecordedRollback)
-
-
-def _within(records: Sequence[Numbered], place: slice) -> list[Numbered]:
-    """The records of some of the environments, numbered from 0."""
-    return [
-        replace(record, environment=record.environment - place.start)
-        for record in records
-        if place.start <= record.environment < place.stop
-    ]
-
-
+Record = TypeVar("Record", StageChange, RecordedRollback)
 _RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, RecordedRollback)}
 """Dataclasses of plain values that a log may list."""
 
 
-def log_to_json(log: EpisodeLog) -> dict[str, Any]:
-    """All that was counted; not the suite and the instances, which whoever reads it back has to know."""
-    return {name: _encode(value) for name, value in _list_fields(log).items()}
-
-
-def log_from_json(record: Mapping[str, Any], suite: Suite, instances: Sequence[Instance]) -> EpisodeLog:
-    """Inverse of :func:`log_to_json`.
-
-    Raises:
-        ValueError: what was counted then is not what is counted now.
-    """
-    log = EpisodeLog(suite, instances)
-    if record.keys() != _list_fields(log).keys():
-        raise ValueError(f"not the record of a log: {sorted(record)}")
-    vars(log).update({name: _decode(value) for name, value in record.items()})
-    return log
-
-
-def _list_fields(log: EpisodeLog) -> dict[str, Any]:
-    return {name: value for name, value in vars(log).items() if name != "instances" and not name.startswith("_")}
+def _select_records(records: Sequence[Record], rows: slice) -> list[Record]:
+    return [
+        replace(record, environment=record.environment - rows.start)
+        for record in records
+        if rows.start <= record.environment < rows.stop
+    ]
 
 
 def _encode(value: Any) -> Any:
@@ -176,23 +143,23 @@ def _encode(value: Any) -> Any:
         array = cast("NDArray[Any]", value)
         return {"dtype": array.dtype.str, "array": array.tolist()}
     if isinstance(value, list):
-        return [_encode(one) for one in cast("list[Any]", value)]
+        return [_encode(item) for item in cast("list[Any]", value)]
     kind = type(value).__name__
     return {"kind": kind, "fields": asdict(value)} if kind in _RECORDS else value
 
 
 def _decode(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decode(one) for one in cast("list[Any]", value)]
     match value:
+        case list():
+            return [_decode(item) for item in cast("list[Any]", value)]
         case {"dtype": dtype, "array": array}:
             return np.array(array, np.dtype(dtype))
         case {"kind": kind, "fields": fields}:
-            return _RECORDS[kind](**{name: _freeze(one) for name, one in fields.items()})
+            # JSON has no tuples, and records, being immutable, no lists.
+            values = {
+                name: tuple(cast("list[Any]", item)) if isinstance(item, list) else item
+                for name, item in fields.items()
+            }
+            return _RECORDS[kind](**values)
         case _:
             return value
-
-
-def _freeze(value: Any) -> Any:
-    """JSON has no tuples, and records, being immutable, no lists."""
-    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value

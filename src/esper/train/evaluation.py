@@ -1,7 +1,7 @@
-"""Let controllers play instances to the end, and score what they committed on test data.
+"""Evaluate controllers: play instances to the end, and score the committed networks on test data.
 
-Every controller plays the same instances, in cohorts of networks side by side; what an evaluation that was stopped has
-finished is kept, and not played again.
+Every controller plays the same instances, in cohorts of networks side by side. `EvaluationProgress` keeps finished
+cohorts, so that an evaluation that was stopped need not play them again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
@@ -48,30 +49,30 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
-from esper.train.episode_log import EpisodeLog, log_from_json, log_to_json
+from esper.train.episode_log import EpisodeLog
 from esper.train.results import KeptPair, Result, SeedShapley, SeedValue, cache_key, read_cached, write_cached
 from esper.train.settings import TrainSettings
 from esper.train.workers import DeviceTask, Workers, explain_out_of_memory
 
 _TUNED = Path(__file__).parent / "tuned"
 
-Places = tuple[tuple[int, int], ...]
+Plantings = tuple[tuple[int, int], ...]
 """Slot and blueprint indices."""
 
 
 class BaselineSettings(Settings):
-    """What the tunable baselines do on one suite."""
+    """The settings of the tunable baselines on one suite."""
 
-    all_at_start: Places
+    all_at_start: Plantings
     """One planting per slot."""
-    schedule: Places
+    schedule: Plantings
     """The best fixed schedule found, planted as early as can be."""
     periodic: PeriodicSettings
     heuristic: HeuristicSettings
     look: LookSettings = LookSettings()
-    """As everywhere: nothing in it is of one suite."""
+    """The same on all suites."""
     environment_steps: dict[str, int] = {}
-    """Decisions of single networks that the search for each controller took; who is not named was not searched for."""
+    """Decisions of single networks that the search for each controller took, where there was one."""
 
 
 def load_baseline_settings(suite: Suite) -> BaselineSettings:
@@ -79,84 +80,85 @@ def load_baseline_settings(suite: Suite) -> BaselineSettings:
     path = _TUNED / f"{suite.name}.yaml"
     if path.exists():
         return load_settings(BaselineSettings, path, ())
-    slots, kinds = range(len(suite.sites)), range(len(suite.blueprints))
-    one_each = tuple((slot, slot % len(kinds)) for slot in slots)
-    every = tuple((slot, kind) for kind in kinds for slot in slots)
+    # Nobody tuned the baselines for this suite: plant every blueprint once in every slot, in turn.
+    slots, blueprints = range(len(suite.sites)), range(len(suite.blueprints))
+    one_each = tuple((slot, slot % len(blueprints)) for slot in slots)
+    every_pair = tuple((slot, blueprint) for blueprint in blueprints for slot in slots)
     return BaselineSettings(
         all_at_start=one_each,
         schedule=one_each[:1],
-        periodic=PeriodicSettings(plantings=every),
-        heuristic=HeuristicSettings(preferences=every),
+        periodic=PeriodicSettings(plantings=every_pair),
+        heuristic=HeuristicSettings(preferences=every_pair),
     )
 
 
 def create_baselines(suite: Suite) -> list[Controller]:
-    """All of them: none, random, all_at_start, schedule, periodic, heuristic, look, and the shipped esper."""
+    """All baselines: none, random, all_at_start, schedule, periodic, heuristic, look, and the shipped esper."""
     settings = load_baseline_settings(suite)
+
+    def plant_at_start(plantings: Plantings, name: str) -> Schedule:
+        return Schedule([Planting(0, slot, blueprint) for slot, blueprint in plantings], suite.steps, name)
+
     return [
         Never(),
         Uniform(),
-        Schedule(_at_once(settings.all_at_start), suite.steps, "all_at_start"),
-        Schedule(_at_once(settings.schedule), suite.steps, "schedule"),
+        plant_at_start(settings.all_at_start, "all_at_start"),
+        plant_at_start(settings.schedule, "schedule"),
         Periodic(settings.periodic, suite.steps),
         Heuristic(settings.heuristic, suite.steps),
         LookRule(settings.look, suite.steps),
-        load_shipped(suite),
+        load_shipped_policy(suite),
     ]
 
 
-def load_shipped(suite: Suite) -> LearnedController:
+def load_shipped_policy(suite: Suite) -> LearnedController:
     """The policy that comes with Esper, for a suite that it need not have seen."""
     run = open_policy(ESPER)
     origin = load_settings(PolicyOrigin, run.config)
     return restore_controller(run, origin, lambda rule: LookRule(rule, suite.steps), ESPER)
 
 
-def _at_once(places: Places) -> list[Planting]:
-    return [Planting(0, slot, blueprint) for slot, blueprint in places]
-
-
 COHORT = 64
 """Networks played side by side."""
 _COALITION_ORDERS = 0
-"""Seed of the orders that are drawn where a network has kept too many seeds for all coalitions."""
-_EARNINGS = TypeAdapter(list[SeedShapley])
+"""Random seed of the orders that are drawn where a network has kept too many modules for all coalitions."""
+_SHAPLEY = TypeAdapter(list[SeedShapley])
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The records of a list of instances, in its order, and what happened on the way."""
+    """A controller's results on a list of instances, in its order, and the logs of their episodes."""
 
     records: list[Result]
     logs: list[EpisodeLog]
     earnings: list[SeedShapley] = field(default_factory=list[SeedShapley])
-    """One per record if they were asked for, otherwise none."""
+    """Shapley values of the kept seeds, one entry per record; empty if they were not computed."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """JSON values, which `from_json` reads."""
         return {
-            "records": [one.to_json() for one in self.records],
-            "logs": [log_to_json(one) for one in self.logs],
-            "earnings": [asdict(one) for one in self.earnings],
+            "records": [record.to_json() for record in self.records],
+            "logs": [log.to_json() for log in self.logs],
+            "earnings": [asdict(shapley) for shapley in self.earnings],
         }
 
     @classmethod
     def from_json(cls, values: dict[str, Any], suite: Suite, instances: Sequence[Instance]) -> EvaluationResult:
-        """What `to_json` gave of one cohort's episodes on these instances.
+        """Inverse of `to_json` for one cohort's episodes on these instances.
 
         Raises:
-            ValueError, LookupError, TypeError: it gave something else.
+            ValueError, LookupError, TypeError: the values are something else.
         """
         return cls(
             [Result(**record) for record in values["records"]],
-            [log_from_json(log, suite, instances) for log in values["logs"]],
-            _EARNINGS.validate_python(values["earnings"]),
+            [EpisodeLog.from_json(log, suite, instances) for log in values["logs"]],
+            _SHAPLEY.validate_python(values["earnings"]),
         )
 
 
 @dataclass(frozen=True)
-class Part:
-    """A controller and the instances it is to play."""
+class CohortPart:
+    """A controller and the instances that it plays."""
 
     controller: Controller
     instances: Sequence[Instance]
@@ -164,7 +166,7 @@ class Part:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """What holds for all who play."""
+    """The settings of episodes that all controllers of an evaluation share."""
 
     suite: str
     rules: Rules
@@ -175,15 +177,14 @@ class EvaluationConfig:
     strategy: Strategy = "stacked"
 
     def for_controller(self, controller: Controller) -> EvaluationConfig:
-        """These terms with promises measured as the controller says, if it does; they change nothing but what is
-        seen."""
+        """This configuration with promises measured as the controller needs them; they change only observations."""
         return self.with_promise(controller.promise) if isinstance(controller, PromiseReader) else self
 
     def with_promise(self, promise: PromiseSettings | None) -> EvaluationConfig:
-        """These terms with promises measured in that way, or not at all."""
+        """This configuration with promises measured by these settings, or not at all."""
         return replace(self, conduct=self.conduct.model_copy(update={"promise": promise}))
 
-    def episodes(
+    def create_episodes(
         self,
         instances: Sequence[Instance],
         *,
@@ -191,7 +192,7 @@ class EvaluationConfig:
         rewards: Sequence[RewardSettings] = (),
         fossils: Sequence[Fossils] = (),
     ) -> Episodes:
-        """Episodes under these terms; of another suite than the one of that name, where one is given.
+        """Episodes of this configuration, on ``suite`` in place of its own suite if one is passed.
 
         Raises:
             ConfigError: this machine has no such device.
@@ -210,14 +211,14 @@ class EvaluationConfig:
 
 
 def make_evaluation_config(settings: TrainSettings, device: str | None = None) -> EvaluationConfig:
-    """Those of a training run, on its first device or another one."""
+    """The configuration of a training run's episodes, on its first device unless another one is passed."""
     return EvaluationConfig(
-        settings.suite,
-        settings.rules,
-        settings.conduct,
-        settings.devices[0] if device is None else device,
-        settings.networks_per_pass,
-        settings.strategy,
+        suite=settings.suite,
+        rules=settings.rules,
+        conduct=settings.conduct,
+        device=settings.devices[0] if device is None else device,
+        networks_per_pass=settings.networks_per_pass,
+        strategy=settings.strategy,
     )
 
 
@@ -225,62 +226,68 @@ def make_evaluation_config(settings: TrainSettings, device: str | None = None) -
 class CohortTask(DeviceTask):
     """Parts that are played side by side, as one cohort; any process may compute it."""
 
-    terms: EvaluationConfig
-    parts: Sequence[Part]
-    attributed: bool = False
-    """Whether to tell what the kept seeds earned."""
+    config: EvaluationConfig
+    parts: Sequence[CohortPart]
+    with_shapley: bool = False
+    """Whether to compute the Shapley values of the kept seeds."""
 
     @property
     def device(self) -> str:
-        return self.terms.device
+        return self.config.device
 
 
 @explain_out_of_memory()
 def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
-    """Play all parts, each by its controller. What is random in a controller follows from the instance's seed.
+    """Play all parts, each by its controller. A controller's random choices follow from the instance's random seed.
 
     Raises:
         RunError: the device's memory ran out.
     """
-    terms, suite = task.terms, get_suite(task.terms.suite)
     instances = [instance for part in task.parts for instance in part.instances]
-    episodes = terms.create_episodes(instances)
+    episodes = task.config.create_episodes(instances)
     ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
-    places = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
-    log = EpisodeLog(suite, instances)
+    part_rows = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
+
+    # All networks take their steps together; each controller decides for the rows of its part.
+    log = EpisodeLog(episodes.suite, instances)
     states = [part.controller.start([instance.seed for instance in part.instances]) for part in task.parts]
     while not episodes.finished.all():
         observation, masks = episodes.observe(), episodes.legal_actions()
         actions: list[Actions] = []
-        for index, (part, place) in enumerate(zip(task.parts, places, strict=True)):
-            seen = Observation(*(features[place] for features in observation))
-            chosen, states[index] = part.controller.act(seen, masks.rows(place), states[index])
-            actions.append(chosen)
+        for index, (part, rows) in enumerate(zip(task.parts, part_rows, strict=True)):
+            part_observation = Observation(*(features[rows] for features in observation))
+            action, states[index] = part.controller.act(part_observation, masks.rows(rows), states[index])
+            actions.append(action)
         joint = np.concatenate(actions)
         log.add(joint, episodes.step(joint))
     log.finish(episodes)
+
+    # The committed networks are scored on test data, which nothing above has read.
     final = episodes.final_score()
-    earned = attribute_kept_seeds(episodes) if task.attributed else []
-    hosts: list[int] = episodes.population.host_parameters.tolist()
+    shapley = attribute_kept_seeds(episodes) if task.with_shapley else []
+    host_parameters: list[int] = episodes.population.host_parameters.tolist()
     records = [
-        make_result(part.controller.name, instance, final, row, hosts[row])
-        for part, place in zip(task.parts, places, strict=True)
-        for row, instance in enumerate(part.instances, start=place.start)
+        make_result(part.controller.name, instance, final, row, host_parameters[row])
+        for part, rows in zip(task.parts, part_rows, strict=True)
+        for row, instance in enumerate(part.instances, start=rows.start)
     ]
-    return [EvaluationResult(records[place], [log.part(place)], earned[place]) for place in places]
+    return [EvaluationResult(records[rows], [log.select_rows(rows)], shapley[rows]) for rows in part_rows]
 
 
 def attribute_kept_seeds(episodes: Episodes) -> list[SeedShapley]:
     """Shapley values of the kept seeds of finished episodes, on the validation data of their last phase.
 
-    What is only reported needs no test data. Where growth is about the loss, values are shares of a guess's loss.
+    They are only reported, so they need no test data. On suites about the loss they are shares of a guess's loss.
     """
     population, suite = episodes.population, episodes.suite
+    # By what growth is about on the suite: accuracy, or the loss in units of a guess's loss.
     rng = np.random.default_rng(_COALITION_ORDERS)
     attribution = attribute_networks(population, episodes.validation, rng, select_committed(population))
     metric, unit = (ACCURACY, 1.0) if suite.objective == "accuracy" else (LOSS, suite.chance_loss)
     values, errors = attribution.values[metric] / unit, attribution.errors[metric] / unit
     interactions = attribution.interactions[metric] / unit
+
+    # One entry per episode: the kept seeds, and the pairs whose interaction was computed.
     shapley: list[SeedShapley] = []
     for row, instance in enumerate(episodes.instances):
         blueprints: list[int] = population.table.blueprint[row].tolist()
@@ -301,135 +308,144 @@ def attribute_kept_seeds(episodes: Episodes) -> list[SeedShapley]:
 def make_result(
     controller: str, instance: Instance, final: FinalScore, row: int, host_parameters: int, flops: int | None = None
 ) -> Result:
-    """What a controller or another arm came to on an instance, whose network is row ``row`` of ``final``."""
+    """The result of a controller or another arm on an instance, whose network is row ``row`` of ``final``."""
     return Result(
-        controller,
-        instance.name,
-        instance.family,
-        instance.variant,
-        float(final.score[row]),
-        float(final.accuracy[row]),
-        int(final.added_parameters[row]),
-        host_parameters,
+        controller=controller,
+        instance=instance.name,
+        family=instance.family,
+        variant=instance.variant,
+        score=float(final.score[row]),
+        test_accuracy=float(final.accuracy[row]),
+        added_parameters=int(final.added_parameters[row]),
+        host_parameters=host_parameters,
         flops=flops,
     )
 
 
 def split_into_cohorts(
     controllers: Sequence[Controller],
-    terms: EvaluationConfig,
+    config: EvaluationConfig,
     instances: Sequence[Instance],
     *,
-    attributed: bool = False,
+    with_shapley: bool = False,
 ) -> list[CohortTask]:
-    """Every controller on every instance, as tasks, ``attributed`` or not.
+    """Every controller on every instance, as tasks.
 
-    Cohorts are filled with the parts of several controllers where there are fewer instances than `COHORT`, as far as
-    neighbours see alike.
+    Where there are fewer instances than `COHORT`, a cohort is filled with the parts of several controllers, as long as
+    neighbours observe the same promises.
     """
     size = min(COHORT, len(instances))
-    together = max(COHORT // size, 1)
+    parts_per_cohort = max(COHORT // size, 1)
     tasks: list[CohortTask] = []
-    for own, several in groupby(controllers, terms.for_controller):
+    # Only controllers for which the same promises are measured can share a population.
+    for shared_config, neighbours in groupby(controllers, config.for_controller):
         parts = [
-            Part(controller, instances[start : start + size])
-            for controller in several
+            CohortPart(controller, instances[start : start + size])
+            for controller in neighbours
             for start in range(0, len(instances), size)
         ]
-        tasks += [CohortTask(own, parts[at : at + together], attributed) for at in range(0, len(parts), together)]
+        tasks += [
+            CohortTask(shared_config, parts[start : start + parts_per_cohort], with_shapley)
+            for start in range(0, len(parts), parts_per_cohort)
+        ]
     return tasks
 
 
-def join_cohorts(controllers: int, played: Sequence[Sequence[EvaluationResult]]) -> list[EvaluationResult]:
-    """What the cohorts of that many controllers led to, put together for each."""
-    parts = [part for cohort in played for part in cohort]
-    each = len(parts) // controllers
+def join_cohorts(controllers: int, cohorts: Sequence[Sequence[EvaluationResult]]) -> list[EvaluationResult]:
+    """The results of the cohorts of so many controllers, joined by controller."""
+    # Each controller has equally many parts, one after the other.
+    results = [result for cohort in cohorts for result in cohort]
+    count = len(results) // controllers
     return [
         EvaluationResult(
-            [record for one in own for record in one.records],
-            [log for one in own for log in one.logs],
-            [earned for one in own for earned in one.earnings],
+            [record for result in part for record in result.records],
+            [log for result in part for log in result.logs],
+            [shapley for result in part for shapley in result.earnings],
         )
-        for own in (parts[start : start + each] for start in range(0, len(parts), each))
+        for part in (results[start : start + count] for start in range(0, len(results), count))
     ]
 
 
 def evaluate_controllers(
-    workers: Workers, controllers: Sequence[Controller], terms: EvaluationConfig, instances: Sequence[Instance]
+    workers: Workers, controllers: Sequence[Controller], config: EvaluationConfig, instances: Sequence[Instance]
 ) -> list[EvaluationResult]:
     """Every controller on every instance; the results in the order of the controllers."""
     if not controllers:
         return []
-    tasks = split_into_cohorts(controllers, terms, instances)
+    tasks = split_into_cohorts(controllers, config, instances)
     return join_cohorts(len(controllers), workers.map(evaluate_cohort, tasks))
 
 
-def compute_mean_score(played: EvaluationResult) -> float:
+def compute_mean_score(result: EvaluationResult) -> float:
     """Mean score over the instances."""
-    return float(np.mean([record.score for record in played.records]))
+    return float(np.mean([record.score for record in result.records]))
 
 
-def describe_evaluation_inputs(settings: TrainSettings, policy: str) -> list[Any]:
-    """All that results follow from besides versions, controllers' names and instances; ``policy`` is its hash."""
-    settings_of_rules, shipped = (
-        load_baseline_settings(get_suite(settings.suite)),
-        Checkpoints(open_policy(ESPER).checkpoints).latest(),
-    )
-    return [settings.model_dump(mode="json"), settings_of_rules.model_dump(mode="json"), policy, shipped.sha256]
+def describe_evaluation_inputs(settings: TrainSettings, policy_hash: str) -> list[Any]:
+    """All that results follow from besides versions, the names of controllers and instances, as JSON values."""
+    baselines = load_baseline_settings(get_suite(settings.suite))
+    shipped = Checkpoints(open_policy(ESPER).checkpoints).latest()
+    return [settings.model_dump(mode="json"), baselines.model_dump(mode="json"), policy_hash, shipped.sha256]
 
 
 class EvaluationProgress:
-    """A folder with a file per finished cohort, named by all that its result follows from."""
+    """A folder with a file per finished cohort, named by all that its results follow from."""
 
-    def __init__(self, folder: Path, circumstances: Any, tasks: Sequence[CohortTask]) -> None:
-        """Take over what was played of ``tasks`` under these circumstances; everything else in the folder is removed.
+    def __init__(self, folder: Path, inputs: Any, tasks: Sequence[CohortTask]) -> None:
+        """Read what is finished of ``tasks`` with these ``inputs``, and remove everything else in the folder.
 
         Raises:
             RunError: the folder cannot be used.
         """
-        self._folder, self._circumstances = folder, circumstances
-        cached = {self._key(task): self._read(task) for task in tasks}
-        self._known = {key: played for key, played in cached.items() if played is not None}
+        self._folder, self._inputs = folder, inputs
+
+        # Read the files of these tasks; a missing or damaged file is as good as none.
+        self._cohorts: dict[str, list[EvaluationResult]] = {}
+        for task in tasks:
+            key = self._compute_key(task)
+            cohort = read_cached(self._path(key), key, partial(_decode_cohort, task))
+            if cohort is not None:
+                self._cohorts[key] = cohort
+
+        # Remove all other files: they are of other inputs, or half-written.
         try:
             folder.mkdir(exist_ok=True)
-            for path in set(folder.iterdir()) - set(map(self._path, self._known)):
+            for path in set(folder.iterdir()) - set(map(self._path, self._cohorts)):
                 path.unlink()
         except OSError as error:
             raise RunError(f"cannot use {folder} ({error.strerror}): delete it and try again") from error
 
     @property
-    def taken_over(self) -> int:
-        """How many cohorts need not be played."""
-        return len(self._known)
+    def cached_count(self) -> int:
+        """Finished cohorts."""
+        return len(self._cohorts)
 
-    def play(self, workers: Workers, tasks: Sequence[CohortTask]) -> list[list[EvaluationResult]]:
-        """Play what is not known yet, and keep each cohort as soon as it is."""
-        keys = [self._key(task) for task in tasks]
-        missing = [index for index, key in enumerate(keys) if key not in self._known]
-        for place, played in workers.as_completed(evaluate_cohort, [tasks[index] for index in missing]):
-            key = keys[missing[place]]
-            write_cached(self._path(key), key, [one.to_json() for one in played])
-            self._known[key] = played
-        return [self._known[key] for key in keys]
+    def evaluate_cohorts(self, workers: Workers, tasks: Sequence[CohortTask]) -> list[list[EvaluationResult]]:
+        """The results of all tasks; those that are not finished are computed, and kept as soon as they are."""
+        keys = [self._compute_key(task) for task in tasks]
+        missing = [index for index, key in enumerate(keys) if key not in self._cohorts]
+        for position, cohort in workers.as_completed(evaluate_cohort, [tasks[index] for index in missing]):
+            # Written at once, so that stopping the evaluation loses only the cohorts that are running.
+            key = keys[missing[position]]
+            write_cached(self._path(key), key, [result.to_json() for result in cohort])
+            self._cohorts[key] = cohort
+        return [self._cohorts[key] for key in keys]
 
     def remove(self) -> None:
-        """Forget it all: the evaluation has its results."""
+        """Delete the folder: the evaluation has its results."""
         try:
             shutil.rmtree(self._folder)
         except OSError as error:
             raise RunError(f"cannot delete {self._folder} ({error.strerror}): delete it by hand") from error
 
-    def _key(self, task: CohortTask) -> str:
-        parts = [[part.controller.name, [one.to_json() for one in part.instances]] for part in task.parts]
-        return cache_key(self._circumstances, parts, task.attributed)
+    def _compute_key(self, task: CohortTask) -> str:
+        parts = [[part.controller.name, [instance.to_json() for instance in part.instances]] for part in task.parts]
+        return cache_key(self._inputs, parts, task.with_shapley)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.json"
 
-    def _read(self, task: CohortTask) -> list[EvaluationResult] | None:
-        def decode(played: list[dict[str, Any]]) -> list[EvaluationResult]:
-            suite, pairs = get_suite(task.terms.suite), zip(played, task.parts, strict=True)
-            return [EvaluationResult.from_json(one, suite, part.instances) for one, part in pairs]
 
-        key = self._key(task)
-        return read_cached(self._path(key), key, decode)
+def _decode_cohort(task: CohortTask, values: list[dict[str, Any]]) -> list[EvaluationResult]:
+    suite, parts = get_suite(task.config.suite), zip(values, task.parts, strict=True)
+    return [EvaluationResult.from_json(value, suite, part.instances) for value, part in parts]

@@ -1,4 +1,4 @@
-"""What iterations of training led to: the figures of one, what store and checkpoint keep of them, and a summary."""
+"""The figures of a training iteration: how they are computed, stored, kept in checkpoints, and summarised."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECENT = 10
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one iteration led to."""
+    """The figures of one iteration."""
 
     number: int
     """Iterations done, this one included."""
@@ -39,7 +39,7 @@ class Iteration:
     added: float
     """Mean of the committed parameters over the host's."""
     kept: dict[str, float]
-    """Share of the own suite's episodes that ended with a committed seed, per slot's site; empty without any."""
+    """Share of episodes on the run's own suite that ended with a committed seed, by site; empty without any."""
     operations: dict[str, float]
     """Share of decisions per operation."""
     probe_score: float | None
@@ -47,7 +47,7 @@ class Iteration:
     update: UpdateMetrics
     anomalies: tuple[Anomaly, ...]
     environment_steps: int
-    """Decisions of all episodes, those of twins included."""
+    """Decisions of all episodes, those of the no-growth baseline included."""
     rollbacks: int
     """Networks that the governor rolled back, all episodes together."""
     seconds: float
@@ -61,58 +61,39 @@ def summarise_iteration(
     probe_score: float | None,
     seconds: float,
 ) -> Iteration:
-    """The figures of iteration ``number``, which had these shards and ended with the newest of these ``updates``."""
+    """The figures of iteration ``number`` with these shards, whose update is the newest of ``updates``."""
     logs = [shard.log for shard in shards]
     objective = np.concatenate([log.objective for log in logs])
     families = np.array([instance.family for log in logs for instance in log.instances])
-    shares = [log.operation_shares() for log in logs]
-    sites = get_suite(settings.suite).sites
-    own = [log.kept for log in logs if log.suite == settings.suite]
-    kept: list[float] = np.concatenate(own).mean(0).tolist() if own else []
+    shares = [log.compute_operation_shares() for log in logs]
+    # Slots have names on the run's own suite only; in a mix, other suites have other slots.
+    kept = [log.kept for log in logs if log.suite == settings.suite]
+    kept_by_slot: list[float] = np.concatenate(kept).mean(0).tolist() if kept else []
     return Iteration(
-        number,
-        settings.iterations,
-        float(objective.mean()),
-        {family: float(objective[families == family].mean()) for family in sorted(set(families.tolist()))},
-        float(np.mean([log.accuracies[-1].mean() for log in logs])),
-        float(np.concatenate([log.added for log in logs]).mean()),
-        dict(zip(sites, kept, strict=bool(own))),
-        {name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
-        probe_score,
-        updates[-1],
-        find_anomalies(updates, settings.ppo.target_kl),
-        sum(int(np.sum(shard.log.running)) + shard.twin_steps for shard in shards),
-        sum(len(log.rollbacks) for log in logs),
-        seconds,
+        number=number,
+        total=settings.iterations,
+        objective=float(objective.mean()),
+        objective_by_family={
+            family: float(objective[families == family].mean()) for family in sorted(set(families.tolist()))
+        },
+        accuracy=float(np.mean([log.accuracies[-1].mean() for log in logs])),
+        added=float(np.concatenate([log.added for log in logs]).mean()),
+        kept=dict(zip(get_suite(settings.suite).sites, kept_by_slot, strict=bool(kept))),
+        operations={name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
+        probe_score=probe_score,
+        update=updates[-1],
+        anomalies=find_anomalies(updates, settings.ppo.target_kl),
+        environment_steps=sum(int(np.sum(shard.log.running)) + shard.baseline_steps for shard in shards),
+        rollbacks=sum(len(log.rollbacks) for log in logs),
+        seconds=seconds,
     )
 
 
-def record(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]) -> None:
-    """Keep an iteration's figures and how the policy fared; ``baselines`` are their scores on the probe instances."""
+def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]) -> None:
+    """Store an iteration's figures as scalars and events; ``baselines`` are their scores on the probe instances."""
+    # Scalars: one series per name.
     number, update = iteration.number, iteration.update
-    store.record_scalars(number, _scalars(iteration))
-    names = tuple(str(anomaly) for anomaly in iteration.anomalies)
-    metrics = update.scalars()
-    for anomaly in iteration.anomalies:
-        store.emit(AnomalyRaised(iteration=number, anomaly=str(anomaly), meaning=anomaly.meaning))
-    if iteration.probe_score is not None:
-        store.emit(PolicyProbed(iteration=number, score=iteration.probe_score, baselines=dict(baselines)))
-    # Last, as it tells whoever follows the run that the iteration is whole.
-    store.emit(
-        PPOUpdated(
-            iteration=number,
-            optimizer_steps=update.optimizer_steps,
-            stopped_early=update.stopped_early,
-            kl=update.kl,
-            anomalies=names,
-            metrics=metrics,
-        )
-    )
-    store.flush()
-
-
-def _scalars(iteration: Iteration) -> dict[str, float]:
-    figures = {
+    scalars = {
         "objective": iteration.objective,
         "accuracy": iteration.accuracy,
         "added": iteration.added,
@@ -122,9 +103,29 @@ def _scalars(iteration: Iteration) -> dict[str, float]:
         "seconds": iteration.seconds,
         **{f"objective/{family}": value for family, value in iteration.objective_by_family.items()},
         **{f"operations/{name}": share for name, share in iteration.operations.items()},
-        **{f"ppo/{name}": value for name, value in iteration.update.scalars().items()},
+        **{f"ppo/{name}": value for name, value in update.scalars().items()},
     }
-    return figures if iteration.probe_score is None else {**figures, "probe_score": iteration.probe_score}
+    if iteration.probe_score is not None:
+        scalars["probe_score"] = iteration.probe_score
+    store.record_scalars(number, scalars)
+
+    # Events: anomalies, the probe, and the update.
+    for anomaly in iteration.anomalies:
+        store.emit(AnomalyRaised(iteration=number, anomaly=str(anomaly), meaning=anomaly.meaning))
+    if iteration.probe_score is not None:
+        store.emit(PolicyProbed(iteration=number, score=iteration.probe_score, baselines=dict(baselines)))
+    # The last event of an iteration: a reader of the store takes it for the sign that the iteration is complete.
+    store.emit(
+        PPOUpdated(
+            iteration=number,
+            optimizer_steps=update.optimizer_steps,
+            stopped_early=update.stopped_early,
+            kl=update.kl,
+            anomalies=tuple(str(anomaly) for anomaly in iteration.anomalies),
+            metrics=update.scalars(),
+        )
+    )
+    store.flush()
 
 
 _KEY = "updates"
@@ -132,15 +133,15 @@ _HISTORY = TypeAdapter(UpdateHistory)
 
 
 def history_to_state(history: UpdateHistory) -> dict[str, Any]:
-    """JSON values."""
+    """The history as the JSON values that a checkpoint keeps."""
     return {_KEY: [asdict(update) for update in history]}
 
 
 def history_from_state(state: Mapping[str, Any]) -> UpdateHistory:
-    """What `history_to_state` was given; nothing, if the state is of a time before there was a history.
+    """Inverse of `history_to_state`; empty for a checkpoint from before there was a history.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: the state holds something else.
     """
     try:
         return _HISTORY.validate_python(state.get(_KEY, ()))[-HISTORY:]
@@ -155,7 +156,7 @@ def history_from_state(state: Mapping[str, Any]) -> UpdateHistory:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What a training run came to, all its processes taken together."""
+    """The figures of a training run so far, over all its processes."""
 
     iterations: int
     """Iterations done."""
@@ -175,15 +176,15 @@ class TrainingSummary:
         return self.environment_steps / self.seconds if self.seconds else 0.0
 
 
-def summarise(reader: RunReader) -> TrainingSummary:
-    """The run's figures so far; what the reader's store has not flushed is not in them."""
+def summarise_run(reader: RunReader) -> TrainingSummary:
+    """The run's figures so far, without what its store has not flushed."""
     objective = [value for _, value in reader.series("objective")]
     probe = [value for _, value in reader.series("probe_score")]
     return TrainingSummary(
-        reader.last_iteration(),
-        float(np.mean(objective[-RECENT:])) if objective else None,
-        probe[-1] if probe else None,
-        reader.metadata().get(LEVELS, {}),
-        sum(value for _, value in reader.series("seconds")),
-        int(sum(value for _, value in reader.series("environment_steps"))),
+        iterations=reader.last_iteration(),
+        objective=float(np.mean(objective[-RECENT:])) if objective else None,
+        probe_score=probe[-1] if probe else None,
+        baselines=reader.metadata().get(LEVELS, {}),
+        seconds=sum(value for _, value in reader.series("seconds")),
+        environment_steps=int(sum(value for _, value in reader.series("environment_steps"))),
     )

@@ -20,13 +20,13 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 RETRIES = 3
-"""How often a task is begun anew whose worker died."""
+"""How often a task whose worker died is started again."""
 SECONDS_BETWEEN_LINES = 30.0
-"""Between two lines that say that no CPU or GPU is free."""
+"""Between two warnings that no CPU or GPU is free."""
 _NEW_CLUSTER = "local"
-"""Ray's word for a cluster of its own on this machine, even where another one is running."""
+"""Ray's address for a new cluster on this machine, even where another one is running."""
 _OWN_CLUSTER = "auto"
-"""Ray's word for the cluster that this machine belongs to."""
+"""Ray's address for the cluster that this machine belongs to."""
 _CONNECT_SECONDS = 10
 _log = logging.getLogger(__name__)
 
@@ -42,24 +42,24 @@ class Stored(Shared[T_co]):
 class RayWorkers(Workers):
     """Computes tasks as Ray tasks, each on one CPU and in one thread, and with a GPU of its own if it needs CUDA.
 
-    A task whose worker dies is begun anew, elsewhere if need be. This process computes in one thread from then on.
+    A task whose worker dies is started again, elsewhere if necessary. This process computes in one thread from then on.
     """
 
-    def __init__(self, most: int, address: str | None = None) -> None:
-        """Compute at most ``most`` tasks at a time: in a Ray started here, or in the cluster at ``address``.
+    def __init__(self, max_tasks: int, address: str | None = None) -> None:
+        """Compute at most ``max_tasks`` tasks at a time: in a Ray started here, or in the cluster at ``address``.
 
         Raises:
             ConfigError: there is no such cluster.
             RunError: Ray cannot be started.
         """
         prepare_process()
-        super().__init__(most)
-        _connect(most, address)
-        # Only tasks hold CPUs: an actor would keep its own from them, and the last of few would leave them none.
+        super().__init__(max_tasks)
+        _connect(max_tasks, address)
+        # Tasks, not actors: an actor would hold its CPU, and on a machine with few there might be none left for tasks.
         self._task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
 
     def share(self, value: T) -> Stored[T]:
-        """Put it into Ray's object store."""
+        """Put a value into Ray's object store, from where it reaches each machine once."""
         return Stored(ray.put(value))
 
     def end(self) -> None:
@@ -67,14 +67,14 @@ class RayWorkers(Workers):
         ray.shutdown()
 
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Any:
+        # A CUDA device stands for one GPU, which Ray lends to the task.
         gpus = int(isinstance(task, DeviceTask) and task.device.partition(":")[0] == "cuda")
         if gpus and not ray.cluster_resources().get("GPU"):  # Ray would wait for one
-            raise ConfigError(
-                "a task is to run on a GPU and Ray has none: set devices=[cpu], or add machines with GPUs"
-            )
+            raise ConfigError("a task needs a GPU and Ray has none: set devices=[cpu], or add machines with GPUs")
         return self._task.options(num_gpus=gpus).remote(function, task)
 
     def _wait(self, handles: list[Any]) -> list[Any]:
+        # Wait without end, but report every so often why nothing is done.
         while True:
             done = cast("list[Any]", ray.wait(handles, timeout=SECONDS_BETWEEN_LINES, fetch_local=False)[0])
             if done:
@@ -90,6 +90,7 @@ class RayWorkers(Workers):
                 _log.warning("%s, or waiting: Ray has %s free (`ray status`)", self.describe_progress(), free_counts)
 
     def _fetch(self, handle: Any) -> Any:
+        # Errors of a task come back as values, so what Ray itself raises is about the worker.
         try:
             result, error = ray.get(handle)
         except RayTaskError as error:
@@ -101,7 +102,7 @@ class RayWorkers(Workers):
             reason = " ".join(str(error).split())
             raise RunError(
                 f"a Ray task died {1 + RETRIES} times, perhaps for want of memory: free some and run it again "
-                f"(training goes on with --resume), or lower `environments`; Ray says: {reason}"
+                f"(training goes on with --resume), or lower `environments`; Ray reports: {reason}"
             ) from error
         if error is not None:
             raise error
@@ -113,43 +114,41 @@ class RayWorkers(Workers):
                 ray.cancel(task, force=True)
 
 
-def _connect(most: int, address: str | None) -> None:
-    if address is not None:
-        _require_listening(address)
+def _connect(max_tasks: int, address: str | None) -> None:
+    # Ray itself would try for many minutes to reach an address where there is nothing.
+    if address is not None and address != _OWN_CLUSTER:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"--address {address}: write it as host:port, or {_OWN_CLUSTER}")
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"no Ray cluster is reachable at {address} ({error}): give its head's host:port"
+            ) from error
+
+    # Ray would report usage over the network, and replace the handler of SIGTERM.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     stopping = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address or _NEW_CLUSTER,
-            num_cpus=None if address else most,
+            num_cpus=None if address else max_tasks,
             include_dashboard=None if address else False,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
     except Exception as error:  # Ray raises bare ones, too
-        ray.shutdown()  # what has started of it
+        ray.shutdown()  # the part that has started
         reason = " ".join(str(error).split())
         if address is None:
             raise RunError(f"Ray cannot be started ({reason}): try again, or use --backend local") from error
         raise ConfigError(
-            f"no Ray cluster takes this command at {address} ({reason}): give its head's host:port, and set "
-            "RAY_AUTH_MODE=token if it wants a token"
+            f"no Ray cluster accepts this command at {address} ({reason}): give its head's host:port, and set "
+            "RAY_AUTH_MODE=token if it needs a token"
         ) from error
     finally:
         signal.signal(signal.SIGTERM, stopping)  # Ray's own handler would end the process without closing anything
-
-
-def _require_listening(address: str) -> None:
-    """Raise ConfigError unless something listens at the address: Ray itself would try for many minutes."""
-    if address == _OWN_CLUSTER:
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"--address {address}: write it as host:port, or {_OWN_CLUSTER}")
-    try:
-        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"no Ray cluster answers at {address} ({error}): give its head's host:port") from error
 
 
 def _compute(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None]:

@@ -1,4 +1,4 @@
-"""What controllers and other arms came to, instance by instance, and the files that keep it."""
+"""The results of controllers and other arms, instance by instance, and the files that keep them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from esper.files import read_bounded, write_atomically
 from esper.tasks.suite import Split
 
 SPLITS: tuple[Split, ...] = ("heldout", "transfer")
-"""What is evaluated on, in this order."""
+"""The splits of an evaluation, in this order."""
 MOST_BYTES = 256 * 2**20
-"""More than this is no file of results."""
+"""Largest size of a file of results."""
 
 T = TypeVar("T")
 Bounds = tuple[float, float]
 """Both ends of an interval."""
 
 
+# Results, and the Shapley values of kept seeds
+
+
 @dataclass(frozen=True)
 class Result:
-    """What one controller, or another arm, came to on one instance; all scores are on test data."""
+    """The result of one controller, or another arm, on one instance; all scores are on test data."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -45,9 +48,9 @@ class Result:
     added_parameters: Annotated[int, Field(ge=0, lt=2**53)]
     host_parameters: Annotated[int, Field(ge=1, lt=2**53)]
     split: Split | None = None
-    """Of an evaluation: from where the instance is."""
+    """In an evaluation: the split of the instance."""
     flops: Annotated[int, Field(ge=0)] | None = None
-    """Of a comparison: of all the network's training."""
+    """In a comparison: FLOPs of all the network's training."""
 
     @property
     def growth(self) -> float:
@@ -55,22 +58,22 @@ class Result:
         return self.added_parameters / self.host_parameters
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; without what is unknown."""
+        """JSON values, without fields that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def _require_flops(results: list[Result]) -> list[Result]:
-    if any(one.flops is None for one in results):
-        raise ValueError("it does not tell the FLOPs of training")
+    if any(result.flops is None for result in results):
+        raise ValueError("the FLOPs of training are missing")
     return results
 
 
 @dataclass(frozen=True)
 class ArmResults:
-    """An arm's results on all instances of a comparison, in their order; of one training seed, if it has some."""
+    """An arm's results on all instances of a comparison, in their order; of one training seed if it is trained."""
 
     environment_steps: Annotated[int, Field(ge=0)]
-    """Decisions of single networks that finding the arm took."""
+    """Decisions of single networks that training or searching for the arm took."""
     outcomes: Annotated[list[Result], AfterValidator(_require_flops)]
 
 
@@ -105,26 +108,29 @@ class SeedShapley:
     family: str
     seeds: tuple[SeedValue, ...]
     pairs: tuple[KeptPair, ...]
-    """Pairs of kept seeds; None where values are estimates."""
+    """Pairs of kept seeds; empty if the values are estimates."""
+
+
+# Comparisons of arms
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One of those compared on the same instances: a way of training, or another arm than learned policies."""
+    """One arm of a comparison on the same instances: a way of training policies, or another kind of controller."""
 
     name: str
     seeds: Sequence[ArmResults]
-    """One per training seed; one in all where the arm does not depend on them."""
+    """One per training seed; a single one if the arm does not depend on them."""
 
     @property
     def outcomes(self) -> list[list[Result]]:
-        """Results by seed."""
-        return [one.outcomes for one in self.seeds]
+        """Results by training seed."""
+        return [results.outcomes for results in self.seeds]
 
 
 @dataclass(frozen=True)
 class ArmRecord:
-    """The figures of one of those compared; intervals are 95%, and what compares is None for the reference itself."""
+    """The figures of one arm; intervals are 95%. Fields that compare are None for the reference."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -149,7 +155,7 @@ class ArmRecord:
 
 @dataclass(frozen=True)
 class ComparisonRecord:
-    """A finished comparison as machines read it, its claims in words."""
+    """A finished comparison in machine-readable form, with its claims in words."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -166,8 +172,11 @@ class EvaluationRecord(ComparisonRecord):
     """The comparison of a run's policy with all other controllers on one split."""
 
     place: str
-    """What a sentence calls the split's instances."""
+    """The split's instances, as a phrase for sentences."""
     answer: str
+
+
+# Files
 
 
 def select_split(results: Sequence[Result], split: Split) -> list[Result]:
@@ -184,7 +193,7 @@ def read_evaluation(path: Path) -> list[Result]:
     """The results of an evaluation, in which all controllers played the same instances of each split.
 
     Raises:
-        RunError: the file is missing, or holds something else.
+        RunError: the file is missing or damaged.
     """
     return read_json(path, _EVALUATION)
 
@@ -193,18 +202,18 @@ def read_verdicts(path: Path) -> dict[Split, EvaluationRecord]:
     """The comparisons of an evaluated run by split, from the file that is written with its report.
 
     Raises:
-        RunError: the file is missing, or holds something else.
+        RunError: the file is missing or damaged.
     """
     return read_json(path, _VERDICTS, "esper report")
 
 
 def read_json(path: Path, kind: TypeAdapter[T], command: str = "esper evaluate") -> T:
-    """The contents of a JSON file as values of ``kind``, whose validators keep out what could not be reported.
+    """The contents of a JSON file as values of ``kind``, whose validators refuse what could not be reported.
 
-    ``command`` makes the file anew.
+    ``command`` writes such a file; the error recommends it.
 
     Raises:
-        RunError: the file is missing, or holds something else.
+        RunError: the file is missing or damaged.
     """
     advice = f"`{command} {path.parent}`"
     try:
@@ -217,8 +226,8 @@ def read_json(path: Path, kind: TypeAdapter[T], command: str = "esper evaluate")
 
 
 def cache_key(*facts: Any) -> str:
-    """Under which circumstances results are valid: the versions of what computes them, and these JSON values."""
-    return _digest([__version__, str(torch.__version__), np.__version__, *facts])
+    """A hash of all that results follow from: the versions of the software, and these JSON values."""
+    return _compute_digest([__version__, str(torch.__version__), np.__version__, *facts])
 
 
 def write_cached(path: Path, key: str, value: Any) -> None:
@@ -231,14 +240,15 @@ def write_cached(path: Path, key: str, value: Any) -> None:
         path.parent.mkdir(exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make {path.parent} ({error.strerror}): choose a writable folder") from error
-    write_atomically(path, json.dumps({"cache_key": key, "sha256": _digest(value), "value": value}))
+    write_atomically(path, json.dumps({"cache_key": key, "sha256": _compute_digest(value), "value": value}))
 
 
 def read_cached(path: Path, key: str | None, decode: Callable[[Any], T]) -> T | None:
-    """What `write_cached` wrote under ``key``, or under any if that is None; None if it is missing or damaged."""
+    """The value that `write_cached` wrote under ``key``, or under any key if it is None; None if missing or damaged."""
+    # A cache that cannot be read is as good as none: its results are computed again.
     try:
         file = json.loads(read_bounded(path, MOST_BYTES))
-        if file["sha256"] != _digest(file["value"]) or key not in (None, file["cache_key"]):
+        if file["sha256"] != _compute_digest(file["value"]) or key not in (None, file["cache_key"]):
             return None
         return decode(file["value"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -251,7 +261,7 @@ def read_arm(path: Path, key: str | None = None) -> ArmResults | None:
 
 
 def load_or_compute(path: Path, key: str, compute: Callable[[], ArmResults]) -> ArmResults:
-    """The results in the file, if they are valid under ``key``; otherwise computed and written.
+    """The results in the file, if they are valid under ``key``; otherwise they are computed and written.
 
     Raises:
         RunError: the file cannot be written. Whatever ``compute`` raises passes through.
@@ -263,19 +273,20 @@ def load_or_compute(path: Path, key: str, compute: Callable[[], ArmResults]) -> 
     return results
 
 
-def _digest(value: Any) -> str:
+def _compute_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _require_comparable(results: list[Result]) -> list[Result]:
-    if any(one.split is None for one in results):
-        raise ValueError("it does not tell from which split an instance is")
+    if any(result.split is None for result in results):
+        raise ValueError("the split of an instance is missing")
+    # Comparisons are paired, so every controller must have played what the policy played.
     for split in SPLITS:
-        played: dict[str, list[str]] = {}
+        instances: dict[str, list[str]] = {}
         for result in select_split(results, split):
-            played.setdefault(result.controller, []).append(result.instance)
-        own = played.get(POLICY)
-        if played and (own is None or any(theirs != own for theirs in played.values())):
+            instances.setdefault(result.controller, []).append(result.instance)
+        expected = instances.get(POLICY)
+        if instances and (expected is None or any(names != expected for names in instances.values())):
             raise ValueError(f"the controllers did not all play the same {split} instances as {POLICY}")
     return results
 

@@ -1,4 +1,4 @@
-"""The configuration of a training run: one tree of the rooms' own settings."""
+"""The configuration of a training run: one tree of the settings of all parts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from esper.tasks.registry import FIRST_UNSEEN, GENERATED, SHORTEST, get_suite
 
 
 class TelemetrySettings(Settings):
-    """How fully is told what happens. None of it changes what does.
+    """How much of a run is recorded. It does not change the run.
 
-    Changes of stage, verdicts of gates, rollbacks and how episodes end are always kept, of all networks.
+    Changes of stage, verdicts of gates, rollbacks and the ends of episodes are always recorded, of all networks.
     """
 
     steps_every: int = Field(default=1, ge=0)
-    """Iterations between those whose every decision is kept, with rewards and counterfactuals: half a kilobyte each.
-    0: none."""
+    """Every how many iterations all decisions are recorded, with rewards and counterfactuals: half a kilobyte each.
+    0: never."""
     watched: int = Field(default=4, ge=0)
-    """Networks of which is kept what the policy saw and how likely it found each choice: some kilobytes per decision.
-    They are spread evenly, and so over problems."""
+    """Networks whose observations and probabilities of choices are recorded: some kilobytes per decision. They are
+    spread evenly, and so over problems."""
 
     def records_steps(self, iteration: int) -> bool:
-        """Whether the decisions of that iteration, from 1, are kept."""
+        """Whether the decisions of this iteration, counted from 1, are recorded."""
         return self.steps_every > 0 and (iteration - 1) % self.steps_every == 0
 
     def select_watched(self, environments: int) -> range:
-        """Numbers of the watched ones of so many environments."""
+        """The numbers of the watched networks among so many environments."""
         count = min(self.watched, environments)
         return range(0, environments, math.ceil(environments / count)) if count else range(0)
 
@@ -46,46 +46,50 @@ class TelemetrySettings(Settings):
 class TrainSettings(Settings):
     """How a growth controller is learned."""
 
+    # The problems, and the policy to start from
     suite: str = "tokens"
     """The distribution of learning problems."""
     mix: tuple[str, ...] = ()
-    """Further suites to learn on: then each shard plays in each iteration one that is drawn from `suite` and these.
-    `generated` stands for a new one of the generated suites every time. What is played on them is not told as events;
-    probes, evaluations and reports are of `suite`."""
+    """Further suites to learn on. Each shard then plays in each iteration a suite drawn from `suite` and these.
+    `generated` stands for a new one of the generated suites every time. Episodes on them are not recorded as events;
+    probes, evaluations and reports are on `suite`."""
     start_from: str | None = None
-    """Whose policy learns on: `esper`, which comes with Esper, or the directory of a run; null: a new one. Its
+    """The policy to start from: `esper`, which comes with Esper, or the directory of a run; null: a new policy. Its
     settings under `policy` must be those of this run."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """All randomness of the run follows from it."""
+    """Random seed from which all randomness of the run follows."""
+    # The size of training, and how it is computed
     iterations: int = Field(default=20, ge=1)
     """Rollouts, each followed by a policy update. A rollout is one whole episode in every environment."""
     environments: int = Field(default=128, ge=1)
     """Networks that grow side by side in a rollout."""
     shards: int = Field(default=2, ge=1)
-    """Parts the environments are computed in, each in a process of its own. Results do not depend on the machine's
+    """Parts in which the environments are computed, each in its own process. Results do not depend on the machine's
     cores, but may differ in rounding for another number of shards."""
     devices: tuple[DeviceName, ...] = Field(default=(CPU,), min_length=1)
     """Where networks are computed, as torch names it: shard i on device i modulo their number. The policy learns on
     the first, and its measurements are made there. With Ray, `cuda` is the GPU that Ray lends to a task."""
     strategy: Strategy = "stacked"
-    """How networks are run: as one stacked program, or looped. Elsewhere `auto` takes whichever is faster, which a run
-    must not: it would not repeat itself."""
+    """How networks are run: as one stacked program, or looped. `auto`, which takes the faster one, is not allowed here:
+    a run with it could not be reproduced."""
     networks_per_pass: int | None = Field(default=None, ge=1)
-    """The most networks of a shard that are computed at once, where a device's memory does not hold them all; null: all
-    of them. It changes no result but in rounding."""
+    """The most networks of a shard that are computed at once, if a device's memory does not hold them all; null: all
+    of them. It changes results only in rounding."""
+    # Rewards, episodes, policy and learning
     reward: RewardSpec = (OUTCOME,)
     """How the controller is paid: a mode's name, its settings, or a list of either that groups of environments use in
     turns."""
     rules: Rules = Rules()
-    """What may happen to seeds."""
+    """What may happen to seeds: the lifecycle's rules."""
     conduct: EpisodeConfig = EpisodeConfig()
     """The governor, caps on growth, and when episodes end early."""
     policy: PolicySettings = PolicySettings()
     """The policy's sizes, how it starts, and the floors of its probabilities."""
     ppo: PPOSettings = PPOSettings()
     """How the policy learns."""
+    # Records, probes and checkpoints
     telemetry: TelemetrySettings = TelemetrySettings()
-    """What the run store keeps of the growing networks."""
+    """What the run store records of the growing networks."""
     probe_every: int = Field(default=10, ge=1)
     """Iterations between measurements of the greedy policy on fixed instances."""
     probe_instances: int = Field(default=56, ge=1)
@@ -97,16 +101,16 @@ class TrainSettings(Settings):
 
     @field_validator("suite")
     @classmethod
-    def _suite_exists(cls, name: str) -> str:
+    def _require_suite(cls, name: str) -> str:
         return get_suite(name).name
 
     @field_validator("mix")
     @classmethod
-    def _mixed_suites_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _require_mixed_suites(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name if name == GENERATED else get_suite(name).name for name in names)
 
     def draw_suite(self, iteration: int, shard: int) -> str:
-        """Name of the suite that a shard plays in the iteration of that number, from 0."""
+        """The name of the suite that a shard plays in an iteration, counted from 0."""
         if not self.mix:
             return self.suite
         rng = numpy_generator(self.seed, iteration, shard, Stream.MIXED_SUITES)
@@ -115,16 +119,17 @@ class TrainSettings(Settings):
 
     @property
     def promise(self) -> PromiseSettings | None:
-        """How what blueprints promise is measured in rollouts."""
+        """The settings by which promises are measured in rollouts; None: they are not."""
         return self.policy.resolve_promise(self.conduct.promise)
 
     @model_validator(mode="after")
-    def _slots_are_measured(self) -> Self:
+    def _require_measured_slots(self) -> Self:
         if self.policy.advice is not None and self.conduct.promise is not None:
             raise ValueError(
-                "promises are measured as the rule that advises the policy wishes: set policy.advice.rule.promise "
-                "instead of conduct.promise, or policy.advice to null"
+                "promises are measured by the settings of the rule that advises the policy: set "
+                "policy.advice.rule.promise instead of conduct.promise, or policy.advice to null"
             )
+        # Every suite must leave enough decisions to measure all slots.
         measured = self.conduct.model_copy(update={"promise": self.promise})
         for name in (self.suite, *self.mix):
             measured.require_measurements(SHORTEST if name == GENERATED else get_suite(name).steps)
@@ -132,44 +137,35 @@ class TrainSettings(Settings):
 
     @field_validator("strategy", mode="before")
     @classmethod
-    def _strategy_is_named(cls, strategy: Any) -> Any:
+    def _require_fixed_strategy(cls, strategy: Any) -> Any:
         if strategy == "auto":
             raise ValueError(
-                "auto goes by the clock, so that equal settings would train differently in their last bits: name "
-                "stacked or looped; `esper bench train --set strategy=looped` says how fast one is here"
+                "auto depends on timings, so that equal settings would train differently in their last bits: set "
+                "stacked or looped; `esper bench train --set strategy=looped` measures how fast one is here"
             )
         return strategy
 
     @field_validator("devices", mode="before")
     @classmethod
-    def _several_or_one(cls, named: Any) -> Any:
-        return (named,) if isinstance(named, str) else named
+    def _accept_single_device(cls, devices: Any) -> Any:
+        return (devices,) if isinstance(devices, str) else devices
 
     @model_validator(mode="after")
-    def _devices_are_used(self) -> Self:
-        if len(self.devices) > self.shards:
+    def _require_suitable_shards(self) -> Self:
+        shards, size = self.shards, self.environments // self.shards
+        if len(self.devices) > shards:
             raise ValueError(
-                f"{len(self.devices)} devices have only {self.shards} shards to compute: raise shards or name fewer"
+                f"{len(self.devices)} devices have only {shards} shards to compute: raise shards or name fewer"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _environments_divide(self) -> Self:
-        part = self.shards * self.ppo.group
-        if self.environments % part:
+        if self.environments % (shards * self.ppo.group):
             raise ValueError(
-                f"environments ({self.environments}) must be a multiple of shards * ppo.group ({part}), "
-                "so that every group of environments on one instance is whole in its shard"
+                f"environments ({self.environments}) must be a multiple of shards * ppo.group "
+                f"({shards * self.ppo.group}), so that no group of environments on one instance is split between shards"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _shards_fill_minibatches(self) -> Self:
-        """In a mix each shard may be the only one of its shape, and the largest."""
-        own = self.environments // self.shards
-        if self.mix and own < self.ppo.minibatches:
+        # In a mix each shard may be the only one of its shape, and the largest.
+        if self.mix and size < self.ppo.minibatches:
             raise ValueError(
-                f"with a mix, each shard's {own} environments must fill ppo.minibatches ({self.ppo.minibatches}): "
+                f"with a mix, each shard's {size} environments must fill ppo.minibatches ({self.ppo.minibatches}): "
                 "raise environments, or lower shards or ppo.minibatches"
             )
         return self

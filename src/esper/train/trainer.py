@@ -15,7 +15,7 @@ from esper.numerics.devices import require_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import PPO
-from esper.rl.rollout import concatenate_alike
+from esper.rl.rollout import concatenate_by_shape
 from esper.runs.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
@@ -28,7 +28,7 @@ from esper.train.collect import (
     collect_rollout,
     create_greedy_controller,
     create_policy,
-    load_start,
+    load_start_policy,
 )
 from esper.train.evaluation import compute_mean_score, create_baselines, evaluate_controllers, make_evaluation_config
 from esper.train.event_recorder import describe_run
@@ -37,7 +37,7 @@ from esper.train.iteration import (
     Iteration,
     history_from_state,
     history_to_state,
-    record,
+    record_iteration,
     summarise_iteration,
 )
 from esper.train.settings import TrainSettings
@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 
 class Trainer:
-    """Trains a controller in a run directory. All it needs to go on is in the newest checkpoint."""
+    """Trains a controller in a run directory. The newest checkpoint holds all that is needed to continue."""
 
     def __init__(self, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> None:
         self.run = run
@@ -61,67 +61,64 @@ class Trainer:
         self._updates: UpdateHistory = ()
         self._workers = workers
         self._checkpoints = Checkpoints(run.checkpoints, settings.keep_checkpoints)
-        self._saved: int | None = None  # the newest checkpoint's iteration
+        self._saved: int | None = None
+        """The newest checkpoint's iteration."""
         rng = numpy_generator(settings.seed, Stream.PROBE_INSTANCES)
         self._probes = get_suite(settings.suite).sample(settings.probe_instances, "train", rng)
 
     @classmethod
     def open(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> Self:
-        """Resume a run from its newest checkpoint, or begin it: its first checkpoint holds the untrained policy.
+        """Resume a run from its newest checkpoint, or start it: its first checkpoint holds the untrained policy.
 
         Raises:
             CheckpointError: there is no usable checkpoint, or it belongs to other settings.
-            ConfigError: a device is missing, or there is no policy to start from, or one with other settings.
-            RunError: what is to be started from is no run.
+            ConfigError: a device is missing, or there is no policy to start from, or it has other settings.
+            RunError: the policy to start from is in no run.
         """
         trainer = cls(run, settings, store, workers)
-        # A store with iterations had a checkpoint once. If that was removed, resuming fails, instead of beginning anew.
+
+        # A store with iterations once had a checkpoint. If it was removed, resuming fails instead of starting over.
         if trainer._checkpoints.iterations() or store.last_iteration():
-            trainer._resume()
+            checkpoint = trainer._checkpoints.latest()
+            trainer._updates = history_from_state(checkpoint.state)
+            trainer.learner.load_state_tensors(checkpoint.tensors)
+            trainer.done = trainer._saved = checkpoint.iteration
+            store.rewind(trainer.done)
+            # A kill between the file and the store may have left the checkpoint without its event.
+            if all(event.iteration != trainer.done for event in store.events(CheckpointWritten)):
+                trainer._record_checkpoint(checkpoint)
+            store.emit(RunResumed(iteration=trainer.done, esper_version=__version__))
         else:
             if settings.start_from is not None:
-                trainer.policy.load_state_dict(load_start(settings, settings.start_from))
+                trainer.policy.load_state_dict(load_start_policy(settings, settings.start_from))
             store.set_metadata(describe_run(settings))
             store.emit(RunStarted(iteration=0, esper_version=__version__, seed=settings.seed))
             store.flush()
-            trainer._checkpoint()
+            trainer._save_checkpoint()
         return trainer
 
-    def _resume(self) -> None:
-        checkpoint = self._checkpoints.latest()
-        self._updates = history_from_state(checkpoint.state)
-        self.learner.load_state_tensors(checkpoint.tensors)
-        self.done = self._saved = checkpoint.iteration
-        self.store.rewind(self.done)
-        # A kill between the file and the store may have left the checkpoint without its record.
-        if all(event.iteration != self.done for event in self.store.events(CheckpointWritten)):
-            self._record_checkpoint(checkpoint)
-        self.store.emit(RunResumed(iteration=self.done, esper_version=__version__))
-
     def measure_baseline_levels(self) -> dict[str, float]:
-        """Mean test score of each baseline on the probe instances; measured once per run."""
+        """The mean test score of each baseline on the probe instances; measured once per run."""
         levels = self.store.metadata().get(LEVELS)
         if levels is None:
             controllers = create_baselines(get_suite(self.settings.suite))
-            played = evaluate_controllers(
-                self._workers, controllers, make_evaluation_config(self.settings), self._probes
-            )
-            levels = {
-                controller.name: compute_mean_score(one) for controller, one in zip(controllers, played, strict=True)
-            }
+            config = make_evaluation_config(self.settings)
+            results = evaluate_controllers(self._workers, controllers, config, self._probes)
+            scores = map(compute_mean_score, results)
+            levels = {controller.name: score for controller, score in zip(controllers, scores, strict=True)}
             self.store.set_metadata({LEVELS: levels})
         return levels
 
     def train(self, report: Callable[[Iteration], None]) -> None:
         """Train for the remaining iterations; ``report`` is called after each.
 
-        Ctrl-C and SIGTERM abandon a rollout or a probe under way, which can be computed again, but wait for an update
-        or for files to be written; they are raised when the last whole iteration has its checkpoint.
+        Ctrl-C and SIGTERM abandon a running rollout or probe, which can be computed again, but wait for an update and
+        for files to be written. They are raised when the last complete iteration has its checkpoint.
         """
-        report_iterations(self.iterations(), report)
+        report_iterations(self.run_iterations(), report)
 
-    def iterations(self) -> Generator[Iteration]:
-        """Yield the remaining iterations, training one at a time as `train` does."""
+    def run_iterations(self) -> Generator[Iteration]:
+        """Yield the remaining iterations, each as soon as it is done; stops as `train` does."""
         settings, began = self.settings, time.perf_counter()
         with Interrupts() as interrupts:
             try:
@@ -129,66 +126,67 @@ class Trainer:
                     iteration_began = time.perf_counter()
                     before = self.done, self._updates, self.learner.state_tensors()
                     try:
-                        # Rollouts: whole episodes of the acting policy. What happened in a shard is stored as it ends.
+                        # Rollouts: whole episodes of the acting policy. A shard's events are stored as soon as it ends.
                         weights = {name: value.cpu() for name, value in self.policy.state_dict().items()}
                         shared = self._workers.share(weights)
                         tasks = [ShardTask(settings, self.done, shard, shared) for shard in range(settings.shards)]
-                        by_number: dict[int, ShardResult] = {}
+                        results: dict[int, ShardResult] = {}
                         with interrupts.interruptible():
-                            for number, shard in self._workers.as_completed(collect, tasks):
+                            for number, shard in self._workers.as_completed(collect_rollout, tasks):
                                 self.store.append(shard.events)
-                                by_number[number] = shard
-                        shards = [by_number[number] for number in range(settings.shards)]
+                                results[number] = shard
+                        shards = [results[number] for number in range(settings.shards)]
 
-                        # The update, from the rollouts of each suite.
-                        rollouts = concatenate_alike([shard.rollout for shard in shards])
-                        rollout, *others = (one.to(self._device) for one in rollouts)
+                        # The update, from one rollout per suite.
+                        rollouts = concatenate_by_shape([shard.rollout for shard in shards])
+                        rollout, *others = (rollout.to(self._device) for rollout in rollouts)
                         update = self.learner.update(rollout, self.done / settings.iterations, *others)
                         self._updates = extend_history(self._updates, update)
                         self.done += 1
 
-                        # Now and then the greedy policy plays the probes: a copy on the CPU, where controllers decide.
+                        # Every few iterations the greedy policy plays the probes: a copy on the CPU, where controllers
+                        # decide.
                         probe_score: float | None = None
                         if self.done % settings.probe_every == 0 or self.done == settings.iterations:
                             controller = create_greedy_controller(copy.deepcopy(self.policy).cpu(), settings)
                             config = make_evaluation_config(settings)
                             with interrupts.interruptible():
-                                played = evaluate_controllers(self._workers, [controller], config, self._probes)
-                            probe_score = compute_mean_score(played[0])
+                                probes = evaluate_controllers(self._workers, [controller], config, self._probes)
+                            probe_score = compute_mean_score(probes[0])
 
                         seconds = time.perf_counter() - iteration_began
                         iteration = summarise_iteration(
                             settings, self.done, shards, self._updates, probe_score, seconds
                         )
-                        record(self.store, iteration, self.store.metadata().get(LEVELS, {}))
+                        record_iteration(self.store, iteration, self.store.metadata().get(LEVELS, {}))
                     except (KeyboardInterrupt, Terminated):
-                        # An iteration that is abandoned after its update leaves no trace of it.
-                        self.done, self._updates, learned = before
-                        self.learner.load_state_tensors(learned)
+                        # An abandoned iteration leaves no trace of its update.
+                        self.done, self._updates, tensors = before
+                        self.learner.load_state_tensors(tensors)
                         raise
                     yield iteration
 
-                    # Ctrl-C and SIGTERM that came meanwhile wait until the iteration is safe.
+                    # Save what is done before any Ctrl-C or SIGTERM of the meantime is raised.
                     if self.done == settings.iterations or self.done % settings.checkpoint_every == 0:
-                        self._checkpoint()
+                        self._save_checkpoint()
                     if self.done < settings.iterations:
                         interrupts.raise_if_requested()
             except (KeyboardInterrupt, Terminated) as stop:
                 if self._saved != self.done:
-                    self._checkpoint()
+                    self._save_checkpoint()
                 reason = "SIGTERM" if isinstance(stop, Terminated) else "Ctrl-C"
                 self.store.emit(RunInterrupted(iteration=self.done, reason=reason))
                 self.store.flush()
                 raise
             except EsperError as error:
                 self.store.emit(RunFailed(iteration=self.done, reason=str(error)))
-                with suppress(RunError):  # the store may be what failed
+                with suppress(RunError):  # it may be the store that failed
                     self.store.flush()
                 raise
         self.store.emit(RunEnded(iteration=self.done, seconds=time.perf_counter() - began))
         self.store.flush()
 
-    def _checkpoint(self) -> None:
+    def _save_checkpoint(self) -> None:
         saved = self._checkpoints.save(self.done, self.learner.state_tensors(), history_to_state(self._updates))
         self._saved = self.done
         self._record_checkpoint(saved)
@@ -202,7 +200,7 @@ class Trainer:
 def report_iterations(training: Generator[Iteration, None, Result], report: Callable[[Iteration], None]) -> Result:
     """Train to the end and return what training returns; ``report`` is called after each iteration.
 
-    What ``report`` raises is raised in the training, too, which may have something to save.
+    An error of ``report`` is raised in the training, too, which may have something to save.
     """
     try:
         iteration = next(training)

@@ -1,7 +1,7 @@
 """Workers that compute tasks: processes of this machine or Ray's, on a CPU or a GPU.
 
-A task is a pure function of its argument, so it does not matter where it is computed, or how often: all kinds of
-workers give the same results.
+A task is a pure function of its argument, so it does not matter where it is computed, or how often: all workers return
+the same results.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 def prepare_process() -> None:
     """Compute every sum in one thread, and keep freed memory for the next step.
 
-    How several threads would share a sum, and so its rounding, depends on the machine. And training makes and drops
-    large blocks all the time: by default glibc returns each to the system and page faults it back in, which costs a
-    tenth of the time of training, and a fifth of that of validation.
+    How several threads share a sum, and so its rounding, depends on the machine. And training allocates and frees large
+    blocks all the time. By default glibc returns each to the system and page faults it back in, which costs a tenth of
+    the time of training, and a fifth of that of validation.
     """
     torch.set_num_threads(1)
     if platform.libc_ver()[0] == "glibc":
@@ -65,7 +65,7 @@ def prepare_process() -> None:
 
 @dataclass(frozen=True)
 class Shared(Generic[T_co]):
-    """A value that many tasks hold; where they are computed elsewhere, it reaches each place once."""
+    """A value that many tasks hold. It is sent only once to each place where they are computed."""
 
     value: Any
     """The value itself, or a reference to it in the workers' store."""
@@ -76,32 +76,34 @@ class Shared(Generic[T_co]):
 
 
 class Workers(ABC):
-    """Compute tasks, in whatever processes there are; use them as a context manager.
+    """Compute tasks in other processes; use them as a context manager.
 
     Functions and tasks have to be picklable. Leaving the context ends the processes at once, whatever they are doing.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        """Tasks computed at a time; fewer later leave the other processes idle."""
+    def __init__(self, max_tasks: int) -> None:
+        self.max_tasks = max_tasks
+        """Tasks computed at a time. Lowering it leaves some processes idle."""
         self._done = self._total = 0
         self._start_times: dict[int, float] = {}
+        """When the tasks that are running were started, by index."""
 
     def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
         """The results, in the order of the tasks; raises as `as_completed` does."""
         return [result for _, result in sorted(self.as_completed(function, tasks), key=lambda pair: pair[0])]
 
     def as_completed(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
-        """Each task's index and result, as soon as it is known; the iterator may be given up half-way.
+        """Each task's index and result, as soon as it is done; the iterator may be abandoned half-way.
 
         Raises:
             RunError: a worker process died. What a task raises is raised here, too.
         """
+        # At most `max_tasks` run at a time; whenever one is done, the next one starts.
         waiting, running = deque(enumerate(tasks)), dict[Any, int]()
         self._done, self._total, self._start_times = 0, len(tasks), {}
         try:
             while waiting or running:
-                while waiting and len(running) < self.most:
+                while waiting and len(running) < self.max_tasks:
                     index, task = waiting.popleft()
                     self._start_times[index] = time.monotonic()
                     running[self._submit(function, task)] = index
@@ -115,13 +117,13 @@ class Workers(ABC):
             self._cancel(list(running))
 
     def describe_progress(self) -> str:
-        """How far the call under way is, for people who wait for it."""
+        """A phrase on how far the running call of `as_completed` is."""
         oldest = min(self._start_times.values(), default=time.monotonic())
-        begun = f"{len(self._start_times)} under way, for up to {time.monotonic() - oldest:.0f} s"
-        return f"{self._done} of {self._total} tasks done, {begun}"
+        running = f"{len(self._start_times)} under way, for up to {time.monotonic() - oldest:.0f} s"
+        return f"{self._done} of {self._total} tasks done, {running}"
 
     def share(self, value: T) -> Shared[T]:
-        """The value, to be put into many tasks; it must not change before they are done."""
+        """Wrap a value that many tasks hold; it must not change before they are done."""
         return Shared(value)
 
     @abstractmethod
@@ -130,19 +132,19 @@ class Workers(ABC):
 
     @abstractmethod
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Any:
-        """Begin a task and return its handle."""
+        """Start a task and return its handle."""
 
     @abstractmethod
     def _wait(self, handles: list[Any]) -> Iterable[Any]:
-        """The handles of tasks that are done, as soon as there is one."""
+        """The handles of the tasks that are done, as soon as there is one."""
 
     @abstractmethod
     def _fetch(self, handle: Any) -> Any:
-        """The result of a task that is done; raises what it raised."""
+        """The result of a task that is done; raises what the task raised."""
 
     @abstractmethod
     def _cancel(self, handles: list[Any]) -> None:
-        """Give up tasks whose results nobody needs any more."""
+        """Abandon tasks."""
 
     def __enter__(self) -> Self:
         return self
@@ -152,21 +154,21 @@ class Workers(ABC):
 
 
 class LocalWorkers(Workers):
-    """Computes tasks in at most one process per core; in this process if there is but one.
+    """Computes tasks in at most one process per core, or in this process if one is enough.
 
-    This process computes in one thread from then on, so that its results are the same on every machine too.
+    This process computes in one thread from then on, so that its own results are the same on every machine, too.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_tasks: int) -> None:
         prepare_process()
-        super().__init__(min(most, os.cpu_count() or 1))
+        super().__init__(min(max_tasks, os.cpu_count() or 1))
         self._executor: ProcessPoolExecutor | None = None
-        if self.most > 1:
-            # Tasks and results travel as files, and the executor's pipes carry only their paths: half a message of a
-            # process that was killed would keep whoever reads it waiting for ever, and short messages are never halved.
+        if self.max_tasks > 1:
+            # Tasks and results are passed as files, and the executor's pipes carry only their paths. If a process is
+            # killed half-way through a long message, its reader waits for ever; short messages are never cut.
             self._folder = TemporaryDirectory(prefix="esper-workers-", ignore_cleanup_errors=True)
             self._context = _SpawnContext()
-            self._executor = ProcessPoolExecutor(self.most, self._context, _prepare_worker, (self._folder.name,))
+            self._executor = ProcessPoolExecutor(self.max_tasks, self._context, _prepare_worker, (self._folder.name,))
             self._numbers = count()
 
     def end(self) -> None:
@@ -174,18 +176,19 @@ class LocalWorkers(Workers):
         if self._executor is not None:
             for process in self._context.processes:
                 if process.is_alive():
-                    process.kill()  # it keeps nothing, and ignores anything milder
+                    process.kill()  # it has nothing to save, and ignores milder signals
             self._executor.shutdown(cancel_futures=True)
             self._folder.cleanup()
 
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Future[Any]:
+        # Without other processes the task is computed here and now.
         if self._executor is None:
             computed = Future[Any]()
             computed.set_result(function(task))
             return computed
         path = Path(self._folder.name, str(next(self._numbers)))
         _write_value(path, (function, task))
-        # New processes inherit the block, so a signal sent to the whole group cannot end them before they ignore it.
+        # New processes inherit this block, so a signal to the whole group cannot end them before they ignore it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         try:
             return self._executor.submit(_compute_file, path)
@@ -204,6 +207,7 @@ class LocalWorkers(Workers):
             path: Path = handle.result()
         except BrokenProcessPool as error:
             raise self._explain_death() from error
+        # The outcome is in the file where the task was.
         result, error = _read_value(path)
         path.unlink()
         if error is not None:
@@ -217,6 +221,7 @@ class LocalWorkers(Workers):
     def _explain_death(self) -> RunError:
         for process in self._context.processes:
             process.join(0.1)  # the executor's thread may be about to take the exit code
+        # The signal or exit code of the first process that has ended.
         codes = [process.exitcode for process in self._context.processes if process.exitcode is not None]
         cause = next((signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes), "killed")
         return RunError(
@@ -226,13 +231,13 @@ class LocalWorkers(Workers):
 
 
 class _SpawnContext(SpawnContext):
-    """Keeps the processes that it makes: an executor has no way to end them at once before Python 3.14."""
+    """Keeps the processes that it makes, since before Python 3.14 an executor cannot end them at once."""
 
     def __init__(self) -> None:
         self.processes: list[SpawnProcess] = []
 
     def Process(self, *arguments: Any, **options: Any) -> SpawnProcess:  # noqa: N802 # pyright: ignore[reportIncompatibleVariableOverride]
-        """A process that is not started yet."""
+        """Create a process without starting it."""
         self.processes.append(SpawnProcess(*arguments, **options))
         return self.processes[-1]
 
@@ -246,7 +251,7 @@ def _prepare_worker(folder: str) -> None:
 
 
 def _end_with_parent(folder: str) -> None:
-    """A parent that is killed cannot end its workers, which might compute for long, nor remove their files."""
+    """End this worker and remove its files when its parent was killed and can do neither."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -255,7 +260,7 @@ def _end_with_parent(folder: str) -> None:
 
 
 def _compute_file(path: Path) -> Path:
-    """Compute the task that a file holds, and write the outcome over it."""
+    """Compute the task in a file, and replace it by the outcome."""
     function, task = _read_value(path)
     _write_value(path, compute_task(function, task))
     return path
@@ -276,10 +281,10 @@ def _write_value(path: Path, value: object) -> None:
 
 
 def compute_task(function: Callable[[Task], Result], task: Task) -> tuple[Result | None, Exception | None]:
-    """The task's result, or else its error with this worker's traceback as a note."""
+    """The task's result, or its error with this worker's traceback as a note."""
     try:
         return function(task), None
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is for the caller to handle)
+    except Exception as error:  # noqa: BLE001 (the caller handles it, whatever it is)
         error.add_note(f"in a worker process:\n{traceback.format_exc()}")
         return None, error
 
@@ -290,7 +295,7 @@ _NO_DEFAULT_HINT = tyro.conf.arg(help_behavior_hint="")
 
 @dataclass(frozen=True)
 class Backend:
-    """Where tasks are computed, and how many at a time. It changes how long results take, and nothing else."""
+    """Where tasks are computed, and how many at a time. It only changes how long results take."""
 
     backend: Literal["local", "ray"] = "local"
     """Processes of this machine, or Ray (extra ``ray``)."""
@@ -302,26 +307,27 @@ class Backend:
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"--workers {self.workers}: ask for at least 1")
+            raise ConfigError(f"--workers {self.workers}: give at least 1")
         if self.address is not None and self.backend != "ray":
             raise ConfigError("--address is that of a Ray cluster: add --backend ray")
         if self.backend == "ray":
             require_extra("ray", "--backend ray", "ray")
 
-    def open(self, tasks: int) -> Workers:
-        """Workers for that many tasks side by side; use them as a context manager.
+    def open_workers(self, tasks: int) -> Workers:
+        """Start workers for so many tasks side by side; use them as a context manager.
 
         Raises:
             ConfigError: there is no such cluster.
             RunError: Ray cannot be started.
         """
+        # The cores of a cluster are not those of this machine: there, as many tasks run as there are.
         cores = tasks if self.address else os.cpu_count() or 1
-        most = max(min(tasks, cores), 1) if self.workers is None else self.workers
+        max_tasks = max(min(tasks, cores), 1) if self.workers is None else self.workers
         if self.backend == "local":
-            return LocalWorkers(most)
+            return LocalWorkers(max_tasks)
         from esper.train.ray_workers import RayWorkers  # noqa: PLC0415 (an extra, and seconds to import)
 
-        return RayWorkers(most, self.address)
+        return RayWorkers(max_tasks, self.address)
 
 
 Computing = Annotated[Backend, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
@@ -341,7 +347,7 @@ class DeviceTask(ABC):
 
 @contextmanager
 def explain_out_of_memory() -> Generator[None]:
-    """Turn a device's running out of memory within the block into a RunError that says what helps."""
+    """Turn an out-of-memory error of the device within the block into a RunError with advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -351,7 +357,7 @@ def explain_out_of_memory() -> Generator[None]:
 
 
 def require_devices(names: Iterable[str], workers: Workers) -> None:
-    """Check that the workers which will compute on these devices have them.
+    """Check that workers have the devices on which they will compute.
 
     Raises:
         ConfigError: one of them is missing.

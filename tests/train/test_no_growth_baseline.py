@@ -10,7 +10,7 @@ import torch
 
 from esper.lifecycle.actions import make_wait_actions
 from esper.rl.episodes import Episodes
-from esper.rl.rollout import Rollout, concatenate
+from esper.rl.rollout import Rollout, concatenate_rollouts
 from esper.tasks.registry import get_suite
 from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy, sample_instances
 from esper.train.settings import TrainSettings
@@ -31,7 +31,7 @@ def _short_suite() -> Iterator[None]:
 
 def collected(settings: TrainSettings, shard: int = 0) -> ShardResult:
     task = ShardTask(settings, 0, shard, Shared(create_policy(settings).state_dict()))
-    return collect(task)
+    return collect_rollout(task)
 
 
 def tensors(rollout: Rollout) -> list[torch.Tensor]:
@@ -41,7 +41,7 @@ def tensors(rollout: Rollout) -> list[torch.Tensor]:
 
 def alone(settings: TrainSettings, environment: int) -> np.ndarray:
     """What the environment's network earns if it only waits, with nobody beside it."""
-    rewards = [settings.reward[environment // settings.ppo.group % len(settings.reward)].at(0.0)]
+    rewards = [settings.reward[environment // settings.ppo.group % len(settings.reward)].at_progress(0.0)]
     shard, row = divmod(environment, settings.environments // settings.shards)
     instance = sample_instances(settings, 0, shard)[row]
     episodes = Episodes(get_suite(settings.suite), [instance], settings.rules, settings.conduct, rewards=rewards)
@@ -49,19 +49,19 @@ def alone(settings: TrainSettings, environment: int) -> np.ndarray:
 
 
 def test_twins_change_nothing_but_what_is_known_of_them() -> None:
-    plain, beside = collected(tiny(MODES)), collected(tiny(MODES, "ppo.twin=true"))
+    plain, beside = collected(tiny(MODES)), collected(tiny(MODES, "ppo.no_growth_baseline=true"))
     assert all(torch.equal(a, b) for a, b in zip(tensors(plain.rollout), tensors(beside.rollout), strict=True))
     assert np.array_equal(plain.log.objective, beside.log.objective)
     assert np.array_equal(plain.log.actions, beside.log.actions)
     assert not plain.rollout.control_variate.any()
-    assert plain.twin_steps == 0
-    assert beside.twin_steps == 2 * get_suite("short").steps
+    assert plain.baseline_steps == 0
+    assert beside.baseline_steps == 2 * get_suite("short").steps
 
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_twin_earns_what_waiting_pays_on_the_groups_instance(group: int) -> None:
-    settings = tiny(MODES, "ppo.twin=true", f"ppo.group={group}", "shards=2")
-    rollout = concatenate([collected(settings, shard).rollout for shard in range(2)])
+    settings = tiny(MODES, "ppo.no_growth_baseline=true", f"ppo.group={group}", "shards=2")
+    rollout = concatenate_rollouts([collected(settings, shard).rollout for shard in range(2)])
     for environment in (0, 2, 5, 7):
         expected = torch.from_numpy(alone(settings, environment)).float()
         torch.testing.assert_close(rollout.control_variate[:, environment], expected, atol=1e-5, rtol=1e-4)
@@ -71,12 +71,12 @@ def test_a_twin_earns_what_waiting_pays_on_the_groups_instance(group: int) -> No
 
 def test_a_run_with_twins_learns_and_counts_their_steps(tmp_path) -> None:
     steps = get_suite("short").steps
-    settings = tiny("iterations=1", "ppo.twin=true", "ppo.group=2")
+    settings = tiny("iterations=1", "ppo.no_growth_baseline=true", "ppo.group=2")
     with started(tmp_path / "twins", settings) as trainer:
         reported = []
         trainer.train(reported.append)
         learned = trainer.learner.state_tensors()
-    plain = settings.model_copy(update={"ppo": settings.ppo.model_copy(update={"twin": False})})
+    plain = settings.model_copy(update={"ppo": settings.ppo.model_copy(update={"no_growth_baseline": False})})
     with started(tmp_path / "plain", plain) as trainer:
         trainer.train(reported.append)
         other = trainer.learner.state_tensors()
