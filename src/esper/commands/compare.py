@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from esper.lab.experiment import Experiment, Trial, run_experiment
 from rich.console import Console
 
 from esper.commands.options import hint_if_stopped, progress_bar
@@ -20,9 +21,8 @@ from esper.errors import ConfigError
 from esper.lab.analysis import FEWEST_SEEDS
 from esper.lab.arms import run_arms
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
-from esper.lab.contest import Contest, FinishedContest, Trial, run_contest
 from esper.lab.report.training import report_configurations
-from esper.lab.standings import record_comparison, show_comparison, verdict_words
+from esper.lab.standings import record_comparison, show_comparison
 from esper.train.iteration import Iteration
 from esper.train.results import Arm
 from esper.train.settings import TrainSettings
@@ -69,10 +69,10 @@ def command(
 
     # Train every configuration with every random seed; trials that are done already are kept.
     folder = run_dir or COMPARISONS / "-".join(compared)
-    contest = Contest(folder, compared, seeds, instances)
+    experiment = Experiment(folder, compared, seeds, instances)
     with hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"):
-        trained = _train_all(contest, computing, console)
-        played = _play_arms(contest, computing, console) if arms else None
+        trained = _train_all(experiment, computing, console)
+        played = _play_arms(experiment, computing, console) if arms else None
 
     # The verdict, first between configurations, then against the other arms.
     configurations = compare_configurations(trained)
@@ -81,12 +81,12 @@ def command(
         print_line(console, f"{standing.name}: score by seed {' '.join(map(score, standing.by_seed))}")
     if played is not None:
         show_comparison(console, played)
-    report = report_configurations(folder, FinishedContest(configurations, played)).write(folder)
+    report = report_configurations(folder, configurations, played).write(folder)
     print_line(console, f"report: {report}")
     print_line(console, f"runs: {folder}")
     if json:
         judged = configurations if configurations.others or played is None else played
-        verdicts = [f"{standing.name}: {verdict_words(judged, standing)}" for standing, _ in judged.others]
+        verdicts = [f"{standing.name}: {standing.verdict}" for standing in judged.others]
         print_json(
             {
                 "run": str(folder),
@@ -111,7 +111,7 @@ def _load_configurations(configs: tuple[Path, ...], overrides: tuple[str, ...]) 
     return compared
 
 
-def _play_arms(contest: Contest, computing: Backend, console: Console) -> Comparison:
+def _play_arms(experiment: Experiment, computing: Backend, console: Console) -> Comparison:
     """Compare the first configuration's policies with all other arms."""
     with progress_bar(console) as bar:
         task = bar.add_task("loading the policies", total=None)
@@ -119,15 +119,15 @@ def _play_arms(contest: Contest, computing: Backend, console: Console) -> Compar
         def show(done: int, total: int, current: str) -> None:
             bar.update(task, completed=done, total=total, description=current or "all arms played")
 
-        return compare_arms(run_arms(contest, show, computing))
+        return compare_arms(run_arms(experiment, show, computing))
 
 
-def _train_all(contest: Contest, computing: Backend, console: Console) -> list[Arm]:
-    iterations = {name: settings.iterations for name, settings in contest.arms.items()}
-    total = contest.seeds * sum(iterations.values())
+def _train_all(experiment: Experiment, computing: Backend, console: Console) -> list[Arm]:
+    iterations = {name: settings.iterations for name, settings in experiment.arms.items()}
+    total = experiment.seeds * sum(iterations.values())
     with progress_bar(console) as bar:
         task = bar.add_task("starting", total=total)
-        trials = contest.trials()
+        trials = experiment.list_trials()
 
         def show(done: int, _trials: int, trial: Trial, iteration: Iteration | None) -> None:
             # Iterations of the trials that are done, and of the present one.
@@ -135,6 +135,6 @@ def _train_all(contest: Contest, computing: Backend, console: Console) -> list[A
             completed += 0 if iteration is None else iteration.number
             bar.update(task, completed=completed, description=f"{trial.arm}, seed {trial.seed}")
 
-        trained = run_contest(contest, show, computing)
+        trained = run_experiment(experiment, show, computing)
         bar.update(task, completed=total, description="all trials done")
     return trained

@@ -24,7 +24,7 @@ from esper.lab.report.training import write_report
 from esper.lab.standings import (
     SPLIT_TITLES,
     describe_basis,
-    did_it_help,
+    judge_learning,
     record_evaluation,
     record_scores,
     standings_table,
@@ -86,7 +86,7 @@ def command(
             comparison = evaluate_by_name(controller, played, families, instances, random_seed, workers)
         title = f"{comparison.instances} {SPLIT_TITLES[families]} of suite {played.name}"
         console.print(standings_table(comparison, title))
-        print_line(console, did_it_help(comparison, families).sentence)
+        print_line(console, judge_learning(comparison, families).sentence)
         print_line(console, describe_basis(comparison))
         if json:
             print_json(record_scores(comparison))
@@ -101,7 +101,7 @@ def command(
     report = write_report(directory)
     for part, comparison in comparisons.items():
         console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[part]}"))
-        verdict = did_it_help(comparison, part)
+        verdict = judge_learning(comparison, part)
         print_line(console, f"Did learning help? {verdict.short}. {verdict.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):

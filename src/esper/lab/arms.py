@@ -18,8 +18,8 @@ from esper.control.learned import POLICY
 from esper.control.rules import SHUFFLED, Planting, Schedule, shuffle_actions
 from esper.engine.budget import TRAINING_PASSES
 from esper.lab.bench_suite import MOST_PLANTINGS, family_weights, schedule_of
-from esper.lab.contest import WHAT, Contest, Trial, arm_file, arm_key, play_policy
 from esper.lab.evaluate import count_trainings, load_policy
+from esper.lab.experiment import WHAT, Experiment, Trial, arm_file, arm_key, play_policy
 from esper.lab.static_networks import (
     MeasuredArm,
     Prices,
@@ -152,23 +152,23 @@ class _Job:
     compute: Callable[[Spent], ArmResults]
 
 
-def run_arms(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
+def run_arms(experiment: Experiment, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
     """The first configuration's policy, then all other arms; what is done already is only read.
 
-    The contest's trials must be done.
+    The experiment's trials must be done.
 
     Raises:
         CheckpointError, RunError: a trial has no usable policy, or a file cannot be written.
     """
-    instances, name = contest.sample_instances(), next(iter(contest.arms))
-    settings, folder = contest.arms[name], contest.folder / name
-    controllers = create_baselines(get_suite(contest.suite))
+    instances, name = experiment.sample_instances(), next(iter(experiment.arms))
+    settings, folder = experiment.arms[name], experiment.folder / name
+    controllers = create_baselines(get_suite(experiment.suite))
     found: dict[str, list[ArmResults]] = {}
     with hold_lock(folder / "arms.lock", WHAT), backend.open_workers(settings.shards) as workers:
         jobs = [_play_baseline(one, folder, settings, instances, workers) for one in controllers]
-        for seed in range(contest.seeds):
+        for seed in range(experiment.seeds):
             trial = Trial(name, seed)
-            run, own = RunDirectory(contest.path(trial)), contest.settings(trial)
+            run, own = RunDirectory(experiment.path(trial)), experiment.settings(trial)
             policy = play_policy(run, own, instances, workers)
             found.setdefault(POLICY, []).append(policy)
             jobs += _PolicyFollowers(run, own, instances, workers, policy.environment_steps).jobs()

@@ -51,7 +51,7 @@ Progress = Callable[[int, int, Trial, Iteration | None], None]
 
 
 @dataclass(frozen=True)
-class Contest:
+class Experiment:
     """Configurations on one suite."""
 
     folder: Path
@@ -98,27 +98,27 @@ class Contest:
         return self.arms[trial.arm].model_copy(update={"seed": trial.seed})
 
 
-def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
+def run_experiment(experiment: Experiment, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
     """What each configuration's policies came to, computed by ``backend``; trials that are done are only read.
 
     Raises:
         ConfigError: the folder holds trials of other settings.
         RunError: it cannot be written.
     """
-    for settings in contest.arms.values():
+    for settings in experiment.arms.values():
         check_start_policy(settings)
-    trials, instances = contest.trials(), contest.sample_instances()
+    trials, instances = experiment.list_trials(), experiment.sample_instances()
     results: dict[Trial, ArmResults] = {}
-    with backend.open_workers(max(settings.shards for settings in contest.arms.values())) as workers:
+    with backend.open_workers(max(settings.shards for settings in experiment.arms.values())) as workers:
         for done, trial in enumerate(trials):
             progress(done, len(trials), trial, None)
 
             def show(iteration: Iteration, done: int = done, trial: Trial = trial) -> None:
                 progress(done, len(trials), trial, iteration)
 
-            work = train_and_play(contest.path(trial), contest.settings(trial), instances, workers, WHAT)
+            work = train_and_play(experiment.path(trial), experiment.settings(trial), instances, workers, WHAT)
             results[trial] = report_iterations(work, show)
-    return [Arm(name, [results[Trial(name, seed)] for seed in range(contest.seeds)]) for name in contest.arms]
+    return [Arm(name, [results[Trial(name, seed)] for seed in range(experiment.seeds)]) for name in experiment.arms]
 
 
 def train_and_play(
@@ -194,12 +194,12 @@ class FinishedContest:
     """The first one's policies among all other arms; None without `--arms`."""
 
 
-def is_contest(folder: Path) -> bool:
+def is_experiment(folder: Path) -> bool:
     """Whether the folder holds trials of `esper compare`."""
     return any(folder.glob(f"*/{_SEED}*/config.yaml"))
 
 
-def read_contest(folder: Path) -> FinishedContest:
+def read_experiment(folder: Path) -> FinishedContest:
     """Read a comparison, also while it goes on.
 
     Raises:
