@@ -23,7 +23,7 @@ from esper.errors import ConfigError, EsperError
 from esper.files import write_atomically
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController
-from esper.lab.contest import Contest, Trial, run_contest
+from esper.lab.experiment import Experiment, Trial, run_experiment
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import evaluate_controllers, evaluation_config
 from esper.train.iteration import Iteration
@@ -115,8 +115,8 @@ def main(
 
 def ours(folder: Path, setup: Setup, seed: int) -> float:
     """Mean score of Esper's policy."""
-    contest = Contest(folder, {OURS: setup.settings}, seed + 1, setup.instances)
-    (arm,) = run_contest(contest, _progress)
+    experiment = Experiment(folder, {OURS: setup.settings}, seed + 1, setup.instances)
+    (arm,) = run_experiment(experiment, _progress)
     return float(np.mean([outcome.score for outcome in arm.seeds[seed].outcomes]))
 
 
@@ -135,7 +135,7 @@ def theirs(folder: Path, setup: Setup, name: str, seed: int) -> Done:
         return done
     _say(name, seed)
     controller = trained(name, setup, seed)
-    instances = Contest(folder, {OURS: setup.settings}, 1, setup.instances).sample_instances()
+    instances = Experiment(folder, {OURS: setup.settings}, 1, setup.instances).sample_instances()
     with LocalWorkers(1) as workers:
         played = evaluate_controllers(workers, [controller], evaluation_config(setup.settings), instances)[0]
     done = Done(setup, [record.score for record in played.records])

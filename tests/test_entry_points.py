@@ -15,7 +15,7 @@ from esper.config.loading import load_settings
 from esper.config.settings import Settings
 from esper.errors import ConfigError
 from esper.grower.grower import Grower
-from esper.lab.contest import Contest
+from esper.lab.experiment import Experiment
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import Growth, GrowthSettings
 from esper.train.evaluation import evaluation_config
@@ -125,7 +125,7 @@ def test_devices_are_refused_alike() -> None:
 
 def test_a_seed_that_a_comparison_would_not_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one has seed 3, .* leave seed out"):
-        Contest(tmp_path, {"one": TrainSettings(seed=3)}, 5, 2)
+        Experiment(tmp_path, {"one": TrainSettings(seed=3)}, 5, 2)
 
 
 @pytest.mark.parametrize("root", [TrainSettings, GrowthSettings])

@@ -103,7 +103,7 @@ def test_the_list_of_runs_shows_it(run: Run, capsys: Capture, monkeypatch: pytes
 
 def test_the_report_names_it_with_its_numbers(run: Run):
     name = run.kind.metric
-    page = text_of(report_on([run.path]).html)
+    page = text_of(report_on([run.path]).render())
     others = {"accuracy", "mae"} - {name}
     assert not [word for word in others if re.search(rf"\b{word}\b", page, re.IGNORECASE)]
     learned = {"accuracy": "accuracy and loss", "loss": "loss", "mae": "mae (lower is better) and loss"}

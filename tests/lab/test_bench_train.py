@@ -10,7 +10,7 @@ import pytest
 
 from esper.cli import main
 from esper.lab import bench_train as benchmark
-from esper.lab.bench_train import PARTS, REST, bench_train, shares
+from esper.lab.bench_train import PARTS, REST, bench_train, measure_shares
 from train.runs import TINY, tiny
 from train.short_suite import short_suite
 
@@ -37,7 +37,7 @@ def test_time_is_shared_out_by_function(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(benchmark, "PARTS", parts)
     profile = cProfile.Profile()
     profile.runcall(other)
-    found = shares(profile)
+    found = measure_shares(profile)
     assert sum(found.values()) == pytest.approx(1)
     assert found["optimizers"] > found["hosts and seeds"] > found["absent"] == 0
     assert found[REST] == pytest.approx(0, abs=0.2)

@@ -25,21 +25,21 @@ def named(comparison: Comparison, name: str) -> ArmSummary:
 
 
 def test_verdicts_follow_the_planted_differences(comparison: Comparison):
-    verdicts = {one.name: against.difference.verdict for one, against in comparison.others}
+    verdicts = {one.name: difference.verdict for one, difference in comparison.others}
     assert verdicts == {"none": Verdict.ABOVE, "better": Verdict.BELOW, "equal": Verdict.OPEN}
 
 
 def test_differences_are_the_policys_minus_the_others(comparison: Comparison):
-    against = named(comparison, "none").against
-    assert against is not None
-    assert against.difference.estimate == pytest.approx(0.15, abs=0.01)
-    assert against.better == 1
+    difference = named(comparison, "none").difference
+    assert difference is not None
+    assert difference.estimate == pytest.approx(0.15, abs=0.01)
+    assert difference.better == 1
 
 
 def test_pairing_sees_through_what_instances_share(comparison: Comparison):
-    against, alone = named(comparison, "none").against, named(comparison, "none").score
-    assert against is not None
-    interval = against.difference.interval
+    difference, alone = named(comparison, "none").difference, named(comparison, "none").score
+    assert difference is not None
+    interval = difference.interval
     assert interval is not None
     assert interval.high - interval.low < (alone.high - alone.low) / 3
 
@@ -66,21 +66,21 @@ def test_more_rivals_make_a_claim_harder():
     few = compare_evaluated(planted({"policy": 0.5, "none": 0.492}))
     rivals = {f"rival{index}": 0.5 for index in range(8)}
     many = compare_evaluated(planted({"policy": 0.5, "none": 0.492, **rivals}))
-    few_p, many_p = (named(found, "none").against.difference.p for found in (few, many))  # type: ignore[union-attr]
+    few_p, many_p = (named(found, "none").difference.p for found in (few, many))  # type: ignore[union-attr]
     assert few_p < many_p
 
 
 def test_a_small_effect_in_one_of_many_questions_is_no_claim():
     means = {"policy": 0.5} | {f"rival{index}": 0.5 for index in range(10)}
     found = compare_evaluated(planted(means, noise=0.05))
-    assert {against.difference.verdict for _, against in found.others} == {Verdict.OPEN}
+    assert {difference.verdict for _, difference in found.others} == {Verdict.OPEN}
 
 
 def test_equal_results_are_no_claim():
     found = compare_evaluated(planted({"policy": 0.5, "none": 0.5}, noise=0))
-    ((_, against),) = found.others
-    assert (against.difference.estimate, against.difference.p, against.better) == (0, 1, 0.5)
-    assert against.difference.verdict == Verdict.OPEN
+    ((_, difference),) = found.others
+    assert (difference.estimate, difference.p, difference.better) == (0, 1, 0.5)
+    assert difference.verdict == Verdict.OPEN
 
 
 def test_the_same_results_give_the_same_comparison(comparison: Comparison):
@@ -105,20 +105,18 @@ def seeds(mean: float, count: int, stream: int) -> Entry:
 def test_several_seeds_speak_of_the_way_of_training_once_they_are_enough(paired: bool):
     for count in (FEWEST_SEEDS - 1, FEWEST_SEEDS):
         found = compare([seeds(0.6, count, 1), seeds(0.5, count, 2)], Claim.TRAINING, paired=paired)
-        ((_, against),) = found.others
+        ((_, difference),) = found.others
         enough = count >= FEWEST_SEEDS
-        assert against.difference.verdict is (Verdict.ABOVE if enough else Verdict.TOO_FEW)
-        assert (against.difference.p is None, against.difference.interval is None) == (not enough, not enough)
+        assert difference.verdict is (Verdict.ABOVE if enough else Verdict.TOO_FEW)
+        assert (difference.p is None, difference.interval is None) == (not enough, not enough)
         assert (found.seeds, found.instances) == (count, 60)
         assert len(found.reference.by_seed) == count
 
 
 def test_an_arm_without_seeds_meets_every_seed_of_the_policy():
     own, fixed = seeds(0.6, 5, 1), Entry("fixed", [planted({"none": 0.5}, noise=0)])
-    ((one, against),) = compare([own, fixed], Claim.TRAINING, paired=True).others
-    assert against.difference.estimate == pytest.approx(
-        np.mean([r.score for s in own.seeds for r in s]) - one.score.estimate
-    )
+    ((one, difference),) = compare([own, fixed], Claim.TRAINING, paired=True).others
+    assert difference.estimate == pytest.approx(np.mean([r.score for s in own.seeds for r in s]) - one.score.estimate)
 
 
 def test_other_instances_are_refused():
@@ -131,8 +129,8 @@ def test_runs_with_instances_of_their_own_are_compared_by_their_means():
     means = [{"policy": 0.6 + luck, "none": 0.5} for luck in (0.0, 0.01, -0.02, 0.015, 0.005)]
     runs = [planted(one, noise=0.02, stream=number) for number, one in enumerate(means)]
     found = compare_over_seeds(runs)
-    ((one, against),) = found.others
+    ((one, difference),) = found.others
     differences = np.subtract(found.reference.by_seed, one.by_seed)
     expected = stats.ttest_1samp(differences, 0)
-    assert against.difference.p == pytest.approx(expected.pvalue)
-    assert compare_over_seeds(runs[:4]).others[0][1].difference.verdict is Verdict.TOO_FEW
+    assert difference.p == pytest.approx(expected.pvalue)
+    assert compare_over_seeds(runs[:4]).others[0][1].verdict is Verdict.TOO_FEW

@@ -14,7 +14,7 @@ from esper.control.learned import POLICY
 from esper.control.rules import SHUFFLED, LookRule, LookSettings, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.lab.behaviour import read_behaviour
-from esper.lab.evaluate import RunEvaluation, evaluate_by_name, evaluate_run, instances_for, load_policy
+from esper.lab.evaluate import RunEvaluation, evaluate_by_name, evaluate_run, load_policy, sample_for_evaluation
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
@@ -75,9 +75,9 @@ def test_the_splits_are_what_they_say(found: RunEvaluation):
 
 
 def test_instances_follow_from_the_runs_seed_and_are_new():
-    same = [instances_for(tiny(f"seed={seed}"), "heldout", 5) for seed in (1, 1, 2)]
-    assert same[0] == same[1] != same[2]
     suite = get_suite("short")
+    same = [sample_for_evaluation(suite, "heldout", 5, seed) for seed in (1, 1, 2)]
+    assert same[0] == same[1] != same[2]
     assert all(one.seed >= 2**30 for one in same[0])  # training draws its seeds below
     assert all(one.family in suite.families for one in same[0])
 
@@ -101,7 +101,7 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
     """By hand: the policy is played once more, and its actions are handed on."""
     settings = tiny("policy.advice=null")
     policy = load_policy(run, settings).controller
-    chosen = instances_for(settings, "heldout", HELDOUT)
+    chosen = sample_for_evaluation(get_suite("short"), "heldout", HELDOUT, settings.seed)
     with LocalWorkers(1) as workers:
         actions = evaluate_controllers(workers, [policy], evaluation_config(settings), chosen)[0].logs[0].actions
         scores = {
@@ -128,7 +128,7 @@ def test_baselines_score_as_when_played_alone(run: RunDirectory, found: RunEvalu
     settings = tiny()
     controller = baselines(get_suite("short"))[-1]
     with LocalWorkers(1) as workers:
-        instances = instances_for(settings, "heldout", HELDOUT)
+        instances = sample_for_evaluation(get_suite("short"), "heldout", HELDOUT, settings.seed)
         alone = evaluate_controllers(workers, [controller], evaluation_config(settings), instances)[0].records
     results = select_split(found.results, "heldout")
     together = [one.score for one in results if one.controller == controller.name]
@@ -171,7 +171,7 @@ def test_progress_is_told(found: RunEvaluation, progress: list[tuple[int, int, s
 
 @pytest.mark.parametrize(("heldout", "transfer"), [(1, 0), (0, 4), (4, 1)])
 def test_too_few_instances_are_refused_before_anything_is_played(run: RunDirectory, heldout: int, transfer: int):
-    with LocalWorkers(1) as workers, pytest.raises(ConfigError, match="give no interval: ask for at least 2"):
+    with LocalWorkers(1) as workers, pytest.raises(ConfigError, match="give no interval: take at least 2"):
         evaluate_run(run, workers, heldout, transfer)
 
 

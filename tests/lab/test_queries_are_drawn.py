@@ -25,9 +25,9 @@ from esper.dash.formats import difference, measure, signed_percent
 from esper.dash.pages import describe_learning
 from esper.dash.progress import moving_average
 from esper.lab.figures.drawing import draw_svg
-from esper.lab.figures.exhibit import Figure, Query, Rows, run_queries
-from esper.lab.figures.grown import grown_figures
-from esper.lab.figures.lanes import MOMENTS, STAGE_STYLES
+from esper.lab.figures.exhibit import Figure, Query, run_queries
+from esper.lab.figures.grown import MOMENTS, grown_figures
+from esper.lab.figures.lanes import STAGE_STYLES
 from esper.lab.figures.training import LEARNING, health_figure
 from esper.lab.report.training import report_on
 from esper.lifecycle.stages import Stage
@@ -127,13 +127,13 @@ def test_pages_show_what_their_queries_return(which: str, least: int, request: p
     path: Path = request.getfixturevalue(which)
     report = report_on([path])
     known = {(what.folder, what.name): what for what, _ in report.exhibits}
-    shown = shown_on(report.html)
+    shown = shown_on(report.render())
     assert len(shown) >= least
     for folder, name, markup, sql in shown:
         found, what = select(path, sql), known[folder, name]
         assert what.source.text == sql
         if isinstance(what, Figure):
-            assert draw_svg(what, Rows(tuple(found[0]), tuple(tuple(one.values()) for one in found))) in markup
+            assert draw_svg(what, found) in markup
         else:
             assert cells(markup) == [[column.write(one[column.name]) for column in what.columns] for one in found]
 

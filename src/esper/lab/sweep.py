@@ -27,7 +27,7 @@ from esper.config.loading import load_settings, merge, override_of, put, validat
 from esper.config.settings import Settings
 from esper.dash.formats import score
 from esper.errors import ConfigError, RunError
-from esper.lab.contest import train_and_play
+from esper.lab.experiment import train_and_play
 from esper.lab.report.training import write_report
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.reader import RunReader

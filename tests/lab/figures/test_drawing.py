@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.lab.figures.drawing import draw_svg, spread_apart
-from esper.lab.figures.exhibit import Rows
+from esper.lab.figures.exhibit import Row
 from esper.lab.figures.grown import grown_figures
 from esper.lab.figures.training import LEARNING
 
@@ -47,9 +47,9 @@ class Reader(HTMLParser):
         self.texts.append(data)
 
 
-def lane_of(name: str) -> Rows:
+def lane_of(name: str) -> list[Row]:
     """A slot of that name over one decision."""
-    return Rows(("slot_name", "decision", "stage", "blueprint"), ((name, 1, "blending", "norm"),))
+    return [{"slot_name": name, "decision": 1, "stage": "blending", "blueprint": "norm"}]
 
 
 def drawn(name: str) -> Reader:
@@ -89,10 +89,10 @@ def test_no_name_becomes_markup_or_keeps_a_page_from_being_written(name: str) ->
     ids=str,
 )
 def test_numbers_of_any_size_are_drawn(values: list[float]) -> None:
-    rows = Rows(
-        ("kind", "name", "iteration", "value"),
-        tuple(("probe", "greedy policy", iteration, value) for iteration, value in enumerate(values, 1)),
-    )
+    rows = [
+        {"kind": "probe", "name": "greedy policy", "iteration": iteration, "value": value}
+        for iteration, value in enumerate(values, 1)
+    ]
     page = draw_svg(LEARNING, rows)
     assert ">greedy policy</text>" in page
     assert "nan" not in page

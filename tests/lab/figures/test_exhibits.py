@@ -93,9 +93,9 @@ def test_what_has_nothing_to_show_is_left_out_with_its_reason(tmp_path: Path) ->
 def test_blueprints_count_what_became_of_their_seeds(run: RunDirectory) -> None:
     rows = next(rows for what, rows in training_exhibits(run.store) if what is BLUEPRINTS)
     contributions = [0.01 * network + 0.001 * number for network in range(1, NETWORKS + 1) for number in range(1, 5)]
-    (row,) = rows.values
-    assert row[:4] == ("norm", 4 * NETWORKS, 1, 0)
-    assert row[4] == pytest.approx(sum(contributions) / len(contributions))
+    ((*counts, contribution),) = (row.values() for row in rows)
+    assert counts == ["norm", 4 * NETWORKS, 1, 0]
+    assert contribution == pytest.approx(sum(contributions) / len(contributions))
 
 
 def test_names_with_signs_of_mathematics_are_drawn(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from esper.errors import RunError
+from esper.lab.figures.exhibit import read_texts
 from esper.lab.report.training import report_on
 from esper.runs.events import RunStarted
 from esper.runs.store import RunStore
@@ -44,7 +45,7 @@ def comparison(tmp_path: Path) -> Path:
 
 
 def test_a_training_run_shows_what_it_tried_with_the_queries(tmp_path: Path) -> None:
-    page = report_on([trained(tmp_path / "run").path]).html
+    page = report_on([trained(tmp_path / "run").path]).render()
     assert all(f'id="{name}"' in page for name in ("figure-learning", "table-blueprints", "figure-health"))
     assert page.count("The query behind it") >= 3
     assert "FROM seeds GROUP BY blueprint" in page
@@ -54,7 +55,7 @@ def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
     with RunStore.open(run.store) as store:
         store.emit(EXPLODED)
-    page = report_on([run.path]).html
+    page = report_on([run.path]).render()
     assert "How MlpNet grew" in page
     assert all(f">{words}</text>" in page for words in ("train", "validation", "seeds", "loss", "b: blending in"))
     assert "<td>exploded</td>" in page
@@ -63,11 +64,11 @@ def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
 def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "mine"
     loop = Loop("heuristic", run=run)
-    assert "No decision yet" in report_on([run]).html
+    assert "No decision yet" in report_on([run]).render()
     for number in range(1, 11):
         decision = loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
     report = report_on([run])
-    page = report.html
+    page = report.render()
     assert "<h1>How Sequential grew</h1>" in page
     assert "controller heuristic, seed 0, 20 decisions planned" in page
     added = sum(parameter.numel() for seed in loop.model.seeds.values() for parameter in seed.parameters())
@@ -84,7 +85,7 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
 
 
 def test_a_comparison_keeps_the_order_in_which_it_was_asked_for(comparison: Path) -> None:
-    page = report_on([comparison]).html
+    page = report_on([comparison]).render()
     assert "zeta against alpha: zeta better." in page
     assert "Who is better" not in page
 
@@ -93,9 +94,9 @@ def test_a_comparison_shows_arms_that_have_played_with_all_seeds(comparison: Pat
     add_arm(comparison / "zeta" / "arms" / "none.json", 0.5)
     add_arm(comparison / "zeta" / "seed-0" / "arms" / "sequence.json", 0.7)
     report = report_on([comparison])
-    assert "Who is better" in report.html
+    assert "Who is better" in report.render()
     names = {what.name: rows for what, rows in report.exhibits}
-    assert names["arms"].texts("name") == ["policy", "none"]
+    assert read_texts(names["arms"], "name") == ["policy", "none"]
 
 
 def test_a_comparison_of_policies_that_played_other_instances_is_refused(comparison: Path) -> None:
@@ -108,7 +109,7 @@ def test_a_comparison_of_policies_that_played_other_instances_is_refused(compari
 
 def test_a_comparison_takes_only_seeds_that_all_have_done(comparison: Path) -> None:
     (comparison / "alpha" / "seed-4" / "arms" / "policy.json").unlink()
-    assert "4 training seeds each" in report_on([comparison]).html
+    assert "4 training seeds each" in report_on([comparison]).render()
     for seed in range(4):
         (comparison / "alpha" / f"seed-{seed}" / "arms" / "policy.json").rename(comparison / f"{seed}.json")
     (comparison / "zeta" / "seed-0" / "arms" / "policy.json").write_text("[")
@@ -127,6 +128,6 @@ def test_nothing_else_has_a_report(tmp_path: Path) -> None:
 def test_no_name_in_a_run_becomes_markup(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     evil = f"<script>{name}</script><img src=x>"
     for plant in (trained, grown):
-        page = report_on([plant(tmp_path_factory.mktemp("run") / "run", name=evil).path]).html
+        page = report_on([plant(tmp_path_factory.mktemp("run") / "run", name=evil).path]).render()
         assert "<script" not in page
         assert "<img" not in page
