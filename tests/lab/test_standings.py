@@ -48,7 +48,7 @@ def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
 
 
 def test_verdicts_are_marked_for_and_against_the_policy() -> None:
-    assert standings_rows(ARMS).texts("kind") == ["policy", "above", "other", "below"]
+    assert [row["kind"] for row in standings_rows(ARMS)] == ["policy", "above", "other", "below"]
 
 
 def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
