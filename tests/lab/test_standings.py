@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from esper.dash.formats import EN_DASH, MINUS, signed_score
-from esper.lab.analysis import Interval
 from esper.lab.comparison import Comparison, compare_evaluated
 from esper.lab.standings import (
     ABOUT,
@@ -117,14 +116,14 @@ def test_the_table_fits_and_holds_all_figures(width: int):
     assert "…" not in text
     for one in comparison.standings:
         assert one.name in text
-        assert f"{one.score.estimate:.3f}" in text
-        assert f"{one.score.low:.3f}\u2013{one.score.high:.3f}" in text
-    _, difference = comparison.others[-1]
-    assert f"{difference.estimate:+.3f}" in text
+        assert f"{one.score:.3f}" in text
+        low, high = one.score_interval
+        assert f"{low:.3f}\u2013{high:.3f}" in text
+    assert f"{comparison.others[-1].difference:+.3f}" in text
     assert "100%" in text  # better on every instance
 
 
 def test_intervals_are_written_with_and_without_signs() -> None:
-    interval = Interval(0.02, -0.01, 0.05)
+    interval = (-0.01, 0.05)
     assert format_interval(interval) == "\u22120.010 to 0.050"
     assert format_interval(interval, signed_score) == "\u22120.010 to +0.050"

@@ -22,7 +22,7 @@ from esper.lab.arms import run_arms
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
 from esper.lab.experiment import Experiment, Trial, run_experiment
 from esper.lab.report.training import report_configurations
-from esper.lab.standings import name_verdict, record_comparison, show_comparison
+from esper.lab.standings import record_comparison, show_comparison
 from esper.train.iteration import Iteration
 from esper.train.results import Arm
 from esper.train.settings import TrainSettings
@@ -128,7 +128,7 @@ def _run(experiment: Experiment, computing: Backend, console: Console) -> list[A
 
 def _json(folder: Path, configurations: Comparison, arms: Comparison | None) -> dict[str, Any]:
     judged = configurations if configurations.others or arms is None else arms
-    words = [f"{one.name}: {name_verdict(judged, one)}" for one, _ in judged.others]
+    words = [f"{one.name}: {one.verdict}" for one in judged.others]
     return {
         "run": str(folder),
         "verdict": "; ".join(words),

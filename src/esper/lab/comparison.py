@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from esper.control.learned import POLICY
-from esper.lab.analysis import Claim, Contrast, Difference, Interval, interquartile_mean, judge, mean_interval
+from esper.lab.analysis import Claim, Contrast, Difference, Verdict, interquartile_mean, judge, mean_interval
 from esper.numerics.arrays import Floats
 from esper.tasks.suite import Split
-from esper.train.results import SPLITS, Arm, Result, select_split
+from esper.train.results import SPLITS, Arm, ArmRecord, Bounds, Result, select_split
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,6 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class ArmSummary:
-    """The figures of one contender: means over seeds and instances with 95% intervals."""
-
-    name: str
-    score: Interval
-    middle: float
-    """Interquartile mean of the score."""
-    by_seed: tuple[float, ...]
-    """Mean score of each training seed."""
-    accuracy: Interval
-    """Accuracy on test data."""
-    growth: Interval
-    """Added parameters over the host's."""
-    flops: Interval | None
-    environment_steps: int | None
-    difference: Difference | None
-    """How far the reference is ahead; None for the reference itself."""
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The reference and all other contenders on the same instances."""
 
@@ -64,19 +44,21 @@ class Comparison:
     """Training seeds of the reference."""
     instances: int
     """Instances that each policy played."""
-    standings: list[ArmSummary]
+    standings: list[ArmRecord]
+    verdicts: dict[str, Verdict]
+    """Verdicts on the reference against each other arm, by its name."""
     family_scores: dict[str, dict[str, float]]
     """Mean score by family and name."""
 
     @property
-    def reference(self) -> ArmSummary:
+    def reference(self) -> ArmRecord:
         """The arm with which the others are compared."""
-        return next(arm for arm in self.standings if arm.difference is None)
+        return next(arm for arm in self.standings if arm.name not in self.verdicts)
 
     @property
-    def others(self) -> list[tuple[ArmSummary, Difference]]:
-        """All other arms, and how far the reference is ahead of each."""
-        return [(arm, arm.difference) for arm in self.standings if arm.difference is not None]
+    def others(self) -> list[ArmRecord]:
+        """All arms that the reference is compared with."""
+        return [arm for arm in self.standings if arm.name in self.verdicts]
 
 
 def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instances: bool = False) -> Comparison:
@@ -100,24 +82,40 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
     scores = [entry.tabulate(lambda result: result.score) for entry in entries]
     differences = judge([Contrast(scores[0], table, paired) for table in scores[1:]], families, claim)
 
-    def summarise_arm(entry: Entry, table: Floats, difference: Difference | None) -> ArmSummary:
-        def mean(measure: Callable[[Result], float]) -> Interval:
-            return mean_interval(entry.tabulate(measure), families)
+    def summarise_arm(entry: Entry, table: Floats, difference: Difference | None) -> ArmRecord:
+        def estimate(measure: Callable[[Result], float]) -> tuple[float, Bounds]:
+            interval = mean_interval(entry.tabulate(measure), families)
+            return interval.estimate, (interval.low, interval.high)
 
-        has_flops = all(result.flops is not None for results in entry.seeds for result in results)
-        return ArmSummary(
+        score, score_interval = estimate(lambda result: result.score)
+        accuracy, accuracy_interval = estimate(lambda result: result.test_accuracy)
+        added, added_interval = estimate(lambda result: result.growth)
+        flops, flops_interval = None, None
+        if all(result.flops is not None for results in entry.seeds for result in results):
+            flops, flops_interval = estimate(lambda result: result.flops or 0)
+        interval = difference and difference.interval
+        return ArmRecord(
             name=entry.name,
-            score=mean_interval(table, families),
-            middle=interquartile_mean(table),
+            score=score,
+            score_interval=score_interval,
+            interquartile_mean=interquartile_mean(table),
             by_seed=tuple(table.mean(1).tolist()),
-            accuracy=mean(lambda result: result.test_accuracy),
-            growth=mean(lambda result: result.growth),
-            flops=mean(lambda result: result.flops or 0) if has_flops else None,
+            accuracy=accuracy,
+            accuracy_interval=accuracy_interval,
+            added=added,
+            added_interval=added_interval,
+            flops=flops,
+            flops_interval=flops_interval,
             environment_steps=entry.environment_steps,
-            difference=difference,
+            difference=difference and difference.estimate,
+            difference_interval=interval and (interval.low, interval.high),
+            p=difference and difference.p,
+            probability_of_improvement=difference and difference.better,
+            verdict=difference and _describe_verdict(difference.verdict, reference.name, entry.name),
         )
 
     standings = list(map(summarise_arm, entries, scores, [None, *differences]))
+    verdicts = {entry.name: difference.verdict for entry, difference in zip(others, differences, strict=True)}
 
     # Families are averaged over all results of a contender, whatever the seed.
     results = {entry.name: [result for seed in entry.seeds for result in seed] for entry in entries}
@@ -128,7 +126,13 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
         }
         for family in sorted({result.family for own in results.values() for result in own})
     }
-    return Comparison(claim, len(played), len(played[0]), standings, family_scores)
+    return Comparison(claim, len(played), len(played[0]), standings, verdicts, family_scores)
+
+
+def _describe_verdict(verdict: Verdict, reference: str, other: str) -> str:
+    """The verdict by the name of the better arm."""
+    winners = {Verdict.ABOVE: reference, Verdict.BELOW: other}
+    return f"{winners[verdict]} better" if verdict in winners else str(verdict)
 
 
 def compare_evaluated(results: Sequence[Result], reference: str = POLICY, claim: Claim = Claim.POLICY) -> Comparison:
@@ -169,7 +173,7 @@ def _compare_controllers(
     if len({len(results) for results in entries[0].seeds}) > 1:
         raise ValueError("the runs have played different numbers of instances")
     comparison = compare(entries, claim, paired=True, own_instances=own_instances)
-    standings = sorted(comparison.standings, key=lambda arm: arm.score.estimate, reverse=True)
+    standings = sorted(comparison.standings, key=lambda arm: arm.score, reverse=True)
     return replace(comparison, standings=standings)
 
 

@@ -22,11 +22,11 @@ from esper.dash.formats import (
     signed_score,
 )
 from esper.dash.output import print_line
-from esper.lab.analysis import FEWEST_SEEDS, Claim, Difference, Interval, Verdict
-from esper.lab.comparison import ArmSummary, Comparison
+from esper.lab.analysis import FEWEST_SEEDS, Claim, Verdict
+from esper.lab.comparison import Comparison
 from esper.lab.figures.exhibit import Column, Row, Value
 from esper.tasks.suite import Split
-from esper.train.results import ArmRecord, ComparisonRecord, EvaluationRecord
+from esper.train.results import ArmRecord, Bounds, ComparisonRecord, EvaluationRecord
 
 SPLIT_NAMES: Mapping[Split, str] = {"heldout": "held-out", "transfer": "transfer"}
 """What a sentence calls the instances of a split."""
@@ -64,25 +64,13 @@ _FEW = 2
 """At most so many controllers are mentioned with their figures; of more, only the names."""
 
 
-def format_interval(interval: Interval, write: Callable[[float], str] = score) -> str:
-    """The interval alone: ``0.642 to 0.668``."""
-    return f"{write(interval.low)} to {write(interval.high)}"
+def format_interval(interval: Bounds, write: Callable[[float], str] = score) -> str:
+    """Both ends of an interval: ``0.642 to 0.668``."""
+    low, high = interval
+    return f"{write(low)} to {write(high)}"
 
 
 # In words -------------------------------------------------------------------------------------------------------------
-
-
-def name_verdict(comparison: Comparison, arm: ArmSummary) -> str:
-    """The verdict by the name of the better arm; empty for the reference."""
-    if arm.difference is None:
-        return ""
-    match arm.difference.verdict:
-        case Verdict.ABOVE:
-            return f"{comparison.reference.name} better"
-        case Verdict.BELOW:
-            return f"{arm.name} better"
-        case verdict:
-            return str(verdict)
 
 
 def describe_basis(comparison: Comparison) -> str:
@@ -107,18 +95,17 @@ def describe_basis(comparison: Comparison) -> str:
     )
 
 
-def describe_arm(comparison: Comparison, arm: ArmSummary) -> str:
+def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
     """The verdict on the reference and this arm in a sentence, with its figures and what finding the arm cost."""
     cost = [f"found with {arm.environment_steps:,} environment steps"] if arm.environment_steps is not None else []
-    difference, first = arm.difference, comparison.reference.name
-    if difference is None:
+    first = comparison.reference.name
+    if arm.difference is None or arm.probability_of_improvement is None:
         return ": ".join([arm.name, *cost])
-    figures = f"{first} less {arm.name} {signed_score(difference.estimate)}"
-    if difference.interval is not None and difference.p is not None:
-        interval = format_interval(difference.interval, signed_score)
-        figures += f" ({interval}), p {p_value(difference.p)}"
-    figures += f", {first} better in {percent(difference.better)} of pairs"
-    return f"{arm.name}: {name_verdict(comparison, arm)}, {'; '.join([figures, *cost])}"
+    figures = f"{first} less {arm.name} {signed_score(arm.difference)}"
+    if arm.difference_interval is not None and arm.p is not None:
+        figures += f" ({format_interval(arm.difference_interval, signed_score)}), p {p_value(arm.p)}"
+    figures += f", {first} better in {percent(arm.probability_of_improvement)} of pairs"
+    return f"{arm.name}: {arm.verdict}, {'; '.join([figures, *cost])}"
 
 
 @dataclass(frozen=True)
@@ -132,17 +119,16 @@ class Answer:
 def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
     """The policy among the others, on the instances of that split."""
 
-    def quote(arm: ArmSummary, difference: Difference) -> str:
-        bounds = difference.interval
+    def quote(arm: ArmRecord) -> str:
+        bounds = arm.difference_interval
         interval = "" if bounds is None else f", {format_interval(bounds, signed_score)}"
-        return f"{arm.name} (difference {signed_score(difference.estimate)}{interval})"
+        return f"{arm.name} (difference {signed_score(arm.difference or 0.0)}{interval})"
 
-    def name_arms(arms: list[tuple[ArmSummary, Difference]]) -> str:
-        few = len(arms) <= _FEW
-        return join_words([quote(arm, difference) if few else arm.name for arm, difference in arms])
+    def name_arms(arms: list[ArmRecord]) -> str:
+        return join_words([quote(arm) if len(arms) <= _FEW else arm.name for arm in arms])
 
     too_few, above, below, open_ = (
-        [(arm, difference) for arm, difference in comparison.others if difference.verdict is verdict]
+        [arm for arm in comparison.others if comparison.verdicts[arm.name] is verdict]
         for verdict in (Verdict.TOO_FEW, Verdict.ABOVE, Verdict.BELOW, Verdict.OPEN)
     )
     policy = comparison.reference
@@ -151,20 +137,20 @@ def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
         Claim.CONTROLLER: "this controller scores",
         Claim.TRAINING: "policies trained this way score",
     }[comparison.claim]
-    start = f"On {comparison.instances} {SPLIT_NAMES[split]} instances {subject} {score(policy.score.estimate)}"
+    start = f"On {comparison.instances} {SPLIT_NAMES[split]} instances {subject} {score(policy.score)}"
     if too_few:
         return Answer("Too few seeds to say", f"{start} with {comparison.seeds} training seeds.")
-    start += f" (95% interval {format_interval(policy.score)})"
+    start += f" (95% interval {format_interval(policy.score_interval)})"
     if not below and not open_:
-        nearest = max(above, key=lambda pair: pair[0].score.estimate)
-        return Answer("Yes", f"{start}, above every other controller; the closest is {quote(*nearest)}.")
+        nearest = max(above, key=lambda arm: arm.score)
+        return Answer("Yes", f"{start}, above every other controller; the closest is {quote(nearest)}.")
     parts = [
-        *([f"above {join_words([arm.name for arm, _ in above])}"] if above else []),
+        *([f"above {join_words([arm.name for arm in above])}"] if above else []),
         *([f"no difference shown to {name_arms(open_)}"] if open_ else []),
         *([f"below {name_arms(below)}"] if below else []),
     ]
     short = "In part" if above else "No" if below else "Not shown"
-    idle = " It keeps no seed at all." if policy.growth.high == 0 else ""
+    idle = " It keeps no seed at all." if policy.added_interval[1] == 0 else ""
     return Answer(short, f"{start}: {'; '.join(parts)}.{idle}")
 
 
@@ -187,48 +173,19 @@ def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]
 
 def record_scores(comparison: Comparison) -> dict[str, Any]:
     """Mean scores with their intervals by controller, for JSON."""
-    return {
-        arm.name: {"score": arm.score.estimate, "score_interval": _bounds(arm.score)} for arm in comparison.standings
-    }
+    return {arm.name: {"score": arm.score, "score_interval": arm.score_interval} for arm in comparison.standings}
 
 
 def record_comparison(comparison: Comparison) -> ComparisonRecord:
     """All figures and verdicts."""
-    standings: list[ArmRecord] = []
-    for arm in comparison.standings:
-        difference, flops = arm.difference, arm.flops
-        record = ArmRecord(
-            name=arm.name,
-            score=arm.score.estimate,
-            score_interval=_bounds(arm.score),
-            interquartile_mean=arm.middle,
-            by_seed=arm.by_seed,
-            accuracy=arm.accuracy.estimate,
-            accuracy_interval=_bounds(arm.accuracy),
-            added=arm.growth.estimate,
-            added_interval=_bounds(arm.growth),
-            flops=flops and flops.estimate,
-            flops_interval=flops and _bounds(flops),
-            environment_steps=arm.environment_steps,
-            difference=difference and difference.estimate,
-            difference_interval=_bounds(difference.interval) if difference and difference.interval else None,
-            p=difference and difference.p,
-            probability_of_improvement=difference and difference.better,
-            verdict=name_verdict(comparison, arm) or None,
-        )
-        standings.append(record)
     return ComparisonRecord(
         claim=str(comparison.claim),
         basis=describe_basis(comparison),
         seeds=comparison.seeds,
         instances=comparison.instances,
         reference=comparison.reference.name,
-        standings=standings,
+        standings=comparison.standings,
     )
-
-
-def _bounds(interval: Interval) -> tuple[float, float]:
-    return interval.low, interval.high
 
 
 # As a table -----------------------------------------------------------------------------------------------------------
@@ -240,11 +197,11 @@ def standings_rows(comparison: Comparison) -> list[Row]:
     The kind is policy for the reference itself, above, below or other.
     """
     rows: list[Row] = []
-    for arm, record in zip(comparison.standings, record_comparison(comparison).standings, strict=True):
-        verdict = "policy" if arm.difference is None else arm.difference.verdict
-        kind = str(verdict) if verdict in ("policy", Verdict.ABOVE, Verdict.BELOW) else "other"
+    for arm in comparison.standings:
+        verdict = comparison.verdicts.get(arm.name)
+        kind = str(verdict) if verdict in (Verdict.ABOVE, Verdict.BELOW) else "other" if verdict else "policy"
         row: dict[str, Value] = {"name": arm.name, "kind": kind}
-        for name, value in vars(record).items():
+        for name, value in vars(arm).items():
             if name.endswith("_interval"):
                 stem = name.removesuffix("_interval")
                 row[f"{stem}_low"], row[f"{stem}_high"] = value or (None, None)

@@ -26,7 +26,6 @@ from esper.lab.standings import (
     SPLIT_TITLES,
     describe_basis,
     did_it_help,
-    name_verdict,
     record_comparison,
     record_evaluation,
 )
@@ -182,9 +181,7 @@ def report_configurations(folder: Path, configurations: Comparison, arms: Compar
             Section("What it costs", [compared["costs"]]),
             Section("Who is who", terms=[(arm.name, ABOUT.get(arm.name, "")) for arm in arms.standings]),
         ]
-    sentences = [
-        f"{first} against {arm.name}: {name_verdict(configurations, arm)}." for arm, _ in configurations.others
-    ]
+    sentences = [f"{first} against {arm.name}: {arm.verdict}." for arm in configurations.others]
     return Report(
         title=f"Esper: {folder.resolve().name}",
         heading="Which configuration is better?",
