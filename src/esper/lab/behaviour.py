@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
 from esper.files import write_atomically
-from esper.lab.analysis import Interval, mean_interval
+from esper.lab.analysis import mean_interval
+from esper.lab.figures.exhibit import Row, read_numbers
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.tasks.suite import Split, Suite
@@ -185,68 +186,49 @@ _FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_require_coherent)])
 # What kept seeds earned -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class BlueprintShapley:
-    """The kept seeds of one blueprint."""
+def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
+    """A row per blueprint, those kept most often first: seeds kept, in what share of the episodes, and their value.
 
-    blueprint: str
-    kept: int
-    """Seeds."""
-    episodes: int
-    """Episodes in which at least one was kept."""
-    value: float
-    """Mean Shapley value of a seed, in accuracy, over those episodes."""
-    interval: Interval | None
-    """Of the mean; None for fewer than `FEWEST_EPISODES`."""
-    negative: float
-    """Share of the seeds with a value below 0."""
-
-
-@dataclass(frozen=True)
-class PairInteraction:
-    """The episodes that kept seeds in both of two slots."""
-
-    first: int
-    second: int
-    episodes: int
-    interaction: float
-    """Mean over those episodes, in accuracy."""
-    interval: Interval | None
-    """Of the mean; None for fewer than `FEWEST_EPISODES`."""
-
-
-def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[BlueprintShapley]:
-    """Summarise the kept seeds by blueprint, those kept most often first."""
+    The value is the mean Shapley value of a seed over the episodes that kept one; negative is the share of the seeds
+    with a value below 0.
+    """
     episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
     for episode in shapley:
         for blueprint in {seed.blueprint for seed in episode.seeds}:
             values = [seed.value for seed in episode.seeds if seed.blueprint == blueprint]
             episodes[blueprint].append((episode.family, values))
-    summaries: list[BlueprintShapley] = []
-    for blueprint, families in episodes.items():
+    rows: list[Row] = []
+    for blueprint, families in sorted(episodes.items()):
         seeds = np.concatenate([values for _, values in families])
-        # Episode by episode: the seeds of one network are not independent.
-        mean, interval = _average([(family, float(np.mean(values))) for family, values in families])
-        negative = float((seeds < 0).mean())
-        summaries.append(BlueprintShapley(blueprint, len(seeds), len(families), mean, interval, negative))
-    return sorted(summaries, key=lambda summary: (-summary.kept, summary.blueprint))
+        rows.append(
+            {
+                "blueprint": blueprint,
+                "kept": len(seeds),
+                "episodes": len(families) / len(shapley),
+                # Episode by episode: the seeds of one network are not independent.
+                **_average([(family, float(np.mean(values))) for family, values in families]),
+                "negative": float((seeds < 0).mean()),
+            }
+        )
+    return sorted(rows, key=lambda row: -read_numbers([row], "kept")[0])
 
 
-def summarise_pairs(shapley: Sequence[SeedShapley]) -> list[PairInteraction]:
-    """Summarise the interactions by pair of slots, in order."""
+def summarise_pairs(shapley: Sequence[SeedShapley], sites: Sequence[str]) -> list[Row]:
+    """A row per pair of slots, in order: the episodes that kept seeds in both, and the mean interaction over these."""
     interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
     for episode in shapley:
         for pair in episode.pairs:
             interactions[pair.first, pair.second].append((episode.family, pair.interaction))
     return [
-        PairInteraction(*slots, len(episodes), *_average(episodes)) for slots, episodes in sorted(interactions.items())
+        {"slots": f"{sites[first]}, {sites[second]}", "episodes": len(episodes), **_average(episodes)}
+        for (first, second), episodes in sorted(interactions.items())
     ]
 
 
-def _average(episodes: Sequence[tuple[str, float]]) -> tuple[float, Interval | None]:
-    """The mean over episodes, each with its family, and its interval if there are enough of them."""
+def _average(episodes: Sequence[tuple[str, float]]) -> Row:
+    """The mean over episodes, each with its family, and the ends of its interval if there are enough of them."""
     families, values = zip(*episodes, strict=True)
     if len(values) < FEWEST_EPISODES:
-        return float(np.mean(values)), None
+        return {"value": float(np.mean(values)), "value_low": None, "value_high": None}
     interval = mean_interval(np.array([values]), families)
-    return interval.estimate, interval
+    return {"value": interval.estimate, "value_low": interval.low, "value_high": interval.high}

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure as Canvas
 
 from esper.control.learned import POLICY
 from esper.dash.formats import MEGA, count, percent, score, signed_score
-from esper.lab.analysis import Interval
 from esper.lab.behaviour import Behaviour, EpisodeTimeline, summarise_blueprints, summarise_pairs
 from esper.lab.comparison import Comparison
 from esper.lab.experiment import ARMS
@@ -271,16 +270,6 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
         ),
         "the policy kept no seed",
     )
-    earning_rows: list[Row] = [
-        {
-            "blueprint": summary.blueprint,
-            "kept": summary.kept,
-            "episodes": summary.episodes / len(episodes),
-            **_mean_values(summary.value, summary.interval),
-            "negative": summary.negative,
-        }
-        for summary in summarise_blueprints(episodes)
-    ]
     interactions = Table(
         "interactions",
         "Accuracy that the seeds of two slots add together beyond what each adds alone, where both were kept: above "
@@ -289,14 +278,6 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
         (Column("slots"), Column("episodes", count), _mean_column("interaction")),
         "no network kept seeds in two slots",
     )
-    interaction_rows: list[Row] = [
-        {
-            "slots": f"{sites[pair.first]}, {sites[pair.second]}",
-            "episodes": pair.episodes,
-            **_mean_values(pair.interaction, pair.interval),
-        }
-        for pair in summarise_pairs(episodes)
-    ]
 
     # Whole episodes.
     panel = _PANEL_MARGIN + _ACCURACY_HEIGHT + LANE_HEIGHT * len(sites)
@@ -315,14 +296,10 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
     return {
         "operations": Exhibit(operations, operation_rows),
         "blueprints": Exhibit(blueprints, blueprint_rows),
-        "earnings": Exhibit(earnings, earning_rows),
-        "interactions": Exhibit(interactions, interaction_rows),
+        "earnings": Exhibit(earnings, summarise_blueprints(episodes)),
+        "interactions": Exhibit(interactions, summarise_pairs(episodes, sites)),
         "episodes": Exhibit(timelines, decision_rows),
     }
-
-
-def _mean_values(value: float, interval: Interval | None) -> Row:
-    return {"value": value, "value_low": interval and interval.low, "value_high": interval and interval.high}
 
 
 def _mean_column(title: str) -> Column:
