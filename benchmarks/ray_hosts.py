@@ -64,8 +64,8 @@ def wait_for(hosts: Sequence[Host]) -> None:
     end = time.monotonic() + JOIN_SECONDS
     while ray.cluster_resources().get("CPU", 0) < len(hosts):
         if time.monotonic() > end:
-            said = "".join(f"\n{host.name}: {host.log.read_text()}" for host in hosts)
-            sys.exit(f"not all {len(hosts)} hosts have joined Ray within {JOIN_SECONDS} seconds{said}")
+            logs = "".join(f"\n{host.name}: {host.log.read_text()}" for host in hosts)
+            sys.exit(f"not all {len(hosts)} hosts have joined Ray within {JOIN_SECONDS} seconds{logs}")
         time.sleep(0.1)
 
 
@@ -120,7 +120,7 @@ def measure(workers: RayWorkers, settings: TrainSettings, hosts: Sequence[Host],
     check("rollout", shards)
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds):
-        for count in counts:  # all of them last, whose traffic is told
+        for count in counts:  # all of them last, whose traffic is reported
             workers.most = count
             before = [host.traffic() for host in hosts]
             took, _ = collected(workers, settings)
@@ -172,18 +172,18 @@ def main() -> None:
     loss.add_argument("--kill", action="store_true")
     loss.add_argument("--cut", action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    asked = parser.parse_args()
-    settings = load_settings(TrainSettings, None, asked.overrides)
+    arguments = parser.parse_args()
+    settings = load_settings(TrainSettings, None, arguments.overrides)
     become_head()
     os.environ.update(ENVIRONMENT)
     with raise_terminated():
-        hosts = start_cluster(asked.hosts, asked.rate)
+        hosts = start_cluster(arguments.hosts, arguments.rate)
         check = Check(settings)
-        with RayWorkers(asked.hosts, ADDRESS) as workers:
+        with RayWorkers(arguments.hosts, ADDRESS) as workers:
             wait_for(hosts)
-            seconds = measure(workers, settings, hosts, asked.rounds, check)
-            if asked.kill or asked.cut:
-                lose_one(workers, settings, hosts, check, seconds / 2, cut=asked.cut)
+            seconds = measure(workers, settings, hosts, arguments.rounds, check)
+            if arguments.kill or arguments.cut:
+                lose_one(workers, settings, hosts, check, seconds / 2, cut=arguments.cut)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,7 @@ class Contrast:
             raise ValueError(
                 f"scores {self.first.shape} and {self.second.shape} are not of the same seeds and instances"
             )
+        # Unpaired seeds are independent: each table adds a variance of its own.
         if self.paired or len(self.second) == 1:
             return [self.first - self.second]
         return [self.first, -self.second]
@@ -128,6 +129,7 @@ def judge(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> li
         ValueError: not one family per instance, fewer than two instances (without families: seeds), tables that do not
             belong together, or several seeds where the claim is about one policy.
     """
+    # What the claim covers decides what it takes: one seed for a policy, several for a way of training.
     seeds = [len(contrast.first) for contrast in contrasts]
     if claim is not Claim.TRAINING and any(count != 1 for count in seeds):
         raise ValueError(f"a claim about {claim} takes the scores of one training seed")
@@ -196,6 +198,7 @@ def _estimate_instance_variance(tables: Sequence[Floats], families: Families) ->
     shares = np.eye(len(names))[member]
     # Less each seed's mean in the family.
     centred = [table - table @ (shares / shares.sum(0)) @ shares.T for table in tables]
+    # B of the summed tables, for luck of the instances is common to them; R / N of each table by itself.
     between = float(np.square(np.sum([table.mean(0) for table in centred], axis=0)).sum()) / freedom
     residual = sum(
         float(np.square(table - table.mean(0)).sum()) / ((len(table) - 1) * freedom * len(table))
@@ -209,6 +212,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """P-values adjusted for their number, so that the chance of any false alarm is bounded (Holm, 1979)."""
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(len(order), 0, -1)
+    # Step down: no p-value may be smaller than that of a stronger contrast.
     stepped = np.maximum.accumulate(np.asarray(p_values, float)[order] * factors)
     adjusted = np.empty(len(order))
     adjusted[order] = np.minimum(stepped, 1.0)

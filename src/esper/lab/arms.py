@@ -114,6 +114,7 @@ def run_arms(experiment: Experiment, progress: Progress, backend: Backend = LOCA
             results.setdefault(POLICY, []).append(policy)
             jobs += _list_followers(run, seeded, instances, workers, policy.environment_steps)
 
+        # Environment steps are the progress: arms take very different times.
         done, total = 0, sum(job.steps for job in jobs)
         for job in jobs:
             taken = 0
@@ -135,6 +136,7 @@ def _play_baseline(
     controller: Controller, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, _: CountSteps
 ) -> ArmResults:
     suite = get_suite(settings.suite)
+    # A tuned baseline has cost a search, which is charged to it.
     searched = round(count_trainings(controller.name, suite) * suite.steps)
     played = evaluate_controllers(workers, [controller], evaluation_config(settings), instances)[0]
     return ArmResults(searched, measure_arm(played, suite).outcomes)
@@ -239,6 +241,7 @@ def search_sequence(
     comparison of the finalists.
     """
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.SEQUENCE_SEARCH)
+    # Doing nothing is always a candidate.
     rounds, first = plan_rounds(environment_steps // suite.steps)
     drawn = [make_schedule(suite, draw_plantings(suite, rng)) for _ in range(first - 1)]
     candidates: list[Schedule] = [make_schedule(suite, []), *drawn]
@@ -250,6 +253,7 @@ def search_sequence(
         scores, taken = score_controllers(candidates, config, suite.sample(count, "train", rng), workers)
         count_steps(taken)
         left -= taken
+        # The last round has at least two finalists, so that its instances decide something.
         survivors = 1 if remaining == 1 else max(-(-len(candidates) // SURVIVORS), FINALISTS)
         order: list[int] = scores.argsort()[::-1][:survivors].tolist()
         candidates = [candidates[index] for index in order]
@@ -277,6 +281,7 @@ def draw_plantings(suite: Suite, rng: np.random.Generator) -> list[Planting]:
     """Plantings in up to `MOST_PLANTINGS` different slots."""
     most = min(MOST_PLANTINGS, len(suite.sites))
     slots: list[int] = rng.permutation(len(suite.sites))[: int(rng.integers(1, most + 1))].tolist()
+    # Half of the plantings at once, the others at a random step that leaves time to earn the rent.
     latest = round(LATEST * suite.steps)
     return [
         Planting(

@@ -118,6 +118,7 @@ def _count_usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage
 
 def _describe_first_episode(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
     """The first episode of a family; at least one has to be played."""
+    # Records are in the order of the cohorts' logs.
     places = [(log, row) for log in played.logs for row in range(len(log.instances))]
     (log, row), record = next(
         (place, record) for place, record in zip(places, played.records, strict=True) if record.family == family

@@ -141,6 +141,7 @@ def measure_gap(
     overall = choose(family_weights(chosen_on))
     by_family = choose_by([instance.family for instance in chosen_on])
     by_variant = choose_by([_name_variant(instance) for instance in chosen_on])
+    # Only the chosen schedules play the fresh instances.
     needed = sorted({overall, NOTHING, *by_family.values(), *by_variant.values()})
     fresh, weights = score_afresh(needed), family_weights(scored_on)
 
@@ -152,6 +153,7 @@ def measure_gap(
         for context, name in chosen.items():
             rows = labels == context
             difference = fresh[name][rows] - fresh[overall][rows]
+            # Contexts are independent, so their variances add up with the squares of their shares.
             share = float(weights[rows].sum())
             gap += share * float(difference.mean())
             variance += share**2 * float(difference.var(ddof=1)) / int(rows.sum())
@@ -183,6 +185,7 @@ def _name_variant(instance: Instance) -> str:
 def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) -> list[Instance]:
     """``count`` held-out instances of every variant of every training family."""
     counts = {(family, variant): count for family in suite.families for variant in suite.variants(family)}
+    # The split goes round all families and variants: so many instances hold enough of each.
     most = max(len(suite.variants(family)) for family in suite.families) * len(suite.families) * count
     chosen: list[Instance] = []
     for instance in suite.sample(most, "heldout", rng):

@@ -72,6 +72,7 @@ def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -
         learner.update(concatenate([shard.rollout for shard in shards]), number / (settings.iterations + 1))
         return sum(int(running.sum()) for shard in shards for running in shard.log.running)
 
+    # The clock runs without the profiler, which slows small functions down.
     speeds: list[float] = []
     for number in range(settings.iterations):
         start = time.perf_counter()
@@ -94,6 +95,7 @@ def measure_shares(profile: cProfile.Profile) -> dict[str, float]:
             code = cast("FunctionType", inspect.unwrap(function)).__code__  # what decorators such as no_grad hide
             row = rows.get((code.co_filename, code.co_firstlineno, code.co_name))
             spent[name] += 0.0 if row is None else row[3]
+    # Optimizers are called within training.
     spent["hosts and seeds"] -= spent["optimizers"]
     spent[REST] = total - sum(spent.values())
     return {name: seconds / total for name, seconds in spent.items()}

@@ -70,6 +70,7 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
     Raises:
         ValueError: they did not play the same instances, or `judge` refuses their scores.
     """
+    # A difference means something only on the same instances.
     reference, *others = entries
     played = reference.instances
     if not own_instances and any(instances != played[0] for instances in played):
@@ -78,6 +79,7 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
         if entry.instances not in (played, played[:1]) or (own_instances and len(entry.seeds) != len(played)):
             raise ValueError(f"{entry.name} did not play the same instances as {reference.name}")
 
+    # Instances of a run's own are part of its luck, so there are no strata.
     families = None if own_instances else [result.family for result in reference.seeds[0]]
     scores = [entry.tabulate(lambda result: result.score) for entry in entries]
     differences = judge([Contrast(scores[0], table, paired) for table in scores[1:]], families, claim)
@@ -163,6 +165,7 @@ def _compare_controllers(
     runs: Sequence[Sequence[Result]], reference: str, claim: Claim, *, own_instances: bool = False
 ) -> Comparison:
     """Compare the reference with every other controller of the same runs, best mean score first."""
+    # In the order of the results, so that equal scores keep it.
     names = dict.fromkeys(result.controller for results in runs for result in results)
     if reference not in names:
         raise ValueError(f"there are no results of {reference!r}")

@@ -113,6 +113,7 @@ def count_trainings(name: str, suite: Suite) -> float:
         return baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
     run = open_policy(name)
     settings = load_settings(TrainSettings, run.config)
+    # Episodes of an iteration, with those of twins.
     each = settings.environments + (settings.environments // settings.ppo.group if settings.ppo.twin else 0)
     return Checkpoints(run.checkpoints).latest().iteration * each + count_pretraining(settings, suite)
 
@@ -184,6 +185,7 @@ def evaluate_run(
             cohorts = split_into_cohorts([replay], config, instances)
         played = join_cohorts(1, finished.play(workers, cohorts))[0]
         results += [replace(record, split=split) for record in played.records]
+        # Kept for the shuffled actions and the description of the policy's behaviour.
         if controller is policy.controller:
             policy_results[split] = played
     progress(len(games), len(games), "")
@@ -208,6 +210,7 @@ def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: in
     """
     _check_counts(count, 0)
     controller, config = find_controller(name, suite)
+    # A baseline is not compared with itself.
     others = [rule for rule in baselines(suite) if rule.name != controller.name]
     instances = sample_for_evaluation(suite, split, count, seed)
     played = evaluate_controllers(workers, [controller, *others], config, instances)

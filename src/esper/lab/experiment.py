@@ -105,6 +105,7 @@ def run_experiment(experiment: Experiment, progress: Progress, backend: Backend 
         ConfigError: the folder holds trials of other settings.
         RunError: it cannot be written.
     """
+    # A missing start is found before hours of training, not after them.
     for settings in experiment.arms.values():
         require_start(settings)
     trials, instances = experiment.list_trials(), experiment.sample_instances()
@@ -115,6 +116,7 @@ def run_experiment(experiment: Experiment, progress: Progress, backend: Backend 
             report(None)
             path, settings = experiment.path(trial), experiment.settings(trial)
             results[trial] = report_iterations(train_and_play(path, settings, instances, workers, LOCK_OWNER), report)
+    # In the order of the configurations, whatever the order of the trials.
     return [Arm(name, [results[Trial(name, seed)] for seed in range(experiment.seeds)]) for name in experiment.arms]
 
 
@@ -129,6 +131,7 @@ def train_and_play(
         ConfigError: the path holds a run of other settings.
         CheckpointError, RunError: the run is damaged or cannot be written.
     """
+    # A trial goes on where it stopped, but never under other settings.
     new = not (path / "config.yaml").exists()
     run = RunDirectory.create(path) if new else RunDirectory(path)
     with run.locked(lock_owner):
@@ -138,6 +141,7 @@ def train_and_play(
         elif load_settings(TrainSettings, run.config) != settings:
             raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this")
 
+        # A finished run whose newest checkpoint is older than its end is trained on.
         finished = False
         if run.has_store:
             with RunReader.open(run.store) as reader:
@@ -162,6 +166,7 @@ def play_policy(
         played = evaluate_controllers(workers, [policy.controller], evaluation_config(settings), instances)[0]
         with RunReader.open(run.store) as reader:
             steps = summarise(reader).environment_steps
+        # The policy that it started from is part of its cost.
         steps += round(count_pretraining(settings, suite) * suite.steps)
         return ArmResults(steps, measure_arm(played, suite).outcomes)
 
@@ -191,6 +196,7 @@ def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
     Raises:
         RunError: nothing is done yet, or a file is damaged.
     """
+    # Which seeds every configuration has done: only these can be compared.
     done: dict[str, set[int]] = {}
     for path in folder.glob(f"*/{_SEED}*/{ARMS}/{POLICY}.json"):
         number = path.parents[1].name.removeprefix(_SEED)

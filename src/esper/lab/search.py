@@ -106,6 +106,7 @@ def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, 
 def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instance, rng: np.random.Generator) -> Fossils:
     """In every slot nothing, or one of the blueprints that serve it, all equally likely, as far as caps allow."""
     left = np.array([np.inf if cap is None else cap for cap in (budget.parameters, budget.flops)])
+    # Slots are filled from the input on; what does not fit into the caps any more stays empty.
     fossils: list[SeedKind] = []
     kinds = [get(name) for name in suite.blueprints]
     for slot, site in enumerate(prices.sites(instance)):
@@ -146,6 +147,7 @@ def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: in
     repeated = [instance for instance in instances for _ in range(POOL)]
     budget = config.conduct.budget.within(suite.parameter_cap)
     fossils = [draw_fossils(suite, prices, budget, instance, rng) for instance in repeated]
+    # Cohorts of networks side by side, whatever their instances.
     parts = [slice(start, start + COHORT) for start in range(0, len(repeated), COHORT)]
     results = workers.map(_train_pool_part, [_PoolTask(config, repeated[part], fossils[part]) for part in parts])
     validation, test = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
@@ -157,6 +159,7 @@ def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: in
 
 def _train_pool_part(task: _PoolTask) -> tuple[Floats, Floats]:
     """J on validation data after each decision ``[E, T]``, and scores on test data ``[E]``."""
+    # Networks that never change need no expansion scores, and are trained to the horizon.
     conduct = task.config.conduct.model_copy(update={"promise": None, "plateau": None})
     episodes = replace(task.config, conduct=conduct).episodes(task.instances, fossils=task.fossils)
     waiting, curve = wait(len(task.instances)), list[Floats]()
@@ -171,6 +174,7 @@ def _train_pool_part(task: _PoolTask) -> tuple[Floats, Floats]:
 
 def random_search(pool: Pool, flops: Floats) -> Floats:
     """One network after the other, as many as can be afforded, but one at least."""
+    # Networks in the order in which they were drawn, each trained to the end.
     spent = np.cumsum(pool.flops * pool.decisions, axis=1)
     tried = np.maximum((spent <= flops[:, None]).sum(1), 1)
     return _keep_best(pool, np.arange(POOL) < tried[:, None])
@@ -201,6 +205,7 @@ def successive_halving(pool: Pool, flops: Floats) -> Floats:
         affordable = cost <= left
         finished[rows[affordable], winner[affordable]] = True
         left = np.where(affordable, left - cost, 0.0)
+    # Where no bracket can be afforded, the first network is trained all the same.
     finished[:, 0] |= ~finished.any(1)
     return _keep_best(pool, finished)
 
@@ -235,6 +240,7 @@ def compare_with_search(
         low, high = (float(bound) if np.isfinite(bound) else None for bound in bounds)
         intervals[name] = low, high
 
+    # The better search decides how soon the controller has paid.
     least = min((multiple for multiple in multiples.values() if multiple is not None), default=float(BUDGETS[-1]))
     return SearchReport(
         controller=controller,
@@ -259,5 +265,6 @@ def find_multiple(means: Floats, score: float) -> float | None:
     if place == 0:
         return float(BUDGETS[0])
     below, above = means[place - 1], means[place]
+    # Linear in the logarithm of the multiple.
     share = (score - below) / (above - below)
     return float(BUDGETS[place - 1] * (BUDGETS[place] / BUDGETS[place - 1]) ** share)

@@ -99,6 +99,7 @@ def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
     """The verdict on the reference and this arm in a sentence, with its figures and what finding the arm cost."""
     cost = [f"found with {arm.environment_steps:,} environment steps"] if arm.environment_steps is not None else []
     first = comparison.reference.name
+    # The reference is compared with nobody.
     if arm.difference is None or arm.probability_of_improvement is None:
         return ": ".join([arm.name, *cost])
     figures = f"{first} less {arm.name} {signed_score(arm.difference)}"
@@ -138,6 +139,7 @@ def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
         Claim.TRAINING: "policies trained this way score",
     }[comparison.claim]
     start = f"On {comparison.instances} {SPLIT_NAMES[split]} instances {subject} {score(policy.score)}"
+    # The answer is no more than the verdicts allow: yes takes a win over every other controller.
     if too_few:
         return Answer("Too few seeds to say", f"{start} with {comparison.seeds} training seeds.")
     start += f" (95% interval {format_interval(policy.score_interval)})"
@@ -201,6 +203,7 @@ def standings_rows(comparison: Comparison) -> list[Row]:
         verdict = comparison.verdicts.get(arm.name)
         kind = str(verdict) if verdict in (Verdict.ABOVE, Verdict.BELOW) else "other" if verdict else "policy"
         row: dict[str, Value] = {"name": arm.name, "kind": kind}
+        # Every figure of the record is a column; the figures by seed have a table of their own.
         for name, value in vars(arm).items():
             if name.endswith("_interval"):
                 stem = name.removesuffix("_interval")
@@ -252,6 +255,7 @@ def standings_table(comparison: Comparison, title: str | None = None) -> Table:
         header_style="underline",
     )
     # FLOPs take the room of how often the reference is better.
+    # Only what fits a terminal; the page has all columns.
     columns = [column for column in standings_columns(comparison) if column.name in _NARROW]
     if any(column.name == "flops" for column in columns):
         columns = [column for column in columns if column.name != "probability_of_improvement"]

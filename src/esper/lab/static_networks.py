@@ -101,6 +101,7 @@ def track_slots(log: EpisodeLog, suite: Suite, fossils: Sequence[Fossils] = ()) 
         # Rollbacks come after the training of their decision: the next training is the first without the seed.
         return change.step + (change.cause == _ROLLBACK)
 
+    # A change holds from its step to the end, until a later change overwrites it.
     shape = (len(log.steps) + 1, len(log.instances), len(suite.sites))  # with the end of the episodes
     stage, blueprint, blend = (np.full(shape, initial, np.int64) for initial in (Stage.DORMANT, NO_BLUEPRINT, 0))
     for network, seeds in enumerate(fossils):
@@ -135,6 +136,7 @@ def training_flops(
     host = np.array([flops for flops, _ in counts])
     cost = merge_arrays(np.concatenate, [seeds for _, seeds in counts]).of(slots.blueprint, slots.blend)
     forward = host + (cost * _BLENDED[slots.stage]).sum(-1)
+    # Seeds in isolation are trained beside the network, which is passed through once more for them.
     isolated = slots.stage == Stage.TRAINING
     second = np.where(isolated.any(-1), forward + (cost * isolated).sum(-1), 0)
     return TRAINING_PASSES * examples_per_decision(suite) * (forward + second) * running
@@ -214,6 +216,7 @@ def train_cohort(task: StaticTask) -> list[Result]:
     suite = lengthen_episodes(get_suite(task.config.suite), int(ends.max()))
     instances = [network.instance for network in task.networks]
     fossils = [network.fossils for network in task.networks]
+    # A plateau would end an episode early, but every network is to be trained to its own end.
     config = replace(task.config, conduct=task.config.conduct.model_copy(update={"plateau": None}))
     episodes = config.episodes(instances, suite=suite, fossils=fossils)
     log, waiting = EpisodeLog(suite, instances), wait(len(instances))

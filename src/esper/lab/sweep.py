@@ -131,6 +131,7 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
             override of a searched key.
     """
     file = load_settings(_SweepFile, path)
+    # A sweep without a search would be one training.
     if not file.space:
         raise ConfigError(f"{path} has nothing to search: list values or ranges of settings under `space`")
     base = dict(file.base)
@@ -173,6 +174,7 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
                 raise ConfigError(f"{source}: {error}") from error
         else:
             raise ConfigError(f"{source} must be a list of values, or low and high, not {values!r}")
+    # Scores of different suites are on different scales.
     suites = sorted({settings.suite for settings in space.settings})
     if len(suites) > 1:
         raise ConfigError(f"the trials train on different suites ({', '.join(suites)}): they cannot be ranked")
@@ -333,6 +335,7 @@ def _run_trial(
     report_line: Callable[[str], None],
 ) -> None:
     """Train by the trial's settings and score the policy, unless the settings are refused or the trial is pruned."""
+    # Only a combination can be wrong here: single values were checked when the space was read.
     values = sweep.space.decode_values(trial.params)
     settings_text, run = describe_values(values), RunDirectory(sweep.folder / name)
     outcomes: list[Result] | None = None
@@ -374,6 +377,7 @@ def _run_trial(
         report_line(f"{name}: pruned ({settings_text})")
         return
 
+    # The report lies in the trial's run, so that a trial reads like any other training.
     write_report(run)
     trial.set_user_attr("accuracy", mean(outcome.test_accuracy for outcome in outcomes))
     trial.set_user_attr("added", mean(outcome.growth for outcome in outcomes))

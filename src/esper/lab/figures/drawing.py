@@ -118,6 +118,7 @@ def export(folder: Path, exhibits: Sequence[Exhibit]) -> Exported:
             inside.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make {inside} ({error.strerror}): choose another --out") from error
+        # One drawing for all formats; the numbers and their source beside it.
         files: dict[str, bytes | str] = {}
         if isinstance(what, Figure):
             with _open_canvas(what, rows) as canvas:
@@ -199,6 +200,7 @@ def count_along(axes: Axes, unit: str = "iteration") -> None:
 
 def draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
     """Dashed lines right across, named on their right, where names make room for each other."""
+    # Places on the axes' height, so that labels can be kept apart by the size of their letters.
     low, high = axes.get_ylim()
     shares = [(value - low) / (high - low) for value in levels.values()]
     for (name, value), share, place in zip(levels.items(), shares, spread_apart(shares, _LABEL_GAP, 0, 1), strict=True):
@@ -220,10 +222,12 @@ def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -
     """Move places as little as it takes to lie ``gap`` apart, in their order, within low .. high if there is room."""
     order = sorted(range(len(places)), key=lambda index: places[index])
     moved = [0.0] * len(places)
+    # Upwards: each place at least a gap above the one below it.
     floor = low
     for index in order:
         moved[index] = max(places[index], floor)
         floor = moved[index] + gap
+    # Downwards again, where the topmost were pushed out.
     ceiling = high
     for index in reversed(order):
         moved[index] = min(moved[index], ceiling)

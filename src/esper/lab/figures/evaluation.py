@@ -86,6 +86,7 @@ def exhibit_arms(comparison: Comparison, configuration: str) -> dict[str, Exhibi
 def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comparison) -> dict[str, Exhibit]:
     """All figures and tables of a comparison; ``players`` is a phrase for their captions: who played what."""
     rows, names = standings_rows(comparison), [arm.name for arm in comparison.standings]
+    # Scores in rows, with their intervals.
     scores = Figure(
         f"{name}_scores",
         f"Mean score of {players}, with 95% intervals. Score is test accuracy minus the rent on added parameters.",
@@ -96,6 +97,7 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
     )
 
     has_flops = any(arm.flops is not None for arm in comparison.standings)
+    # Accuracy against cost.
     costs = Figure(
         f"{name}_costs",
         f"Mean test accuracy of {players} against mean parameters added, as a share of the host's"
@@ -108,6 +110,7 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
         columns=2 if has_flops else 1,
     )
 
+    # The table of all figures, whose caption explains the columns that it has.
     columns, reference = standings_columns(comparison), comparison.reference.name
     optional = {
         "flops": "MFLOP is what training one network took, without measurements.",
@@ -147,6 +150,7 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
     }
     if comparison.seeds > 1:
         runs = [f"run {number}" for number in range(1, comparison.seeds + 1)]
+        # Arms without training seeds have no figures by run.
         seeds = Table(
             f"{name}_seeds",
             f"Mean score of {players}, by run, in the order in which they are given.",
@@ -180,6 +184,7 @@ def _draw_scores(canvas: Canvas, rows: Sequence[Row]) -> None:
 def _draw_costs(canvas: Canvas, rows: Sequence[Row]) -> None:
     """Test accuracy against what it costs, a panel for each cost that is known."""
     costs = {"added": (1, "parameters added / host's"), "flops": (MEGA, "training MFLOP")}
+    # FLOPs are known for comparisons only.
     measured = [name for name in costs if not all(map(math.isnan, read_numbers(rows, name)))]
     panels = canvas.subplots(1, len(measured), sharey=True, squeeze=False)[0]
 
@@ -318,6 +323,7 @@ def _list_decisions(episode: EpisodeTimeline, sites: Sequence[str]) -> Iterator[
     note = f"score {score(episode.score)}, parameters +{percent(episode.growth)}{new}"
     for slot, site in enumerate(sites):
         stage, blueprint = Stage.DORMANT.name.lower(), None
+        # Of several changes in one step, the last one is what the slot was left in.
         changes = {change.step: change for change in episode.changes if change.slot == slot}
         for step, accuracy in enumerate(episode.accuracy):
             if step in changes:
@@ -341,6 +347,7 @@ def _draw_episodes(canvas: Canvas, rows: Sequence[Row]) -> None:
     lanes: list[Axes] = []
     for panel, episode in zip(panels, episodes, strict=False):
         slots, first = group_rows(episode, "slot_name"), episode[0]
+        # The accuracy above, the lanes below, on one axis of decisions.
         heights = [_ACCURACY_HEIGHT, LANE_HEIGHT * len(slots)]
         above, below = panel.subplots(2, 1, sharex=True, height_ratios=heights)
         above.set_title(str(first["title"]), fontweight="bold")

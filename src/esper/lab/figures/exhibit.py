@@ -137,6 +137,7 @@ class Column:
 
     def cell(self, row: Row) -> Cell:
         """The column's cell in a row."""
+        # The interval is the note, where there is one.
         ends = [row[f"{self.name}{end}"] for end in ("_low", "_high")] if self.bounded else []
         bounds = tuple(self.write(end) for end in ends if end is not None)
         note = f"[{' to '.join(bounds)}]" if bounds else self.note(row) if self.note else ""
@@ -180,6 +181,7 @@ def run_queries(store: Path, what: Sequence[Figure | Table]) -> list[Exhibit]:
     exhibits: list[Exhibit] = []
     with RunReader.open(store) as reader:
         for exhibited in what:
+            # A column of the query is a column of the rows, under the same name.
             result = reader.query(exhibited.source.text)
             exhibits.append(Exhibit(exhibited, [dict(zip(result.columns, row, strict=True)) for row in result.rows]))
     return exhibits

@@ -246,11 +246,13 @@ def _name_measures(metric: Metric) -> str:
 def _draw_curves(canvas: Canvas, rows: Sequence[Row]) -> None:
     """A panel per measure: the run's own metric above, then the loss and the parameters."""
     measures = group_rows(rows, "measure")
+    # The owner's metric has a name of its own, so it is what is left of the known ones.
     panels = [
         *(name for name in measures if name not in (*_PANELS, _ROLLBACK)),
         *(name for name in _PANELS if name in measures),
     ]
     rollbacks = read_numbers(measures.get(_ROLLBACK, []), "decision")
+    # One column of panels over the same decisions.
     column = canvas.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(column, panels, strict=True):
         for data, curve in group_rows(measures[name], "data").items():
@@ -296,6 +298,7 @@ def _draw_contributions(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
     """A panel per moment, with the host's layers from top to bottom and the seed behind each."""
+    # The query has chosen the moments: evenly spread, the first and the last among them.
     moments, slots = list(group_rows(rows, "decision").values()), list(group_rows(rows, "slot_name"))
     canvas.set_size_inches(WIDTHS[2], _MARGIN + _ROW * len(slots))
     panels = canvas.subplots(1, len(moments), sharey=True, squeeze=False)[0]
@@ -303,6 +306,7 @@ def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
     small: dict[str, Any] = {"fontsize": LABEL_SIZE - 0.5, "ha": "center", "va": "center", "clip_on": True}
     middle = sum(_SEED) / 2
     for axes, moment in zip(panels, moments, strict=True):
+        # Figures of the whole network, which are the same in every row of a moment.
         first = moment[0]
         value, added = measure(_to_number(first["value"])), signed_percent(_to_number(first["added"]))
         axes.set_title(f"decision {first['decision']}", fontsize=LABEL_SIZE + 0.5, loc="center")

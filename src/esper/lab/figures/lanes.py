@@ -61,8 +61,10 @@ def find_spans(rows: Sequence[Row]) -> list[Span]:
     for row in rows:
         stage, decision = Stage[str(row["stage"]).upper()], int(str(row["decision"]))
         blueprint = None if row["blueprint"] is None else str(row["blueprint"])
+        # The stages of a cooldown are drawn as one, without a blueprint.
         if stage in COOLDOWN:
             stage, blueprint = Stage.PRUNED, None
+        # The same seed in the same stage: the span goes on.
         if before is not Stage.DORMANT and (spans[-1].stage, spans[-1].blueprint) == (stage, blueprint):
             spans[-1] = Span(stage, spans[-1].start, decision, blueprint)
         elif stage is not Stage.DORMANT:

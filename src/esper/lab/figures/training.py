@@ -44,6 +44,7 @@ _NO_ITERATION = "no iteration is done"
 
 def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
     axes = canvas.subplots()
+    # One query gives all curves; each kind has its style.
     kinds = group_rows(rows, "kind")
     styles: dict[str, dict[str, Any]] = {
         "J": {"color": GREY, "linewidth": 0.6},
@@ -152,6 +153,7 @@ def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) 
 
     ``rollbacks`` has how often the governor stepped in, by the trouble.
     """
+    # The caption counts what the figure shows, so it is written after the query.
     ((figure, rows),) = run_queries(store, [health_figure(target_kl)])
     caption = "Figures of the policy's updates, by iteration"
     anomalies = Counter(row["name"] for row in rows if row["kind"] == "anomaly")
@@ -173,6 +175,7 @@ def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) 
 
 def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
     kinds = group_rows(rows, "kind")
+    # Gauges that this run has no figures of are left out, and their axes stay empty.
     series = group_rows(kinds.get("figure", []), "name")
     anomalies = read_numbers(kinds.get("anomaly", []), "iteration")
     gauges = [gauge for gauge in GAUGES if gauge.series in series]
@@ -187,6 +190,7 @@ def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
         axes.locator_params(axis="y", nbins=4)
         count_along(axes, "")
         for iteration in anomalies:
+            # Ticks at the bottom of every gauge: an anomaly concerns the whole update.
             axes.axvline(iteration, ymax=0.08, color=VERMILION, linewidth=1.2)
     for axes in grid[len(gauges) :]:
         axes.set_axis_off()

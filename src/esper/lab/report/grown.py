@@ -52,6 +52,7 @@ def report_grown(run: RunDirectory) -> Report:
         headline = Headline("No decision yet", [f"The run is {progress.state}."])
         sections = [Section("How it learned", note="No decision was made yet.")]
     tables = [exhibit for exhibit in exhibits if isinstance(exhibit.what, Table)]
+    # Runs without a horizon do not know how long they last.
     planned = metadata.get("iterations")
     return Report(
         title=f"Esper: {run.path.name}",
@@ -94,6 +95,7 @@ def _describe_state(metadata: Mapping[str, Any], progress: RunProgress, exhibits
             stage = "" if outcome == fossilized else f", {stages[slot]}"
             residents.append(f"{seeds[-1]['blueprint']} in {slot}{stage}")
 
+    # The loss is not repeated where it is the metric.
     loss = "" if metric.is_loss else f"loss {measure(newest[LOSS])}; "
     host = metadata.get("host_parameters")
     parameters = f"{host:,}" if isinstance(host, int) else "?"

@@ -50,6 +50,7 @@ def report_on(paths: Sequence[Path]) -> Report:
     Raises:
         RunError, ConfigError: they are something else, nothing is done yet, or a file is damaged.
     """
+    # Several runs are one way of training.
     if len(paths) > 1:
         return _report_over_seeds(paths, read_over_seeds(paths))
     (path,) = paths
@@ -110,9 +111,11 @@ def _report_training(run: RunDirectory) -> Report:
         sections.append(Section("What the policy does", [acted["episodes"]]))
         exhibits += acted.values()
 
+    # Whether training was healthy.
     health = exhibit_health(run.store, settings.ppo.target_kl, rollbacks)
     if health.rows:
         sections.append(Section("Was training healthy?", [health]))
+    # The answer comes first on the page: the verdicts, or how to get them.
     heldout = comparisons.get("heldout")
     return Report(
         title=f"Esper: {run.path.name}",
@@ -169,6 +172,7 @@ def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headlin
 
 def report_configurations(folder: Path, configurations: Comparison, arms: Comparison | None) -> Report:
     """A comparison of configurations, and all arms if they have played."""
+    # The first configuration is the reference of both comparisons.
     first, names = configurations.reference.name, [arm.name for arm in configurations.standings]
     compared = exhibit_configurations(configurations)
     comparisons, exhibits = {"configurations": configurations}, [*compared.values()]
