@@ -44,13 +44,13 @@ def test_time_is_shared_out_by_function(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_part_takes_time_in_a_real_training():
-    heard: list[int] = []
+    numbers: list[int] = []
     with short_suite():
         found = bench_train(
             tiny("iterations=2", "policy.advice.rule.promise={first: 1, examples: 8}"),
-            lambda number, speed: heard.append(number),
+            lambda number, speed: numbers.append(number),
         )
-    assert heard == [1, 2]
+    assert numbers == [1, 2]
     assert found.env_steps_per_second == found.iterations[1] > 0, "the first one warms up"
     assert found.share.keys() == {*PARTS, REST}
     assert all(share > 0 for share in found.share.values())

@@ -1,4 +1,4 @@
-"""Comparisons of ways to train: trials share instances, take turns, and are resumable; all that is said agrees."""
+"""Comparisons of ways to train: trials share instances, take turns, and are resumable; all outputs agree."""
 
 from __future__ import annotations
 

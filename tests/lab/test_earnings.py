@@ -119,17 +119,17 @@ def test_where_growth_is_about_the_loss_they_earn_shares_of_it(
 def test_cohorts_tell_of_earnings_only_if_asked(tmp_path: Path) -> None:
     terms = EvaluationConfig("short", Rules())
     (plain,) = split_into_cohorts([keeper()], terms, instances())
-    (asked,) = split_into_cohorts([keeper()], terms, instances(), attributed=True)
-    first, second = evaluate_cohort(plain)[0], evaluate_cohort(asked)[0]
+    (attributed,) = split_into_cohorts([keeper()], terms, instances(), attributed=True)
+    first, second = evaluate_cohort(plain)[0], evaluate_cohort(attributed)[0]
     assert first.earnings == []
     assert first.records == second.records
     assert [one.instance for one in second.earnings] == [one.instance for one in second.records]
     assert sum(len(one.pairs) for one in second.earnings) > 3
     # And they survive being stored.
-    EvaluationProgress(tmp_path / "progress", {}, [asked]).play(LocalWorkers(1), [asked])
-    known = EvaluationProgress(tmp_path / "progress", {}, [asked])
+    EvaluationProgress(tmp_path / "progress", {}, [attributed]).play(LocalWorkers(1), [attributed])
+    known = EvaluationProgress(tmp_path / "progress", {}, [attributed])
     assert known.taken_over == 1
-    assert known.play(LocalWorkers(1), [asked])[0][0].earnings == second.earnings
+    assert known.play(LocalWorkers(1), [attributed])[0][0].earnings == second.earnings
     assert EvaluationProgress(tmp_path / "progress", {}, [plain]).taken_over == 0
 
 

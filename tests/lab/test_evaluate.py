@@ -1,4 +1,4 @@
-"""An evaluation plays everyone on the same new instances, and its file says what was measured."""
+"""An evaluation plays everyone on the same new instances, and its file has the measurements."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_an_episode_of_each_family_is_kept(found: RunEvaluation):
         assert (one.growth > 0) == any(change.after == "fossilized" for change in one.changes)
 
 
-def test_progress_is_told(found: RunEvaluation, progress: list[tuple[int, int, str]]):
+def test_progress_is_reported(found: RunEvaluation, progress: list[tuple[int, int, str]]):
     total = 2 * (2 + len(baselines(get_suite("short"))))
     assert [done for done, _, _ in progress] == list(range(total + 1))
     assert {most for _, most, _ in progress} == {total}
@@ -221,10 +221,10 @@ def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
 ) -> None:
     with started(tmp_path / "run", tiny("iterations=1")) as trainer:
         trainer.train(ignore)
-    told: list[int] = []
+    horizons: list[int] = []
 
     def make_rule(settings: LookSettings, horizon: int) -> LookRule:
-        told.append(horizon)
+        horizons.append(horizon)
         return LookRule(settings, horizon)
 
     monkeypatch.setattr("esper.train.collect.LookRule", make_rule)
@@ -232,7 +232,7 @@ def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
     with LocalWorkers(1) as workers:
         found = evaluate_by_name(str(tmp_path / "run"), digits, "heldout", 2, 0, workers)
     assert found.reference.name == POLICY
-    assert set(told) == {digits.steps}
+    assert set(horizons) == {digits.steps}
 
 
 def test_nobody_plays_nothing() -> None:

@@ -142,7 +142,7 @@ def test_pages_show_what_their_queries_return(which: str, least: int, request: p
 
 
 Calls = dict[str, list[tuple[Any, ...]]]
-"""What matplotlib was told to draw, by method."""
+"""The calls of matplotlib, by method."""
 METHODS = (
     *("plot", "text", "barh", "axhline", "axvline"),
     *("set_title", "set_xlabel", "add_patch"),

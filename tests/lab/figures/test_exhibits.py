@@ -1,4 +1,4 @@
-"""Every figure and table shows what its query gives, and says so where there is nothing to show."""
+"""Every figure and table shows what its query gives, or the reason why there is nothing to show."""
 
 from __future__ import annotations
 
