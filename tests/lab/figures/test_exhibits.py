@@ -75,7 +75,7 @@ def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, Exported
 def test_figures_are_the_same_bytes_every_time(
     run: RunDirectory, exported: tuple[Path, Exported], tmp_path: Path
 ) -> None:
-    export(tmp_path, [pair for pair in training_exhibits(run.store) if pair[0].name == "learning"])
+    export(tmp_path, [exhibit for exhibit in training_exhibits(run.store) if exhibit.name == "learning"])
     again = list((tmp_path / "figures").iterdir())
     assert len(again) == 5
     for file in again:
@@ -84,14 +84,14 @@ def test_figures_are_the_same_bytes_every_time(
 
 def test_what_has_nothing_to_show_is_left_out_with_its_reason(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
-    rollbacks = [pair for pair in grown_exhibits(run.store, {}) if pair[0].name == "rollbacks"]
+    rollbacks = [exhibit for exhibit in grown_exhibits(run.store, {}) if exhibit.name == "rollbacks"]
     done = export(tmp_path / "out", rollbacks)
     assert (done.figures, done.tables, done.absent) == (0, 0, ("rollbacks: training never blew up",))
     assert not (tmp_path / "out").exists()
 
 
 def test_blueprints_count_what_became_of_their_seeds(run: RunDirectory) -> None:
-    rows = next(rows for what, rows in training_exhibits(run.store) if what is BLUEPRINTS)
+    rows = next(exhibit.rows for exhibit in training_exhibits(run.store) if exhibit.name == BLUEPRINTS.name)
     contributions = [0.01 * network + 0.001 * number for network in range(1, NETWORKS + 1) for number in range(1, 5)]
     ((*counts, contribution),) = (row.values() for row in rows)
     assert counts == ["norm", 4 * NETWORKS, 1, 0]
@@ -101,7 +101,7 @@ def test_blueprints_count_what_became_of_their_seeds(run: RunDirectory) -> None:
 def test_names_with_signs_of_mathematics_are_drawn(tmp_path: Path) -> None:
     run = grown(tmp_path / "run", name=r"a_$x^{\bad")
     named = {"curves", "stages", "contributions", "snapshots"}
-    exhibits = [pair for pair in grown_exhibits(run.store, {}) if pair[0].name in named]
+    exhibits = [exhibit for exhibit in grown_exhibits(run.store, {}) if exhibit.name in named]
     assert export(tmp_path / "out", exhibits).figures == len(named)
 
 

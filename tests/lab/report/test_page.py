@@ -142,7 +142,7 @@ def evaluated(run: RunDirectory) -> RunDirectory:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without drawings, which take time, for tests of the texts."""
-    monkeypatch.setattr("esper.lab.report.page.draw_svg", lambda what, rows: "")
+    monkeypatch.setattr("esper.lab.report.page.draw_svg", lambda figure: "")
 
 
 def page_of(run: RunDirectory) -> Page:

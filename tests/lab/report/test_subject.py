@@ -79,7 +79,7 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
     assert "blending to holding" in page
     assert "horizon: 20" in page
     assert 'id="figure-snapshots"' in page
-    assert {what.name for what, rows in report.exhibits if rows} == {
+    assert {exhibit.name for exhibit in report.exhibits if exhibit.rows} == {
         *("curves", "stages", "contributions", "snapshots", "seeds", "decisions", "rollbacks")
     }
 
@@ -95,7 +95,7 @@ def test_a_comparison_shows_arms_that_have_played_with_all_seeds(comparison: Pat
     add_arm(comparison / "zeta" / "seed-0" / "arms" / "sequence.json", 0.7)
     report = report_on([comparison])
     assert "Who is better" in report.render()
-    names = {what.name: rows for what, rows in report.exhibits}
+    names = {exhibit.name: exhibit.rows for exhibit in report.exhibits}
     assert read_texts(names["arms"], "name") == ["policy", "none"]
 
 

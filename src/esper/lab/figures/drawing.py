@@ -23,7 +23,7 @@ from matplotlib.figure import Figure as Canvas
 from esper.dash.formats import score
 from esper.errors import RunError
 from esper.files import write_atomically
-from esper.lab.figures.exhibit import Exhibit, Figure, Row, Value, write_csv
+from esper.lab.figures.exhibit import Exhibit, Figure, Value, write_csv
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
 SKY, PURPLE, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"
@@ -111,36 +111,36 @@ def export(folder: Path, exhibits: Sequence[Exhibit]) -> Exported:
     Raises:
         RunError: a file cannot be written.
     """
-    shown = [(what, rows) for what, rows in exhibits if rows]
-    for what, rows in shown:
-        inside = folder / what.folder
+    shown = [exhibit for exhibit in exhibits if exhibit.rows]
+    for exhibit in shown:
+        inside = folder / exhibit.folder
         try:
             inside.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make {inside} ({error.strerror}): choose another --out") from error
         # One drawing for all formats; the numbers and their source beside it.
         files: dict[str, bytes | str] = {}
-        if isinstance(what, Figure):
-            with _open_canvas(what, rows) as canvas:
+        if isinstance(exhibit, Figure):
+            with _open_canvas(exhibit) as canvas:
                 for suffix, metadata in _METADATA.items():
                     drawing = io.BytesIO()
                     canvas.savefig(drawing, format=suffix.removeprefix("."), metadata=metadata)
                     files[suffix] = drawing.getvalue()
-        files |= {".csv": write_csv(rows), what.source.suffix: what.source.text}
+        files |= {".csv": write_csv(exhibit.rows), exhibit.source.suffix: exhibit.source.text}
         for suffix, content in files.items():
-            write_atomically(inside / f"{what.name}{suffix}", content)
-    figures = sum(isinstance(what, Figure) for what, _ in shown)
-    absent = tuple(f"{what.name}: {what.absent}" for what, rows in exhibits if not rows)
+            write_atomically(inside / f"{exhibit.name}{suffix}", content)
+    figures = sum(isinstance(exhibit, Figure) for exhibit in shown)
+    absent = tuple(f"{exhibit.name}: {exhibit.absent}" for exhibit in exhibits if not exhibit.rows)
     return Exported(figures, len(shown) - figures, absent)
 
 
-def draw_svg(figure: Figure, rows: Sequence[Row]) -> str:
+def draw_svg(figure: Figure) -> str:
     """The figure as an element of an HTML page, with its caption as the text for screen readers.
 
     It is as wide as the page lets it be. Neutral colours are variables of the page's style sheet.
     """
     file = io.StringIO()
-    with _open_canvas(figure, rows, {"figure.facecolor": "none", "axes.facecolor": "none"}) as canvas:
+    with _open_canvas(figure, {"figure.facecolor": "none", "axes.facecolor": "none"}) as canvas:
         FigureCanvasSVG(canvas).print_svg(file, metadata=_NO_METADATA)  # savefig would draw everything twice
     root = ET.fromstring(file.getvalue())
 
@@ -163,7 +163,7 @@ def draw_svg(figure: Figure, rows: Sequence[Row]) -> str:
 
 
 @contextmanager
-def _open_canvas(figure: Figure, rows: Sequence[Row], background: Mapping[Any, Any] | None = None) -> Generator[Canvas]:
+def _open_canvas(figure: Figure, background: Mapping[Any, Any] | None = None) -> Generator[Canvas]:
     """A canvas with the figure drawn on it, in the style that holds until the canvas is closed."""
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks: readers' own fonts have them
@@ -171,7 +171,7 @@ def _open_canvas(figure: Figure, rows: Sequence[Row], background: Mapping[Any, A
         mpl.rcParams.update({**_STYLE, **(background or {})})
         size = (WIDTHS[figure.columns], figure.height)
         canvas = Canvas(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
-        figure.draw(canvas, [{name: _make_drawable(value) for name, value in row.items()} for row in rows])
+        figure.draw(canvas, [{name: _make_drawable(value) for name, value in row.items()} for row in figure.rows])
         yield canvas
 
 

@@ -94,6 +94,7 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
         _draw_scores,
         _NOBODY,
         height=_SCORES_MARGIN + _ROW_HEIGHT * len(rows),
+        rows=rows,
     )
 
     has_flops = any(arm.flops is not None for arm in comparison.standings)
@@ -108,6 +109,7 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
         _NOBODY,
         height=2.6,
         columns=2 if has_flops else 1,
+        rows=rows,
     )
 
     # The table of all figures, whose caption explains the columns that it has.
@@ -126,7 +128,7 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
         f"Ahead: mean score of {reference} less that of the other. p: seeds and instances crossed, both at random.",
         describe_basis(comparison),
     ]
-    standings = Table(name, " ".join(sentences), source, columns, _NOBODY)
+    standings = Table(name, " ".join(sentences), source, columns, _NOBODY, rows=rows)
 
     def mark_best(name: str) -> Callable[[Row], str]:
         return lambda row: "best" if row[name] == max(read_numbers([row], other)[0] for other in names) else ""
@@ -138,32 +140,27 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
         (Column("family"), *(Column(arm, score, arm, mark=mark_best(arm)) for arm in names)),
         _NOBODY,
         upright=True,
+        rows=[
+            {"family": family, **{arm: means[arm] for arm in names}}
+            for family, means in comparison.family_scores.items()
+        ],
     )
-    family_rows: list[Row] = [
-        {"family": family, **{arm: means[arm] for arm in names}} for family, means in comparison.family_scores.items()
-    ]
-    exhibits = {
-        "scores": Exhibit(scores, rows),
-        "costs": Exhibit(costs, rows),
-        "standings": Exhibit(standings, rows),
-        "families": Exhibit(families, family_rows),
-    }
+    exhibits: dict[str, Exhibit] = {"scores": scores, "costs": costs, "standings": standings, "families": families}
     if comparison.seeds > 1:
         runs = [f"run {number}" for number in range(1, comparison.seeds + 1)]
         # Arms without training seeds have no figures by run.
-        seeds = Table(
+        exhibits["seeds"] = Table(
             f"{name}_seeds",
             f"Mean score of {players}, by run, in the order in which they are given.",
             source,
             (Column("name", title=""), *(Column(run, score) for run in runs)),
             _NOBODY,
+            rows=[
+                {"name": arm.name, **dict(zip(runs, arm.by_seed, strict=True))}
+                for arm in comparison.standings
+                if len(arm.by_seed) == len(runs)
+            ],
         )
-        seed_rows: list[Row] = [
-            {"name": arm.name, **dict(zip(runs, arm.by_seed, strict=True))}
-            for arm in comparison.standings
-            if len(arm.by_seed) == len(runs)
-        ]
-        exhibits["seeds"] = Exhibit(seeds, seed_rows)
     return exhibits
 
 
@@ -225,11 +222,11 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
         (family, *(Column(name, percent, name, heated=1.0) for name in used)),
         "the policy decided nothing",
         upright=True,
+        rows=[
+            {"family": entry.family, "split": entry.split, **{name: entry.operations[name] for name in used}}
+            for entry in usage
+        ],
     )
-    operation_rows: list[Row] = [
-        {"family": entry.family, "split": entry.split, **{name: entry.operations[name] for name in used}}
-        for entry in usage
-    ]
 
     # By family: seeds of each blueprint kept out of those germinated; no number for those that never germinated.
     blueprint_rows: list[Row] = []
@@ -258,6 +255,7 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
         ),
         "there are no blueprints",
         upright=True,
+        rows=blueprint_rows,
     )
 
     # What kept seeds earned: Shapley values by blueprint, interactions by pair of slots.
@@ -274,6 +272,7 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
             Column("negative", percent, "below 0"),
         ),
         "the policy kept no seed",
+        rows=summarise_blueprints(episodes),
     )
     interactions = Table(
         "interactions",
@@ -282,6 +281,7 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
         earnings_file,
         (Column("slots"), Column("episodes", count), _mean_column("interaction")),
         "no network kept seeds in two slots",
+        rows=summarise_pairs(episodes, sites),
     )
 
     # Whole episodes.
@@ -296,14 +296,14 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
         "no episode was played",
         height=_EPISODES_MARGIN + panel * -(-len(behaviour.episodes) // _EPISODES_ACROSS),
         columns=2,
+        rows=[row for episode in behaviour.episodes for row in _list_decisions(episode, sites)],
     )
-    decision_rows = [row for episode in behaviour.episodes for row in _list_decisions(episode, sites)]
     return {
-        "operations": Exhibit(operations, operation_rows),
-        "blueprints": Exhibit(blueprints, blueprint_rows),
-        "earnings": Exhibit(earnings, summarise_blueprints(episodes)),
-        "interactions": Exhibit(interactions, summarise_pairs(episodes, sites)),
-        "episodes": Exhibit(timelines, decision_rows),
+        "operations": operations,
+        "blueprints": blueprints,
+        "earnings": earnings,
+        "interactions": interactions,
+        "episodes": timelines,
     }
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -89,6 +89,8 @@ class Figure:
     """Height in inches."""
     columns: int = 1
     """How many columns of a paper in two columns it is wide."""
+    rows: Sequence[Row] = ()
+    """Its numbers; without rows it cannot be drawn."""
 
 
 class Cell(NamedTuple):
@@ -161,16 +163,14 @@ class Table:
     """Why there may be no rows."""
     upright: bool = False
     """Whether headings stand upright on the page, where they take no more room than their figures."""
+    rows: Sequence[Row] = ()
+    """Its figures; without rows it cannot be shown."""
 
 
-class Exhibit(NamedTuple):
-    """A figure or a table with its numbers; without rows it cannot be shown."""
-
-    what: Figure | Table
-    rows: Sequence[Row]
+Exhibit = Figure | Table
 
 
-def run_queries(store: Path, what: Sequence[Figure | Table]) -> list[Exhibit]:
+def run_queries(store: Path, exhibits: Sequence[Exhibit]) -> list[Exhibit]:
     """Figures and tables whose sources are queries, with the rows that these give on the run store at that path.
 
     Each query reads in a short transaction of its own.
@@ -178,10 +178,10 @@ def run_queries(store: Path, what: Sequence[Figure | Table]) -> list[Exhibit]:
     Raises:
         RunError: the store is missing, damaged or not ours.
     """
-    exhibits: list[Exhibit] = []
     with RunReader.open(store) as reader:
-        for exhibited in what:
-            # A column of the query is a column of the rows, under the same name.
-            result = reader.query(exhibited.source.text)
-            exhibits.append(Exhibit(exhibited, [dict(zip(result.columns, row, strict=True)) for row in result.rows]))
-    return exhibits
+        results = [reader.query(exhibit.source.text) for exhibit in exhibits]
+    # A column of the query is a column of the rows, under the same name.
+    return [
+        replace(exhibit, rows=[dict(zip(result.columns, row, strict=True)) for row in result.rows])
+        for exhibit, result in zip(exhibits, results, strict=True)
+    ]

@@ -154,9 +154,9 @@ def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) 
     ``rollbacks`` has how often the governor stepped in, by the trouble.
     """
     # The caption counts what the figure shows, so it is written after the query.
-    ((figure, rows),) = run_queries(store, [health_figure(target_kl)])
+    (figure,) = run_queries(store, [health_figure(target_kl)])
     caption = "Figures of the policy's updates, by iteration"
-    anomalies = Counter(row["name"] for row in rows if row["kind"] == "anomaly")
+    anomalies = Counter(row["name"] for row in figure.rows if row["kind"] == "anomaly")
     if anomalies:
         counts = [f"{name} ({number})" for name, number in sorted(anomalies.items())]
         caption += f"; ticks at the bottom mark iterations with an anomaly: {', '.join(counts)}. "
@@ -170,7 +170,7 @@ def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) 
         )
     else:
         caption += "No network blew up."
-    return Exhibit(replace(figure, caption=caption), rows)
+    return replace(figure, caption=caption)
 
 
 def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:

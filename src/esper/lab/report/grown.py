@@ -32,7 +32,7 @@ def report_grown(run: RunDirectory) -> Report:
     except OSError as error:
         raise RunError(f"cannot read the configuration {run.config}: {error.strerror}") from error
     exhibits = grown_exhibits(run.store, metadata)
-    by_name = {exhibit.what.name: exhibit for exhibit in exhibits}
+    by_name = {exhibit.name: exhibit for exhibit in exhibits}
 
     # Before the first decision there is nothing to draw; tables give their reason themselves.
     if any(row["measure"] == LOSS for row in by_name["curves"].rows):
@@ -51,7 +51,7 @@ def report_grown(run: RunDirectory) -> Report:
     else:
         headline = Headline("No decision yet", [f"The run is {progress.state}."])
         sections = [Section("How it learned", note="No decision was made yet.")]
-    tables = [exhibit for exhibit in exhibits if isinstance(exhibit.what, Table)]
+    tables = [exhibit for exhibit in exhibits if isinstance(exhibit, Table)]
     # Runs without a horizon do not know how long they last.
     planned = metadata.get("iterations")
     return Report(
@@ -60,7 +60,7 @@ def report_grown(run: RunDirectory) -> Report:
         facts=f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}"
         f"{'' if planned is None else f', {planned} decisions planned'}.",
         headlines=[headline],
-        sections=[*sections, *(Section(table.what.name.capitalize(), [table]) for table in tables)],
+        sections=[*sections, *(Section(table.name.capitalize(), [table]) for table in tables)],
         exhibits=exhibits,
         reproduction=Reproduction("Settings of the grower", settings),
     )

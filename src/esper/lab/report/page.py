@@ -69,7 +69,7 @@ class Report:
     def render(self) -> str:
         """The page as HTML. A drawing needs no escaping: everything in it is escaped already."""
         page = _ENVIRONMENT.get_template("page.html")
-        return page.render(page=self, svg=lambda figure, rows: Markup(draw_svg(figure, rows)))
+        return page.render(page=self, svg=lambda figure: Markup(draw_svg(figure)))
 
     def write(self, folder: Path) -> Path:
         """Write the page into the folder, and beside it the verdicts if there are any; the page's path.
