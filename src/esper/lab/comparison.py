@@ -148,7 +148,7 @@ def compare_evaluated(results: Sequence[Result], reference: str = POLICY, claim:
 
 def compare_splits(results: Sequence[Result]) -> dict[Split, Comparison]:
     """The comparison on each split that a run was evaluated on."""
-    by_split = {split: select_split(results, split) for split in SPLITS}
+    by_split: dict[Split, list[Result]] = {split: select_split(results, split) for split in SPLITS}
     return {split: compare_evaluated(played) for split, played in by_split.items() if played}
 
 

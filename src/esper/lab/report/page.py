@@ -14,7 +14,7 @@ from markupsafe import Markup
 from esper.files import write_atomically
 from esper.lab.comparison import Comparison
 from esper.lab.figures.drawing import draw_svg
-from esper.lab.figures.exhibit import Exhibit
+from esper.lab.figures.exhibit import Exhibit, Figure
 from esper.runs.run_directory import RunDirectory
 
 
@@ -67,9 +67,8 @@ class Report:
     """The comparisons as JSON values."""
 
     def render(self) -> str:
-        """The page as HTML. A drawing needs no escaping: everything in it is escaped already."""
-        page = _ENVIRONMENT.get_template("page.html")
-        return page.render(page=self, svg=lambda figure: Markup(draw_svg(figure)))
+        """The page as HTML."""
+        return _ENVIRONMENT.get_template("page.html").render(page=self, svg=_draw_markup)
 
     def write(self, folder: Path) -> Path:
         """Write the page into the folder, and beside it the verdicts if there are any; the page's path.
@@ -82,6 +81,11 @@ class Report:
             write_atomically(run.verdicts, json.dumps(self.verdicts, indent=1))
         write_atomically(run.report, self.render())
         return run.report
+
+
+def _draw_markup(figure: Figure) -> Markup:
+    """A figure's drawing, in which everything is escaped already."""
+    return Markup(draw_svg(figure))
 
 
 _ENVIRONMENT = Environment(
