@@ -12,11 +12,11 @@ from rich.console import Console
 from esper.dash.formats import EN_DASH, MINUS, signed_score
 from esper.lab.comparison import Comparison, compare_evaluated
 from esper.lab.standings import (
-    ABOUT,
-    Answer,
+    ARM_MEANINGS,
+    Conclusion,
     describe_arm,
-    did_it_help,
     format_interval,
+    judge_learning,
     record_comparison,
     standings_rows,
     standings_table,
@@ -58,15 +58,15 @@ def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
 
 
 def test_every_arm_of_the_standings_is_explained() -> None:
-    assert all(one.name in ABOUT for one in STANDINGS)
+    assert all(one.name in ARM_MEANINGS for one in STANDINGS)
 
 
 def compared(means: Mapping[str, float], noise: float = 0.02) -> Comparison:
     return compare_evaluated(planted(means, noise=noise))
 
 
-def answered(means: Mapping[str, float], noise: float = 0.02) -> Answer:
-    return did_it_help(compared(means, noise))
+def answered(means: Mapping[str, float], noise: float = 0.02) -> Conclusion:
+    return judge_learning(compared(means, noise))
 
 
 def test_above_all_is_yes_and_names_the_closest():
@@ -96,7 +96,7 @@ def test_below_is_said():
 def test_a_policy_that_never_grows_is_told():
     results = planted({"policy": 0.5, "none": 0.5}, noise=0)
     idle = [type(one)(**{**vars(one), "added_parameters": 0}) for one in results]
-    found = did_it_help(compare_evaluated(idle))
+    found = judge_learning(compare_evaluated(idle))
     assert found.short == "Not shown"
     assert found.sentence.endswith("It keeps no seed at all.")
 

@@ -24,7 +24,7 @@ from esper.lab.report.training import write_report
 from esper.lab.standings import (
     SPLIT_TITLES,
     describe_basis,
-    did_it_help,
+    judge_learning,
     record_evaluation,
     record_scores,
     standings_table,
@@ -98,7 +98,7 @@ def _play(
     ):
         comparison = evaluate_by_name(controller, own, split, instances, seed, workers)
     console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
-    print_line(console, did_it_help(comparison, split).sentence)
+    print_line(console, judge_learning(comparison, split).sentence)
     print_line(console, describe_basis(comparison))
     if json:
         print_json(record_scores(comparison))
@@ -112,7 +112,7 @@ def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, 
     report = write_report(directory)
     for split, comparison in comparisons.items():
         console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]}"))
-        answer = did_it_help(comparison, split)
+        answer = judge_learning(comparison, split)
         print_line(console, f"Did learning help? {answer.short}. {answer.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):

@@ -34,7 +34,7 @@ SPLIT_TITLES: Mapping[Split, str] = {
     "heldout": "held-out instances",
     "transfer": "instances of families never trained on",
 }
-ABOUT = {
+ARM_MEANINGS = {
     "policy": "the learned controller",
     "none": "the host, never grown",
     "random": "every choice drawn from what is legal",
@@ -110,14 +110,14 @@ def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Conclusion:
     """Did learning help? A word or two, and the sentence that backs it, which claims no more than the figures do."""
 
     short: str
     sentence: str
 
 
-def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
+def judge_learning(comparison: Comparison, split: Split = "heldout") -> Conclusion:
     """The policy among the others, on the instances of that split."""
 
     def quote(arm: ArmRecord) -> str:
@@ -141,11 +141,11 @@ def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
     start = f"On {comparison.instances} {SPLIT_NAMES[split]} instances {subject} {score(policy.score)}"
     # The answer is no more than the verdicts allow: yes takes a win over every other controller.
     if too_few:
-        return Answer("Too few seeds to say", f"{start} with {comparison.seeds} training seeds.")
+        return Conclusion("Too few seeds to say", f"{start} with {comparison.seeds} training seeds.")
     start += f" (95% interval {format_interval(policy.score_interval)})"
     if not below and not open_:
         nearest = max(above, key=lambda arm: arm.score)
-        return Answer("Yes", f"{start}, above every other controller; the closest is {quote(nearest)}.")
+        return Conclusion("Yes", f"{start}, above every other controller; the closest is {quote(nearest)}.")
     parts = [
         *([f"above {join_words([arm.name for arm in above])}"] if above else []),
         *([f"no difference shown to {name_arms(open_)}"] if open_ else []),
@@ -153,7 +153,7 @@ def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
     ]
     short = "In part" if above else "No" if below else "Not shown"
     idle = " It keeps no seed at all." if policy.added_interval[1] == 0 else ""
-    return Answer(short, f"{start}: {'; '.join(parts)}.{idle}")
+    return Conclusion(short, f"{start}: {'; '.join(parts)}.{idle}")
 
 
 # For machines ---------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]
             EvaluationRecord(
                 **vars(record_comparison(comparison)),
                 place=SPLIT_NAMES[split],
-                answer=did_it_help(comparison, split).short,
+                answer=judge_learning(comparison, split).short,
             )
         )
         for split, comparison in comparisons.items()

@@ -96,7 +96,7 @@ _LABEL_GAP = 0.075
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportCounts:
     """Counts of the figures and tables that were written, and what there was nothing to show of."""
 
     figures: int
@@ -105,7 +105,7 @@ class Exported:
     """A name and a reason each."""
 
 
-def export(folder: Path, exhibits: Sequence[Exhibit]) -> Exported:
+def export_exhibits(folder: Path, exhibits: Sequence[Exhibit]) -> ExportCounts:
     """Write all that can be shown into the folder, figures and tables in folders of their own, made if need be.
 
     Raises:
@@ -131,7 +131,7 @@ def export(folder: Path, exhibits: Sequence[Exhibit]) -> Exported:
             write_atomically(inside / f"{exhibit.name}{suffix}", content)
     figures = sum(isinstance(exhibit, Figure) for exhibit in shown)
     absent = tuple(f"{exhibit.name}: {exhibit.absent}" for exhibit in exhibits if not exhibit.rows)
-    return Exported(figures, len(shown) - figures, absent)
+    return ExportCounts(figures, len(shown) - figures, absent)
 
 
 def draw_svg(figure: Figure) -> str:
@@ -186,13 +186,13 @@ def _make_printable(text: str) -> str:
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def legend_above(canvas: Canvas, columns: int = 4) -> None:
+def add_legend(canvas: Canvas, columns: int = 4) -> None:
     """A legend above the whole figure with the labels of all axes, each once."""
     marks = {name: mark for axes in canvas.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     canvas.legend(marks.values(), marks.keys(), loc="outside upper center", ncols=columns)
 
 
-def count_along(axes: Axes, unit: str = "iteration") -> None:
+def set_integer_axis(axes: Axes, unit: str = "iteration") -> None:
     """Give the horizontal axis whole numbers only, of this unit."""
     axes.set_xlabel(unit)
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)

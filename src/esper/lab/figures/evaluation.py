@@ -13,7 +13,7 @@ from esper.dash.formats import MEGA, count, percent, score, signed_score
 from esper.lab.behaviour import Behaviour, EpisodeTimeline, summarise_blueprints, summarise_pairs
 from esper.lab.comparison import Comparison
 from esper.lab.experiment import ARMS
-from esper.lab.figures.drawing import BLUE, GREY, LABEL_SIZE, SOFT, count_along, legend_above, name_rows
+from esper.lab.figures.drawing import BLUE, GREY, LABEL_SIZE, SOFT, add_legend, name_rows, set_integer_axis
 from esper.lab.figures.exhibit import (
     Column,
     Exhibit,
@@ -199,7 +199,7 @@ def _draw_costs(canvas: Canvas, rows: Sequence[Row]) -> None:
             bars.lines[0].set(marker=_MARKERS[index % len(_MARKERS)], linestyle="none")
         axes.set_xlabel(title)
     panels[0].set_ylabel("test accuracy")
-    legend_above(canvas, 3 * len(measured))
+    add_legend(canvas, 3 * len(measured))
 
 
 # What the policy did --------------------------------------------------------------------------------------------------
@@ -359,6 +359,6 @@ def _draw_episodes(canvas: Canvas, rows: Sequence[Row]) -> None:
             above.axvline(drift + 0.5, color=GREY, linewidth=0.6)
             above.text(drift + 0.6, 0.05, "data drift", color=SOFT, fontsize=LABEL_SIZE)
         stages |= draw_lanes(below, episode)
-        count_along(below, "decision")
+        set_integer_axis(below, "decision")
         lanes.append(below)
     explain_stages(canvas, lanes[0], stages)

@@ -23,9 +23,9 @@ from esper.lab.figures.drawing import (
     SOFT,
     VERMILION,
     WIDTHS,
-    count_along,
-    legend_above,
+    add_legend,
     name_rows,
+    set_integer_axis,
 )
 from esper.lab.figures.exhibit import (
     Column,
@@ -263,8 +263,8 @@ def _draw_curves(canvas: Canvas, rows: Sequence[Row]) -> None:
         if name == ADDED:
             axes.set_ylim(bottom=0)
         axes.locator_params(axis="y", nbins=4)
-    count_along(column[-1], "decision")
-    legend_above(canvas)
+    set_integer_axis(column[-1], "decision")
+    add_legend(canvas)
     canvas.align_ylabels()
 
 
@@ -272,7 +272,7 @@ def _draw_stages(canvas: Canvas, rows: Sequence[Row]) -> None:
     canvas.set_figheight(_LANES_MARGIN + LANE_HEIGHT * len(group_rows(rows, "slot_name")))
     axes = canvas.subplots()
     stages = draw_lanes(axes, rows)
-    count_along(axes, "decision")
+    set_integer_axis(axes, "decision")
     explain_stages(canvas, axes, stages)
 
 
@@ -291,8 +291,8 @@ def _draw_contributions(canvas: Canvas, rows: Sequence[Row]) -> None:
             markersize=2.5,
         )
     axes.set_ylabel("contribution")
-    count_along(axes, "decision")
-    legend_above(canvas)
+    set_integer_axis(axes, "decision")
+    add_legend(canvas)
     axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
 
 

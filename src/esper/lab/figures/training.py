@@ -20,9 +20,9 @@ from esper.lab.figures.drawing import (
     LABEL_SIZE,
     SOFT,
     VERMILION,
-    count_along,
+    add_legend,
     draw_levels,
-    legend_above,
+    set_integer_axis,
 )
 from esper.lab.figures.exhibit import (
     Column,
@@ -62,8 +62,8 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
         axes.autoscale_view()
         draw_levels(axes, baselines)
     axes.set_ylabel("score")
-    count_along(axes)
-    legend_above(canvas)
+    set_integer_axis(axes)
+    add_legend(canvas)
 
 
 LEARNING = Figure(
@@ -188,7 +188,7 @@ def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
         axes.set_title(gauge.name, fontweight="bold", pad=18)
         axes.text(0, 1.05, gauge.meaning, transform=axes.transAxes, color=SOFT, fontsize=LABEL_SIZE - 0.5)
         axes.locator_params(axis="y", nbins=4)
-        count_along(axes, "")
+        set_integer_axis(axes, "")
         for iteration in anomalies:
             # Ticks at the bottom of every gauge: an anomaly concerns the whole update.
             axes.axvline(iteration, ymax=0.08, color=VERMILION, linewidth=1.2)

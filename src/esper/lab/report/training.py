@@ -22,10 +22,10 @@ from esper.lab.figures.training import BLUEPRINTS, LEARNING, exhibit_health
 from esper.lab.report.grown import report_grown
 from esper.lab.report.page import Headline, Report, Reproduction, Section
 from esper.lab.standings import (
-    ABOUT,
+    ARM_MEANINGS,
     SPLIT_TITLES,
     describe_basis,
-    did_it_help,
+    judge_learning,
     record_comparison,
     record_evaluation,
 )
@@ -115,7 +115,7 @@ def _report_training(run: RunDirectory) -> Report:
     health = exhibit_health(run.store, settings.ppo.target_kl, rollbacks)
     if health.rows:
         sections.append(Section("Was training healthy?", [health]))
-    # The answer comes first on the page: the verdicts, or how to get them.
+    # The headline: the verdicts, or the command that gives them.
     heldout = comparisons.get("heldout")
     return Report(
         title=f"Esper: {run.path.name}",
@@ -147,14 +147,14 @@ def _report_training(run: RunDirectory) -> Report:
 def _describe_verdict(
     heldout: Comparison, transfer: Comparison | None, behaviour: Behaviour | None, summary: TrainingSummary
 ) -> Headline:
-    answer = did_it_help(heldout)
-    sentences, notes = [answer.sentence], [describe_basis(heldout)]
+    conclusion = judge_learning(heldout)
+    sentences, notes = [conclusion.sentence], [describe_basis(heldout)]
     if transfer is not None:
-        new = did_it_help(transfer, "transfer")
+        new = judge_learning(transfer, "transfer")
         sentences.append(f"Families never trained on: {new.short.lower()}. {new.sentence}")
     if behaviour is not None and behaviour.iteration != summary.iterations:
         notes.append(f"The policy of iteration {behaviour.iteration} was evaluated.")
-    return Headline(answer.short, sentences, notes=notes)
+    return Headline(conclusion.short, sentences, notes=notes)
 
 
 def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headline:
@@ -183,7 +183,7 @@ def report_configurations(folder: Path, configurations: Comparison, arms: Compar
         sections += [
             Section("Who is better", [compared["standings"]]),
             Section("What it costs", [compared["costs"]]),
-            Section("Who is who", terms=[(arm.name, ABOUT.get(arm.name, "")) for arm in arms.standings]),
+            Section("Who is who", terms=[(arm.name, ARM_MEANINGS.get(arm.name, "")) for arm in arms.standings]),
         ]
     sentences = [f"{first} against {arm.name}: {arm.verdict}." for arm in configurations.others]
     return Report(
@@ -205,8 +205,8 @@ def _report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Compar
     sections: list[Section] = []
     evaluated = exhibit_evaluation(comparisons)
     for split, exhibits in evaluated.items():
-        answer = did_it_help(comparisons[split], split)
-        headlines.append(Headline(answer.short, [answer.sentence, describe_basis(comparisons[split])]))
+        conclusion = judge_learning(comparisons[split], split)
+        headlines.append(Headline(conclusion.short, [conclusion.sentence, describe_basis(comparisons[split])]))
         shown = [exhibits["standings"], exhibits["seeds"]]
         sections.append(Section(f"All controllers on {SPLIT_TITLES[split]}", shown))
     return Report(
