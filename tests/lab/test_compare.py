@@ -38,7 +38,7 @@ def experiment(folder: Path, seeds: int = 2, instances: int = 6) -> Experiment:
 
 @pytest.mark.usefixtures("_short_suite")
 def test_arms_take_turns_at_going_first(tmp_path: Path) -> None:
-    assert experiment(tmp_path).trials() == [
+    assert experiment(tmp_path).list_trials() == [
         Trial("plain", 0),
         Trial("sparse", 0),
         Trial("sparse", 1),
