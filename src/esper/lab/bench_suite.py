@@ -106,7 +106,7 @@ def bench_suite(
     families = np.array([instance.family for instance in chosen_on])
     contenders: set[str] = set()
     for family in set(families.tolist()):
-        means = {name: own[families == family].mean() for name, own in scores.items() if name != NOTHING}
+        means = {name: table[families == family].mean() for name, table in scores.items() if name != NOTHING}
         contenders |= set(sorted(means, key=lambda name, means=means: -means[name])[:CONTENDERS])
     combined = combine_schedules(suite, [singles[name] for name in sorted(contenders)])
     show(f"2 of 3: {len(combined)} combinations of the best, on {len(chosen_on)} instances")

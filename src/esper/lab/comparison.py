@@ -123,10 +123,10 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
     results = {entry.name: [result for seed in entry.seeds for result in seed] for entry in entries}
     family_scores = {
         family: {
-            name: float(np.mean([result.score for result in own if result.family == family]))
-            for name, own in results.items()
+            name: float(np.mean([result.score for result in arm_results if result.family == family]))
+            for name, arm_results in results.items()
         }
-        for family in sorted({result.family for own in results.values() for result in own})
+        for family in sorted({result.family for arm_results in results.values() for result in arm_results})
     }
     return Comparison(claim, len(played), len(played[0]), standings, verdicts, family_scores)
 
