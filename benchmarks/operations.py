@@ -92,9 +92,9 @@ def profile_operations(player: Player) -> list[Operation]:
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(DECISIONS):
             player.decide()
-    found = cast("Sequence[Any]", profiled.key_averages())
-    total = sum(one.self_cpu_time_total for one in found)
-    dearest = sorted(found, key=lambda one: -one.self_cpu_time_total)[:LISTED]
+    operations = cast("Sequence[Any]", profiled.key_averages())
+    total = sum(operation.self_cpu_time_total for operation in operations)
+    dearest = sorted(operations, key=lambda operation: -operation.self_cpu_time_total)[:LISTED]
     return [
         Operation(
             one.key,
