@@ -9,11 +9,11 @@ import sys
 import time
 
 import numpy as np
+from esper.engine.config import EpisodeConfig
 
 from esper.control.rules import Uniform
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.train.workers import prepare_process
 

@@ -25,7 +25,7 @@ from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController
 from esper.lab.experiment import Experiment, Trial, run_experiment
 from esper.tasks.registry import get_suite
-from esper.train.evaluation import evaluate_controllers, evaluation_config
+from esper.train.evaluation import evaluate_controllers, make_evaluation_config
 from esper.train.iteration import Iteration
 from esper.train.settings import TrainSettings
 from esper.train.workers import LocalWorkers, prepare_process
@@ -137,7 +137,7 @@ def theirs(folder: Path, setup: Setup, name: str, seed: int) -> Done:
     controller = trained(name, setup, seed)
     instances = Experiment(folder, {OURS: setup.settings}, 1, setup.instances).sample_instances()
     with LocalWorkers(1) as workers:
-        played = evaluate_controllers(workers, [controller], evaluation_config(setup.settings), instances)[0]
+        played = evaluate_controllers(workers, [controller], make_evaluation_config(setup.settings), instances)[0]
     done = Done(setup, [record.score for record in played.records])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, _DONE.dump_json(done))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
+from esper.engine.budget import TRAINING_PASSES
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
@@ -45,7 +46,6 @@ from esper.files import write_atomically
 from esper.growth.blueprints import get
 from esper.growth.slot import Slot
 from esper.lifecycle.rules import Rules
-from esper.population.budget import TRAINING_PASSES
 from esper.train.workers import prepare_process
 
 ALL_FROM_START = "all_from_start"

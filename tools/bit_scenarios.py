@@ -356,7 +356,7 @@ class Loop:
         total = 0.0
         for batch in self.problem.batches(TRAINING, 64):
             loss = self.problem.compute_loss(self.model, batch)
-            self.grower.learn_apart(loss, *batch)
+            self.grower.isolated_backward(loss, *batch)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()

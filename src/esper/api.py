@@ -1,6 +1,7 @@
 """What practitioners need, in one place: `import esper`."""
 
 from esper.adaptation.adapt import adapt
+from esper.engine.config import EpisodeConfig
 from esper.grower import Decision, Grower
 from esper.grower.branch import branch
 from esper.grower.constraints import Score
@@ -10,7 +11,6 @@ from esper.growth.attach import attach
 from esper.growth.export import export
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
-from esper.rl.settings import EpisodeConfig
 
 __all__ = [
     "Decision",

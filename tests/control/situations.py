@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from esper.engine.history import History
+from esper.engine.observation import FeatureInputs, FeatureReader, Observation, observe
+from esper.engine.promises import PromiseRecord, PromiseSettings
 
-from esper.control.history import History
-from esper.control.observation import FeatureInputs, FeatureReader, Observation, observe
-from esper.control.promises import PromiseRecord, PromiseSettings
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -87,7 +87,7 @@ class Situation:
             figures[:, 0, slot, index_of(blueprint)] = promised
         record.record(np.array([True]), *figures)
         for _ in range(self.promise_age):
-            record.wait(np.array([True]))
+            record.advance_age(np.array([True]))
         return record
 
     def _table(self) -> SeedTable:

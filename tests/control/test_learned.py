@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from esper.engine.observation import Observation, list_features
 
 from esper.control.learned import LearnedController
-from esper.control.observation import Observation, list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks

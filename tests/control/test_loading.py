@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from esper.engine.observation import list_features
 
 from esper.config.loading import dump_settings, load_settings
 from esper.control.learned import PolicyOrigin, restore_policy
-from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.errors import CheckpointError, ConfigError
 from esper.rl.ppo import PPO

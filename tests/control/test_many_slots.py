@@ -8,9 +8,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-
-from esper.control.history import History
-from esper.control.observation import (
+from esper.engine.budget import Charge, Cost, Costs
+from esper.engine.gradients import HealthTable
+from esper.engine.history import History
+from esper.engine.measurements import TrainingReport
+from esper.engine.observation import (
     BLUEPRINT_FEATURES,
     SLOT_FEATURES,
     FeatureInputs,
@@ -18,14 +20,12 @@ from esper.control.observation import (
     Observation,
     observe,
 )
+
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.budget import Charge, Cost, Costs
-from esper.population.gradients import HealthTable
-from esper.population.learning import TrainingReport
 from lifecycle.one_slot import ALONE, ENVIRONMENTS, SLOTS, Array, lived, together
 from lifecycle.support import DEFAULT, random_compatibility, random_evidence
 

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-
-from control.situations import BLUEPRINTS, HORIZON, SLOTS, SUITE, WIDTHS, Situation, fossil, holding, index_of
-from esper.control.observation import (
+from esper.engine.config import EpisodeConfig
+from esper.engine.gradients import HealthTable
+from esper.engine.measurements import TrainingReport
+from esper.engine.observation import (
     Feature,
     FeatureReader,
     Observation,
     list_features,
-    mask_tensors,
+    make_mask_tensors,
 )
+from esper.engine.promises import PromiseSettings
+
+from control.situations import BLUEPRINTS, HORIZON, SLOTS, SUITE, WIDTHS, Situation, fossil, holding, index_of
 from esper.control.policy.heads import legal_choices
-from esper.control.promises import PromiseSettings
 from esper.control.rules import Uniform
 from esper.growth.blueprints.registry import Family, get
 from esper.growth.site import Layout
@@ -27,9 +30,6 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import step
-from esper.population.gradients import HealthTable
-from esper.population.learning import TrainingReport
-from esper.rl.settings import EpisodeConfig
 from lifecycle.support import RULE_SETS, random_compatibility, random_evidence, sample
 from open_rules import open_rules
 from rl.short import episodes, instances
@@ -295,7 +295,7 @@ def test_every_conditional_mask_is_the_lifecycle_s(rules) -> None:
     for _ in range(STEPS):
         evidence = random_evidence(E, S, rng)
         masks = legal_actions(table, evidence, rules, compatible)
-        tensors = mask_tensors(masks, torch.device("cpu"))
+        tensors = make_mask_tensors(masks, torch.device("cpu"))
         assert all(tensor.dtype == torch.bool for tensor in tensors)
         actions = sample(masks, rng)
         op, slot = actions[:, Head.OP], actions[:, Head.SLOT]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from esper.engine.observation import Observation
 
 from control.synthetic import SPEC, generator, observations
-from esper.control.observation import Observation
 from esper.control.policy.layers import OBSERVATION_BOUND, WINDOW, ObservationNormaliser, RunningMoments
 from esper.control.policy.network import ValueHead
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from esper.engine.promises import PromiseSettings
+from esper.grower.evaluation import Evaluate
 from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from esper import Grower, Score, warmup_stable_decay
-from esper.control.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
-from esper.grower.measuring import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules
 from grower.training_loop import APART, CLASSES, HELD, data, growing, packed, validate
@@ -106,7 +106,7 @@ def train(network: nn.Module, grower: Grower, part: slice, *, blown_up: bool) ->
     network.train()
     grower.optimizer.zero_grad()
     loss = F.cross_entropy(network(inputs[part]), labels[part])
-    grower.learn_apart(loss, inputs[part], labels[part])
+    grower.isolated_backward(loss, inputs[part], labels[part])
     loss.backward()
     gradient = float(nn.utils.clip_grad_norm_(network.parameters(), 0.5))
     grower.optimizer.step()

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from esper.engine.budget import Budget
+from esper.engine.config import EpisodeConfig
+from esper.engine.observation import Observation
 
 from esper.control.controller import Actions
-from esper.control.observation import Observation
 from esper.control.rules import Planting, Schedule
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, wait
+from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
-from esper.population.budget import Budget
-from esper.rl.settings import EpisodeConfig
 from grower.training_loop import Loop, growing
 
 every_blend = pytest.mark.parametrize("blend", Blend)
@@ -72,7 +72,7 @@ class Retargeting:
         return 0
 
     def act(self, observation: Observation, masks: ActionMasks, state: int) -> tuple[Actions, int]:
-        actions = wait(1)
+        actions = make_wait_actions(1)
         if masks.slot[0, Op.SET_ALPHA, 0]:
             actions[0, Head.OP] = Op.SET_ALPHA
             actions[0, Head.ALPHA_TARGET] = masks.alpha_target[0, 0].argmax()

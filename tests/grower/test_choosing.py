@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from esper.engine.config import EpisodeConfig
 from torch import nn
 
 import esper
@@ -14,7 +15,6 @@ from esper.errors import ConfigError
 from esper.grower.choosing import HORIZON
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.rl.settings import EpisodeConfig
 from open_rules import open_rules
 
 RULES = ("heuristic", "periodic", "all_at_start", "all_at_plateau", "random")
@@ -53,7 +53,7 @@ def grown(grower: esper.Grower, decisions: int) -> list[int]:
 def learn_apart(grower: esper.Grower) -> None:
     grower.optimizer.zero_grad()
     loss = grower.model(torch.ones(3, 4)).square().mean()
-    grower.learn_apart(loss, torch.ones(3, 4))
+    grower.isolated_backward(loss, torch.ones(3, 4))
     loss.backward()
     grower.optimizer.step()
 

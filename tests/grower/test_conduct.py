@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.engine.budget import Budget
+from esper.engine.config import EpisodeConfig
+from esper.engine.gradients import HealthTable
+from esper.engine.measurements import Evaluation, TrainingReport
 from pydantic import BaseModel
 from torch import nn
 
@@ -17,13 +21,8 @@ from esper.errors import ConfigError, DivergedError
 from esper.grower import Grower
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Rules
-from esper.population.budget import Budget
-from esper.population.evaluation import Evaluation
 from esper.population.governor import GovernorSettings, PopulationGovernor
-from esper.population.gradients import HealthTable
-from esper.population.learning import TrainingReport
 from esper.population.population import NetworkSpec, Population, PopulationConfig
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.registry import get_suite
 from grower.training_loop import Loop, growing, validate
 
@@ -168,8 +167,7 @@ def test_a_plateau_ends_growth_once_no_seed_is_unfinished() -> None:
     assert ended == [False, False]
     while not grower.finished:
         assert (
-            sum(not seed.fossilized for seed in grower.model.seeds.values())
-            or grower._examiner.history.plateau_age[0] < 2
+            sum(not seed.fossilized for seed in grower.model.seeds.values()) or grower.engine.history.plateau_age[0] < 2
         )
         told(grower, 0.5)
     assert not grower.network.table.live.any()

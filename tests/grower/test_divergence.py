@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from esper.engine.governor import Trouble
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
 from esper.grower import Grower
-from esper.population.governor import Trouble
 from grower.divergence import CLASSES, EPOCHS, SKEW, SPOILED, WAYS, Training, Way, course
 
 pytestmark = pytest.mark.landing

@@ -204,7 +204,7 @@ def test_isolated_seeds_go_and_leave_the_model_as_it_was():
     for _ in range(3):
         loop.optimizer.zero_grad()
         loss = functional.cross_entropy(loop.model(loop.inputs), loop.labels)
-        loop.grower.learn_apart(loss, loop.inputs, loop.labels)
+        loop.grower.isolated_backward(loss, loop.inputs, loop.labels)
         loss.backward()
         loop.optimizer.step()
         loop.grower.step(train_loss=loss)

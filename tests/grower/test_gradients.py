@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 import esper
-from esper.grower.gradients import Gradients
+from esper.grower.gradients import GradientRecorder
 from grower.training_loop import SLOTS, WIDTH, data, host
 
 CLIPPED = 1e-3

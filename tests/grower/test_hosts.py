@@ -7,13 +7,13 @@ import copy
 import numpy as np
 import pytest
 import torch
+from esper.engine.observation import list_features
+from esper.grower.evaluation import compute_contributions, measure_model
 
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
-from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.grower import Decision, Grower
-from esper.grower.measuring import compute_contributions, measure_seeds
 from esper.grower.scores import check_figures
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
@@ -80,7 +80,7 @@ def test_counterfactuals_are_what_taking_the_seed_out_by_hand_shows(host: Host) 
         table = training.grower.network.table
         due = np.ones(table.stage.shape, np.bool_)
         found = compute_contributions(
-            measure_seeds(training.grower.passes, table, training.evaluate, check_figures, None, due),
+            measure_model(training.grower.passes, table, training.evaluate, check_figures, None, due),
             training.model,
             table,
             training.grower.scores.score,

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from esper.engine.config import EpisodeConfig
+from esper.grower.isolated import REFIT, SeedlessFork
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
@@ -21,11 +23,9 @@ import esper
 from esper import Grower, GrowingModel
 from esper.control.rules import Heuristic, HeuristicSettings, Planting, Schedule
 from esper.errors import CheckpointError, ConfigError
-from esper.grower.apart import REFIT, SeedlessFork
 from esper.grower.state_dict import regrow
-from esper.lifecycle.rules import Reason, Rules, gate_ahead
+from esper.lifecycle.rules import Reason, Rules, evaluate_gates
 from esper.lifecycle.stages import Stage
-from esper.rl.settings import EpisodeConfig
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate
 
 HORIZON = 20
@@ -177,7 +177,7 @@ class ByHand:
                 continue
             if own.seed is None:
                 own.occupant = copy.deepcopy(slot.seed)
-                own.ownership.extend(own.name, list(own.seed.parameters()))
+                own.ownership.add_parameters(own.name, list(own.seed.parameters()))
             own.seed.alpha.copy_(slot.seed.alpha)
             own.seed.requires_grad_(next(slot.seed.parameters()).requires_grad)
 
@@ -208,7 +208,7 @@ def compared(training: Training, grower: Grower) -> int:
 
         def beside(loss: Tensor, x: Tensor, y: Tensor, seen: Any = seen) -> None:
             seen.append((torch.get_rng_state(), x, y))
-            grower.learn_apart(loss, x, y)
+            grower.isolated_backward(loss, x, y)
 
         training.learn(beside)
         if hand is not None:
@@ -320,7 +320,7 @@ def judged(evidence: str, seed: int, trial: int, decisions: int, **options: Any)
         model.train()
         for x, y in zip(inputs.split(32), labels.split(32), strict=True):
             loss = F.cross_entropy(model(x), y)
-            grower.learn_apart(loss, x, y)
+            grower.isolated_backward(loss, x, y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -366,7 +366,7 @@ def test_the_gate_says_that_nothing_was_measured() -> None:
         training.learn(grower.learn_apart)
         before = grower.network.table
         grower.step(train_loss=1.0)
-        verdicts = gate_ahead(before, grower.network.evidence, grower.rules)
+        verdicts = evaluate_gates(before, grower.network.evidence, grower.rules)
         reasons.append([int(verdicts.reason[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
     said = [Reason(reason) for told in reasons for reason in told]
     assert said[0] is Reason.NOT_MEASURED
@@ -506,17 +506,17 @@ def test_a_loss_that_does_not_depend_on_the_model_alone_is_refused() -> None:
     loss = training.loss(inputs, labels)
     grower.apart._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
     with pytest.raises(ConfigError, match="uses parameters of the growing model that were taken from it before"):
-        grower.learn_apart(loss, inputs, labels)
+        grower.isolated_backward(loss, inputs, labels)
     grower.apart._loss = lambda *_: torch.ones((), requires_grad=True) * 2
     with pytest.raises(ConfigError, match="does not depend on the model without the seed in slot '0'"):
-        grower.learn_apart(loss, inputs, labels)
+        grower.isolated_backward(loss, inputs, labels)
 
 
 def test_what_is_only_measured_teaches_nothing() -> None:
     training, grower = on_trial()
     before = forked(grower.apart.forks["0"], training.model)
     with torch.no_grad():
-        grower.learn_apart(training.loss(*data()), *data())
+        grower.isolated_backward(training.loss(*data()), *data())
     torch.testing.assert_close(forked(grower.apart.forks["0"], training.model), before, rtol=0, atol=0)
 
 

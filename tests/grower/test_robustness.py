@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from esper.engine.config import EpisodeConfig
+from esper.engine.governor import GovernorSettings
 
 from esper.errors import DivergedError
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.blueprints import registry
-from esper.population.governor.detectors import GovernorSettings
-from esper.rl.settings import EpisodeConfig
 from grower.training_loop import Loop
 from growth.broken import Broken
 from growth.hosts import CLASSES, RESNET, loss, mlp, numbers, score

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.engine.config import EpisodeConfig
+from esper.engine.measurements import TrainingReport
+from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.controller import Actions, Controller
 from esper.control.learned import LearnedController
-from esper.control.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
 from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.control.rules import Heuristic, HeuristicSettings, Never, Uniform
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import Blend, Head, Op, wait
+from esper.lifecycle.actions import Blend, Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
-from esper.population.learning import TrainingReport
 from esper.rl.episodes import Episodes
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
 
@@ -54,7 +54,7 @@ class Recorded:
     def act(self, observation: Observation, masks: ActionMasks, state: Any) -> tuple[Actions, Any]:
         if self._late:
             self._late = False
-            return wait(1), state
+            return make_wait_actions(1), state
         actions, state = self.controller.act(observation, masks, state)
         self.seen.append(observation)
         self.actions.append(actions)
@@ -89,7 +89,7 @@ def in_a_population(
     for _ in range(STEPS):
         actions, state = recorded.act(running.observe(), running.legal_actions(), state)
         running.step(actions)
-        reports.append(running.history.training)
+        reports.append(running.engine.history.training)
         if running.finished.all():
             break
     return running, reports
@@ -145,7 +145,7 @@ def by_itself(
             optimizer.zero_grad()
             logits = model(own)
             loss = F.cross_entropy(logits, answers)
-            grower.learn_apart(loss, own, answers)
+            grower.isolated_backward(loss, own, answers)
             loss.backward()
             if clip_norm is not None:
                 assert nn.utils.clip_grad_norm_(model.parameters(), clip_norm) > clip_norm, "the test means to clip"
@@ -154,7 +154,7 @@ def by_itself(
             right.append((logits.argmax(1) == answers).double().mean().item())
         if step < STEPS - 1:  # the population takes its last decision before its last training
             decision = grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
-            reports.append(grower._examiner.history.training)
+            reports.append(grower.engine.history.training)
             if decision.finished:
                 break
     return model, reports

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from esper.engine.governor import Trouble
 from torch import nn
 from torch.nn import functional as F
 
 import esper
 from esper.errors import ConfigError
 from esper.grower import Grower
-from esper.population.governor import Trouble
 from grower.divergence import CLASSES, Training, data
 from grower.training_loop import Loop
 

@@ -48,7 +48,7 @@ Epoch = Callable[[Run, Tensor, Tensor], None]
 def plain(run: Run, inputs: Tensor, labels: Tensor) -> None:
     run.optimizer.zero_grad()
     loss = run.loss(inputs, labels)
-    run.grower.learn_apart(loss, inputs, labels)
+    run.grower.isolated_backward(loss, inputs, labels)
     loss.backward()
     run.optimizer.step()
 
@@ -57,7 +57,7 @@ def accumulated(run: Run, inputs: Tensor, labels: Tensor) -> None:
     run.optimizer.zero_grad()
     for half in (slice(0, 48), slice(48, 96)):
         loss = run.loss(inputs[half], labels[half])
-        run.grower.learn_apart(loss, inputs[half], labels[half])
+        run.grower.isolated_backward(loss, inputs[half], labels[half])
         (loss / 2).backward()
     run.optimizer.step()
 
@@ -65,7 +65,7 @@ def accumulated(run: Run, inputs: Tensor, labels: Tensor) -> None:
 def scaled(run: Run, inputs: Tensor, labels: Tensor) -> None:
     run.optimizer.zero_grad()
     loss = run.loss(inputs, labels)
-    run.grower.learn_apart(loss, inputs, labels)
+    run.grower.isolated_backward(loss, inputs, labels)
     run.scaler.scale(loss).backward()
     run.scaler.step(run.optimizer)
     run.scaler.update()
@@ -75,7 +75,7 @@ def closed(run: Run, inputs: Tensor, labels: Tensor) -> None:
     def closure() -> Tensor:
         run.optimizer.zero_grad()
         loss = run.loss(inputs, labels)
-        run.grower.learn_apart(loss, inputs, labels)
+        run.grower.isolated_backward(loss, inputs, labels)
         loss.backward()
         return loss
 
@@ -150,7 +150,7 @@ def test_they_learn_the_same_however_the_loop_is_written(epoch: Epoch) -> None:
     expected, found = trained("all_at_start", plain, host=host), trained("all_at_start", epoch, host=host)
     for mine, theirs in zip(found.model.parameters(), expected.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
-    ours, others = found.grower._examiner.history.training, expected.grower._examiner.history.training
+    ours, others = found.grower.engine.history.training, expected.grower.engine.history.training
     assert ours.host_gradient == pytest.approx(others.host_gradient, rel=1e-3)
     assert ours.seed_gradient[0] == pytest.approx(others.seed_gradient[0], rel=1e-3)
     assert ours.health.ratio[0] == pytest.approx(others.health.ratio[0], rel=1e-3)
@@ -171,7 +171,7 @@ def test_no_seed_passes_training_without_learning(isolation: Isolation) -> None:
     assert len(refused) == (isolation is Isolation.SHADOW)
     if refused:
         assert "loss=lambda inputs, labels: " in refused[0]
-        assert "grower.learn_apart(loss, inputs, labels)" in refused[0]
+        assert "grower.isolated_backward(loss, inputs, labels)" in refused[0]
         return
     inputs, labels = data()
     for _ in range(EPOCHS):
@@ -191,10 +191,10 @@ def test_a_step_of_the_optimizer_that_leaves_an_isolated_seed_out_is_refused() -
         run.optimizer.zero_grad()
         loss = run.loss(inputs, labels)
         if told:
-            run.grower.learn_apart(loss, inputs, labels)
+            run.grower.isolated_backward(loss, inputs, labels)
         loss.backward()
         if not told:
-            run.grower.learn_apart(loss, inputs, labels)  # too late
+            run.grower.isolated_backward(loss, inputs, labels)  # too late
         run.optimizer.step()
 
     step(told=False)  # nothing is in isolation yet
@@ -212,14 +212,14 @@ def test_a_loss_that_does_not_depend_on_the_seed_is_refused(blind: Callable[...,
     for _ in range(3):
         run.grower.step(train_loss=1.0)
     with pytest.raises(ConfigError, match="does not depend on the seed in slot '0': it must call the growing model"):
-        run.grower.learn_apart(run.loss(*data()), *data())
+        run.grower.isolated_backward(run.loss(*data()), *data())
 
 
 def test_what_is_only_measured_teaches_nothing() -> None:
     run = trained("all_at_start", plain)
     before = [parameter.clone() for parameter in run.model.parameters()]
     with torch.no_grad():
-        run.grower.learn_apart(run.loss(*data()), *data())
+        run.grower.isolated_backward(run.loss(*data()), *data())
     run.optimizer.zero_grad()
     assert all(parameter.grad is None for parameter in run.model.parameters())
     for parameter, value in zip(run.model.parameters(), before, strict=True):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from esper.engine.promises import PromiseSettings
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,7 +18,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from esper import Grower, GrowingModel, Score, attach
-from esper.control.promises import PromiseSettings
 from esper.control.rules import LookRule, LookSettings
 from esper.errors import CheckpointError, ConfigError, DistributedError, SlotError
 from esper.grower.distributed import Processes

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from esper.engine.config import EpisodeConfig
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,7 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import structure
 from esper.lifecycle.stages import Stage
-from esper.rl.settings import EpisodeConfig
 from grower.training_loop import APART, HELD, data, growing, host, last_layer_moved, remembered, validate
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -204,7 +204,7 @@ def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
     module, growth = Clipping(), callback()
     fit(tmp_path, module, growth, EPOCHS, gradient_clip_val=1e-3)
     assert growth.grower is not None
-    assert growth.grower._examiner.history.training.host_gradient == pytest.approx([module.norm])
+    assert growth.grower.engine.history.training.host_gradient == pytest.approx([module.norm])
 
 
 class Measured(Classifier):

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -20,7 +21,6 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 import esper.rl
-from esper.control.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.integrations.joint import JointVectorEnv
 from esper.lifecycle.rules import Rules
 from train.short_suite import ShortSuite, short_suite

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from esper.engine.config import EpisodeConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,7 +19,6 @@ import esper
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import structure
 from esper.lifecycle.stages import Stage
-from esper.rl.settings import EpisodeConfig
 from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_moved, remembered
 
 pytest.importorskip("accelerate")
@@ -358,7 +358,7 @@ def test_the_grower_sees_gradients_before_they_are_clipped(tmp_path: Path):
     trainer, growth = prepared(tmp_path, num_train_epochs=1, max_grad_norm=clipped_to)
     trainer.train()
     logged = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
-    seen = growth.grower._examiner.history.training.host_gradient
+    seen = growth.grower.engine.history.training.host_gradient
     assert seen == pytest.approx(logged[-1:])
     assert seen > clipped_to
 

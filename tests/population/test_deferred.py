@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from esper.numerics.deferred import Deferred, Floats
 
-from esper.population.deferred import Deferred, Floats
 from rl.far_away import FAR, FarAway
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from esper.engine.governor import Assessment, GovernorSettings, Monitor, Trouble, Vitals, skill
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-
-from esper.population.governor.detectors import Assessment, GovernorSettings, Monitor, Trouble, Vitals, skill
 
 SETTINGS = GovernorSettings(window=5, fewest=3, sigmas=4, multiple=2, patience=3)
 CALM = [1.0, 0.9, 1.1, 1.0, 0.95]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from esper.engine.observation import Observation
 from torch import Tensor
 
-from esper.control.observation import Observation
 from esper.rl.ppo import PPO
 from esper.rl.rollout import Rollout
 from rl.probes import Probe, collect

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from esper.engine.config import EpisodeConfig
 
 from esper.control.controller import Controller
 from esper.control.rules import Uniform
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 from esper.tasks.token_suite import TokenSuite

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from esper.engine.observation import Observation
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.control.observation import Observation
 from esper.control.policy import Policy, PolicySettings
 from esper.lifecycle.actions import Head, Op
 from esper.rl.ppo import (

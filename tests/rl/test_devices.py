@@ -7,11 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
+from esper.population.snapshots import Snapshots, roll_back
 
 from benchmarks.population import Work
 from esper.control.rules import Uniform
 from esper.population import deferred
-from esper.population.governor.population import Snapshots, roll_back
 from esper.population.population import Strategy
 from esper.rl.episodes import CPU, Episodes
 from esper.tasks.registry import get_suite

@@ -8,11 +8,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from esper.engine.observation import list_features
 
 from control.synthetic import NO_PRIOR
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
-from esper.control.observation import list_features
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import Heuristic, HeuristicSettings
 from rl.many_slots import SEEDS, SLOTS, SUITE, episodes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from esper.engine.observation import MaskTensors, Observation
 from torch import Tensor
 
 from control.synthetic import NO_PRIOR
-from esper.control.observation import MaskTensors, Observation
 from esper.control.policy import PolicySettings
 from esper.lifecycle.actions import Head, Op
 from esper.rl.ppo import PPO

@@ -93,7 +93,7 @@ def _play(
     if own.objective == "loss":
         print_line(console, "that suite is about the loss: read accuracy as the share of a guess's loss that is gone")
     with (
-        computing.open(math.ceil(instances / COHORT)) as workers,
+        computing.open_workers(math.ceil(instances / COHORT)) as workers,
         RegularLines(console, workers.describe_progress),
     ):
         comparison = evaluate_by_name(controller, own, split, instances, seed, workers)
@@ -105,7 +105,7 @@ def _play(
 
 
 def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, console: Console, json: bool) -> None:
-    directory = RunDirectory.open_own(run)
+    directory = RunDirectory.open_training_run(run)
     with directory.locked("esper evaluate"):
         evaluation = _evaluate(directory, instances, transfer, computing, console)
     comparisons = compare_splits(evaluation.results)
@@ -125,7 +125,7 @@ def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, 
 def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> RunEvaluation:
     cohorts = math.ceil(max(instances, transfer) / COHORT)
     hint = hint_if_stopped(console, "what was played is kept: go on with the same command")
-    with hint, computing.open(cohorts) as workers, progress_bar(console) as bar:
+    with hint, computing.open_workers(cohorts) as workers, progress_bar(console) as bar:
         shown = bar.add_task("loading the policy", total=None)
 
         def show(done: int, total: int, current: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from esper.control.observation import Observation
-from esper.control.promises import PromiseSettings
+from esper.engine.observation import Observation
+from esper.engine.promises import PromiseSettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
 from esper.numerics.arrays import Floats, Ints
@@ -44,7 +44,7 @@ class PromiseReader(Protocol):
     """How promises are measured for it; None: it does not use them."""
 
 
-def wanted_promise(controller: Controller) -> PromiseSettings | None:
+def get_promise_settings(controller: Controller) -> PromiseSettings | None:
     """How what blueprints promise is to be measured for it; None: it need not be."""
     return controller.promise if isinstance(controller, PromiseReader) else None
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from esper.engine.gradients import HealthTable
+from esper.engine.measurements import Evaluation, TrainingReport
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
-from esper.population.evaluation import Evaluation
-from esper.population.gradients import HealthTable
-from esper.population.learning import TrainingReport
 from esper.serialization.state_files import from_plain, to_plain
 
 LOOKBACK = 3

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.control.history import LOOKBACK, History
-from esper.control.promises import PromiseRecord, largest
+from esper.engine.budget import Charge, Costs
+from esper.engine.history import LOOKBACK, History
+from esper.engine.promises import PromiseRecord, largest
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.site import Layout
 from esper.lifecycle.actions import Op
@@ -24,7 +25,6 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
-from esper.population.budget import Charge, Costs
 
 
 class Offers(Protocol):
@@ -142,7 +142,7 @@ class MaskTensors(NamedTuple):
         return MaskTensors(*(_move(part, device) for part in self))
 
 
-def mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
+def make_mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
     """The lifecycle's masks of E environments as tensors on ``device``."""
     arrays: list[Bools] = [getattr(masks, name) for name in MaskTensors._fields]
     return MaskTensors(*(_move(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays))

@@ -112,7 +112,7 @@ class SeedlessFork:
         """What ``compute`` returns, which calls the model, where the model is this fork."""
         named = dict(self._whole.named_parameters())
         mine = {name: self._parameters[theirs] for name, theirs in named.items() if theirs in self._parameters}
-        with self._slot.vacate():
+        with self._slot.disabled():
             result, buffers = functional_call(self._whole, {**mine, **self._buffers}, (compute,))
         self._buffers = {name: buffers[name].detach() for name in self._buffers}
         return result
@@ -212,7 +212,7 @@ Loss = Callable[..., Tensor]
 REFIT = 2
 """Decisions after which a fork has got over the loss of its seed."""
 _LOSS_LINE = "Grower(..., loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels))"
-_LEARN_APART_LINE = "grower.learn_apart(loss, inputs, labels)"
+_LEARN_APART_LINE = "grower.isolated_backward(loss, inputs, labels)"
 
 
 class Counterfactual(StrEnum):
@@ -264,7 +264,7 @@ def require_loss(
         )
 
 
-class ApartLearner:
+class IsolatedTrainer:
     """Lets isolated seeds and forks learn whenever the model does.
 
     Args:

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from esper.config.loading import load_settings
-from esper.control.controller import Controller, wanted_promise
+from esper.control.controller import Controller, get_promise_settings
 from esper.control.learned import PolicyOrigin, restore_controller
-from esper.control.promises import PromiseSettings
 from esper.control.rules import (
     ROUNDING,
     Heuristic,
@@ -30,8 +29,9 @@ from esper.control.rules import (
     Uniform,
 )
 from esper.control.shipped import open_policy
+from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
-from esper.grower.network import Catalogue
+from esper.grower.network import ModelSpec
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
 from esper.lifecycle.rules import Isolation, Rules
@@ -205,7 +205,7 @@ def require_promise(controller: Controller, given: PromiseSettings | None) -> Pr
     Raises:
         ConfigError: it was given to a controller that does not go by it, or shows what it does not know.
     """
-    settings = wanted_promise(controller)
+    settings = get_promise_settings(controller)
     if given is None:
         return settings
     if settings is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.model import GrowingModel
-from esper.growth.sharding import add_up_norms, count_copies, local_part
+from esper.growth.sharding import combine_norms, count_copies, local_part
 from esper.numerics.arrays import Floats, replace_where
 from esper.population.gradients import GradientNorms, HealthTable, assess_health
 from esper.serialization.state_files import to_plain
@@ -67,7 +67,7 @@ class Gradients:
             if found:
                 norms[place] = torch.linalg.vector_norm(torch.stack(found))
         if self._model.sharded:
-            norms = add_up_norms(norms.to(next(self._model.host.parameters()).device))
+            norms = combine_norms(norms.to(next(self._model.host.parameters()).device))
         self._norms.append(norms if self._scaler is None else norms / self._scaler.scale(torch.ones_like(norms)))
         self._arrived.clear()
 

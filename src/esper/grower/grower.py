@@ -14,18 +14,20 @@ from torch import Tensor
 from esper.config.arguments import check_arguments
 from esper.control.controller import Controller
 from esper.control.rules import ActionBuilder
+from esper.engine.budget import RentBasis
+from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError
-from esper.grower.apart import ApartLearner, Counterfactual, Loss, require_loss
 from esper.grower.choosing import choose_controller, require_promise, require_time_to_plant, warn_of_unknown
 from esper.grower.config import GrowerConfig, check_step, require_rules, require_same
 from esper.grower.constraints import ConstraintSet
 from esper.grower.decision import Decision, Ending, describe_decision, resolve_unfinished
 from esper.grower.distributed import Processes
-from esper.grower.gradients import Gradients
-from esper.grower.listening import Listener
-from esper.grower.measuring import Evaluate, Examiner, Number, store_contributions
+from esper.grower.evaluation import Evaluate, Examiner, Number, store_contributions
+from esper.grower.gradients import GradientRecorder
+from esper.grower.isolated import Counterfactual, IsolatedTrainer, Loss, require_loss
 from esper.grower.network import GrowingNetwork
 from esper.grower.oversight import Oversight
+from esper.grower.promise_recorder import Listener
 from esper.grower.recording import Account
 from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.reporter import OwnRun, Reporter
@@ -36,16 +38,14 @@ from esper.grower.state_dict import require_planted, require_structure, structur
 from esper.grower.validation import Validation
 from esper.growth.hooks import require_growable
 from esper.growth.look import Look
-from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
-from esper.lifecycle.actions import Op, wait
+from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
+from esper.lifecycle.actions import Op, make_wait_actions
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Step, Transitions, concatenate, finish
+from esper.lifecycle.transitions import Step, Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.budget import RentBasis
 from esper.population.governor.model import GovernorVerdict, Rollback
-from esper.rl.settings import EpisodeConfig
 from esper.serialization.state_files import from_plain, to_plain
 
 
@@ -125,8 +125,8 @@ class Grower:
     @check_arguments(
         ConfigError,
         GrowerConfig,
-        model=GROWING,
-        optimizer=OPTIMIZER,
+        model=MODEL_ADVICE,
+        optimizer=OPTIMIZER_ADVICE,
         evaluate=f"give a function that takes the model and returns {EXPECTED}",
     )
     def __init__(
@@ -225,7 +225,7 @@ class Grower:
         """That returns the model to its last good state; None without one."""
         self._gradients = Gradients(model, optimizer, scaler)
         told = (self._gradients.take_in, self._processes.average)
-        self.apart = ApartLearner(model, optimizer, evidence, loss, scaler, *told)
+        self.apart = IsolatedTrainer(model, optimizer, evidence, loss, scaler, *told)
         """Lets isolated seeds learn, and the forks that seeds on trial are compared with."""
         self._attend()
 
@@ -235,7 +235,7 @@ class Grower:
         """Decisions taken."""
         self._state: Any = self.controller.start([self.config.seed])
         # What is trained before the first call of `step` follows a decision, too: to wait.
-        self._actions: Ints = wait(1)
+        self._actions: Ints = make_wait_actions(1)
         self.network.table = self.network.advance(self._actions, self.rules).table
         self._examiner.listen_before(1)
 
@@ -310,7 +310,7 @@ class Grower:
         self._oversight.trained.require()
         # Measure the model and the seeds whose turn it is, and undo the training since the last good state if it blew
         # up. What was measured before that is of a model that is no more.
-        due = self.conduct.counterfactuals_due(np.array([self.decisions]), len(self.model.slots))
+        due = self.conduct.find_due_counterfactuals(np.array([self.decisions]), len(self.model.slots))
         now = self._processes.agree(lambda: given)
         measurable = self._oversight.is_measurable(now.train_loss)
         found = self._examiner.measure(now.train_loss, now.whole, due) if measurable else None
@@ -331,7 +331,11 @@ class Grower:
         actions, result = self._decide((*barred, Op.FOSSILIZE) if broken else barred, culprit)
         self.decisions += 1
         self._examiner.listen_before(1 + self.decisions)
-        changes, slots, metric = concatenate([undone, result.transitions]), list(self.model.slots), self.scores.metric
+        changes, slots, metric = (
+            concatenate_transitions([undone, result.transitions]),
+            list(self.model.slots),
+            self.scores.metric,
+        )
         measured = (evaluation, metric, self.scores.value(found.usual))
         decision = describe_decision(
             self.decisions,
@@ -456,7 +460,7 @@ class Grower:
         allowed = tuple(op for op in self.rules.operations if op not in barred)
         rules = self.rules.model_copy(update={"operations": allowed})
         masks = legal_actions(network.table, network.evidence, rules, network.specs.compatible, affordable)
-        actions, state = wait(1), self._state
+        actions, state = make_wait_actions(1), self._state
         if culprit.any():
             builder = ActionBuilder(masks)
             builder.act_on(Op.PRUNE, culprit)
@@ -483,8 +487,8 @@ class Grower:
 
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the seeds in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
-        table, changes = finish(self.network.table, kept, pruned)
-        self.network.apply(changes, wait(1), self.config.seed)
+        table, changes = finish_growth(self.network.table, kept, pruned)
+        self.network.apply(changes, make_wait_actions(1), self.config.seed)
         self.network.table = table
         if pruned.any():
             self._oversight.expect_loss(forget=False)

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.control.promises import PromiseRecord, PromiseSettings
+from esper.engine.budget import TRAINING_PASSES
+from esper.engine.promises import PromiseRecord, PromiseSettings
 from esper.errors import ConfigError, LookError, SlotError
-from esper.growth.blueprints.registry import Blueprint, LayerCall, Reads
-from esper.growth.look import Candidate, Look, promise_of, raise_precision
+from esper.growth.blueprints.registry import Blueprint, Context, LayerCall
+from esper.growth.look import Candidate, Look, measure_promise, raise_precision
 from esper.growth.model import GrowingModel
 from esper.growth.promise import GRAM_BYTES
-from esper.growth.side_pass import Asked
+from esper.growth.side_pass import RecordedGradients
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools, Floats
-from esper.population.budget import TRAINING_PASSES
 from esper.serialization.state_files import to_plain
 
 _SEED, _DRAW = 0, 0
@@ -115,7 +115,7 @@ class Listener:
             ConfigError: ``look`` is of another model.
         """
         everyone, due = np.ones(1, np.bool_), self.is_due(decision)
-        self.record.wait(everyone)
+        self.record.advance_age(everyone)
         found = None
         if look is not None:
             found = self._read(look, free)
@@ -137,7 +137,7 @@ class Listener:
 
     def is_due(self, decision: int) -> bool:
         """Whether it is to be measured at the decision of that number."""
-        return self._owed or bool(self.record.settings.due(np.array([decision]))[0])
+        return self._owed or bool(self.record.settings.is_due(np.array([decision]))[0])
 
     def rest(self) -> None:
         """Listen no more until `listen_before`."""
@@ -145,7 +145,7 @@ class Listener:
 
     def _listen(self, listening: bool) -> None:
         for slot in self._model.slots.values():
-            slot.listener = self._hear if listening and self._active else None
+            slot.feature_hook = self._hear if listening and self._active else None
 
     def _hear(self, slot: Slot, call: LayerCall, passed: Tensor) -> Tensor:
         """Keep the slot's features until their gradient arrives, if it ever does."""
@@ -156,24 +156,24 @@ class Listener:
             hearing = torch.zeros_like(passed, requires_grad=True)
             passed = passed + hearing
         most = self.record.settings.examples
-        first = call.first if self._offers(slot, Reads.LAYER) else None
+        first = call.first_argument if self._offers(slot, Context.LAYER) else None
         heard = _Heard(
             passed.detach()[:most].clone(),
             self._find_inputs(slot, passed),
             passed.detach()[:0],
             None if first is None or len(first) != len(passed) else first.detach()[:most].clone(),
-            call.alone,
+            call.has_single_argument,
         )
         hearing.register_hook(partial(self._keep, slot.name, heard))
         return passed
 
-    def _offers(self, slot: Slot, reads: Reads) -> bool:
+    def _offers(self, slot: Slot, context: Context) -> bool:
         """Whether a blueprint on offer there reads such."""
-        return any(kind.reads is reads for kind in self._kinds if kind.name in slot.blueprints)
+        return any(kind.context is context for kind in self._kinds if kind.name in slot.blueprints)
 
     def _find_inputs(self, slot: Slot, passed: Tensor) -> Tensor | None:
         """The network's, for as many examples, where somebody reads them and they are of this pass."""
-        if not self._offers(slot, Reads.NETWORK):
+        if not self._offers(slot, Context.NETWORK):
             return None
         try:
             inputs = slot.tap.inputs
@@ -215,7 +215,7 @@ class Listener:
 
     def _promise_of(self, place: int, slot: Slot, kind: type[Blueprint]) -> Candidate | None:
         """By the newest examples, as many as are wanted, or fewer where a blueprint has very many parameters."""
-        if kind.reads is Reads.CALL and slot.sharding is not None:
+        if kind.context is Context.CALL and slot.sharding is not None:
             # All processes would have to gather the block's parameters, and one measures.
             self._warn(kind.name, f"blueprint {kind.name!r} copies a block whose parameters processes share")
             return None
@@ -223,19 +223,19 @@ class Listener:
         heard = self._newest(slot.name, min(self.record.settings.examples, max(bound, FEWEST_EXAMPLES)))
         firsts = [one.first for one in heard if one.first is not None]
         alone = all(one.alone for one in heard)
-        asked = Asked([], [one.features for one in heard], [one.wishes for one in heard], firsts, alone)
+        asked = RecordedGradients([], [one.features for one in heard], [one.wishes for one in heard], firsts, alone)
         inputs = [one.inputs for one in heard if one.inputs is not None]
-        if sum(map(len, asked.wishes)) < LEAST:
+        if sum(map(len, asked.gradients)) < LEAST:
             self._warn(slot.name, f"nothing was heard of what training asks for at slot {slot.name!r}")
             return None
-        if kind.reads is Reads.NETWORK and len(inputs) < len(heard):
+        if kind.context is Context.NETWORK and len(inputs) < len(heard):
             self._warn(kind.name, f"blueprint {kind.name!r} reads the network's input, of which nothing was heard")
             return None
-        examples = sum(map(len, asked.wishes))
+        examples = sum(map(len, asked.gradients))
         gram = 2 * examples**2 * kind.parameters_at(slot.site)
         self._spend(TRAINING_PASSES * examples * kind.flops_at(slot.site) + gram)
         try:
-            return promise_of(slot, kind, asked, inputs, [(_SEED, place, _DRAW)])
+            return measure_promise(slot, kind, asked, inputs, [(_SEED, place, _DRAW)])
         except LookError as error:
             self._warn(kind.name, str(error))
             return None

@@ -17,17 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.config.arguments import describe
-from esper.control.history import History
-from esper.control.observation import FeatureInputs, Observation, observe
+from esper.config.arguments import describe_value
+from esper.engine.history import History
+from esper.engine.measurements import TrainingReport
+from esper.engine.observation import FeatureInputs, Observation, observe
 from esper.errors import ConfigError
-from esper.grower.apart import ApartLearner, SeedlessFork
 from esper.grower.config import GrowerConfig, StepInputs
 from esper.grower.constraints import ConstraintSet, Score
 from esper.grower.distributed import Processes
-from esper.grower.gradients import Gradients
-from esper.grower.listening import Listener
+from esper.grower.gradients import GradientRecorder
+from esper.grower.isolated import IsolatedTrainer, SeedlessFork
 from esper.grower.network import GrowingNetwork
+from esper.grower.promise_recorder import Listener
 from esper.grower.scores import LOSS, Figures, Scores
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.look import Look
@@ -39,7 +40,6 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.population.evaluation import Evaluation, update_evidence
-from esper.population.learning import TrainingReport
 
 Number: TypeAlias = float | Tensor
 """A tensor holds a single one."""
@@ -74,7 +74,7 @@ def examine(model: GrowingModel) -> Generator[None]:
         reshard(model)
 
 
-def measure_seeds(
+def measure_model(
     passes: SharedForwardEvaluator,
     table: SeedTable,
     evaluate: Evaluate,
@@ -216,7 +216,7 @@ class Examiner:
         constraints: ConstraintSet,
         evaluate: Evaluate,
         passes: SharedForwardEvaluator,
-        apart: ApartLearner,
+        apart: IsolatedTrainer,
         gradients: Gradients,
         listener: Listener | None,
         processes: Processes,
@@ -246,7 +246,7 @@ class Examiner:
         self, whole: Figures | None, due: Bools, forks: Mapping[str, SeedlessFork | None] = MappingProxyType({})
     ) -> Measurement:
         read = self._constraints.read
-        return measure_seeds(self._passes, self._network.table, self._evaluate, read, whole, due, forks)
+        return measure_model(self._passes, self._network.table, self._evaluate, read, whole, due, forks)
 
     def refer(self) -> None:
         """Measure the model before growth, if a constraint is about that."""
@@ -276,13 +276,13 @@ class Examiner:
         """Let history and evidence have what was measured after the last ``actions`` ``[1, 8]``; returns all of it."""
         network, scores = self._network, self._scores
         scores.begin(measurement.usual, now.train_loss)
-        self.history.expect(scores.chance_loss, scores.chance_score)
+        self.history.set_chance_level(scores.chance_loss, scores.chance_score)
         newest = compute_contributions(measurement, self._passes.model, network.table, scores.score)
         train_score = scores.train_score(now.train_accuracy)
         host, seeds, health = self._gradients.report()
         accuracy = newest.accuracy if train_score is None else np.array([train_score])
         training = TrainingReport(np.array([now.train_loss]), accuracy, host, seeds, health)
-        evaluation = self.history.complete(newest, network.evidence)
+        evaluation = self.history.fill_stale_contributions(newest, network.evidence)
         store_contributions(self._passes.model, evaluation.accuracy_contribution)
         network.evidence = update_evidence(network.table, network.evidence, training, evaluation)
         progress = scores.progress(measurement.usual)
@@ -302,7 +302,7 @@ class Examiner:
 
     def _prepare(self, decision: int, look: Look | None) -> None:
         if not isinstance(look, Look | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"look is {describe(look)}: give what model.look(loss, batches) returned")
+            raise ConfigError(f"look is {describe_value(look)}: give what model.look(loss, batches) returned")
         if look is not None and self._listener is None:
             raise ConfigError("the controller does not go by what blueprints promise: leave look out")
         if self._listener is not None:
@@ -315,7 +315,7 @@ class Examiner:
     def listen_before(self, decision: int | None) -> None:
         """Listen, if what is promised matters to the decision of that number; None: to nothing any more."""
         for slot in self._passes.model.slots.values():
-            slot.listener = None  # of this or of a former grower
+            slot.feature_hook = None  # of this or of a former grower
         if self._listener is not None and decision is not None:
             self._listener.listen_before(decision)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from esper.engine.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
@@ -17,10 +18,9 @@ from esper.lifecycle.actions import Blend, Head
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils
+from esper.lifecycle.transitions import Step, Transitions, add_fossils, remove_seeds, step
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.random_streams import seed_generator
-from esper.population.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
+from esper.numerics.random_streams import module_generator
 from esper.serialization.state_files import from_plain, to_plain
 
 BYTES_PER_VALUE = 4
@@ -29,7 +29,7 @@ COPIES = 4
 
 
 class Catalogue:
-    """What the slots of a model offer: an `esper.control.observation.Offers`."""
+    """What the slots of a model offer: an `esper.engine.observation.GrowthSpec`."""
 
     def __init__(self, model: GrowingModel, optimizer: torch.optim.Optimizer) -> None:
         self._slots = model.slots.values()
@@ -68,13 +68,13 @@ class Catalogue:
 
 
 class GrowingNetwork:
-    """A growing model with its lifecycle table: an `esper.control.observation.GrowingNetworks` of one."""
+    """A growing model with its lifecycle table: an `esper.engine.observation.GrowingNetworks` of one."""
 
     def __init__(
         self, model: GrowingModel, optimizer: torch.optim.Optimizer, budget: Budget, rent_on: RentBasis
     ) -> None:
         self.model = model
-        self.specs = Catalogue(model, optimizer)
+        self.specs = ModelSpec(model, optimizer)
         self.charge = self._choose_charge(rent_on)
         """What rent is paid on, and what controllers see costs in."""
         self.blueprints = [kind.name for kind in self.specs.kinds]
@@ -106,7 +106,7 @@ class GrowingNetwork:
                     slot.seed.blend,
                 )
         everything = np.ones(self.specs.compatible.shape, np.bool_)
-        return with_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
+        return add_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
 
     def affordable(self, blends: Sequence[Blend]) -> Bools:
         """Which blueprints the budget still allows in which slots, with any of these ``blends``."""
@@ -154,7 +154,7 @@ class GrowingNetwork:
         """
         slots = self.model.slots.values()
         for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
-            generator = seed_generator(seed, place, int(self.germinations[place]))
+            generator = module_generator(seed, place, int(self.germinations[place]))
             kind = self.specs.kinds[int(actions[0, Head.BLUEPRINT])]
             slots[place].germinate(kind.name, generator, blend=Blend(int(actions[0, Head.BLEND])))
             self.germinations[place] += 1
@@ -169,7 +169,7 @@ class GrowingNetwork:
 
     def revoke(self, gone: Bools) -> Transitions:
         """Empty the slots ``gone`` ``[1, S]``, whose seeds were taken by another hand; returns what changed."""
-        self.table, changes = revoke(self.table, gone)
+        self.table, changes = remove_seeds(self.table, gone)
         self.evidence = self.evidence.without(gone)
         return changes
 
@@ -183,4 +183,4 @@ class GrowingNetwork:
             seed.alpha.fill_(float(self.table.alpha[0, place]))
             seed.isolation = isolation if stage is Stage.TRAINING else Isolation.NONE
             seed.requires_grad_(stage is not Stage.GERMINATED)
-            self.model.copies.align(slot)
+            self.model.copies.sync_slot(slot)

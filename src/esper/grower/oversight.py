@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.control.history import PLATEAU_IMPROVEMENT, improves
+from esper.engine.governor import GovernorSettings
+from esper.engine.history import PLATEAU_IMPROVEMENT, improves
 from esper.errors import ConfigError
 from esper.grower.distributed import Processes
-from esper.grower.measuring import Measurement
+from esper.grower.evaluation import Measurement
 from esper.grower.network import GrowingNetwork
 from esper.grower.scores import LOSS, Figures, Scores
 from esper.growth.sharding import local_part, reshard
 from esper.lifecycle.actions import Op
 from esper.lifecycle.transitions import Transitions
-from esper.population.governor.detectors import GovernorSettings
 from esper.population.governor.model import Governor, GovernorVerdict, Rollback
 from esper.serialization.state_files import from_plain, to_plain
 

@@ -19,7 +19,7 @@ from esper.runs.events import (
     Event,
     GateJudged,
     LifecycleTransition,
-    Place,
+    NetworkStep,
     RolledBack,
     RunEnded,
     RunFailed,
@@ -120,7 +120,7 @@ class Recording:
         if account.about is not None and account.about != self._about:  # known only when it is first measured
             store.set_metadata(account.about.metadata())
             self._about = account.about
-        store.scalars(decision.number, self._list_scalars(account))
+        store.record_scalars(decision.number, self._list_scalars(account))
         for event in self._list_events(account):
             store.emit(event)
         store.flush()
@@ -136,7 +136,7 @@ class Recording:
         for change in ending.changes:
             self._store.emit(self._describe_change(done, change, ending.contributions))
         if ending.changes:
-            self._store.scalars(done, {_ADDED: self._model.added_parameters})
+            self._store.record_scalars(done, {_ADDED: self._model.added_parameters})
         self._store.flush()
 
     def keep_failure(self, done: int, error: Exception) -> None:
@@ -243,6 +243,6 @@ class Recording:
         )
 
 
-def _place(number: int) -> Place:
+def _place(number: int) -> NetworkStep:
     """The first fields of a `NetworkEvent` of the decision with that number."""
-    return Place(iteration=number, episode=_EPISODE, environment=_ENVIRONMENT, step=number - 1)
+    return NetworkStep(iteration=number, episode=_EPISODE, environment=_ENVIRONMENT, step=number - 1)

@@ -219,7 +219,7 @@ class OwnRun:
         if not self.path.exists():
             return
         try:
-            self._directory.require_new()
+            self._directory.require_empty()
         except OSError as error:
             raise RunError(f"cannot write a run to {self.path} ({error.strerror}): give a new folder") from error
         except RunError:

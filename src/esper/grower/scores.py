@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from esper.config.arguments import describe, read_number
-from esper.control.history import improves
+from esper.config.arguments import describe_value, read_number
+from esper.engine.governor import skill
+from esper.engine.history import improves
 from esper.errors import ConfigError
-from esper.population.governor.detectors import skill
 from esper.runs.metric import ACCURACY, LOSS, Metric
 from esper.serialization.state_files import from_plain
 
@@ -275,7 +275,9 @@ def check_number(value: object, what: str) -> float:
     try:
         return read_number(value)
     except ValueError as error:
-        raise ConfigError(f"{what} is {describe(value)}: give a number, or a tensor that holds a single one") from error
+        raise ConfigError(
+            f"{what} is {describe_value(value)}: give a number, or a tensor that holds a single one"
+        ) from error
 
 
 def check_figures(returned: object) -> Figures:
@@ -318,4 +320,4 @@ def _name_figures(returned: object) -> Figures:
             return {LOSS: check_number(returned, "the loss of evaluate")}
         except ConfigError:
             pass  # the sentence below says more
-    raise ConfigError(f"evaluate returned {describe(cast(object, returned))}: it must return {EXPECTED}")
+    raise ConfigError(f"evaluate returned {describe_value(cast(object, returned))}: it must return {EXPECTED}")

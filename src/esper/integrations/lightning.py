@@ -15,9 +15,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.config.arguments import PositiveInt, check_arguments
 from esper.errors import ConfigError
-from esper.extras import find_missing
+from esper.extras import describe_missing
 from esper.grower import Grower
-from esper.grower.measuring import Evaluate
+from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import KEY, GrowthInStateDict
 from esper.growth.followers import SLOT_KEY
 from esper.growth.model import GrowingModel
@@ -28,7 +28,7 @@ try:
     from lightning.pytorch.plugins import MixedPrecision
     from torchmetrics import Metric, MetricCollection
 except ModuleNotFoundError as error:
-    raise ConfigError(find_missing("lightning", "esper.integrations.lightning", error.name)) from error
+    raise ConfigError(describe_missing("lightning", "esper.integrations.lightning", error.name)) from error
 
 _log = logging.getLogger(__name__)
 
@@ -115,13 +115,13 @@ class GrowerCallback(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let isolated seeds and forks learn from every minibatch of the epoch."""
         grower, usual = self.grower, pl_module.training_step
-        if grower is None or not grower.learns_apart:
+        if grower is None or not grower.needs_isolated_backward:
             return
 
         @wraps(usual)
         def training_step(*minibatch: Any) -> Any:
             outputs = usual(*minibatch)
-            grower.learn_apart(_loss(outputs), *minibatch)
+            grower.isolated_backward(_loss(outputs), *minibatch)
             return outputs
 
         pl_module.training_step = training_step

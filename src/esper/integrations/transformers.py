@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from esper.config.arguments import PositiveInt, check_arguments
 from esper.errors import ConfigError
-from esper.extras import find_missing
+from esper.extras import describe_missing
 from esper.grower import Grower
-from esper.grower.measuring import Evaluate
+from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.model import GrowingModel
 from esper.integrations.trainer_callback import MeanLoss, decide, finish
@@ -23,7 +23,7 @@ from esper.integrations.trainer_callback import MeanLoss, decide, finish
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ModuleNotFoundError as error:
-    raise ConfigError(find_missing("hf", "esper.integrations.transformers", error.name)) from error
+    raise ConfigError(describe_missing("hf", "esper.integrations.transformers", error.name)) from error
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **opt
 
     scaler = cast("torch.amp.GradScaler | None", trainer.accelerator.scaler)
     grower = Grower(growing, optimizer, loss=loss, scaler=scaler, **options)
-    if not grower.learns_apart:
+    if not grower.needs_isolated_backward:
         return grower
 
     @wraps(compute_plain)
@@ -159,7 +159,7 @@ def _grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **opt
     ) -> Tensor | tuple[Tensor, Any]:
         model_inputs = dict(inputs)  # a Trainer may take out the labels
         found = compute_plain(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-        grower.learn_apart(found[0] if isinstance(found, tuple) else found, model_inputs, num_items_in_batch)
+        grower.isolated_backward(found[0] if isinstance(found, tuple) else found, model_inputs, num_items_in_batch)
         return found
 
     trainer.compute_loss = compute_loss

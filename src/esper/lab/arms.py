@@ -15,6 +15,7 @@ import numpy as np
 from esper.control.controller import Controller
 from esper.control.learned import POLICY
 from esper.control.rules import SHUFFLED, Planting, Schedule, shuffle_actions
+from esper.engine.budget import TRAINING_PASSES
 from esper.lab.bench_suite import MOST_PLANTINGS, family_weights, make_schedule
 from esper.lab.evaluate import count_trainings, load_policy
 from esper.lab.experiment import LOCK_OWNER, Experiment, Trial, arm_file, arm_key, play_policy
@@ -28,9 +29,8 @@ from esper.lab.static_networks import (
 )
 from esper.numerics.arrays import Floats
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.budget import TRAINING_PASSES
 from esper.population.population import Fossils
-from esper.runs.run_directory import RunDirectory, hold
+from esper.runs.run_directory import RunDirectory, hold_lock
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -38,9 +38,9 @@ from esper.train.episode_log import stack_actions
 from esper.train.evaluation import (
     EvaluationConfig,
     EvaluationResult,
-    baselines,
+    create_baselines,
     evaluate_controllers,
-    evaluation_config,
+    make_evaluation_config,
 )
 from esper.train.results import Arm, ArmResults, Result, load_or_compute
 from esper.train.settings import TrainSettings
@@ -94,7 +94,7 @@ def run_arms(experiment: Experiment, progress: Progress, backend: Backend = LOCA
     instances, name = experiment.sample_instances(), next(iter(experiment.arms))
     settings, folder, suite = experiment.arms[name], experiment.folder / name, get_suite(experiment.suite)
     results: dict[str, list[ArmResults]] = {}
-    with hold(folder / "arms.lock", LOCK_OWNER), backend.open(settings.shards) as workers:
+    with hold_lock(folder / "arms.lock", LOCK_OWNER), backend.open_workers(settings.shards) as workers:
         # Baselines play once; all other arms follow from the policy of each training seed.
         jobs = [
             _Job(
@@ -105,7 +105,7 @@ def run_arms(experiment: Experiment, progress: Progress, backend: Backend = LOCA
                 compute=partial(_play_baseline, controller, settings, instances, workers),
                 label=controller.name,
             )
-            for controller in baselines(suite)
+            for controller in create_baselines(suite)
         ]
         for seed in range(experiment.seeds):
             trial = Trial(name, seed)
@@ -138,7 +138,7 @@ def _play_baseline(
     suite = get_suite(settings.suite)
     # A tuned baseline has cost a search, which is charged to it.
     searched = round(count_trainings(controller.name, suite) * suite.steps)
-    played = evaluate_controllers(workers, [controller], evaluation_config(settings), instances)[0]
+    played = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0]
     return ArmResults(searched, measure_arm(played, suite).outcomes)
 
 
@@ -154,7 +154,7 @@ def _list_followers(
     Raises:
         CheckpointError: the run has no usable policy.
     """
-    suite, config, policy = get_suite(settings.suite), evaluation_config(settings), load_policy(run, settings)
+    suite, config, policy = get_suite(settings.suite), make_evaluation_config(settings), load_policy(run, settings)
 
     def play(controller: Controller) -> EvaluationResult:
         return evaluate_controllers(workers, [controller], config, instances)[0]

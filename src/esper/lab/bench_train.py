@@ -12,8 +12,8 @@ from statistics import median
 from types import FunctionType
 from typing import Any, cast
 
-from esper.control.observation import observe
 from esper.control.policy import Policy
+from esper.engine.observation import observe
 from esper.population.evaluation import evaluate_committed, start_evaluation
 from esper.population.learning import TrainingStream, start_training
 from esper.population.optimizers import clip_by_network, optimizer_step
@@ -22,9 +22,9 @@ from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
 from esper.rl.ppo import PPO
 from esper.rl.rewards import RewardTracker
-from esper.rl.rollout import concatenate
-from esper.runs.store import as_rows
-from esper.train.collect import ShardTask, collect, new_policy
+from esper.rl.rollout import concatenate_rollouts
+from esper.runs.store import encode_events
+from esper.train.collect import ShardTask, collect_rollout, create_policy
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared, prepare_process
 
@@ -38,7 +38,7 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "rewards": (RewardTracker.record,),
     "observations": (observe,),
     "policy": (Policy.act,),
-    "events": (as_rows,),
+    "events": (encode_events,),
     "update": (PPO.update,),
 }
 """The functions of each part. Optimizers work within training and are taken out of it."""
@@ -63,13 +63,13 @@ def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -
     The first iteration warms up and is not counted, if there are others.
     """
     prepare_process()
-    learner = PPO(new_policy(settings), settings.ppo, settings.seed)
+    learner = PPO(create_policy(settings), settings.ppo, settings.seed)
 
     def iterate(number: int) -> int:
         """One iteration without store, probes and checkpoints; its decisions."""
         weights: Shared[dict[str, Any]] = Shared(learner.policy.state_dict())
-        shards = [collect(ShardTask(settings, number, shard, weights)) for shard in range(settings.shards)]
-        learner.update(concatenate([shard.rollout for shard in shards]), number / (settings.iterations + 1))
+        shards = [collect_rollout(ShardTask(settings, number, shard, weights)) for shard in range(settings.shards)]
+        learner.update(concatenate_rollouts([shard.rollout for shard in shards]), number / (settings.iterations + 1))
         return sum(int(running.sum()) for shard in shards for running in shard.log.running)
 
     # The clock runs without the profiler, which slows small functions down.

@@ -24,19 +24,19 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
-from esper.train.collect import greedy_controller
+from esper.train.collect import create_greedy_controller
 from esper.train.episode_log import stack_actions
 from esper.train.evaluation import (
     CohortTask,
     EvaluationConfig,
     EvaluationProgress,
     EvaluationResult,
-    baseline_settings,
-    baselines,
-    describe_circumstances,
+    create_baselines,
+    describe_evaluation_inputs,
     evaluate_controllers,
-    evaluation_config,
     join_cohorts,
+    load_baseline_settings,
+    make_evaluation_config,
     split_into_cohorts,
 )
 from esper.train.results import SPLITS, Result, read_evaluation, select_split, write_results
@@ -80,7 +80,7 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
     """
     checkpoint = Checkpoints(run.checkpoints).latest()
     policy = restore_policy(checkpoint.tensors, settings.policy, settings.promise)
-    return LoadedPolicy(greedy_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
+    return LoadedPolicy(create_greedy_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
 
 
 def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConfig]:
@@ -90,13 +90,13 @@ def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConf
         ConfigError: there is no such controller.
         RunError, CheckpointError: the run is unusable.
     """
-    rules = {rule.name: rule for rule in baselines(suite)}
+    rules = {rule.name: rule for rule in create_baselines(suite)}
     if name in rules:
         return rules[name], EvaluationConfig(suite.name, Rules())
     run = open_policy(name, tuple(rules))
     # The rule that advises a policy measures time by the horizon of the suite that is played.
     settings = load_settings(TrainSettings, run.config, [f"suite={suite.name}"])
-    return load_policy(run, settings).controller, evaluation_config(settings)
+    return load_policy(run, settings).controller, make_evaluation_config(settings)
 
 
 def count_trainings(name: str, suite: Suite) -> float:
@@ -109,12 +109,13 @@ def count_trainings(name: str, suite: Suite) -> float:
         ConfigError: there is no such controller.
         RunError, CheckpointError: the run is unusable.
     """
-    if name != ESPER and name in {rule.name for rule in baselines(suite)}:
-        return baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
+    if name != ESPER and name in {rule.name for rule in create_baselines(suite)}:
+        return load_baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
     run = open_policy(name)
     settings = load_settings(TrainSettings, run.config)
     # Episodes of an iteration, with those of twins.
-    each = settings.environments + (settings.environments // settings.ppo.group if settings.ppo.twin else 0)
+    baselines = settings.environments // settings.ppo.group if settings.ppo.no_growth_baseline else 0
+    each = settings.environments + baselines
     return Checkpoints(run.checkpoints).latest().iteration * each + count_pretraining(settings, suite)
 
 
@@ -158,7 +159,7 @@ def evaluate_run(
     """
     _check_counts(heldout, transfer)
     settings = load_settings(TrainSettings, run.config)
-    suite, config = get_suite(settings.suite), evaluation_config(settings)
+    suite, config = get_suite(settings.suite), make_evaluation_config(settings)
     policy = load_policy(run, settings)
 
     # Every controller plays every split. The actions that are shuffled are known once the policy has played.
@@ -166,13 +167,13 @@ def evaluate_run(
     for split, count in zip(SPLITS, (heldout, transfer), strict=True):
         if count:
             instances = sample_for_evaluation(suite, split, count, settings.seed)
-            for controller in (policy.controller, *baselines(suite), Replay({}, SHUFFLED)):
+            for controller in (policy.controller, *create_baselines(suite), Replay({}, SHUFFLED)):
                 attributed = controller.name == POLICY
-                cohorts = split_into_cohorts([controller], config, instances, attributed=attributed)
+                cohorts = split_into_cohorts([controller], config, instances, with_shapley=attributed)
                 games.append((split, instances, controller, cohorts))
     tasks = [task for *_, cohorts in games for task in cohorts]
-    finished = EvaluationProgress(run.evaluation_progress, describe_circumstances(settings, policy.sha256), tasks)
-    taken_over(finished.taken_over, len(tasks))
+    finished = EvaluationProgress(run.evaluation_progress, describe_evaluation_inputs(settings, policy.sha256), tasks)
+    taken_over(finished.cached_count, len(tasks))
 
     results: list[Result] = []
     policy_results: dict[Split, EvaluationResult] = {}
@@ -183,7 +184,7 @@ def evaluate_run(
             seeds = [instance.seed for instance in instances]
             replay = shuffle_actions(stack_actions(policy_results[split].logs), seeds, rng)
             cohorts = split_into_cohorts([replay], config, instances)
-        played = join_cohorts(1, finished.play(workers, cohorts))[0]
+        played = join_cohorts(1, finished.evaluate_cohorts(workers, cohorts))[0]
         results += [replace(record, split=split) for record in played.records]
         # Kept for the shuffled actions and the description of the policy's behaviour.
         if controller is policy.controller:
@@ -211,7 +212,7 @@ def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: in
     _check_counts(count, 0)
     controller, config = find_controller(name, suite)
     # A baseline is not compared with itself.
-    others = [rule for rule in baselines(suite) if rule.name != controller.name]
+    others = [rule for rule in create_baselines(suite) if rule.name != controller.name]
     instances = sample_for_evaluation(suite, split, count, seed)
     played = evaluate_controllers(workers, [controller, *others], config, instances)
     records = [record for result in played for record in result.records]
@@ -226,7 +227,7 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
         ConfigError: they differ in more than their seed, or two have the same one.
     """
     # One way of training: the same settings but for the seed.
-    runs = [RunDirectory.open_own(path) for path in paths]
+    runs = [RunDirectory.open_training_run(path) for path in paths]
     settings = [load_settings(TrainSettings, run.config) for run in runs]
     for path, other in zip(paths, settings, strict=True):
         keys = [difference.key for difference in compare_settings(other, settings[0]) if difference.key != "seed"]

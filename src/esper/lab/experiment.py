@@ -21,12 +21,12 @@ from esper.lab.evaluate import count_pretraining, load_policy
 from esper.lab.static_networks import measure_arm
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import RunDirectory, State, read_state
+from esper.runs.run_directory import RunDirectory, RunState, read_state
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.train.collect import require_start
-from esper.train.evaluation import describe_circumstances, evaluate_controllers, evaluation_config
-from esper.train.iteration import Iteration, summarise
+from esper.train.collect import check_start_policy
+from esper.train.evaluation import describe_evaluation_inputs, evaluate_controllers, make_evaluation_config
+from esper.train.iteration import Iteration, summarise_run
 from esper.train.results import Arm, ArmResults, cache_key, load_or_compute, read_arm
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer, report_iterations
@@ -107,10 +107,10 @@ def run_experiment(experiment: Experiment, progress: Progress, backend: Backend 
     """
     # A missing start is found before hours of training, not after them.
     for settings in experiment.arms.values():
-        require_start(settings)
+        check_start_policy(settings)
     trials, instances = experiment.list_trials(), experiment.sample_instances()
     results: dict[Trial, ArmResults] = {}
-    with backend.open(max(settings.shards for settings in experiment.arms.values())) as workers:
+    with backend.open_workers(max(settings.shards for settings in experiment.arms.values())) as workers:
         for done, trial in enumerate(trials):
             report = partial(progress, done, len(trials), trial)
             report(None)
@@ -136,7 +136,7 @@ def train_and_play(
     run = RunDirectory.create(path) if new else RunDirectory(path)
     with run.locked(lock_owner):
         if new:
-            run.require_new()
+            run.require_empty()
             dump_settings(settings, run.config)
         elif load_settings(TrainSettings, run.config) != settings:
             raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this")
@@ -145,10 +145,10 @@ def train_and_play(
         finished = False
         if run.has_store:
             with RunReader.open(run.store) as reader:
-                finished = read_state(run, reader) is State.FINISHED
+                finished = read_state(run, reader) is RunState.FINISHED
         if not finished or load_policy(run, settings).iteration != settings.iterations:
             with run.open_store() as store:
-                yield from Trainer.open(run, settings, store, workers).iterations()
+                yield from Trainer.open(run, settings, store, workers).run_iterations()
         return play_policy(run, settings, instances, workers)
 
 
@@ -163,9 +163,9 @@ def play_policy(
     policy, suite = load_policy(run, settings), get_suite(settings.suite)
 
     def play() -> ArmResults:
-        played = evaluate_controllers(workers, [policy.controller], evaluation_config(settings), instances)[0]
+        played = evaluate_controllers(workers, [policy.controller], make_evaluation_config(settings), instances)[0]
         with RunReader.open(run.store) as reader:
-            steps = summarise(reader).environment_steps
+            steps = summarise_run(reader).environment_steps
         # The policy that it started from is part of its cost.
         steps += round(count_pretraining(settings, suite) * suite.steps)
         return ArmResults(steps, measure_arm(played, suite).outcomes)
@@ -180,7 +180,7 @@ def arm_file(folder: Path, arm: str) -> Path:
 
 def arm_key(arm: str, settings: TrainSettings, policy: str, instances: Sequence[Instance]) -> str:
     """Under which circumstances results are valid; ``policy`` is the hash of the one that they follow from."""
-    return cache_key(arm, describe_circumstances(settings, policy), [instance.to_json() for instance in instances])
+    return cache_key(arm, describe_evaluation_inputs(settings, policy), [instance.to_json() for instance in instances])
 
 
 def is_experiment(folder: Path) -> bool:

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from esper.engine.budget import TRAINING_PASSES, Budget
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
 from esper.lab.evaluate import count_trainings, find_controller, sample_for_evaluation
 from esper.lab.static_networks import Prices, examples_per_decision, measure_arm
-from esper.lifecycle.actions import Blend, wait
+from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.budget import TRAINING_PASSES, Budget
 from esper.population.parameters import SeedKind
 from esper.population.population import Fossils
 from esper.tasks.instance import Instance
@@ -110,7 +110,7 @@ def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instanc
     fossils: list[SeedKind] = []
     kinds = [get(name) for name in suite.blueprints]
     for slot, site in enumerate(prices.sites(instance)):
-        choices = [None, *(index for index, kind in enumerate(kinds) if kind.serves(site))]
+        choices = [None, *(index for index, kind in enumerate(kinds) if kind.supports(site))]
         choice = choices[int(rng.integers(len(choices)))]
         if choice is None:
             continue
@@ -161,8 +161,8 @@ def _train_pool_part(task: _PoolTask) -> tuple[Floats, Floats]:
     """J on validation data after each decision ``[E, T]``, and scores on test data ``[E]``."""
     # Networks that never change need no expansion scores, and are trained to the horizon.
     conduct = task.config.conduct.model_copy(update={"promise": None, "plateau": None})
-    episodes = replace(task.config, conduct=conduct).episodes(task.instances, fossils=task.fossils)
-    waiting, curve = wait(len(task.instances)), list[Floats]()
+    episodes = replace(task.config, conduct=conduct).create_episodes(task.instances, fossils=task.fossils)
+    waiting, curve = make_wait_actions(len(task.instances)), list[Floats]()
     for _ in range(episodes.suite.steps):
         episodes.step(waiting)
         curve.append(episodes.potential)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from esper.engine.budget import TRAINING_PASSES, Cost
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import count_blend_flops
 from esper.growth.site import Site
-from esper.lifecycle.actions import Blend, Head, wait
-from esper.lifecycle.stages import BLENDED, OWNING, Stage, membership
+from esper.lifecycle.actions import Blend, Head, make_wait_actions
+from esper.lifecycle.stages import BLENDED, OWNING, Stage, make_stage_lookup
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause
 from esper.numerics.arrays import Bools, Ints, merge_arrays
-from esper.population.budget import TRAINING_PASSES, Cost
 from esper.population.execution import Execution
 from esper.population.parameters import SeedKind
 from esper.population.population import Fossils
@@ -33,7 +33,7 @@ from esper.train.evaluation import COHORT, EvaluationConfig, EvaluationResult, m
 from esper.train.results import Result
 from esper.train.workers import DeviceTask, Workers
 
-_OWNING, _BLENDED = membership(OWNING), membership(BLENDED)
+_OWNING, _BLENDED = make_stage_lookup(OWNING), make_stage_lookup(BLENDED)
 _ROLLBACK = Cause.ROLLBACK.name.lower()
 
 
@@ -59,7 +59,7 @@ class Prices:
         if widths not in self._by_widths:
             sites = self.sites(instance)
             kinds = [get(name) for name in self._suite.blueprints]
-            seeds = [[kind.flops_at(site) if kind.serves(site) else 0 for kind in kinds] for site in sites]
+            seeds = [[kind.flops_at(site) if kind.supports(site) else 0 for kind in kinds] for site in sites]
             blends = [[count_blend_flops(blend, site) for blend in Blend] for site in sites]
             self._by_widths[widths] = self._suite.flops(instance), Cost(np.array([seeds]), np.array([blends]))
         return self._by_widths[widths]
@@ -218,8 +218,8 @@ def train_cohort(task: StaticTask) -> list[Result]:
     fossils = [network.fossils for network in task.networks]
     # A plateau would end an episode early, but every network is to be trained to its own end.
     config = replace(task.config, conduct=task.config.conduct.model_copy(update={"plateau": None}))
-    episodes = config.episodes(instances, suite=suite, fossils=fossils)
-    log, waiting = EpisodeLog(suite, instances), wait(len(instances))
+    episodes = config.create_episodes(instances, suite=suite, fossils=fossils)
+    log, waiting = EpisodeLog(suite, instances), make_wait_actions(len(instances))
     finals: dict[int, FinalScore] = {}
     for decision in range(1, suite.steps + 1):
         log.add(waiting, episodes.step(waiting))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Floats
-from esper.population.deferred import Deferred, to_arrays
+from esper.numerics.deferred import Deferred, to_arrays
 from esper.population.forward import forward, select_committed
 from esper.population.learning import Batch, TrainingReport, network_accuracies, network_losses
 from esper.population.population import Population

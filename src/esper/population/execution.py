@@ -22,14 +22,14 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from esper.growth.model import GrowingModel
-from esper.growth.slot import Occupant
+from esper.growth.slot import SlotModule
 from esper.numerics.stacking import Stackable, linear
 
 Parameters = Mapping[str, Tensor]
 """Parameters or buffers by name: each ``[E, *shape]`` where they are stacked."""
 
 
-SlotOp: TypeAlias = Occupant
+SlotOp: TypeAlias = SlotModule
 """Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``."""
 
 
@@ -282,7 +282,7 @@ class Execution:
         inputs = example_input[:1].repeat(2, *[1] * (example_input.dim() - 1))
         passed: list[int] = []
 
-        def appending(slot: int) -> Occupant:
+        def appending(slot: int) -> SlotModule:
             def occupant(features: Tensor, inputs: Tensor) -> Tensor:
                 passed.append(slot)
                 return torch.cat([features, features[: len(inputs)]])
@@ -310,6 +310,6 @@ class Execution:
         """Put the hosts into training or evaluation mode."""
         self._model.host.train(mode)
 
-    def _occupy(self, occupants: Sequence[Occupant | None]) -> None:
+    def _occupy(self, occupants: Sequence[SlotModule | None]) -> None:
         for slot, occupant in zip(self._slots, occupants, strict=True):
             slot.occupant = occupant

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.engine.gradients import HealthTable, measure_seed_health, row_norms, split_by_slot
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.deferred import Deferred
+from esper.numerics.deferred import Deferred
 from esper.population.forward import ForwardPass, prepare_forward, select_blended, select_isolated
-from esper.population.gradients import HealthTable, measure_seed_health, row_norms, split_by_slot
 from esper.population.optimizers import clip_by_network, optimizer_step
 from esper.population.parameters import FlatParameters, concatenate_flat
 from esper.population.population import Population

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 if TYPE_CHECKING:
+    from esper.engine.config import EpisodeConfig
     from esper.rl.gym import GrowthEnv, GrowthSettings, GrowthVectorEnv, make_vector
     from esper.rl.rewards import MODES, RewardInputs, RewardMode, RewardSettings, RewardState, register_reward
-    from esper.rl.settings import EpisodeConfig, PPOSettings
+from esper.rl.settings import PPOSettings
 
 ENVIRONMENT = "esper/Growth-v0"
 """The name by which Gymnasium knows the environment."""

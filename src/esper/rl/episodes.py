@@ -9,17 +9,18 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from esper.control.history import History
-from esper.control.observation import FeatureInputs, Observation, observe
-from esper.control.promises import PromiseRecord
-from esper.lifecycle.actions import wait
+from esper.engine.config import EpisodeConfig
+from esper.engine.history import History
+from esper.engine.observation import FeatureInputs, Observation, observe
+from esper.engine.promises import PromiseRecord
+from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules, Verdicts
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, concatenate
+from esper.lifecycle.transitions import Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
+from esper.numerics.deferred import Deferred
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.deferred import Deferred
 from esper.population.evaluation import (
     CommittedEvaluation,
     Evaluation,
@@ -45,9 +46,8 @@ from esper.rl.rewards import (
     compute_rent,
     compute_rewards,
     group_by_settings,
-    total_reward,
+    sum_reward_terms,
 )
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.instance import Data, Instance
 from esper.tasks.suite import Suite
 
@@ -56,7 +56,7 @@ Measured = TypeVar("Measured", Evaluation, CommittedEvaluation)
 
 
 @dataclass(frozen=True)
-class Incident:
+class NetworkRollback:
     """One rollback of one network by the governor; losses in nats and accuracies on validation data."""
 
     environment: int
@@ -95,7 +95,7 @@ class StepResult:
     """After rollbacks."""
     potential: Floats
     """``[E]``: J of the network; of what was committed, in finished episodes."""
-    incidents: list[Incident]
+    incidents: list[NetworkRollback]
     """Rollbacks."""
     reward_inputs: RewardInputs
     """What reward modes see of the step."""
@@ -211,7 +211,7 @@ class Episodes:
             IllegalActionError: an action is not legal; nothing has changed then.
         """
         running = ~self.finished
-        actions = np.where(running[:, None], actions, wait(self.size))
+        actions = np.where(running[:, None], actions, make_wait_actions(self.size))
 
         # The decision changes slots at once.
         decided_on = self.population.table
@@ -242,12 +242,12 @@ class Episodes:
         penalty = np.where(intervention.rows, -self.governor.penalty, 0.0)
         terms = {**compute_rewards(inputs, self._paid_by), ROLLBACK: penalty}
         return StepResult(
-            reward=np.where(running, total_reward(terms), 0.0),
+            reward=np.where(running, sum_reward_terms(terms), 0.0),
             terms=terms,
             finished=self.finished,
             running=running,
             verdicts=decision.verdicts,
-            transitions=concatenate([decision.transitions, intervention.transitions]),
+            transitions=concatenate_transitions([decision.transitions, intervention.transitions]),
             training=training,
             evaluation=evaluation,
             potential=self.potential,
@@ -257,18 +257,18 @@ class Episodes:
 
     def _measure(
         self, under_way: Deferred[TrainingReport], running: Bools
-    ) -> tuple[TrainingReport, Evaluation, Intervention, list[Incident]]:
+    ) -> tuple[TrainingReport, Evaluation, Intervention, list[NetworkRollback]]:
         """Evaluate the networks, and those that had to be rolled back again, as they are now."""
-        due = self._conduct.counterfactuals_due(self.step_index, self.population.table.slots)
+        due = self._conduct.find_due_counterfactuals(self.step_index, self.population.table.slots)
         measured = start_evaluation(self.population, self.validation, due)
         (training, found), finite = under_way.combine(measured).combine(self.governor.finite()).fetch()
-        evaluation = self.history.complete(found, self.population.evidence)
+        evaluation = self.history.fill_stale_contributions(found, self.population.evidence)
         intervention = self.governor.check(training, evaluation, finite, running)
         if not intervention.rows.any():
             return training, self._score(evaluation), intervention, []
         # What was known of their fossils is of networks that are no more.
         again = evaluate(self.population, self.validation, due | intervention.rows[:, None])
-        newer = self.history.complete(again, self.population.evidence)
+        newer = self.history.fill_stale_contributions(again, self.population.evidence)
         before, after = map(self._score, (evaluation, replace_where(intervention.rows, evaluation, newer)))
         return training, after, intervention, _list_incidents(intervention, before, after)
 
@@ -281,8 +281,8 @@ class Episodes:
         """Measure what blueprints promise in free slots, by the newest training examples, where it is time to."""
         if (promises := self.promises) is None:
             return
-        promises.wait(running)
-        due = running & ~self.finished & promises.settings.due(self.step_index)
+        promises.advance_age(running)
+        due = running & ~self.finished & promises.settings.is_due(self.step_index)
         if not due.any():
             return
         suite, wanted = self.suite, promises.settings.examples
@@ -368,11 +368,11 @@ class _Problems:
         )
 
 
-def _list_incidents(intervention: Intervention, before: Evaluation, after: Evaluation) -> list[Incident]:
+def _list_incidents(intervention: Intervention, before: Evaluation, after: Evaluation) -> list[NetworkRollback]:
     """One record per network that was rolled back."""
     changes = intervention.transitions
     return [
-        Incident(
+        NetworkRollback(
             row,
             Trouble(intervention.trouble[row]).name.lower(),
             float(before.loss[row]),

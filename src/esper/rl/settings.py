@@ -8,12 +8,12 @@ import numpy as np
 from pydantic import Field
 
 from esper.config.settings import Settings
-from esper.control.promises import PromiseSettings
+from esper.engine.budget import Budget
+from esper.engine.governor import GovernorSettings
+from esper.engine.promises import PromiseSettings
 from esper.lifecycle.actions import PerHead
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.population.budget import Budget
-from esper.population.governor import GovernorSettings
 
 
 class EpisodeConfig(Settings):
@@ -48,7 +48,7 @@ class EpisodeConfig(Settings):
                 "would be measured in time; lower conduct.promise.first, or policy.advice.rule.promise.first"
             )
 
-    def counterfactuals_due(self, decision: Ints, slots: int) -> Bools:
+    def find_due_counterfactuals(self, decision: Ints, slots: int) -> Bools:
         """The slots, of S, whose counterfactuals are measured after the decision of that number, ``[E]``: ``[E, S]``.
 
         It hangs on each network's own decisions alone, never on its neighbours'.
@@ -122,11 +122,11 @@ class PPOSettings(Settings):
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the value loss, which is in units of the returns' variance."""
 
-    entropy_start: PerHead = PerHead.every(0.02)
+    entropy_start: PerHead = PerHead.fill(0.02)
     """Weight of each head's mean normalised entropy in the mean over heads, at the start of training. One number for
     all heads, or some of them by name."""
 
-    entropy_floor: PerHead = PerHead.every(0.005)
+    entropy_floor: PerHead = PerHead.fill(0.005)
     """The same at the end of the annealing and ever after."""
 
     entropy_anneal: float = Field(default=0.7, gt=0, le=1)

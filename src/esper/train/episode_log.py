@@ -10,13 +10,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.lifecycle.actions import Head, Op, wait
+from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.rl.episodes import Episodes, Incident, StepResult
+from esper.rl.episodes import Episodes, NetworkRollback, StepResult
 from esper.tasks.instance import Instance
 from esper.tasks.suite import Suite
 
@@ -36,7 +36,7 @@ class StageChange:
 
 
 @dataclass(frozen=True)
-class RecordedRollback(Incident):
+class RecordedRollback(NetworkRollback):
     """A rollback by the governor."""
 
     step: int
@@ -71,7 +71,7 @@ class EpisodeLog:
         self.steps.append(actions)
         self.running.append(result.running)
         self.measured.append(result.evaluation.accuracy)
-        self.rollbacks += [RecordedRollback(step=step, **vars(incident)) for incident in result.incidents]
+        self.rollbacks += [RecordedRollback(step=step, **vars(incident)) for incident in result.rollbacks]
         changes = result.transitions
         for index in range(len(changes)):
             blueprint = int(changes.blueprint[index])
@@ -127,7 +127,9 @@ class EpisodeLog:
 def stack_actions(logs: Sequence[EpisodeLog]) -> Ints:
     """The actions of several cohorts as one ``[T, N, 8]``; those whose episodes all ended earlier then wait."""
     longest = max(len(log.steps) for log in logs)
-    padded = [np.stack(log.steps + [wait(len(log.instances))] * (longest - len(log.steps))) for log in logs]
+    padded = [
+        np.stack(log.steps + [make_wait_actions(len(log.instances))] * (longest - len(log.steps))) for log in logs
+    ]
     return np.concatenate(padded, axis=1)
 
 

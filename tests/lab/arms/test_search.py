@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from esper.engine.budget import Budget
+from esper.engine.config import EpisodeConfig
 
 from esper.errors import ConfigError, TaskError
 from esper.growth.blueprints.registry import get
@@ -24,9 +26,7 @@ from esper.lab.search import (
 from esper.lab.static_networks import Prices, StaticNetwork, train_static
 from esper.lifecycle.rules import Rules
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.budget import Budget
 from esper.population.population import Fossils
-from esper.rl.settings import EpisodeConfig
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite

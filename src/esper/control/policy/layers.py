@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from esper.control.observation import Observation, ObservationSpec
+from esper.engine.observation import Observation, ObservationSpec
 
 RELU_GAIN = math.sqrt(2.0)
 

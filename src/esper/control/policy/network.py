@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.control.advice import Advice, read_advice
-from esper.control.observation import MaskTensors, Observation, ObservationSpec
 from esper.control.policy.heads import (
     ActionHeads,
     Candidates,
     Choose,
     HeadOutputs,
     draw,
-    log_prob_of,
+    gather_log_probs,
     normalised_entropy,
     open_heads,
 )
 from esper.control.policy.layers import RELU_GAIN, ObservationNormaliser, RunningMoments, linear, lstm
 from esper.control.policy.settings import PolicySettings
+from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head
 
 
@@ -273,7 +273,7 @@ class Policy(nn.Module):
 
 def _gather_chosen(decision: HeadOutputs) -> Tensor:
     """Log-probabilities ``[N, 8]`` of what was chosen; those of irrelevant heads are exactly 0."""
-    per_head = [log_prob_of(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
+    per_head = [gather_log_probs(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
     return torch.stack(per_head, -1)
 
 

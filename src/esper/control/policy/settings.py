@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from esper.config.settings import Settings
 from esper.control.advice import AdviceSettings
-from esper.control.promises import PromiseSettings
+from esper.engine.promises import PromiseSettings
 from esper.lifecycle.actions import Head, Op, PerHead
 
 
@@ -61,7 +61,7 @@ class PolicySettings(Settings):
     op_prior: OpPrior = OpPrior()
     """First logits of the operations, besides what is advised."""
 
-    probability_floor: PerHead = PerHead.every(0.0)
+    probability_floor: PerHead = PerHead.fill(0.0)
     """The least probability, per head, that each of n legal choices keeps for ever; 1 / n where that is less. Below
     .5; 0 is none. The policy's distributions are mixed with uniform ones for it, in acting and in all that is learned;
     played greedily, a policy takes what is likeliest without it. One number for all heads, or some of them by name."""

@@ -40,7 +40,7 @@ from esper.lab.figures.exhibit import (
 )
 from esper.lab.figures.lanes import LANE_HEIGHT, ON_BARS, STAGE_STYLES, draw_lanes, explain_stages
 from esper.lifecycle.stages import OWNING, Stage
-from esper.runs.metric import LOSS, METRIC_NAME, Metric, contributions
+from esper.runs.metric import LOSS, METRIC_NAME, Metric, describe_contributions
 
 ADDED = "added_parameters"
 """The measure of all seeds' parameters."""
@@ -81,7 +81,8 @@ def grown_figures(metadata: Mapping[str, Any]) -> list[Figure]:
     return [
         Figure(
             "curves",
-            f"How the model learned: {_name_measures(Metric.of(metadata))} on training and validation data, and the "
+            f"How the model learned: {_name_measures(Metric.from_metadata(metadata))} on training and "
+            "validation data, and the "
             "parameters of all seeds. Vertical lines are rollbacks.",
             Query(f"""\
 SELECT about.metric AS measure, substr(name, 1, instr(name, '_') - 1) AS data, iteration AS decision, value
@@ -126,7 +127,7 @@ ORDER BY slot, step
         ),
         Figure(
             "contributions",
-            contributions(metadata),
+            describe_contributions(metadata),
             Query(f"""\
 SELECT {_SLOT_NAME} AS slot_name, step + 1 AS decision, contribution
 FROM slots
@@ -166,11 +167,12 @@ FROM shown ORDER BY step, slot
 
 def grown_tables(metadata: Mapping[str, Any]) -> list[Table]:
     """The tables, with the run's own metric."""
-    metric = Metric.of(metadata)
+    metric = Metric.from_metadata(metadata)
     return [
         Table(
             "seeds",
-            f"The life of each seed, by the decisions with which it entered a stage. {contributions(metadata)}",
+            "The life of each seed, by the decisions with which it entered a stage. "
+            f"{describe_contributions(metadata)}",
             Query(f"""\
 SELECT {_SLOT_NAME} AS slot_name, blueprint,
     germinated + 1 AS germinated, trained + 1 AS trained, blended + 1 AS blended, held + 1 AS held,

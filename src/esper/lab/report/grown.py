@@ -76,7 +76,7 @@ def _describe_state(metadata: Mapping[str, Any], progress: RunProgress, exhibits
         data = group_rows(rows, "data")
         newest[name] = read_numbers(data.get("validation") or next(iter(data.values())), "value")[-1]
 
-    metric = Metric.of(metadata)
+    metric = Metric.from_metadata(metadata)
     value = newest.get(metric.metric, math.nan)
     if metric.metric == ACCURACY and math.isfinite(value):
         short = f"{percent(value)} right"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from esper.config.loading import load_settings, settings_text
+from esper.config.loading import format_settings, load_settings
 from esper.dash.formats import duration, join_words, score
 from esper.errors import RunError
 from esper.lab.behaviour import Behaviour, read_behaviour
@@ -31,9 +31,9 @@ from esper.lab.standings import (
 )
 from esper.runs.events import RolledBack, RunStarted
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import MADE, STUDY, RunDirectory
+from esper.runs.run_directory import RUN_ADVICE, STUDY, RunDirectory
 from esper.tasks.suite import Split
-from esper.train.iteration import TrainingSummary, summarise
+from esper.train.iteration import TrainingSummary, summarise_run
 from esper.train.results import read_evaluation
 from esper.train.settings import TrainSettings
 
@@ -41,7 +41,7 @@ _QUESTIONS: Mapping[Split, str] = {
     "heldout": "Is it better than not learning?",
     "transfer": "Does it carry over to new families?",
 }
-_MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
+_MADE_BY = f"{RUN_ADVICE}, or the folder of a comparison of `esper compare`"
 
 
 def report_on(paths: Sequence[Path]) -> Report:
@@ -84,7 +84,7 @@ def _report_training(run: RunDirectory) -> Report:
     behaviour = read_behaviour(run.behaviour) if run.behaviour.exists() else None
     with RunReader.open(run.store) as reader:
         started = reader.events(RunStarted)
-        summary = summarise(reader)
+        summary = summarise_run(reader)
         rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
 
     # How it learned.
@@ -133,7 +133,7 @@ def _report_training(run: RunDirectory) -> Report:
         exhibits=[*exhibits, health],
         reproduction=Reproduction(
             "How to reproduce this",
-            settings_text(settings),
+            format_settings(settings),
             "The same version of Esper with the same settings gives the same run, whatever the number of cores. "
             "All randomness follows from the seed in the settings.",
             f"esper train --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again\n"

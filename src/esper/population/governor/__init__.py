@@ -1,6 +1,6 @@
 """Rolls networks back when training blows up: rows of a population, or one model in a loop of your own."""
 
-from esper.population.governor.detectors import GovernorSettings, Trouble
+from esper.engine.governor import GovernorSettings, Trouble
 from esper.population.governor.model import Governor
 from esper.population.governor.population import PopulationGovernor
 

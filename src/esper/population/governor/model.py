@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.engine.governor import GovernorSettings, Monitor, Trouble, Vitals, skill
 from esper.errors import CheckpointError, DivergedError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
-from esper.growth.sharding import all_agree, is_sharded, local_part, reshard
+from esper.growth.sharding import holds_in_all_processes, is_sharded, local_part, reshard
 from esper.growth.side_pass import global_generators
-from esper.population.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
 from esper.serialization.state_files import from_plain, to_plain
 
 SKILLS = 2
@@ -133,7 +133,7 @@ class Governor:
         """Whether all parameters and the optimizer's moments are, and the ``gradients`` too."""
         reshard(self.model)
         here = all(bool(local_part(tensor).isfinite().all()) for tensor in self._tensors(gradients))
-        return all_agree(here) if any(map(is_sharded, self.model.parameters())) else here
+        return holds_in_all_processes(here) if any(map(is_sharded, self.model.parameters())) else here
 
     def judge(self, loss: float, skills: Sequence[float], finite: bool, *, hopeless: bool = False) -> GovernorVerdict:
         """The first half of `check`: look, and do nothing about it.
@@ -189,7 +189,7 @@ class Governor:
         for module, name, saved in self._snapshot.buffers:
             module.get_buffer(name).copy_(saved)
         if isinstance(self.model, GrowingModel):
-            self.model.copies.restart(self.model)
+            self.model.copies.reset_mirrors(self.model)
         for generator, state in self._snapshot.generators:
             generator.set_state(state)
         self.optimizer.zero_grad()

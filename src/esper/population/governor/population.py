@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.engine.governor import GovernorSettings, Monitor, Trouble, Vitals, skill
+from esper.engine.measurements import Evaluation, TrainingReport
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, revoke
+from esper.lifecycle.transitions import Transitions, remove_seeds
 from esper.numerics.arrays import Bools, Floats, Int8s, Ints
-from esper.population.deferred import Deferred
-from esper.population.evaluation import Evaluation
-from esper.population.governor.detectors import GovernorSettings, Monitor, Trouble, Vitals, skill
-from esper.population.learning import TrainingReport
+from esper.numerics.deferred import Deferred
 from esper.population.parameters import PopulationParameters, SeedBank, SeedKind, StackedParameters
 from esper.population.population import Population, PopulationState, drop_pruned, forget_changed
 
@@ -102,7 +101,7 @@ def roll_back(population: Population, rows: Bools, snapshots: Snapshots) -> Tran
     """
     state = population.state
     fossils = (state.table.stage == Stage.FOSSILIZED) & snapshots.knows(state.germinations)
-    table, changes = revoke(state.table, rows[:, None] & ~fossils)
+    table, changes = remove_seeds(state.table, rows[:, None] & ~fossils)
     parameters = snapshots.restore(rows, state.parameters.host, drop_pruned(state.parameters.banks, changes))
     evidence = forget_changed(state.evidence, changes)
     population.state = replace(state, table=table, evidence=evidence, parameters=parameters)
