@@ -4,7 +4,7 @@
         [--objective loss] [--runs RUN ...]
 
 Suites are named as in `esper evaluate`, ``NAME/transfer`` for families of a suite that no controller trains on;
-``--generated FIRST COUNT`` adds generated ones, which are told of together. All controllers play the same instances.
+``--generated FIRST COUNT`` adds generated ones, which are reported together. All controllers play the same instances.
 What others score less than the rule that looks is a mean, over instances of a suite or over generated suites, ± its
 standard error.
 """
@@ -79,7 +79,7 @@ def main(
     """Print a table per suite, and one of all generated suites.
 
     Args:
-        suites: Suites that are told of by themselves.
+        suites: Suites that are reported by themselves.
         generated: The first generated suite's number, and how many.
         objective: Take only generated suites that are about this.
         instances: Of each suite.
@@ -125,8 +125,8 @@ def play(game: Game) -> Outcome:
         if game.split != "train"
         else (suite.sample(game.instances, "train", np.random.default_rng(game.seed)))
     )
-    with LocalWorkers(1) as alone:
-        played = evaluate_controllers(alone, controllers, EvaluationConfig(suite.name, Rules()), drawn)
+    with LocalWorkers(1) as workers:
+        played = evaluate_controllers(workers, controllers, EvaluationConfig(suite.name, Rules()), drawn)
     named = list(zip((one.name for one in controllers), played, strict=True))
     return Outcome(
         {name: np.array([record.score for record in one.records]) for name, one in named},
@@ -145,8 +145,8 @@ def _table(title: str, scores: dict[str, Floats], added: dict[str, float]) -> Ta
     for name in sorted(scores, key=lambda name: -float(scores[name].mean())):
         less = scores[name] - scores[LookRule.name]
         error = less.std(ddof=1) / np.sqrt(len(less))
-        said = "" if name == LookRule.name else f"{less.mean():+.3f} ± {error:.3f}"
-        table.add_row(name, f"{scores[name].mean():.3f}", f"{added[name]:+.0%}", said)
+        difference = "" if name == LookRule.name else f"{less.mean():+.3f} ± {error:.3f}"
+        table.add_row(name, f"{scores[name].mean():.3f}", f"{added[name]:+.0%}", difference)
     return table
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import tyro
-from esper.lab.experiment import Experiment, Trial, run_experiment
 from pydantic import TypeAdapter
 from sb3_contrib import MaskablePPO, RecurrentPPO
 
@@ -24,6 +23,7 @@ from esper.errors import ConfigError, EsperError
 from esper.files import write_atomically
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController
+from esper.lab.experiment import Experiment, Trial, run_experiment
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import evaluate_controllers, make_evaluation_config
 from esper.train.iteration import Iteration
@@ -57,14 +57,14 @@ class Setup:
         iterations, rest = divmod(self.steps, self.environments * self.horizon)
         if rest or not iterations:
             rollout = self.environments * self.horizon
-            raise ConfigError(f"{self.steps} steps are no whole rollouts of {rollout}: ask for a multiple of that")
-        alone = {"policy.advice": "null", "policy.op_prior": "{wait: 1.5, fossilize: 1, prune: -2}"}
+            raise ConfigError(f"{self.steps} steps are no whole rollouts of {rollout}: take a multiple of that")
+        unadvised = {"policy.advice": "null", "policy.op_prior": "{wait: 1.5, fossilize: 1, prune: -2}"}
         chosen = {
             "suite": self.suite,
             "iterations": iterations,
             "environments": self.environments,
             "shards": 1,
-            **alone,
+            **unadvised,
         }
         return load_settings(TrainSettings, None, [f"{name}={value}" for name, value in chosen.items()])
 
@@ -121,8 +121,8 @@ def ours(folder: Path, setup: Setup, seed: int) -> float:
 
 
 def _progress(done: int, total: int, trial: Trial, iteration: Iteration | None) -> None:
-    if done == total - 1 and iteration is None:  # seeds before it were told of in their turn
-        _say(trial.arm, trial.seed)
+    if done == total - 1 and iteration is None:  # seeds before it were reported in their turn
+        _report_training(trial.arm, trial.seed)
 
 
 def theirs(folder: Path, setup: Setup, name: str, seed: int) -> Done:
@@ -133,7 +133,7 @@ def theirs(folder: Path, setup: Setup, name: str, seed: int) -> Done:
         if done.setup != setup:
             raise ConfigError(f"{path} comes of another comparison ({done.setup}): choose another folder")
         return done
-    _say(name, seed)
+    _report_training(name, seed)
     controller = trained(name, setup, seed)
     instances = Experiment(folder, {OURS: setup.settings}, 1, setup.instances).sample_instances()
     with LocalWorkers(1) as workers:
@@ -182,7 +182,7 @@ def hyperparameters(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _say(name: str, seed: int) -> None:
+def _report_training(name: str, seed: int) -> None:
     sys.stderr.write(f"{name}, seed {seed}\n")
 
 

@@ -36,25 +36,25 @@ def main(folder: tyro.conf.Positional[Path], seeds: tuple[int, ...] = (0, 1, 2, 
         scores = {
             way: np.array([_train(folder, task, host, way, seed) for seed in seeds]) for way in (NOTHING, *Isolation)
         }
-        for way, found in scores.items():
-            gain = "" if way == NOTHING else _gain(found - scores[NOTHING])
-            by_seed = " ".join(f"{one:.3f}" for one in found)
-            table.add_row(f"{host} on {task}", way, by_seed, f"{found.mean():.3f}", gain)
+        for way, accuracies in scores.items():
+            gain = "" if way == NOTHING else _format_gain(accuracies - scores[NOTHING])
+            by_seed = " ".join(f"{accuracy:.3f}" for accuracy in accuracies)
+            table.add_row(f"{host} on {task}", way, by_seed, f"{accuracies.mean():.3f}", gain)
     console.print(table)
 
 
-def _gain(differences: np.ndarray) -> str:
+def _format_gain(differences: np.ndarray) -> str:
     if len(differences) < 2:
         return f"{differences.mean():+.3f}"
-    found = mean_interval(differences[:, None], None)
-    return f"{found.estimate:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+    interval = mean_interval(differences[:, None], None)
+    return f"{interval.estimate:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
 
 
 def _train(folder: Path, task: str, host: str, way: str, seed: int) -> float:
     """Test accuracy."""
     path = folder / f"{host}-{task}" / f"{way.replace(' ', '_')}-seed{seed}.json"
-    apart = {"isolation": way, "operations": ("wait", "germinate", "advance", "fossilize", "prune")}
-    rules = Rules() if way in (NOTHING, Isolation.NONE) else Rules.model_validate(apart)
+    isolated = {"isolation": way, "operations": ("wait", "germinate", "advance", "fossilize", "prune")}
+    rules = Rules() if way in (NOTHING, Isolation.NONE) else Rules.model_validate(isolated)
     controller = "none" if way == NOTHING else "heuristic"
     return train_once(path, Pair(task, host, load(task)), controller, seed, KINDS[host].epochs, rules).accuracy
 

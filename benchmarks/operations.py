@@ -7,6 +7,7 @@ The controller acts at random; the policy and its update are not in it. Settings
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -91,9 +92,9 @@ def profile_operations(player: Player) -> list[Operation]:
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(DECISIONS):
             player.decide()
-    found = cast("Sequence[Any]", profiled.key_averages())
-    total = sum(one.self_cpu_time_total for one in found)
-    dearest = sorted(found, key=lambda one: -one.self_cpu_time_total)[:LISTED]
+    operations = cast("Sequence[Any]", profiled.key_averages())
+    total = sum(operation.self_cpu_time_total for operation in operations)
+    dearest = sorted(operations, key=lambda operation: -operation.self_cpu_time_total)[:LISTED]
     return [
         Operation(
             one.key,
@@ -119,8 +120,11 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="a setting of `esper train`")
+    overrides: list[str] = parser.parse_args().overrides
     prepare_process()
-    settings = load_settings(TrainSettings, None, ("shards=1", *sys.argv[1:]))
+    settings = load_settings(TrainSettings, None, ("shards=1", *overrides))
     players = [Player(settings, max(settings.environments // part, 1)) for part in (4, 2, 1)]
     costs, rate = measure_costs(players), matmul_rate()
     sys.stdout.write(f"{'operation':<40}{'calls a decision':>18}{'ms a decision':>16}{'share':>8}\n")

@@ -26,7 +26,7 @@ from typing import Any
 
 import ray
 import torch
-from ray_traffic import Sizes, say, sizes
+from ray_traffic import Sizes, measure_sizes, write_line
 from simulated_hosts import HEAD_ADDRESS, Host, Traffic, become_head, make_network, start_host
 
 from esper.config.loading import load_settings
@@ -64,8 +64,8 @@ def wait_for(hosts: Sequence[Host]) -> None:
     end = time.monotonic() + JOIN_SECONDS
     while ray.cluster_resources().get("CPU", 0) < len(hosts):
         if time.monotonic() > end:
-            said = "".join(f"\n{host.name}: {host.log.read_text()}" for host in hosts)
-            sys.exit(f"not all {len(hosts)} hosts have joined Ray within {JOIN_SECONDS} seconds{said}")
+            logs = "".join(f"\n{host.name}: {host.log.read_text()}" for host in hosts)
+            sys.exit(f"not all {len(hosts)} hosts have joined Ray within {JOIN_SECONDS} seconds{logs}")
         time.sleep(0.1)
 
 
@@ -108,12 +108,14 @@ class Check:
         differing = sum(not torch.equal(one, other) for one, other in pairs)
         if differing:
             sys.exit(f"{what}: {differing} of {len(found)} tensors differ from those computed locally")
-        say(f"{what}: equal to the local result, all {len(found)} tensors of the rollout and of the updated learner")
+        write_line(
+            f"{what}: equal to the local result, all {len(found)} tensors of the rollout and of the updated learner"
+        )
 
 
 def measure(workers: RayWorkers, settings: TrainSettings, hosts: Sequence[Host], rounds: int, check: Check) -> float:
     """Rollouts with one host at a time and with all of them, in turns; the seconds of one with all."""
-    expected, counts = sizes(settings), (1, len(hosts))
+    expected, counts = measure_sizes(settings), (1, len(hosts))
     _, shards = collected(workers, settings)  # workers import torch now
     check("rollout", shards)
     seconds: dict[int, list[float]] = {count: [] for count in counts}
@@ -126,7 +128,7 @@ def measure(workers: RayWorkers, settings: TrainSettings, hosts: Sequence[Host],
             crossed = [host.traffic() - then for host, then in zip(hosts, before, strict=True)]
     workers.max_tasks = len(hosts)
     for count, found in seconds.items():
-        say(f"{count} host(s): {median(found):.2f} s per rollout ({min(found):.2f} to {max(found):.2f})")
+        write_line(f"{count} host(s): {median(found):.2f} s per rollout ({min(found):.2f} to {max(found):.2f})")
     say_traffic(settings, hosts, crossed, expected)
     return median(seconds[len(hosts)])
 
@@ -135,12 +137,12 @@ def say_traffic(settings: TrainSettings, hosts: Sequence[Host], crossed: Sequenc
     shards = settings.shards / len(hosts)
     inwards = expected.weights + shards * expected.task
     outwards = shards * expected.result
-    say(
+    write_line(
         f"one rollout, by ray_traffic.py for {shards:g} shards a host: {inwards / KIB:,.0f} KiB to a host, "
         f"{outwards / KIB:,.0f} KiB from it"
     )
     for host, traffic in zip(hosts, crossed, strict=True):
-        say(
+        write_line(
             f"one rollout, at the card of {host.name}: {traffic.received / KIB:,.0f} KiB to it "
             f"({traffic.received / inwards:.2f} of that), {traffic.sent / KIB:,.0f} KiB from it "
             f"({traffic.sent / outwards:.2f})"
@@ -157,7 +159,7 @@ def lose_one(
     how = "lost its power" if cut else "was killed"
     if seconds < after:
         sys.exit(f"the rollout was over before {hosts[0].name} {how}: take more environments")
-    say(f"{hosts[0].name} {how} in mid-rollout, which went on for {seconds - after:.1f} s")
+    write_line(f"{hosts[0].name} {how} in mid-rollout, which went on for {seconds - after:.1f} s")
     check("rollout of the hosts that are left", shards)
 
 
@@ -170,18 +172,18 @@ def main() -> None:
     loss.add_argument("--kill", action="store_true")
     loss.add_argument("--cut", action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    asked = parser.parse_args()
-    settings = load_settings(TrainSettings, None, asked.overrides)
+    arguments = parser.parse_args()
+    settings = load_settings(TrainSettings, None, arguments.overrides)
     become_head()
     os.environ.update(ENVIRONMENT)
     with raise_terminated():
-        hosts = start_cluster(asked.hosts, asked.rate)
+        hosts = start_cluster(arguments.hosts, arguments.rate)
         check = Check(settings)
-        with RayWorkers(asked.hosts, ADDRESS) as workers:
+        with RayWorkers(arguments.hosts, ADDRESS) as workers:
             wait_for(hosts)
-            seconds = measure(workers, settings, hosts, asked.rounds, check)
-            if asked.kill or asked.cut:
-                lose_one(workers, settings, hosts, check, seconds / 2, cut=asked.cut)
+            seconds = measure(workers, settings, hosts, arguments.rounds, check)
+            if arguments.kill or arguments.cut:
+                lose_one(workers, settings, hosts, check, seconds / 2, cut=arguments.cut)
 
 
 if __name__ == "__main__":

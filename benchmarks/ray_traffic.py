@@ -7,9 +7,9 @@ The settings are those of `esper train` (for instance environments=64); one shar
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from esper.config.loading import load_settings
@@ -21,7 +21,7 @@ from esper.train.workers import Shared, prepare_process
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes."""
+    """Bytes that cross the network in a rollout."""
 
     task: int
     """Per shard; the weights are not in it."""
@@ -35,7 +35,7 @@ class Sizes:
     """Per shard."""
 
 
-def sizes(settings: TrainSettings) -> Sizes:
+def measure_sizes(settings: TrainSettings) -> Sizes:
     """Of the first rollout; computes one shard of it."""
     weights = create_policy(settings).state_dict()
     # Weights go to each machine once, by reference; a task holds but the reference, here an empty value.
@@ -48,26 +48,31 @@ def _size(value: object) -> int:
     return len(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
 
 
-def say(line: str) -> None:
+def write_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def main(overrides: Sequence[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="a setting of `esper train`")
+    overrides: list[str] = parser.parse_args().overrides
     prepare_process()
     settings = load_settings(TrainSettings, None, overrides)
-    found, shards = sizes(settings), settings.shards
+    sizes, shards = measure_sizes(settings), settings.shards
     rows = (
-        ("task, per shard", found.task, shards),
-        ("weights, per machine", found.weights, 1),
-        ("result, per shard", found.result, shards),
-        ("  of it the rollout", found.rollout, shards),
-        ("  of it the events", found.events, shards),
+        ("task, per shard", sizes.task, shards),
+        ("weights, per machine", sizes.weights, 1),
+        ("result, per shard", sizes.result, shards),
+        ("  of it the rollout", sizes.rollout, shards),
+        ("  of it the events", sizes.events, shards),
     )
-    say(f"{settings.environments} environments in {shards} shards, {get_suite(settings.suite).steps} decisions each")
+    write_line(
+        f"{settings.environments} environments in {shards} shards, {get_suite(settings.suite).steps} decisions each"
+    )
     for name, count, times in rows:
-        say(f"{name:<22} {count / 2**10:10,.1f} KiB   x {times} = {count * times / 2**20:8.2f} MiB per rollout")
+        write_line(f"{name:<22} {count / 2**10:10,.1f} KiB   x {times} = {count * times / 2**20:8.2f} MiB per rollout")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

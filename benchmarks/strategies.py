@@ -38,9 +38,9 @@ TRANSFERS_PER_VALUE = 2 + 8
 """Of a parameter's number: read in either pass; value, gradient and two moments read and written by AdamW."""
 TRANSFERS_PER_ACTIVATION = 2
 MATRIX = {"cpu": 1024, "cuda": 8192}
-"""Rows and columns of the matrix product that tells a device's rate."""
+"""Rows and columns of the matrix product that measures a device's rate."""
 COPIED = {"cpu": 2**26, "cuda": 2**30}
-"""Bytes of the copy that tells its bandwidth."""
+"""Bytes of the copy that measures its bandwidth."""
 PROBES = 5
 
 Host = tuple[nn.Module, tuple[int, ...]]
@@ -122,7 +122,7 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
 
 
 def needs(name: str) -> Needs:
-    """Counted on one network alone."""
+    """Counted on a single network."""
     model, shape = HOSTS[name]()
     kept: dict[int, int] = {}
 
@@ -177,29 +177,29 @@ def measured(
     return {strategy: own[1:] for strategy, own in seconds.items()}
 
 
-def rows(name: str, asked: argparse.Namespace, device: torch.device, known: Device) -> None:
+def rows(name: str, arguments: argparse.Namespace, device: torch.device, limits: Device) -> None:
     """Print a host's part of the table."""
     need, each = needs(name), dict.fromkeys(STRATEGIES, 0.0)
-    for networks in asked.environments:
+    for networks in arguments.environments:
         # As long as a network took in the size before, at least in a loop.
-        allowed = [one for one in STRATEGIES if each[one] * networks * MINIBATCHES <= asked.most_seconds]
-        found = measured(name, networks, device, asked.rounds, allowed)
-        floor = need.floor(networks, known)
+        allowed = [one for one in STRATEGIES if each[one] * networks * MINIBATCHES <= arguments.most_seconds]
+        measurements = measured(name, networks, device, arguments.rounds, allowed)
+        floor = need.floor(networks, limits)
         for strategy in STRATEGIES:
             line = f"{name:<12}{networks:>8}  {strategy:<9}"
-            if strategy not in found:
+            if strategy not in measurements:
                 say(f"{line} left out: too {'large for the memory' if strategy in allowed else 'slow'}")
                 continue
-            own, ratios = found[strategy], speedups(found, strategy)
+            own, ratios = measurements[strategy], speedups(measurements, strategy)
             each[strategy] = median(own) / networks
             line += f"{1e3 * median(own):>12.2f}{ratios:>24}{1e3 * floor:>12.3f}{median(own) / floor:>8.0f}"
             say(line)
 
 
-def speedups(found: dict[Strategy, list[float]], strategy: Strategy) -> str:
-    if "looped" not in found:
+def speedups(measurements: dict[Strategy, list[float]], strategy: Strategy) -> str:
+    if "looped" not in measurements:
         return ""
-    ratios = [other / own for other, own in zip(found["looped"], found[strategy], strict=True)]
+    ratios = [other / own for other, own in zip(measurements["looped"], measurements[strategy], strict=True)]
     return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
@@ -215,14 +215,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--most-seconds", type=float, default=3.0, help="of a turn; larger sizes are left out")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     prepare_process()
-    device = torch.device(asked.device)
-    known = examined(device)
-    say(f"{device}: {known.operations / 1e9:.0f} GFLOP/s, {known.bandwidth / 1e9:.1f} GB/s; minibatches of {BATCH}")
+    device = torch.device(arguments.device)
+    limits = examined(device)
+    say(f"{device}: {limits.operations / 1e9:.0f} GFLOP/s, {limits.bandwidth / 1e9:.1f} GB/s; minibatches of {BATCH}")
     say(f"{'host':<12}{'networks':>8}  {'strategy':<9}{'ms':>12}{'times looped':>24}{'floor, ms':>12}{'floors':>8}")
-    for name in asked.hosts:
-        rows(name, asked, device, known)
+    for name in arguments.hosts:
+        rows(name, arguments, device, limits)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from esper.lab.experiment import Experiment
 
 from esper.commands import evaluate
 from esper.config.loading import load_settings
 from esper.config.settings import Settings
 from esper.errors import ConfigError
 from esper.grower.grower import Grower
+from esper.lab.experiment import Experiment
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import Growth, GrowthSettings
 from esper.train.evaluation import make_evaluation_config

@@ -87,20 +87,20 @@ def make_release(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 def test_a_release_is_committed_and_tagged_once(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_release(monkeypatch, "0.2.0")
-    assert release.ask_git("tag") == "v0.2.0"
+    assert release.read_git("tag") == "v0.2.0"
     assert "## 0.2.0 - " in (checkout / "CHANGELOG.md").read_text()
-    assert release.ask_git("status", "--porcelain") == ""
+    assert release.read_git("status", "--porcelain") == ""
     for version, why in {"0.2.0": "released already", "0.1.9": "older than", "0.3.0": "nothing below"}.items():
         with pytest.raises(SystemExit, match=why):
             make_release(monkeypatch, version)
-    assert release.ask_git("tag") == "v0.2.0"
+    assert release.read_git("tag") == "v0.2.0"
 
 
 @pytest.mark.parametrize("failing", ["check", "hook"])
 def test_a_release_that_fails_leaves_everything_as_it_was(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    head = release.ask_git("rev-parse", "HEAD")
+    head = release.read_git("rev-parse", "HEAD")
     if failing == "check":
         monkeypatch.setattr(release, "check", lambda _: sys.exit("no"))
     else:
@@ -110,8 +110,8 @@ def test_a_release_that_fails_leaves_everything_as_it_was(
         hook.chmod(0o755)
     with pytest.raises(SystemExit):
         make_release(monkeypatch, "0.2.0")
-    assert (release.ask_git("tag"), release.ask_git("rev-parse", "HEAD")) == ("", head)
-    assert release.ask_git("status", "--porcelain") == ""
+    assert (release.read_git("tag"), release.read_git("rev-parse", "HEAD")) == ("", head)
+    assert release.read_git("status", "--porcelain") == ""
 
 
 def test_uncommitted_changes_are_never_lost(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

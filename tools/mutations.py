@@ -8,6 +8,7 @@ runs are run on the copy. Exits with 1 if one survives.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +71,15 @@ MUTATIONS = (
 )
 
 
-def main() -> int:
-    """Apply the mutations of the given numbers, or all; returns the exit code."""
-    numbers = [int(word) for word in sys.argv[1:]] or list(range(1, len(MUTATIONS) + 1))
+def main(words: Sequence[str] | None = None) -> int:
+    """Apply the mutations of these numbers, or all; returns the exit code."""
+    all_numbers = range(1, len(MUTATIONS) + 1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    help_text = f"defects, 1 to {len(MUTATIONS)}; by default all"
+    parser.add_argument("numbers", nargs="*", type=int, choices=all_numbers, metavar="NUMBER", help=help_text)
     survivors: list[int] = []
-    for number in numbers:
-        mutation, began = MUTATIONS[number - 1], time.monotonic()
+    for number in parser.parse_args(words).numbers or all_numbers:
+        mutation, start = MUTATIONS[number - 1], time.monotonic()
         with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
             copy = Path(folder)
             for part in ("src", "tests", "benchmarks", "examples", "pyproject.toml"):
@@ -84,7 +89,7 @@ def main() -> int:
             if (count := text.count(mutation.before)) != 1:
                 sys.exit(f"{mutation.file} has {mutation.before!r} {count} times, not once: adapt mutation {number}")
             path.write_text(text.replace(mutation.before, mutation.after))
-            words = [
+            command = [
                 sys.executable,
                 "-m",
                 "pytest",
@@ -94,11 +99,11 @@ def main() -> int:
                 *(f"tests/{room}" for room in mutation.tests.split()),
             ]
             environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
-            ran = subprocess.run(words, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-        caught = re.search(r"\d+ failed", ran.stdout) is not None
+            completed = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+        caught = re.search(r"\d+ failed", completed.stdout) is not None
         survivors += [] if caught else [number]
-        outcome = "caught" if caught else f"SURVIVED (pytest ended with {ran.returncode})"
-        seconds = time.monotonic() - began
+        outcome = "caught" if caught else f"SURVIVED (pytest ended with {completed.returncode})"
+        seconds = time.monotonic() - start
         print(f"{number:2} {outcome}  {mutation.file}: {mutation.before}  {seconds:.0f} s", flush=True)  # noqa: T201
     return 1 if survivors else 0
 

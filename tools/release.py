@@ -4,7 +4,7 @@
     python tools/release.py 0.3.0    # release that version: version, changelog and tag are committed after the check
 
 The check makes a new virtual environment, installs the wheel with what it depends on and no extra, and runs there, in
-an empty folder, what docs/start.md tells new users to type.
+an empty folder, the code of docs/start.md that new users type.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
         check(build())
         return
     require_releasable(version)
-    head = ask_git("rev-parse", "HEAD")
+    head = read_git("rev-parse", "HEAD")
     try:
         write_version(version)
         check(build())
@@ -54,17 +54,17 @@ def main() -> None:
 
 
 def require_releasable(version: str) -> None:
-    """Exit unless it is a new version, nothing is uncommitted, and the changelog tells something."""
+    """Exit unless it is a new version, nothing is uncommitted, and the changelog has an entry."""
     if not _NUMBER.fullmatch(version):
         sys.exit(f"{version} is no version such as 0.3.0 or 0.3.0rc1")
     if _read_number(version) < _read_number(read_version()):
         sys.exit(f"{version} is older than the present {read_version()}: choose another version")
-    if ask_git("status", "--porcelain"):
+    if read_git("status", "--porcelain"):
         sys.exit("there are uncommitted changes: commit them first")
-    if ask_git("tag", "--list", f"v{version}"):
+    if read_git("tag", "--list", f"v{version}"):
         sys.exit(f"v{version} was released already: choose another version")
     if not CHANGELOG.read_text().partition(UNRELEASED)[2].partition("\n## ")[0].strip():
-        sys.exit(f"{CHANGELOG.name} has nothing below `{UNRELEASED}`: say what is new")
+        sys.exit(f"{CHANGELOG.name} has nothing below `{UNRELEASED}`: describe what is new")
 
 
 def write_version(version: str) -> None:
@@ -100,11 +100,11 @@ def check(wheel: Path) -> None:
         python = make_environment(Path(folder) / "environment", str(wheel))
         empty = Path(folder) / "empty"
         empty.mkdir()
-        said = subprocess.run(
+        printed = subprocess.run(
             [python, "-I", "-m", "esper", "--version"], cwd=empty, check=True, capture_output=True, text=True
         ).stdout
-        if said != f"esper {expected}\n":
-            sys.exit(f"the wheel says {said.strip()!r}, the sources {expected}")
+        if printed != f"esper {expected}\n":
+            sys.exit(f"the wheel is {printed.strip()!r}, the sources are {expected}")
         script = empty / "start.py"
         script.write_text("\n".join(PYTHON_BLOCK.findall(START.read_text())))
         run(python, "-I", str(script), cwd=empty)
@@ -113,11 +113,11 @@ def check(wheel: Path) -> None:
 
 
 def read_version() -> str:
-    """The version that the sources say."""
-    found = _VERSION.search(VERSION_FILE.read_text())
-    if found is None:
-        sys.exit(f"{VERSION_FILE} does not say its version")
-    return found[1]
+    """The version in the sources."""
+    match = _VERSION.search(VERSION_FILE.read_text())
+    if match is None:
+        sys.exit(f"{VERSION_FILE} has no version")
+    return match[1]
 
 
 def make_environment(folder: Path, *packages: str) -> str:
@@ -128,8 +128,8 @@ def make_environment(folder: Path, *packages: str) -> str:
     return python
 
 
-def ask_git(*words: str) -> str:
-    """What git says."""
+def read_git(*words: str) -> str:
+    """The output of a git command."""
     return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 

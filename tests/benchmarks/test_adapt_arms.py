@@ -1,4 +1,4 @@
-"""What docs/adapt.md tells is what was measured, and means and errors are over what they say."""
+"""The figures of docs/adapt.md are those measured, and means and errors are over the right results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark tells operations apart, and what networks add from the rest."""
+"""The benchmark lists operations, and what networks add from the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_operations_are_told_dearest_first():
 
 
 def test_time_is_split_into_what_networks_add_and_the_rest(monkeypatch: pytest.MonkeyPatch):
-    """A decision that takes 30 ms and 2 ms for each network, by a clock that says so."""
+    """A decision that takes 30 ms and 2 ms for each network, by a clock of the test."""
     clock = [0.0]
     monkeypatch.setattr(operations, "time", type("Clock", (), {"perf_counter": lambda: clock[0]}))
 

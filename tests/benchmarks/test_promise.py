@@ -1,4 +1,4 @@
-"""The benchmark of promise: what it compares is what it says."""
+"""The benchmark of promise: it compares what it names."""
 
 from __future__ import annotations
 

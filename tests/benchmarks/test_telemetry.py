@@ -1,4 +1,4 @@
-"""The benchmark counts what arrived and what it cost, and says so as its contract tells."""
+"""The benchmark counts what arrived and what it cost, and prints both by its contract."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.landing
 
 
 def judged(path: Path, starts: list[int], expected: int) -> str | None:
-    """What the follower says of a store with these events in it."""
+    """The follower's record of a store with these events in it."""
     ours, theirs = Pipe()
     with RunStore.create(path) as store:
         for first in starts:

@@ -81,7 +81,7 @@ def test_the_best_of_all_candidates_wins_where_luck_plays_no_part(monkeypatch: p
     assert isinstance(tuned.settings, PeriodicSettings)
     assert len(set(seen)) > 10
     assert quality(tuned.settings) == max(seen)
-    assert tuned.score == pytest.approx(max(seen)), "the winner's own score is told"
+    assert tuned.score == pytest.approx(max(seen)), "the winner's own score is reported"
 
 
 def test_more_search_finds_better_settings_through_luck(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from esper.cli import main
 from esper.lab import bench_train as benchmark
-from esper.lab.bench_train import PARTS, REST, bench_train, shares
+from esper.lab.bench_train import PARTS, REST, bench_train, measure_shares
 from train.runs import TINY, tiny
 from train.short_suite import short_suite
 
@@ -37,20 +37,20 @@ def test_time_is_shared_out_by_function(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(benchmark, "PARTS", parts)
     profile = cProfile.Profile()
     profile.runcall(other)
-    found = shares(profile)
+    found = measure_shares(profile)
     assert sum(found.values()) == pytest.approx(1)
     assert found["optimizers"] > found["hosts and seeds"] > found["absent"] == 0
     assert found[REST] == pytest.approx(0, abs=0.2)
 
 
 def test_every_part_takes_time_in_a_real_training():
-    heard: list[int] = []
+    numbers: list[int] = []
     with short_suite():
         found = bench_train(
             tiny("iterations=2", "policy.advice.rule.promise={first: 1, examples: 8}"),
-            lambda number, speed: heard.append(number),
+            lambda number, speed: numbers.append(number),
         )
-    assert heard == [1, 2]
+    assert numbers == [1, 2]
     assert found.env_steps_per_second == found.iterations[1] > 0, "the first one warms up"
     assert found.share.keys() == {*PARTS, REST}
     assert all(share > 0 for share in found.share.values())

@@ -1,4 +1,4 @@
-"""Comparisons of ways to train: trials share instances, take turns, and are resumable; all that is said agrees."""
+"""Comparisons of ways to train: trials share instances, take turns, and are resumable; all outputs agree."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from esper.lab.experiment import Experiment, Trial, run_experiment
 
 from esper.cli import main
 from esper.errors import ConfigError
+from esper.lab.experiment import Experiment, Trial, run_experiment
 from esper.train.evaluation import evaluate_controllers
 from esper.train.iteration import Iteration
 from train.runs import TINY, tiny
@@ -38,7 +38,7 @@ def experiment(folder: Path, seeds: int = 2, instances: int = 6) -> Experiment:
 
 @pytest.mark.usefixtures("_short_suite")
 def test_arms_take_turns_at_going_first(tmp_path: Path) -> None:
-    assert experiment(tmp_path).trials() == [
+    assert experiment(tmp_path).list_trials() == [
         Trial("plain", 0),
         Trial("sparse", 0),
         Trial("sparse", 1),

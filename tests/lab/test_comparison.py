@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Verdict
-from esper.lab.comparison import ArmSummary, Comparison, Entry, compare, compare_evaluated, compare_over_seeds
+from esper.lab.comparison import Comparison, Entry, compare, compare_evaluated, compare_over_seeds
+from esper.train.results import ArmRecord
 from train.results_cases import FAMILIES, planted
 
 MEANS = {"policy": 0.65, "none": 0.5, "better": 0.7, "equal": 0.65}
@@ -20,28 +21,24 @@ def comparison() -> Comparison:
     return compare_evaluated(planted(MEANS))
 
 
-def named(comparison: Comparison, name: str) -> ArmSummary:
+def named(comparison: Comparison, name: str) -> ArmRecord:
     return next(one for one in comparison.standings if one.name == name)
 
 
 def test_verdicts_follow_the_planted_differences(comparison: Comparison):
-    verdicts = {one.name: against.difference.verdict for one, against in comparison.others}
-    assert verdicts == {"none": Verdict.ABOVE, "better": Verdict.BELOW, "equal": Verdict.OPEN}
+    assert comparison.verdicts == {"none": Verdict.ABOVE, "better": Verdict.BELOW, "equal": Verdict.OPEN}
 
 
 def test_differences_are_the_policys_minus_the_others(comparison: Comparison):
-    against = named(comparison, "none").against
-    assert against is not None
-    assert against.difference.estimate == pytest.approx(0.15, abs=0.01)
-    assert against.better == 1
+    none = named(comparison, "none")
+    assert none.difference == pytest.approx(0.15, abs=0.01)
+    assert none.probability_of_improvement == 1
 
 
 def test_pairing_sees_through_what_instances_share(comparison: Comparison):
-    against, alone = named(comparison, "none").against, named(comparison, "none").score
-    assert against is not None
-    interval = against.difference.interval
-    assert interval is not None
-    assert interval.high - interval.low < (alone.high - alone.low) / 3
+    none = named(comparison, "none")
+    assert none.difference_interval is not None
+    assert np.ptp(none.difference_interval) < np.ptp(none.score_interval) / 3
 
 
 def test_the_best_comes_first_and_the_policy_is_found(comparison: Comparison):
@@ -51,8 +48,8 @@ def test_the_best_comes_first_and_the_policy_is_found(comparison: Comparison):
 
 
 def test_growth_is_relative_to_the_host(comparison: Comparison):
-    assert named(comparison, "none").growth.estimate == 0
-    assert comparison.reference.growth.estimate == pytest.approx((100 + 59 / 2) / 400)
+    assert named(comparison, "none").added == 0
+    assert comparison.reference.added == pytest.approx((100 + 59 / 2) / 400)
 
 
 def test_means_by_family(comparison: Comparison):
@@ -66,21 +63,23 @@ def test_more_rivals_make_a_claim_harder():
     few = compare_evaluated(planted({"policy": 0.5, "none": 0.492}))
     rivals = {f"rival{index}": 0.5 for index in range(8)}
     many = compare_evaluated(planted({"policy": 0.5, "none": 0.492, **rivals}))
-    few_p, many_p = (named(found, "none").against.difference.p for found in (few, many))  # type: ignore[union-attr]
+    few_p, many_p = (named(found, "none").p for found in (few, many))
+    assert few_p is not None
+    assert many_p is not None
     assert few_p < many_p
 
 
 def test_a_small_effect_in_one_of_many_questions_is_no_claim():
     means = {"policy": 0.5} | {f"rival{index}": 0.5 for index in range(10)}
     found = compare_evaluated(planted(means, noise=0.05))
-    assert {against.difference.verdict for _, against in found.others} == {Verdict.OPEN}
+    assert set(found.verdicts.values()) == {Verdict.OPEN}
 
 
 def test_equal_results_are_no_claim():
     found = compare_evaluated(planted({"policy": 0.5, "none": 0.5}, noise=0))
-    ((_, against),) = found.others
-    assert (against.difference.estimate, against.difference.p, against.better) == (0, 1, 0.5)
-    assert against.difference.verdict == Verdict.OPEN
+    (other,) = found.others
+    assert (other.difference, other.p, other.probability_of_improvement) == (0, 1, 0.5)
+    assert found.verdicts == {"none": Verdict.OPEN}
 
 
 def test_the_same_results_give_the_same_comparison(comparison: Comparison):
@@ -105,20 +104,18 @@ def seeds(mean: float, count: int, stream: int) -> Entry:
 def test_several_seeds_speak_of_the_way_of_training_once_they_are_enough(paired: bool):
     for count in (FEWEST_SEEDS - 1, FEWEST_SEEDS):
         found = compare([seeds(0.6, count, 1), seeds(0.5, count, 2)], Claim.TRAINING, paired=paired)
-        ((_, against),) = found.others
+        (other,) = found.others
         enough = count >= FEWEST_SEEDS
-        assert against.difference.verdict is (Verdict.ABOVE if enough else Verdict.TOO_FEW)
-        assert (against.difference.p is None, against.difference.interval is None) == (not enough, not enough)
+        assert found.verdicts == {other.name: Verdict.ABOVE if enough else Verdict.TOO_FEW}
+        assert (other.p is None, other.difference_interval is None) == (not enough, not enough)
         assert (found.seeds, found.instances) == (count, 60)
         assert len(found.reference.by_seed) == count
 
 
 def test_an_arm_without_seeds_meets_every_seed_of_the_policy():
     own, fixed = seeds(0.6, 5, 1), Entry("fixed", [planted({"none": 0.5}, noise=0)])
-    ((one, against),) = compare([own, fixed], Claim.TRAINING, paired=True).others
-    assert against.difference.estimate == pytest.approx(
-        np.mean([r.score for s in own.seeds for r in s]) - one.score.estimate
-    )
+    (other,) = compare([own, fixed], Claim.TRAINING, paired=True).others
+    assert other.difference == pytest.approx(np.mean([r.score for s in own.seeds for r in s]) - other.score)
 
 
 def test_other_instances_are_refused():
@@ -131,8 +128,8 @@ def test_runs_with_instances_of_their_own_are_compared_by_their_means():
     means = [{"policy": 0.6 + luck, "none": 0.5} for luck in (0.0, 0.01, -0.02, 0.015, 0.005)]
     runs = [planted(one, noise=0.02, stream=number) for number, one in enumerate(means)]
     found = compare_over_seeds(runs)
-    ((one, against),) = found.others
-    differences = np.subtract(found.reference.by_seed, one.by_seed)
+    (other,) = found.others
+    differences = np.subtract(found.reference.by_seed, other.by_seed)
     expected = stats.ttest_1samp(differences, 0)
-    assert against.difference.p == pytest.approx(expected.pvalue)
-    assert compare_over_seeds(runs[:4]).others[0][1].difference.verdict is Verdict.TOO_FEW
+    assert other.p == pytest.approx(expected.pvalue)
+    assert compare_over_seeds(runs[:4]).verdicts == {"none": Verdict.TOO_FEW}

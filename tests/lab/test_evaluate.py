@@ -1,4 +1,4 @@
-"""An evaluation plays everyone on the same new instances, and its file says what was measured."""
+"""An evaluation plays everyone on the same new instances, and its file has the measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esper.control.learned import POLICY
 from esper.control.rules import SHUFFLED, LookRule, LookSettings, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.lab.behaviour import read_behaviour
-from esper.lab.evaluate import RunEvaluation, evaluate_by_name, evaluate_run, instances_for, load_policy
+from esper.lab.evaluate import RunEvaluation, evaluate_by_name, evaluate_run, load_policy, sample_for_evaluation
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
@@ -75,9 +75,9 @@ def test_the_splits_are_what_they_say(found: RunEvaluation):
 
 
 def test_instances_follow_from_the_runs_seed_and_are_new():
-    same = [instances_for(tiny(f"seed={seed}"), "heldout", 5) for seed in (1, 1, 2)]
-    assert same[0] == same[1] != same[2]
     suite = get_suite("short")
+    same = [sample_for_evaluation(suite, "heldout", 5, seed) for seed in (1, 1, 2)]
+    assert same[0] == same[1] != same[2]
     assert all(one.seed >= 2**30 for one in same[0])  # training draws its seeds below
     assert all(one.family in suite.families for one in same[0])
 
@@ -101,7 +101,7 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
     """By hand: the policy is played once more, and its actions are handed on."""
     settings = tiny("policy.advice=null")
     policy = load_policy(run, settings).controller
-    chosen = instances_for(settings, "heldout", HELDOUT)
+    chosen = sample_for_evaluation(get_suite("short"), "heldout", HELDOUT, settings.seed)
     with LocalWorkers(1) as workers:
         actions = evaluate_controllers(workers, [policy], make_evaluation_config(settings), chosen)[0].logs[0].actions
         scores = {
@@ -128,7 +128,7 @@ def test_baselines_score_as_when_played_alone(run: RunDirectory, found: RunEvalu
     settings = tiny()
     controller = create_baselines(get_suite("short"))[-1]
     with LocalWorkers(1) as workers:
-        instances = instances_for(settings, "heldout", HELDOUT)
+        instances = sample_for_evaluation(get_suite("short"), "heldout", HELDOUT, settings.seed)
         alone = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0].records
     results = select_split(found.results, "heldout")
     together = [one.score for one in results if one.controller == controller.name]
@@ -162,7 +162,7 @@ def test_an_episode_of_each_family_is_kept(found: RunEvaluation):
         assert (one.growth > 0) == any(change.after == "fossilized" for change in one.changes)
 
 
-def test_progress_is_told(found: RunEvaluation, progress: list[tuple[int, int, str]]):
+def test_progress_is_reported(found: RunEvaluation, progress: list[tuple[int, int, str]]):
     total = 2 * (2 + len(create_baselines(get_suite("short"))))
     assert [done for done, _, _ in progress] == list(range(total + 1))
     assert {most for _, most, _ in progress} == {total}
@@ -171,7 +171,7 @@ def test_progress_is_told(found: RunEvaluation, progress: list[tuple[int, int, s
 
 @pytest.mark.parametrize(("heldout", "transfer"), [(1, 0), (0, 4), (4, 1)])
 def test_too_few_instances_are_refused_before_anything_is_played(run: RunDirectory, heldout: int, transfer: int):
-    with LocalWorkers(1) as workers, pytest.raises(ConfigError, match="give no interval: ask for at least 2"):
+    with LocalWorkers(1) as workers, pytest.raises(ConfigError, match="give no interval: take at least 2"):
         evaluate_run(run, workers, heldout, transfer)
 
 
@@ -221,10 +221,10 @@ def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
 ) -> None:
     with started(tmp_path / "run", tiny("iterations=1")) as trainer:
         trainer.train(ignore)
-    told: list[int] = []
+    horizons: list[int] = []
 
     def make_rule(settings: LookSettings, horizon: int) -> LookRule:
-        told.append(horizon)
+        horizons.append(horizon)
         return LookRule(settings, horizon)
 
     monkeypatch.setattr("esper.train.collect.LookRule", make_rule)
@@ -232,7 +232,7 @@ def test_a_policy_is_advised_by_the_time_of_the_suite_that_it_plays(
     with LocalWorkers(1) as workers:
         found = evaluate_by_name(str(tmp_path / "run"), digits, "heldout", 2, 0, workers)
     assert found.reference.name == POLICY
-    assert set(told) == {digits.steps}
+    assert set(horizons) == {digits.steps}
 
 
 def test_nobody_plays_nothing() -> None:

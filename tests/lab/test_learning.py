@@ -10,7 +10,8 @@ import pytest
 
 from esper.config.loading import load_settings
 from esper.control.learned import LearnedController
-from esper.lab.evaluate import instances_for
+from esper.lab.evaluate import sample_for_evaluation
+from esper.tasks.registry import get_suite
 from esper.train.evaluation import compute_mean_score, evaluate_controllers, make_evaluation_config
 from esper.train.settings import TrainSettings
 from esper.train.workers import LocalWorkers
@@ -28,7 +29,7 @@ FEWER = ("environments=64", "shards=1", "probe_every=1000", "probe_instances=1",
 def gain(path: Path, *overrides: str) -> float:
     """Mean score on held-out instances after training less that before, both with choices drawn as in training."""
     settings = load_settings(TrainSettings, None, (*FEWER, *overrides))
-    chosen = instances_for(settings, "heldout", INSTANCES)
+    chosen = sample_for_evaluation(get_suite(settings.suite), "heldout", INSTANCES, settings.seed)
     with started(path, settings) as trainer, LocalWorkers(1) as workers:
         policies = [copy.deepcopy(trainer.policy)]
         trainer.train(ignore)

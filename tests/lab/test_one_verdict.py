@@ -1,6 +1,6 @@
-"""Whoever asks who is better gets the same answer: in the terminal, on the page, in the dashboard and as JSON.
+"""Every view gives the same verdicts: the terminal, the page, the dashboard and JSON.
 
-What is asked about is one policy, several runs together, or ways of training; a clear win, a clear loss and a
+The comparison is of one policy, several runs together, or ways of training; a clear win, a clear loss and a
 difference that is not shown are planted in each. The dashboard shows single runs; several runs together have no JSON.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from esper.lab.experiment import arm_file
 
 from esper.cli import main
 from esper.dash.app import Access, dashboard
@@ -24,6 +23,7 @@ from esper.dash.formats import p_value, signed_score
 from esper.dash.run_view import RunFinder
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Contrast, Difference, Verdict, judge
 from esper.lab.evaluate import RunEvaluation
+from esper.lab.experiment import arm_file
 from esper.lab.standings import RULE
 from esper.runs.events import RunStarted
 from esper.runs.store import RunStore
@@ -32,9 +32,9 @@ from lab.figures_cases import BEHAVIOUR, evaluated
 from train.results_cases import planted
 
 Capture = pytest.CaptureFixture[str]
-Said = dict[str, tuple[str, str, str]]
-"""Of each other: the verdict's words, the difference and p, as written."""
-Rendered = dict[str, Said]
+Claims = dict[str, tuple[str, str, str]]
+"""Of each other arm: the verdict's words, the difference and p, as written."""
+Rendered = dict[str, Claims]
 FIRST, MEANS = "policy", {"policy": 0.6, "none": 0.5, "better": 0.7, "equal": 0.6}
 WORDS = {
     Verdict.ABOVE: "policy better",
@@ -43,7 +43,7 @@ WORDS = {
     Verdict.TOO_FEW: "too few seeds to say",
 }
 LUCK = np.vstack([np.zeros(len(MEANS)), np.random.default_rng(3).normal(0, 0.01, (FEWEST_SEEDS - 1, len(MEANS)))])
-"""Of training seed and name; the first seed has none, so that what is said of it alone is as planted."""
+"""Of training seed and name; the first seed has none, so that its claims are as planted."""
 
 
 def of_seed(seed: int) -> list[Result]:
@@ -52,8 +52,8 @@ def of_seed(seed: int) -> list[Result]:
     return planted(means, stream=seed)
 
 
-def expected(seeds: int, claim: Claim, *, paired: bool, own_instances: bool = False) -> Said:
-    """What the analysis itself says of the planted scores."""
+def expected(seeds: int, claim: Claim, *, paired: bool, own_instances: bool = False) -> Claims:
+    """The verdicts of the analysis itself on the planted scores."""
     results = [of_seed(seed) for seed in range(seeds)]
     tables = {
         name: np.array([[one.score for one in own if one.controller == name] for own in results]) for name in MEANS
@@ -68,38 +68,38 @@ def _written(found: Difference) -> tuple[str, str, str]:
     return WORDS[found.verdict], signed_score(found.estimate), "" if found.p is None else p_value(found.p)
 
 
-def of_record(record: dict[str, Any]) -> Said:
+def of_record(record: dict[str, Any]) -> Claims:
     """As machines read it."""
-    said = {
+    claims = {
         one["name"]: (one["verdict"], signed_score(one["difference"]), "" if one["p"] is None else p_value(one["p"]))
         for one in record["standings"]
         if one["name"] != record["reference"]
     }
-    return with_rule(said, record["basis"])
+    return with_rule(claims, record["basis"])
 
 
-def of_terminal(text: str) -> Said:
+def of_terminal(text: str) -> Claims:
     pattern = rf"^(\w+): ([\w ]+), {FIRST} less \1 (\S+?)(?: \([^)]*\), p (\S+?))?[;,] {FIRST} better in"
-    said = {name: (words, ahead, p) for name, words, ahead, p in re.findall(pattern, text, re.MULTILINE)}
-    return with_rule(said, text)
+    claims = {name: (words, ahead, p) for name, words, ahead, p in re.findall(pattern, text, re.MULTILINE)}
+    return with_rule(claims, text)
 
 
-def of_page(page: str) -> Said:
-    said: Said = {}
+def of_page(page: str) -> Claims:
+    claims: Claims = {}
     for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL):
         if verdict := re.search(r'<td><b class="(?:above|below|other)">([^<]*)</b></td>', row):
             name = re.search(r"<th[^>]*>([^<]*)</th>", row)
             cells = re.findall(r"<td>(.*?)</td>", row)
             ahead, _, p = (re.sub(r"<small>.*?</small>|<[^>]*>", "", cell).strip() for cell in cells[-4:-1])
             assert name is not None
-            said[name[1]] = (verdict[1], ahead, html.unescape(p))
-    return with_rule(said, html.unescape(page))
+            claims[name[1]] = (verdict[1], ahead, html.unescape(p))
+    return with_rule(claims, html.unescape(page))
 
 
-def with_rule(said: Said, text: str) -> Said:
-    """What was said in ``text``, which tells by what rule if it says any p."""
-    assert (RULE in " ".join(text.split())) == any(p for _, _, p in said.values())
-    return said
+def with_rule(claims: Claims, text: str) -> Claims:
+    """The claims in ``text``, which states the rule behind them if it has any p."""
+    assert (RULE in " ".join(text.split())) == any(p for _, _, p in claims.values())
+    return claims
 
 
 def one_policy(folder: Path, seeds: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Rendered:
@@ -162,7 +162,7 @@ def _without_split(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != "split"}
 
 
-CASES: dict[str, tuple[Callable[..., Rendered], int, Said]] = {
+CASES: dict[str, tuple[Callable[..., Rendered], int, Claims]] = {
     "one policy": (one_policy, 1, expected(1, Claim.POLICY, paired=True)),
     **{
         f"{name}, {seeds} seeds": (render, seeds, expected(seeds, Claim.TRAINING, paired=paired, own_instances=paired))
@@ -173,8 +173,8 @@ CASES: dict[str, tuple[Callable[..., Rendered], int, Said]] = {
 
 
 def test_what_is_planted_has_every_verdict() -> None:
-    for _, seeds, said in CASES.values():
-        words = [words for words, _, _ in said.values()]
+    for _, seeds, claims in CASES.values():
+        words = [words for words, _, _ in claims.values()]
         enough = ["policy better", "better better", "no difference shown"]
         assert words == (["too few seeds to say"] * 3 if seeds == FEWEST_SEEDS - 1 else enough)
 
@@ -184,6 +184,6 @@ def test_what_is_planted_has_every_verdict() -> None:
 def test_all_renderings_say_what_the_analysis_says(
     case: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    render, seeds, said = CASES[case]
+    render, seeds, claims = CASES[case]
     rendered = render(tmp_path, seeds, capsys, monkeypatch)
-    assert rendered == dict.fromkeys(rendered, said)
+    assert rendered == dict.fromkeys(rendered, claims)

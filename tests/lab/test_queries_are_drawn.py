@@ -13,6 +13,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ from esper.dash.formats import difference, measure, signed_percent
 from esper.dash.pages import describe_learning
 from esper.dash.progress import moving_average
 from esper.lab.figures.drawing import draw_svg
-from esper.lab.figures.exhibit import Figure, Query, Rows, run_queries
-from esper.lab.figures.grown import grown_figures
-from esper.lab.figures.lanes import MOMENTS, STAGE_STYLES
+from esper.lab.figures.exhibit import Figure, Query, run_queries
+from esper.lab.figures.grown import MOMENTS, grown_figures
+from esper.lab.figures.lanes import STAGE_STYLES
 from esper.lab.figures.training import LEARNING, health_figure
 from esper.lab.report.training import report_on
 from esper.lifecycle.stages import Stage
@@ -126,14 +127,14 @@ def test_pages_show_what_their_queries_return(which: str, least: int, request: p
     """What a page shows is what its figures draw, and its tables write, of what is queried anew."""
     path: Path = request.getfixturevalue(which)
     report = report_on([path])
-    known = {(what.folder, what.name): what for what, _ in report.exhibits}
-    shown = shown_on(report.html)
+    known = {(what.folder, what.name): what for what in report.exhibits}
+    shown = shown_on(report.render())
     assert len(shown) >= least
     for folder, name, markup, sql in shown:
         found, what = select(path, sql), known[folder, name]
         assert what.source.text == sql
         if isinstance(what, Figure):
-            assert draw_svg(what, Rows(tuple(found[0]), tuple(tuple(one.values()) for one in found))) in markup
+            assert draw_svg(replace(what, rows=found)) in markup
         else:
             assert cells(markup) == [[column.write(one[column.name]) for column in what.columns] for one in found]
 
@@ -142,7 +143,7 @@ def test_pages_show_what_their_queries_return(which: str, least: int, request: p
 
 
 Calls = dict[str, list[tuple[Any, ...]]]
-"""What matplotlib was told to draw, by method."""
+"""The calls of matplotlib, by method."""
 METHODS = (
     *("plot", "text", "barh", "axhline", "axvline"),
     *("set_title", "set_xlabel", "add_patch"),
@@ -260,7 +261,8 @@ def test_figures_draw_what_their_queries_return(
     for method in METHODS:
         spy(method)
     canvas = Canvas()
-    figure.draw(canvas, next(rows for what, rows in run_queries(path / "run.db", [figure]) if what is figure))
+    (drawn,) = run_queries(path / "run.db", [figure])
+    figure.draw(canvas, drawn.rows)
     found = select(path, figure.source.text)
     assert found
     IN_FILES[name](calls, found)

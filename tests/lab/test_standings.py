@@ -9,15 +9,13 @@ from dataclasses import asdict
 import pytest
 from rich.console import Console
 
-from esper.dash.formats import EN_DASH, MINUS
-from esper.lab.analysis import Interval
+from esper.dash.formats import EN_DASH, MINUS, signed_score
 from esper.lab.comparison import Comparison, compare_evaluated
 from esper.lab.standings import (
-    ABOUT,
-    Answer,
+    ARM_MEANINGS,
+    Conclusion,
     describe_arm,
     format_interval,
-    format_signed_interval,
     judge_learning,
     record_comparison,
     standings_rows,
@@ -49,7 +47,7 @@ def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
 
 
 def test_verdicts_are_marked_for_and_against_the_policy() -> None:
-    assert standings_rows(ARMS).texts("kind") == ["policy", "above", "other", "below"]
+    assert [row["kind"] for row in standings_rows(ARMS)] == ["policy", "above", "other", "below"]
 
 
 def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
@@ -60,14 +58,14 @@ def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
 
 
 def test_every_arm_of_the_standings_is_explained() -> None:
-    assert all(one.name in ABOUT for one in STANDINGS)
+    assert all(one.name in ARM_MEANINGS for one in STANDINGS)
 
 
 def compared(means: Mapping[str, float], noise: float = 0.02) -> Comparison:
     return compare_evaluated(planted(means, noise=noise))
 
 
-def answered(means: Mapping[str, float], noise: float = 0.02) -> Answer:
+def answered(means: Mapping[str, float], noise: float = 0.02) -> Conclusion:
     return judge_learning(compared(means, noise))
 
 
@@ -118,14 +116,14 @@ def test_the_table_fits_and_holds_all_figures(width: int):
     assert "…" not in text
     for one in comparison.standings:
         assert one.name in text
-        assert f"{one.score.estimate:.3f}" in text
-        assert f"{one.score.low:.3f}\u2013{one.score.high:.3f}" in text
-    _, against = comparison.others[-1]
-    assert f"{against.difference.estimate:+.3f}" in text
+        assert f"{one.score:.3f}" in text
+        low, high = one.score_interval
+        assert f"{low:.3f}\u2013{high:.3f}" in text
+    assert f"{comparison.others[-1].difference:+.3f}" in text
     assert "100%" in text  # better on every instance
 
 
 def test_intervals_are_written_with_and_without_signs() -> None:
-    interval = Interval(0.02, -0.01, 0.05)
+    interval = (-0.01, 0.05)
     assert format_interval(interval) == "\u22120.010 to 0.050"
-    assert format_signed_interval(interval) == "\u22120.010 to +0.050"
+    assert format_interval(interval, signed_score) == "\u22120.010 to +0.050"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from esper.lab.experiment import Experiment, Trial, run_experiment
 from rich.console import Console
 
 from esper.commands.options import hint_if_stopped, progress_bar
@@ -21,6 +20,7 @@ from esper.errors import ConfigError
 from esper.lab.analysis import FEWEST_SEEDS
 from esper.lab.arms import run_arms
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
+from esper.lab.experiment import Experiment, Trial, run_experiment
 from esper.lab.report.training import report_configurations
 from esper.lab.standings import record_comparison, show_comparison
 from esper.train.iteration import Iteration

@@ -1,4 +1,4 @@
-"""Everybody whom a learned policy has to beat before it may claim that control pays, on the same instances.
+"""All arms that a learned policy has to beat before it may claim that control pays, on the same instances.
 
 Baselines; and what follows from the policy of each training seed: its own actions shuffled, the best fixed sequence
 that its budget finds, networks of fixed shape.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from functools import cache, partial
 
 import numpy as np
 
@@ -17,9 +16,9 @@ from esper.control.controller import Controller
 from esper.control.learned import POLICY
 from esper.control.rules import SHUFFLED, Planting, Schedule, shuffle_actions
 from esper.engine.budget import TRAINING_PASSES
-from esper.lab.bench_suite import MOST_PLANTINGS, family_weights, schedule_of
+from esper.lab.bench_suite import MOST_PLANTINGS, family_weights, make_schedule
 from esper.lab.evaluate import count_trainings, load_policy
-from esper.lab.experiment import WHAT, Experiment, Trial, arm_file, arm_key, play_policy
+from esper.lab.experiment import LOCK_OWNER, Experiment, Trial, arm_file, arm_key, play_policy
 from esper.lab.static_networks import (
     MeasuredArm,
     Prices,
@@ -47,6 +46,12 @@ from esper.train.results import Arm, ArmResults, Result, load_or_compute
 from esper.train.settings import TrainSettings
 from esper.train.workers import LOCAL, Backend, Workers
 
+# Names of the arms that follow from a policy.
+SEQUENCE = "sequence"
+STATIC = "static"
+STATIC_EQUAL_FLOPS = "static_equal_flops"
+NONE_EQUAL_FLOPS = "none_equal_flops"
+
 SURVIVORS = 4
 """One candidate in this many goes on to the next round."""
 FIRST_ROUND = 21
@@ -58,44 +63,201 @@ LATEST = 0.6
 EARLY = 0.5
 """Share of the plantings that are as early as can be."""
 
+Progress = Callable[[int, int, str], None]
+"""Called with the environment steps done, of how many, and the arm that is computed (empty at the end)."""
+CountSteps = Callable[[int], None]
+"""Called with the environment steps that a search has taken since the last call."""
+
 
 @dataclass(frozen=True)
-class FoundSequence:
-    """The winner of a search."""
+class _Job:
+    """An arm to be computed, of one training seed if it depends on them."""
 
-    sequence: Schedule
-    environment_steps: int
-    """What the search took: the budget, less a remainder that is too small for a fair comparison of the finalists."""
+    arm: str
+    run: RunDirectory
+    """Where its results are kept: in the run that it follows from, or in the configuration's folder."""
+    key: str
+    steps: int
+    """Environment steps that it takes, about."""
+    compute: Callable[[CountSteps], ArmResults]
+    label: str
+
+
+def run_arms(experiment: Experiment, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
+    """The first configuration's policy, then all other arms; what is done already is only read.
+
+    The experiment's trials must be done.
+
+    Raises:
+        CheckpointError, RunError: a trial has no usable policy, or a file cannot be written.
+    """
+    instances, name = experiment.sample_instances(), next(iter(experiment.arms))
+    settings, folder, suite = experiment.arms[name], experiment.folder / name, get_suite(experiment.suite)
+    results: dict[str, list[ArmResults]] = {}
+    with hold_lock(folder / "arms.lock", LOCK_OWNER), backend.open_workers(settings.shards) as workers:
+        # Baselines play once; all other arms follow from the policy of each training seed.
+        jobs = [
+            _Job(
+                arm=controller.name,
+                run=RunDirectory(folder),
+                key=arm_key(controller.name, settings, "", instances),
+                steps=len(instances) * suite.steps,
+                compute=partial(_play_baseline, controller, settings, instances, workers),
+                label=controller.name,
+            )
+            for controller in create_baselines(suite)
+        ]
+        for seed in range(experiment.seeds):
+            trial = Trial(name, seed)
+            run, seeded = RunDirectory(experiment.path(trial)), experiment.settings(trial)
+            policy = play_policy(run, seeded, instances, workers)
+            results.setdefault(POLICY, []).append(policy)
+            jobs += _list_followers(run, seeded, instances, workers, policy.environment_steps)
+
+        # Environment steps are the progress: arms take very different times.
+        done, total = 0, sum(job.steps for job in jobs)
+        for job in jobs:
+            taken = 0
+
+            def count_steps(steps: int, job: _Job = job, done: int = done) -> None:
+                nonlocal taken
+                taken += steps
+                progress(done + taken, total, job.label)
+
+            count_steps(0)
+            compute = partial(job.compute, count_steps)
+            results.setdefault(job.arm, []).append(load_or_compute(arm_file(job.run.path, job.arm), job.key, compute))
+            done += job.steps
+    progress(total, total, "")
+    return [Arm(arm, seeds) for arm, seeds in results.items()]
+
+
+def _play_baseline(
+    controller: Controller, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, _: CountSteps
+) -> ArmResults:
+    suite = get_suite(settings.suite)
+    # A tuned baseline has cost a search, which is charged to it.
+    searched = round(count_trainings(controller.name, suite) * suite.steps)
+    played = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0]
+    return ArmResults(searched, measure_arm(played, suite).outcomes)
+
+
+def _list_followers(
+    run: RunDirectory,
+    settings: TrainSettings,
+    instances: Sequence[Instance],
+    workers: Workers,
+    environment_steps: int,
+) -> list[_Job]:
+    """The arms that follow from the policy of one training seed, which took so many environment steps, in order.
+
+    Raises:
+        CheckpointError: the run has no usable policy.
+    """
+    suite, config, policy = get_suite(settings.suite), make_evaluation_config(settings), load_policy(run, settings)
+
+    def play(controller: Controller) -> EvaluationResult:
+        return evaluate_controllers(workers, [controller], config, instances)[0]
+
+    @cache
+    def play_again() -> EvaluationResult:
+        return play(policy.controller)
+
+    @cache
+    def measure_policy() -> MeasuredArm:
+        return measure_arm(play_again(), suite)
+
+    def shuffle(_: CountSteps) -> ArmResults:
+        """The policy's own actions, each instance's played on another one."""
+        rng = numpy_generator(settings.seed, Stream.SHUFFLED_ARM)
+        seeds = [instance.seed for instance in instances]
+        played = play(shuffle_actions(stack_actions(play_again().logs), seeds, rng))
+        return ArmResults(environment_steps, measure_arm(played, suite).outcomes)
+
+    def search(count_steps: CountSteps) -> ArmResults:
+        """The best fixed sequence found with the policy's own budget."""
+        sequence, taken = search_sequence(config, environment_steps, settings.seed, workers, count_steps)
+        return ArmResults(taken, measure_arm(play(sequence), suite).outcomes)
+
+    def train(arm: str, networks: Sequence[Fossils], decisions: Sequence[int]) -> list[Result]:
+        static = [StaticNetwork(*network) for network in zip(instances, networks, decisions, strict=True)]
+        return train_static(workers, config, arm, static)
+
+    def afford(networks: Sequence[Fossils]) -> list[int]:
+        """Decisions for which each network can be trained with what its instance cost the policy, to the nearest."""
+        prices, examples = Prices(suite), examples_per_decision(suite)
+        return [
+            max(round(flops / (TRAINING_PASSES * examples * prices.network(instance, fossils))), 1)
+            for flops, instance, fossils in zip(measure_policy().flops, instances, networks, strict=True)
+        ]
+
+    def train_final(_: CountSteps) -> ArmResults:
+        """The policy's final networks from scratch, for the same minibatches."""
+        lengths = np.concatenate([np.sum(log.running, axis=0) for log in play_again().logs])
+        return ArmResults(environment_steps, train(STATIC, measure_policy().fossils, lengths.tolist()))
+
+    def train_final_for_equal_flops(_: CountSteps) -> ArmResults:
+        """The policy's final networks from scratch, for as many FLOPs as the policy's networks took to train."""
+        networks = measure_policy().fossils
+        return ArmResults(environment_steps, train(STATIC_EQUAL_FLOPS, networks, afford(networks)))
+
+    def train_hosts_for_equal_flops(_: CountSteps) -> ArmResults:
+        """Hosts that never grow, for as many FLOPs as the policy's networks took to train."""
+        hosts: list[Fossils] = [()] * len(instances)
+        return ArmResults(0, train(NONE_EQUAL_FLOPS, hosts, afford(hosts)))
+
+    followers = {
+        SHUFFLED: shuffle,
+        SEQUENCE: search,
+        STATIC: train_final,
+        STATIC_EQUAL_FLOPS: train_final_for_equal_flops,
+        NONE_EQUAL_FLOPS: train_hosts_for_equal_flops,
+    }
+    return [
+        _Job(
+            arm=arm,
+            run=run,
+            key=arm_key(arm, settings, policy.sha256, instances),
+            steps=len(instances) * suite.steps + (environment_steps if arm == SEQUENCE else 0),
+            compute=compute,
+            label=f"{arm}, seed {settings.seed}",
+        )
+        for arm, compute in followers.items()
+    ]
+
+
+# The search for a fixed sequence --------------------------------------------------------------------------------------
 
 
 def search_sequence(
-    config: EvaluationConfig,
-    environment_steps: int,
-    seed: int,
-    workers: Workers,
-    on_round: Callable[[int], None],
-) -> FoundSequence:
+    config: EvaluationConfig, environment_steps: int, seed: int, workers: Workers, count_steps: CountSteps
+) -> tuple[Schedule, int]:
     """Random search for a fixed sequence by sequential halving on training instances (Karnin et al. 2013, ICML).
 
     Rounds share the steps equally, and within a round all candidates play the same fresh instances; one in `SURVIVORS`
-    goes on. Every step that is taken counts. ``on_round`` is called with the steps of each round.
+    goes on. Every step that is taken counts; ``count_steps`` is called with those of each round.
+
+    Returns the winner, and the steps that were taken: the budget, less a remainder that is too small for a fair
+    comparison of the finalists.
     """
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.SEQUENCE_SEARCH)
+    # Doing nothing is always a candidate.
     rounds, first = plan_rounds(environment_steps // suite.steps)
-    drawn = [schedule_of(suite, draw_plantings(suite, rng)) for _ in range(first - 1)]
-    candidates: list[Schedule] = [schedule_of(suite, []), *drawn]
+    drawn = [make_schedule(suite, draw_plantings(suite, rng)) for _ in range(first - 1)]
+    candidates: list[Schedule] = [make_schedule(suite, []), *drawn]
     left = environment_steps
     for remaining in range(rounds, 0, -1):
         count = left // suite.steps // remaining // len(candidates)
         if not count:
             break
         scores, taken = score_controllers(candidates, config, suite.sample(count, "train", rng), workers)
-        on_round(taken)
+        count_steps(taken)
         left -= taken
+        # The last round has at least two finalists, so that its instances decide something.
         survivors = 1 if remaining == 1 else max(-(-len(candidates) // SURVIVORS), FINALISTS)
         order: list[int] = scores.argsort()[::-1][:survivors].tolist()
         candidates = [candidates[index] for index in order]
-    return FoundSequence(candidates[0], environment_steps - left)
+    return candidates[0], environment_steps - left
 
 
 def plan_rounds(episodes: int) -> tuple[int, int]:
@@ -111,14 +273,15 @@ def score_controllers(
 ) -> tuple[Floats, int]:
     """Mean scores, every family weighing the same, and the steps that were taken."""
     weights, results = family_weights(instances), evaluate_controllers(workers, controllers, config, instances)
-    scores = np.array([np.array([record.score for record in one.records]) @ weights for one in results])
-    return scores, sum(int(np.sum(log.running)) for one in results for log in one.logs)
+    scores = np.array([np.array([record.score for record in result.records]) @ weights for result in results])
+    return scores, sum(int(np.sum(log.running)) for result in results for log in result.logs)
 
 
 def draw_plantings(suite: Suite, rng: np.random.Generator) -> list[Planting]:
     """Plantings in up to `MOST_PLANTINGS` different slots."""
     most = min(MOST_PLANTINGS, len(suite.sites))
     slots: list[int] = rng.permutation(len(suite.sites))[: int(rng.integers(1, most + 1))].tolist()
+    # Half of the plantings at once, the others at a random step that leaves time to earn the rent.
     latest = round(LATEST * suite.steps)
     return [
         Planting(
@@ -126,182 +289,3 @@ def draw_plantings(suite: Suite, rng: np.random.Generator) -> list[Planting]:
         )
         for slot in slots
     ]
-
-
-SEQUENCE = "sequence"
-STATIC = "static"
-STATIC_EQUAL_FLOPS = "static_equal_flops"
-NONE_EQUAL_FLOPS = "none_equal_flops"
-
-Progress = Callable[[int, int, str], None]
-"""Told the environment steps done, of how many, and what is under way (empty at the end)."""
-Spent = Callable[[int], None]
-"""Told the environment steps that a search has taken since it last told."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    """An arm, of one training seed if it depends on them."""
-
-    arm: str
-    what: str
-    steps: int
-    """Environment steps that it takes, about."""
-    path: Path
-    key: str
-    compute: Callable[[Spent], ArmResults]
-
-
-def run_arms(experiment: Experiment, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
-    """The first configuration's policy, then all other arms; what is done already is only read.
-
-    The experiment's trials must be done.
-
-    Raises:
-        CheckpointError, RunError: a trial has no usable policy, or a file cannot be written.
-    """
-    instances, name = experiment.sample_instances(), next(iter(experiment.arms))
-    settings, folder = experiment.arms[name], experiment.folder / name
-    controllers = create_baselines(get_suite(experiment.suite))
-    found: dict[str, list[ArmResults]] = {}
-    with hold_lock(folder / "arms.lock", WHAT), backend.open_workers(settings.shards) as workers:
-        jobs = [_play_baseline(one, folder, settings, instances, workers) for one in controllers]
-        for seed in range(experiment.seeds):
-            trial = Trial(name, seed)
-            run, own = RunDirectory(experiment.path(trial)), experiment.settings(trial)
-            policy = play_policy(run, own, instances, workers)
-            found.setdefault(POLICY, []).append(policy)
-            jobs += _PolicyFollowers(run, own, instances, workers, policy.environment_steps).jobs()
-        begun, total = 0, sum(job.steps for job in jobs)
-        for job in jobs:
-            spent = _count_steps(progress, begun, total, job.what)
-
-            def compute(job: _Job = job, spent: Spent = spent) -> ArmResults:
-                return job.compute(spent)
-
-            found.setdefault(job.arm, []).append(load_or_compute(job.path, job.key, compute))
-            begun += job.steps
-    progress(total, total, "")
-    return [Arm(arm, results) for arm, results in found.items()]
-
-
-def _count_steps(progress: Progress, begun: int, total: int, what: str) -> Spent:
-    def spent(steps: int) -> None:
-        nonlocal begun
-        begun += steps
-        progress(begun, total, what)
-
-    spent(0)
-    return spent
-
-
-def _play_baseline(
-    controller: Controller, folder: Path, settings: TrainSettings, instances: Sequence[Instance], workers: Workers
-) -> _Job:
-    """An arm that does not depend on training seeds."""
-    suite, arm = get_suite(settings.suite), controller.name
-    searched = round(count_trainings(arm, suite) * suite.steps)
-
-    def compute(_: Spent) -> ArmResults:
-        played = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0]
-        return ArmResults(searched, measure_arm(played, suite).outcomes)
-
-    key = arm_key(arm, settings, "", instances)
-    return _Job(arm, arm, len(instances) * suite.steps, arm_file(folder, arm), key, compute)
-
-
-class _PolicyFollowers:
-    """The arms that follow from the policy of one training seed, which took so many environment steps.
-
-    Raises:
-        CheckpointError: the run has no usable policy.
-    """
-
-    def __init__(
-        self,
-        run: RunDirectory,
-        settings: TrainSettings,
-        instances: Sequence[Instance],
-        workers: Workers,
-        environment_steps: int,
-    ) -> None:
-        self._run, self._settings, self._instances, self._workers = run, settings, instances, workers
-        self._steps = environment_steps
-        self._suite, self._terms = get_suite(settings.suite), make_evaluation_config(settings)
-        self._policy = load_policy(run, settings)
-
-    def jobs(self) -> list[_Job]:
-        """The jobs, in the order in which they are to be done."""
-        ways = {
-            SHUFFLED: self._shuffle,
-            SEQUENCE: self._search,
-            STATIC: self._train_final,
-            STATIC_EQUAL_FLOPS: self._train_final_for_equal_flops,
-            NONE_EQUAL_FLOPS: self._train_hosts_for_equal_flops,
-        }
-        played = len(self._instances) * self._suite.steps
-        return [
-            _Job(
-                arm,
-                f"{arm}, seed {self._settings.seed}",
-                played + (self._steps if arm == SEQUENCE else 0),
-                arm_file(self._run.path, arm),
-                arm_key(arm, self._settings, self._policy.sha256, self._instances),
-                compute,
-            )
-            for arm, compute in ways.items()
-        ]
-
-    def _play(self, controller: Controller) -> EvaluationResult:
-        return evaluate_controllers(self._workers, [controller], self._terms, self._instances)[0]
-
-    @cached_property
-    def _played(self) -> EvaluationResult:
-        return self._play(self._policy.controller)
-
-    @cached_property
-    def _measured(self) -> MeasuredArm:
-        return measure_arm(self._played, self._suite)
-
-    def _shuffle(self, _: Spent) -> ArmResults:
-        """The policy's own actions, each instance's played on another one."""
-        rng = numpy_generator(self._settings.seed, Stream.SHUFFLED_ARM)
-        seeds = [instance.seed for instance in self._instances]
-        played = self._play(shuffle_actions(stack_actions(self._played.logs), seeds, rng))
-        return ArmResults(self._steps, measure_arm(played, self._suite).outcomes)
-
-    def _search(self, spent: Spent) -> ArmResults:
-        """The best fixed sequence found with the policy's own budget."""
-        search = search_sequence(self._terms, self._steps, self._settings.seed, self._workers, spent)
-        return ArmResults(search.environment_steps, measure_arm(self._play(search.sequence), self._suite).outcomes)
-
-    def _train_final(self, _: Spent) -> ArmResults:
-        """The policy's final networks from scratch, for the same minibatches."""
-        lengths = np.concatenate([np.sum(log.running, axis=0) for log in self._played.logs])
-        return ArmResults(self._steps, self._train(STATIC, self._final_fossils, lengths.tolist()))
-
-    def _train_final_for_equal_flops(self, _: Spent) -> ArmResults:
-        """The policy's final networks from scratch, for as many FLOPs as the policy's networks took to train."""
-        fossils = self._final_fossils
-        return ArmResults(self._steps, self._train(STATIC_EQUAL_FLOPS, fossils, self._affordable(fossils)))
-
-    def _train_hosts_for_equal_flops(self, _: Spent) -> ArmResults:
-        """Hosts that never grow, for as many FLOPs as the policy's networks took to train."""
-        bare: list[Fossils] = [()] * len(self._instances)
-        return ArmResults(0, self._train(NONE_EQUAL_FLOPS, bare, self._affordable(bare)))
-
-    @property
-    def _final_fossils(self) -> list[Fossils]:
-        return [fossils for slots in self._measured.slots for fossils in slots.fossils]
-
-    def _affordable(self, fossils: Sequence[Fossils]) -> list[int]:
-        """Decisions for which each network can be trained with what its instance cost the policy, to the nearest."""
-        prices, examples = Prices(self._suite), examples_per_decision(self._suite)
-        return [
-            max(round(flops / (TRAINING_PASSES * examples * prices.network(instance, own))), 1)
-            for flops, instance, own in zip(self._measured.flops, self._instances, fossils, strict=True)
-        ]
-
-    def _train(self, arm: str, fossils: Sequence[Fossils], decisions: Sequence[int]) -> list[Result]:
-        networks = [StaticNetwork(*one) for one in zip(self._instances, fossils, decisions, strict=True)]
-        return train_static(self._workers, self._terms, arm, networks)

@@ -1,10 +1,10 @@
-"""What a controller did in an evaluation: how it treats families, what kept seeds earned, a few whole episodes."""
+"""What a controller did in an evaluation: its use of operations, what kept seeds earned, a few whole episodes."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -13,15 +13,19 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
 from esper.files import write_atomically
-from esper.lab.analysis import Interval, mean_interval
+from esper.lab.analysis import mean_interval
+from esper.lab.figures.exhibit import Row, read_numbers
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.tasks.suite import Split, Suite
 from esper.train.episode_log import EpisodeLog, StageChange
 from esper.train.evaluation import EvaluationResult
-from esper.train.results import Result, SeedShapley, read_json
+from esper.train.results import SeedShapley, read_json
 
+_STAGES = {stage.name.lower() for stage in Stage}
 _GERMINATED, _KEPT = Stage.GERMINATED.name.lower(), Stage.FOSSILIZED.name.lower()
+FEWEST_EPISODES = 8
+"""For an interval: fewer values do not show how much they vary."""
 
 
 @dataclass(frozen=True)
@@ -77,61 +81,19 @@ class Behaviour:
     episodes: tuple[EpisodeTimeline, ...]
     """The first of each family."""
     earnings: tuple[SeedShapley, ...] | None = None
-    """What was kept in each episode; None in files from before this was measured."""
+    """Shapley values of the seeds kept in each episode; None in files from before they were measured."""
 
 
-def describe_behaviour(suite: Suite, iteration: int, played: Sequence[tuple[Split, EvaluationResult]]) -> Behaviour:
-    """Sum up what was played on the instances of each split."""
+def describe_behaviour(suite: Suite, iteration: int, played: Mapping[Split, EvaluationResult]) -> Behaviour:
+    """Sum up a policy's episodes on the instances of each split."""
     usage: list[Usage] = []
     episodes: list[EpisodeTimeline] = []
-    for split, one in played:
-        families = sorted({record.family for record in one.records})
-        usage += [_count_usage(family, split, one.logs) for family in families]
-        episodes += [_find_first_episode(family, split, one) for family in families]
-    earned = tuple(earnings for _, one in played for earnings in one.earnings)
-    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earned)
-
-
-def write_behaviour(path: Path, behaviour: Behaviour) -> None:
-    """Write it as JSON; RunError if that fails."""
-    write_atomically(path, json.dumps(asdict(behaviour), indent=1))
-
-
-def read_behaviour(path: Path) -> Behaviour:
-    """What :func:`write_behaviour` wrote.
-
-    Raises:
-        RunError: the file is missing, or holds something else.
-    """
-    return read_json(path, _FILE)
-
-
-def _require_coherent(behaviour: Behaviour) -> Behaviour:
-    slots, usage = range(len(behaviour.sites)), behaviour.usage
-    if not usage or any(one.operations.keys() != usage[0].operations.keys() for one in usage):
-        raise ValueError("the use of operations is incomplete")
-    if any(plant.slot not in slots for one in usage for plant in one.plants):
-        raise ValueError("a seed lies in a slot that does not exist")
-    for episode in behaviour.episodes:
-        steps = range(len(episode.accuracy))
-        if not steps or not (episode.drift_step is None or episode.drift_step in steps):
-            raise ValueError("an episode's drift lies outside it")
-        if any(
-            change.slot not in slots or change.step not in steps or change.after not in _STAGES
-            for change in episode.changes
-        ):
-            raise ValueError("an episode has an impossible change of stage")
-    for earned in behaviour.earnings or ():
-        kept = [seed.slot for seed in earned.seeds]
-        if not set(kept) <= set(slots) or len(set(kept)) < len(kept):
-            raise ValueError("an episode kept seeds that there cannot be")
-        if any(pair.first >= pair.second or not {pair.first, pair.second} <= set(kept) for pair in earned.pairs):
-            raise ValueError("an episode has an interaction of seeds that it did not keep")
-    return behaviour
-
-
-_STAGES = {stage.name.lower() for stage in Stage}
-_FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_require_coherent)])
+    for split, result in played.items():
+        for family in sorted({record.family for record in result.records}):
+            usage.append(_count_usage(family, split, result.logs))
+            episodes.append(_describe_first_episode(family, split, result))
+    earnings = tuple(values for result in played.values() for values in result.earnings)
+    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earnings)
 
 
 def _count_usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
@@ -150,107 +112,124 @@ def _count_usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage
                 germinated[place] += change.after == _GERMINATED
                 kept[place] += change.after == _KEPT
     shares = operations / operations.sum()
-    return Usage(
-        family,
-        split,
-        episodes,
-        {op.name.lower(): float(shares[op]) for op in Op},
-        tuple(Plant(*place, germinated[place] / episodes, kept[place] / episodes) for place in sorted(germinated)),
+    plants = [Plant(*place, germinated[place] / episodes, kept[place] / episodes) for place in sorted(germinated)]
+    return Usage(family, split, episodes, {op.name.lower(): float(shares[op]) for op in Op}, tuple(plants))
+
+
+def _describe_first_episode(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
+    """The first episode of a family; at least one has to be played."""
+    # Records are in the order of the cohorts' logs.
+    places = [(log, row) for log in played.logs for row in range(len(log.instances))]
+    (log, row), record = next(
+        (place, record) for place, record in zip(places, played.records, strict=True) if record.family == family
     )
-
-
-def _find_first_episode(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
-    """The first episode of a family, of which there is one."""
-    records = iter(played.records)
-    for log in played.logs:
-        for row, instance in enumerate(log.instances):
-            record = next(records)
-            if instance.family == family:
-                return _describe_episode(row, split, log, record)
-    raise ValueError(f"no episode of family {family} was played")
-
-
-def _describe_episode(row: int, split: Split, log: EpisodeLog, record: Result) -> EpisodeTimeline:
     instance = log.instances[row]
     accuracies = log.accuracies[np.stack(log.running)[:, row], row]
     drift = instance.drift_step
     return EpisodeTimeline(
-        instance.name,
-        instance.family,
-        instance.variant,
-        split,
-        record.score,
-        record.added_parameters / record.host_parameters,
-        drift if drift is not None and drift < len(accuracies) else None,
-        tuple(accuracies.tolist()),
-        tuple(change for change in log.changes if change.environment == row),
+        instance=instance.name,
+        family=instance.family,
+        variant=instance.variant,
+        split=split,
+        score=record.score,
+        growth=record.growth,
+        drift_step=drift if drift is not None and drift < len(accuracies) else None,
+        accuracy=tuple(accuracies.tolist()),
+        changes=tuple(change for change in log.changes if change.environment == row),
     )
 
 
-FEWEST_EPISODES = 8
-"""For an interval: fewer values say little of how much they vary."""
+# On disk --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class BlueprintShapley:
-    """The kept seeds of one blueprint."""
-
-    blueprint: str
-    kept: int
-    """Seeds."""
-    episodes: int
-    """Episodes in which at least one was kept."""
-    value: float
-    """Mean Shapley value of a seed, in accuracy, over those episodes."""
-    interval: Interval | None
-    """Of the mean; None for fewer than `FEWEST_EPISODES`."""
-    negative: float
-    """Share of the seeds with a value below 0."""
+def write_behaviour(path: Path, behaviour: Behaviour) -> None:
+    """Write the behaviour as JSON; RunError if that fails."""
+    write_atomically(path, json.dumps(asdict(behaviour), indent=1))
 
 
-@dataclass(frozen=True)
-class PairInteraction:
-    """The episodes that kept seeds in both of two slots."""
+def read_behaviour(path: Path) -> Behaviour:
+    """Read a file of `write_behaviour`.
 
-    first: int
-    second: int
-    episodes: int
-    interaction: float
-    """Mean over those episodes, in accuracy."""
-    interval: Interval | None
-    """Of the mean; None for fewer than `FEWEST_EPISODES`."""
+    Raises:
+        RunError: the file is missing, or holds something else.
+    """
+    return read_json(path, _FILE)
 
 
-def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[BlueprintShapley]:
-    """Summarise the kept seeds by blueprint, those kept most often first."""
+def _require_coherent(behaviour: Behaviour) -> Behaviour:
+    """Refuse files that no report could show."""
+    slots, usage = range(len(behaviour.sites)), behaviour.usage
+    if not usage or any(entry.operations.keys() != usage[0].operations.keys() for entry in usage):
+        raise ValueError("the use of operations is incomplete")
+    if any(plant.slot not in slots for entry in usage for plant in entry.plants):
+        raise ValueError("a seed lies in a slot that does not exist")
+    for episode in behaviour.episodes:
+        steps = range(len(episode.accuracy))
+        if not steps or not (episode.drift_step is None or episode.drift_step in steps):
+            raise ValueError("an episode's drift lies outside it")
+        if any(
+            change.slot not in slots or change.step not in steps or change.after not in _STAGES
+            for change in episode.changes
+        ):
+            raise ValueError("an episode has an impossible change of stage")
+    for values in behaviour.earnings or ():
+        kept = [seed.slot for seed in values.seeds]
+        if not set(kept) <= set(slots) or len(set(kept)) < len(kept):
+            raise ValueError("an episode kept seeds that there cannot be")
+        if any(pair.first >= pair.second or not {pair.first, pair.second} <= set(kept) for pair in values.pairs):
+            raise ValueError("an episode has an interaction of seeds that it did not keep")
+    return behaviour
+
+
+_FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_require_coherent)])
+
+
+# What kept seeds earned -----------------------------------------------------------------------------------------------
+
+
+def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
+    """A row per blueprint, those kept most often first: seeds kept, in what share of the episodes, and their value.
+
+    The value is the mean Shapley value of a seed over the episodes that kept one; negative is the share of the seeds
+    with a value below 0.
+    """
     episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
-    for one in shapley:
-        for blueprint in {seed.blueprint for seed in one.seeds}:
-            values = [seed.value for seed in one.seeds if seed.blueprint == blueprint]
-            episodes[blueprint].append((one.family, values))
-    summed: list[BlueprintShapley] = []
-    for blueprint, own in episodes.items():
-        seeds = np.concatenate([values for _, values in own])
-        # Episode by episode: the seeds of one network are not independent.
-        mean, interval = _average([(family, float(np.mean(values))) for family, values in own])
-        negative = float((seeds < 0).mean())
-        summed.append(BlueprintShapley(blueprint, len(seeds), len(own), mean, interval, negative))
-    return sorted(summed, key=lambda one: (-one.kept, one.blueprint))
+    for episode in shapley:
+        for blueprint in {seed.blueprint for seed in episode.seeds}:
+            values = [seed.value for seed in episode.seeds if seed.blueprint == blueprint]
+            episodes[blueprint].append((episode.family, values))
+    rows: list[Row] = []
+    for blueprint, families in sorted(episodes.items()):
+        seeds = np.concatenate([values for _, values in families])
+        rows.append(
+            {
+                "blueprint": blueprint,
+                "kept": len(seeds),
+                "episodes": len(families) / len(shapley),
+                # Episode by episode: the seeds of one network are not independent.
+                **_average([(family, float(np.mean(values))) for family, values in families]),
+                "negative": float((seeds < 0).mean()),
+            }
+        )
+    return sorted(rows, key=lambda row: -read_numbers([row], "kept")[0])
 
 
-def summarise_pairs(shapley: Sequence[SeedShapley]) -> list[PairInteraction]:
-    """Summarise the interactions by pair of slots, in order."""
+def summarise_pairs(shapley: Sequence[SeedShapley], sites: Sequence[str]) -> list[Row]:
+    """A row per pair of slots, in order: the episodes that kept seeds in both, and the mean interaction over these."""
     interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
-    for one in shapley:
-        for pair in one.pairs:
-            interactions[pair.first, pair.second].append((one.family, pair.interaction))
-    return [PairInteraction(*slots, len(own), *_average(own)) for slots, own in sorted(interactions.items())]
+    for episode in shapley:
+        for pair in episode.pairs:
+            interactions[pair.first, pair.second].append((episode.family, pair.interaction))
+    return [
+        {"slots": f"{sites[first]}, {sites[second]}", "episodes": len(episodes), **_average(episodes)}
+        for (first, second), episodes in sorted(interactions.items())
+    ]
 
 
-def _average(episodes: Sequence[tuple[str, float]]) -> tuple[float, Interval | None]:
-    """The mean over episodes, each with its family, and where it lies."""
+def _average(episodes: Sequence[tuple[str, float]]) -> Row:
+    """The mean over episodes, each with its family, and the ends of its interval if there are enough of them."""
     families, values = zip(*episodes, strict=True)
     if len(values) < FEWEST_EPISODES:
-        return float(np.mean(values)), None
+        return {"value": float(np.mean(values)), "value_low": None, "value_high": None}
     interval = mean_interval(np.array([values]), families)
-    return interval.estimate, interval
+    return {"value": interval.estimate, "value_low": interval.low, "value_high": interval.high}

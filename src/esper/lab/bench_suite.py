@@ -7,7 +7,7 @@ chosen on one set of instances and scored on another; where the gap is small the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +30,6 @@ FEWEST_SCORED = 2
 """Instances per variant that a standard error needs."""
 CONTENDERS = 2
 """Single plantings taken from each family into pairs and triples."""
-
-
 NOTHING = "nothing"
 """Name of the schedule without plantings."""
 LATE = 0.3
@@ -78,32 +76,46 @@ def bench_suite(
 ) -> SuiteReport:
     """Measure the gap with ``search`` instances per variant to choose on and ``score`` fresh ones to score on.
 
-    Single plantings are tried first; pairs and triples combine those that did best in some family. ``show`` is told
-    what begins.
+    Single plantings are tried first; pairs and triples combine those that did best in some family. ``show`` is called
+    with a line about each step.
 
     Raises:
         ConfigError: there are too few instances.
     """
     if search < 1 or score < FEWEST_SCORED:
         raise ConfigError(
-            f"--search {search} and --score {score}: ask for at least 1 instance to choose on and {FEWEST_SCORED} to "
-            "score on, of which a standard error can be told"
+            f"--search {search} and --score {score}: take at least 1 instance to choose on, and at least "
+            f"{FEWEST_SCORED} to score on, for a standard error"
         )
     suite = get_suite(name)
     chosen_on = instances_per_variant(suite, search, numpy_generator(seed, Stream.SUITE_SEARCH_INSTANCES))
     scored_on = instances_per_variant(suite, score, numpy_generator(seed, Stream.SUITE_SCORE_INSTANCES))
 
+    def play(schedules: Sequence[Schedule], instances: Sequence[Instance]) -> Scores:
+        results = evaluate_controllers(workers, schedules, EvaluationConfig(suite.name, rules), instances)
+        return {
+            schedule.name: np.array([record.score for record in result.records])
+            for schedule, result in zip(schedules, results, strict=True)
+        }
+
     singles = {schedule.name: schedule for schedule in single_schedules(suite)}
     show(f"1 of 3: {len(singles)} schedules of one planting at most, on {len(chosen_on)} instances")
-    scores = _scores(workers, list(singles.values()), suite, rules, chosen_on)
-    combined = combinations_of(suite, [singles[name] for name in _contenders(scores, chosen_on)])
+    scores = play(list(singles.values()), chosen_on)
+
+    # The plantings that were among the best in some family.
+    families = np.array([instance.family for instance in chosen_on])
+    contenders: set[str] = set()
+    for family in set(families.tolist()):
+        means = {name: table[families == family].mean() for name, table in scores.items() if name != NOTHING}
+        contenders |= set(sorted(means, key=lambda name, means=means: -means[name])[:CONTENDERS])
+    combined = combine_schedules(suite, [singles[name] for name in sorted(contenders)])
     show(f"2 of 3: {len(combined)} combinations of the best, on {len(chosen_on)} instances")
-    scores |= _scores(workers, combined, suite, rules, chosen_on)
-    everything = singles | {schedule.name: schedule for schedule in combined}
+    scores |= play(combined, chosen_on)
+    schedules = singles | {schedule.name: schedule for schedule in combined}
 
     def score_afresh(names: Sequence[str]) -> Scores:
         show(f"3 of 3: {len(names)} chosen ones, on {len(scored_on)} other instances")
-        return _scores(workers, [everything[name] for name in names], suite, rules, scored_on)
+        return play([schedules[name] for name in names], scored_on)
 
     return measure_gap(scores, chosen_on, score_afresh, scored_on)
 
@@ -114,16 +126,43 @@ def measure_gap(
     score_afresh: Callable[[Sequence[str]], Scores],
     scored_on: Sequence[Instance],
 ) -> SuiteReport:
-    """Choose schedules by the scores ``scores`` on ``chosen_on``, and compare those chosen on other instances."""
-    overall = _best(scores, family_weights(chosen_on))
-    by_family = _best_per(scores, _families(chosen_on))
-    by_variant = _best_per(scores, _variants(chosen_on))
-    needed = sorted({overall, NOTHING, *by_family.values(), *by_variant.values()})
-    fresh = score_afresh(needed)
+    """Choose schedules by their ``scores`` on the instances ``chosen_on``, and compare those chosen on other instances.
 
-    weights = family_weights(scored_on)
-    families, gap, error = _compare(fresh, overall, by_family, _families(scored_on), weights)
-    variants, variant_gap, variant_error = _compare(fresh, overall, by_variant, _variants(scored_on), weights)
+    ``score_afresh`` gives the scores of these schedules on the instances ``scored_on``.
+    """
+
+    def choose(weights: Floats) -> str:
+        return max(scores, key=lambda name: float(scores[name] @ weights))
+
+    def choose_by(contexts: Sequence[str]) -> dict[str, str]:
+        labels = np.array(contexts)
+        return {context: choose((labels == context).astype(float)) for context in sorted(set(contexts))}
+
+    overall = choose(family_weights(chosen_on))
+    by_family = choose_by([instance.family for instance in chosen_on])
+    by_variant = choose_by([_name_variant(instance) for instance in chosen_on])
+    # Only the chosen schedules play the fresh instances.
+    needed = sorted({overall, NOTHING, *by_family.values(), *by_variant.values()})
+    fresh, weights = score_afresh(needed), family_weights(scored_on)
+
+    def compare(chosen: dict[str, str], contexts: Sequence[str]) -> tuple[list[Choice], float, float]:
+        """Choices, the weighted mean gap and its standard error from the paired differences within contexts."""
+        labels = np.array(contexts)
+        choices: list[Choice] = []
+        gap, variance = 0.0, 0.0
+        for context, name in chosen.items():
+            rows = labels == context
+            difference = fresh[name][rows] - fresh[overall][rows]
+            # Contexts are independent, so their variances add up with the squares of their shares.
+            share = float(weights[rows].sum())
+            gap += share * float(difference.mean())
+            variance += share**2 * float(difference.var(ddof=1)) / int(rows.sum())
+            means = [float(fresh[schedule][rows].mean()) for schedule in (name, overall, NOTHING)]
+            choices.append(Choice(context, name, *means))
+        return choices, gap, variance**0.5
+
+    families, gap, error = compare(by_family, [instance.family for instance in scored_on])
+    variants, variant_gap, variant_error = compare(by_variant, [_name_variant(instance) for instance in scored_on])
     return SuiteReport(
         context_oracle_gap=gap,
         standard_error=error,
@@ -139,9 +178,14 @@ def measure_gap(
     )
 
 
+def _name_variant(instance: Instance) -> str:
+    return f"{instance.family}/{instance.variant}"
+
+
 def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) -> list[Instance]:
     """``count`` held-out instances of every variant of every training family."""
     counts = {(family, variant): count for family in suite.families for variant in suite.variants(family)}
+    # The split goes round all families and variants: so many instances hold enough of each.
     most = max(len(suite.variants(family)) for family in suite.families) * len(suite.families) * count
     chosen: list[Instance] = []
     for instance in suite.sample(most, "heldout", rng):
@@ -152,96 +196,39 @@ def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) ->
     return chosen
 
 
-def _scores(
-    workers: Workers, schedules: Sequence[Schedule], suite: Suite, rules: Rules, instances: Sequence[Instance]
-) -> Scores:
-    played = evaluate_controllers(workers, schedules, EvaluationConfig(suite.name, rules), instances)
-    return {
-        schedule.name: np.array([record.score for record in one.records])
-        for schedule, one in zip(schedules, played, strict=True)
-    }
-
-
-def _contenders(scores: Scores, instances: Sequence[Instance]) -> list[str]:
-    """The plantings that were among the best in some family."""
-    families = np.array(_families(instances))
-    best: set[str] = set()
-    for family in set(families.tolist()):
-        rows = families == family
-        ranked = sorted((name for name in scores if name != NOTHING), key=lambda name: -scores[name][rows].mean())
-        best |= set(ranked[:CONTENDERS])
-    return sorted(best)
-
-
-def _families(instances: Sequence[Instance]) -> list[str]:
-    return [instance.family for instance in instances]
-
-
-def _variants(instances: Sequence[Instance]) -> list[str]:
-    return [f"{instance.family}/{instance.variant}" for instance in instances]
-
-
 def family_weights(instances: Sequence[Instance]) -> Floats:
     """Weights of the instances, ``[N]``, that sum to 1 and give every family the same share."""
-    names, index, counts = np.unique(_families(instances), return_inverse=True, return_counts=True)
+    families = [instance.family for instance in instances]
+    names, index, counts = np.unique(families, return_inverse=True, return_counts=True)
     return 1.0 / (len(names) * counts[index])
 
 
-def _best(scores: Scores, weights: Floats) -> str:
-    return max(scores, key=lambda name: float(scores[name] @ weights))
+# Schedules ------------------------------------------------------------------------------------------------------------
 
 
-def _best_per(scores: Scores, labels: Sequence[str]) -> dict[str, str]:
-    array = np.array(labels)
-    return {label: _best(scores, (array == label).astype(float)) for label in sorted(set(labels))}
-
-
-def _compare(
-    fresh: Scores, overall: str, chosen: dict[str, str], labels: Sequence[str], weights: Floats
-) -> tuple[list[Choice], float, float]:
-    """Choices, the weighted mean gap and its standard error from the paired differences within contexts."""
-    array = np.array(labels)
-    choices: list[Choice] = []
-    gap, variance = 0.0, 0.0
-    for label, name in chosen.items():
-        rows = array == label
-        difference = fresh[name][rows] - fresh[overall][rows]
-        share = float(weights[rows].sum())
-        gap += share * float(difference.mean())
-        variance += share**2 * float(difference.var(ddof=1)) / int(rows.sum())
-        means = [float(fresh[one][rows].mean()) for one in (name, overall, NOTHING)]
-        choices.append(Choice(label, name, *means))
-    return choices, gap, variance**0.5
+def make_schedule(suite: Suite, plantings: Sequence[Planting]) -> Schedule:
+    """The schedule, named after what it plants: ``blueprint@slot+step``."""
+    names = [
+        f"{suite.blueprints[planting.blueprint]}@{planting.slot}" + (f"+{planting.step}" if planting.step else "")
+        for planting in plantings
+    ]
+    return Schedule(plantings, suite.steps, " ".join(names) or NOTHING)
 
 
 def single_schedules(suite: Suite) -> list[Schedule]:
     """Nothing, and every blueprint in every slot, early and late."""
     starts = (0, round(LATE * suite.steps))
     places = itertools.product(starts, range(len(suite.sites)), range(len(suite.blueprints)))
-    return [schedule_of(suite, [])] + [schedule_of(suite, [Planting(*place)]) for place in places]
+    return [make_schedule(suite, [])] + [make_schedule(suite, [Planting(*place)]) for place in places]
 
 
-def combinations_of(suite: Suite, singles: Sequence[Schedule]) -> list[Schedule]:
+def combine_schedules(suite: Suite, singles: Sequence[Schedule]) -> list[Schedule]:
     """Pairs and triples of the given single plantings that differ in slot and blueprint, each as early as can be."""
-    places = sorted({(one.slot, one.blueprint) for schedule in singles for one in schedule.plantings})
-    sizes = range(2, MOST_PLANTINGS + 1)
-    return [
-        schedule_of(suite, [Planting(0, *place) for place in chosen])
-        for size in sizes
-        for chosen in _without_repeats(places, size)
+    places = sorted({(planting.slot, planting.blueprint) for single in singles for planting in single.plantings})
+    combinations = [
+        places_together
+        for size in range(2, MOST_PLANTINGS + 1)
+        for places_together in itertools.combinations(places, size)
+        if all(len(set(values)) == size for values in zip(*places_together, strict=True))
     ]
-
-
-def schedule_of(suite: Suite, plantings: Sequence[Planting]) -> Schedule:
-    """The schedule, under a name that tells what it plants: ``blueprint@slot+step``."""
-    words = [
-        f"{suite.blueprints[one.blueprint]}@{one.slot}" + (f"+{one.step}" if one.step else "") for one in plantings
-    ]
-    return Schedule(plantings, suite.steps, " ".join(words) or NOTHING)
-
-
-def _without_repeats(places: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    for chosen in itertools.combinations(places, size):
-        slots, blueprints = zip(*chosen, strict=True)
-        if len(set(slots)) == size and len(set(blueprints)) == size:
-            yield chosen
+    return [make_schedule(suite, [Planting(0, *place) for place in combination]) for combination in combinations]

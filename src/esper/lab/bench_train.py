@@ -41,7 +41,7 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "events": (encode_events,),
     "update": (PPO.update,),
 }
-"""The functions that a part's time is spent in. Optimizers work within training and are taken out of it."""
+"""The functions of each part. Optimizers work within training and are taken out of it."""
 REST = "rest"
 
 
@@ -58,44 +58,44 @@ class TrainBenchmark:
 
 
 def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -> TrainBenchmark:
-    """Train for the settings' iterations and profile one more; ``report`` hears of each one's steps a second.
+    """Train for the settings' iterations and profile one more; ``report`` is called with each one's steps a second.
 
     The first iteration warms up and is not counted, if there are others.
     """
     prepare_process()
     learner = PPO(create_policy(settings), settings.ppo, settings.seed)
+
+    def iterate(number: int) -> int:
+        """One iteration without store, probes and checkpoints; its decisions."""
+        weights: Shared[dict[str, Any]] = Shared(learner.policy.state_dict())
+        shards = [collect_rollout(ShardTask(settings, number, shard, weights)) for shard in range(settings.shards)]
+        learner.update(concatenate_rollouts([shard.rollout for shard in shards]), number / (settings.iterations + 1))
+        return sum(int(running.sum()) for shard in shards for running in shard.log.running)
+
+    # The clock runs without the profiler, which slows small functions down.
     speeds: list[float] = []
     for number in range(settings.iterations):
-        began = time.perf_counter()
-        steps = _iterate(settings, learner, number)
-        speeds.append(steps / (time.perf_counter() - began))
+        start = time.perf_counter()
+        steps = iterate(number)
+        speeds.append(steps / (time.perf_counter() - start))
         report(number + 1, speeds[-1])
     profile = cProfile.Profile()
-    profile.runcall(_iterate, settings, learner, settings.iterations)
-    return TrainBenchmark(median(speeds[1:] or speeds), speeds, shares(profile))
+    profile.runcall(iterate, settings.iterations)
+    return TrainBenchmark(median(speeds[1:] or speeds), speeds, measure_shares(profile))
 
 
-def _iterate(settings: TrainSettings, learner: PPO, number: int) -> int:
-    """An iteration without store, probes and checkpoints; its decisions."""
-    weights: Shared[dict[str, Any]] = Shared(learner.policy.state_dict())
-    tasks = [ShardTask(settings, number, shard, weights) for shard in range(settings.shards)]
-    shards = [collect_rollout(task) for task in tasks]
-    learner.update(concatenate_rollouts([shard.rollout for shard in shards]), number / (settings.iterations + 1))
-    return sum(int(running.sum()) for shard in shards for running in shard.log.running)
-
-
-def shares(profile: cProfile.Profile) -> dict[str, float]:
+def measure_shares(profile: cProfile.Profile) -> dict[str, float]:
     """Each part's share of all time that was profiled; they add up to 1."""
-    stats = cast("dict[tuple[str, int, str], tuple[int, int, float, float, Any]]", vars(pstats.Stats(profile))["stats"])
-    total = sum(own for _, _, own, _, _ in stats.values())
-    spent = {name: sum(_cumulative(stats, function) for function in functions) for name, functions in PARTS.items()}
+    # A row has the seconds in the function itself, and in all that it called.
+    rows = cast("dict[tuple[str, int, str], tuple[int, int, float, float, Any]]", vars(pstats.Stats(profile))["stats"])
+    total = sum(seconds for _, _, seconds, _, _ in rows.values())
+    spent = dict.fromkeys(PARTS, 0.0)
+    for name, functions in PARTS.items():
+        for function in functions:
+            code = cast("FunctionType", inspect.unwrap(function)).__code__  # what decorators such as no_grad hide
+            row = rows.get((code.co_filename, code.co_firstlineno, code.co_name))
+            spent[name] += 0.0 if row is None else row[3]
+    # Optimizers are called within training.
     spent["hosts and seeds"] -= spent["optimizers"]
     spent[REST] = total - sum(spent.values())
     return {name: seconds / total for name, seconds in spent.items()}
-
-
-def _cumulative(stats: Mapping[tuple[str, int, str], tuple[int, int, float, float, Any]], function: Any) -> float:
-    """Seconds in a function and in all that it called."""
-    code = cast("FunctionType", inspect.unwrap(function)).__code__  # what decorators such as no_grad hide
-    row = stats.get((code.co_filename, code.co_firstlineno, code.co_name))
-    return 0.0 if row is None else row[3]

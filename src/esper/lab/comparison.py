@@ -8,24 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from esper.control.learned import POLICY
-from esper.lab.analysis import (
-    Claim,
-    Contrast,
-    Difference,
-    Interval,
-    interquartile_mean,
-    judge,
-    mean_interval,
-    probability_of_improvement,
-)
+from esper.lab.analysis import Claim, Contrast, Difference, Verdict, interquartile_mean, judge, mean_interval
 from esper.numerics.arrays import Floats
 from esper.tasks.suite import Split
-from esper.train.results import SPLITS, Arm, Result, select_split
+from esper.train.results import SPLITS, Arm, ArmRecord, Bounds, Result, select_split
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One of those compared."""
+    """The results of one contender in a comparison."""
 
     name: str
     seeds: Sequence[Sequence[Result]]
@@ -33,44 +24,19 @@ class Entry:
     environment_steps: int | None = None
     """Decisions of single networks that finding it took; the mean over seeds."""
 
+    @property
     def instances(self) -> list[list[str]]:
-        """Names of what each seed played."""
-        return [[one.instance for one in own] for own in self.seeds]
+        """Names of the instances that each seed played."""
+        return [[result.instance for result in results] for results in self.seeds]
 
-
-@dataclass(frozen=True)
-class ReferenceDifference:
-    """How far the reference is ahead of another one."""
-
-    difference: Difference
-    """Of the mean scores, the reference's less the other's."""
-    better: float
-    """Probability of improvement: how often the reference scores higher on an instance; ties count half."""
-
-
-@dataclass(frozen=True)
-class ArmSummary:
-    """The figures of one of those compared: means over seeds and instances with 95% intervals."""
-
-    name: str
-    score: Interval
-    middle: float
-    """Interquartile mean of the score."""
-    by_seed: tuple[float, ...]
-    """Mean scores."""
-    accuracy: Interval
-    """Accuracy on test data."""
-    growth: Interval
-    """Added parameters over the host's."""
-    flops: Interval | None
-    environment_steps: int | None
-    against: ReferenceDifference | None
-    """Difference from the reference; None for the reference itself."""
+    def tabulate(self, measure: Callable[[Result], float]) -> Floats:
+        """A figure of each result, ``[N, M]``."""
+        return np.array([[measure(result) for result in results] for results in self.seeds], np.float64)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The reference and all others on the same instances."""
+    """The reference and all other contenders on the same instances."""
 
     claim: Claim
     """What the verdicts are about."""
@@ -78,23 +44,25 @@ class Comparison:
     """Training seeds of the reference."""
     instances: int
     """Instances that each policy played."""
-    standings: list[ArmSummary]
+    standings: list[ArmRecord]
+    verdicts: dict[str, Verdict]
+    """Verdicts on the reference against each other arm, by its name."""
     family_scores: dict[str, dict[str, float]]
     """Mean score by family and name."""
 
     @property
-    def reference(self) -> ArmSummary:
+    def reference(self) -> ArmRecord:
         """The arm with which the others are compared."""
-        return next(one for one in self.standings if one.against is None)
+        return next(arm for arm in self.standings if arm.name not in self.verdicts)
 
     @property
-    def others(self) -> list[tuple[ArmSummary, ReferenceDifference]]:
-        """Everyone else, and how the reference does against them."""
-        return [(one, one.against) for one in self.standings if one.against is not None]
+    def others(self) -> list[ArmRecord]:
+        """All arms that the reference is compared with."""
+        return [arm for arm in self.standings if arm.name in self.verdicts]
 
 
 def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instances: bool = False) -> Comparison:
-    """Compare the first entry with every other; each question costs power, so no others are asked.
+    """Compare the first entry with every other, and nothing else: each question costs power.
 
     ``paired`` says whether the same number of a seed means the same training in all entries (arms that follow from a
     policy) or another one (ways of training); ``own_instances`` whether each seed played instances of its own.
@@ -102,41 +70,114 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
     Raises:
         ValueError: they did not play the same instances, or `judge` refuses their scores.
     """
+    # A difference means something only on the same instances.
     reference, *others = entries
-    played = reference.instances()
-    if not own_instances and any(one != played[0] for one in played):
+    played = reference.instances
+    if not own_instances and any(instances != played[0] for instances in played):
         raise ValueError(f"the policies of {reference.name} did not all play the same instances")
-    for one in others:
-        if one.instances() not in (played, played[:1]) or (own_instances and len(one.seeds) != len(played)):
-            raise ValueError(f"{one.name} did not play the same instances as {reference.name}")
-    families = None if own_instances else [one.family for one in reference.seeds[0]]
-    own = _table(reference, _score)
-    contrasts = [Contrast(own, _table(one, _score), paired) for one in others]
-    against: list[ReferenceDifference | None] = [None]
-    for contrast, difference in zip(contrasts, judge(contrasts, families, claim), strict=True):
-        better = probability_of_improvement(contrast.first, contrast.second, paired=contrast.paired)
-        against.append(ReferenceDifference(difference, better))
-    standings = [_summarise_arm(one, families, of) for one, of in zip(entries, against, strict=True)]
-    return Comparison(claim, len(played), len(played[0]), standings, _family_scores(entries))
+    for entry in others:
+        if entry.instances not in (played, played[:1]) or (own_instances and len(entry.seeds) != len(played)):
+            raise ValueError(f"{entry.name} did not play the same instances as {reference.name}")
+
+    # Instances of a run's own are part of its luck, so there are no strata.
+    families = None if own_instances else [result.family for result in reference.seeds[0]]
+    scores = [entry.tabulate(lambda result: result.score) for entry in entries]
+    differences = judge([Contrast(scores[0], table, paired) for table in scores[1:]], families, claim)
+
+    def summarise_arm(entry: Entry, table: Floats, difference: Difference | None) -> ArmRecord:
+        def estimate(measure: Callable[[Result], float]) -> tuple[float, Bounds]:
+            interval = mean_interval(entry.tabulate(measure), families)
+            return interval.estimate, (interval.low, interval.high)
+
+        score, score_interval = estimate(lambda result: result.score)
+        accuracy, accuracy_interval = estimate(lambda result: result.test_accuracy)
+        added, added_interval = estimate(lambda result: result.growth)
+        flops, flops_interval = None, None
+        if all(result.flops is not None for results in entry.seeds for result in results):
+            flops, flops_interval = estimate(lambda result: result.flops or 0)
+        interval = difference and difference.interval
+        return ArmRecord(
+            name=entry.name,
+            score=score,
+            score_interval=score_interval,
+            interquartile_mean=interquartile_mean(table),
+            by_seed=tuple(table.mean(1).tolist()),
+            accuracy=accuracy,
+            accuracy_interval=accuracy_interval,
+            added=added,
+            added_interval=added_interval,
+            flops=flops,
+            flops_interval=flops_interval,
+            environment_steps=entry.environment_steps,
+            difference=difference and difference.estimate,
+            difference_interval=interval and (interval.low, interval.high),
+            p=difference and difference.p,
+            probability_of_improvement=difference and difference.better,
+            verdict=difference and _describe_verdict(difference.verdict, reference.name, entry.name),
+        )
+
+    standings = list(map(summarise_arm, entries, scores, [None, *differences]))
+    verdicts = {entry.name: difference.verdict for entry, difference in zip(others, differences, strict=True)}
+
+    # Families are averaged over all results of a contender, whatever the seed.
+    results = {entry.name: [result for seed in entry.seeds for result in seed] for entry in entries}
+    family_scores = {
+        family: {
+            name: float(np.mean([result.score for result in arm_results if result.family == family]))
+            for name, arm_results in results.items()
+        }
+        for family in sorted({result.family for arm_results in results.values() for result in arm_results})
+    }
+    return Comparison(claim, len(played), len(played[0]), standings, verdicts, family_scores)
 
 
-def compare_evaluated(results: Sequence[Result]) -> Comparison:
-    """A run's policy and all other controllers on the instances of one split, best mean score first.
+def _describe_verdict(verdict: Verdict, reference: str, other: str) -> str:
+    """The verdict by the name of the better arm."""
+    winners = {Verdict.ABOVE: reference, Verdict.BELOW: other}
+    return f"{winners[verdict]} better" if verdict in winners else str(verdict)
+
+
+def compare_evaluated(results: Sequence[Result], reference: str = POLICY, claim: Claim = Claim.POLICY) -> Comparison:
+    """A run's policy, or another reference, and all other controllers on the instances of one split, best first.
 
     Raises:
-        ValueError: the policy is missing, or a controller played other instances.
+        ValueError: the reference is missing, or a controller played other instances.
     """
-    return _by_score(compare(_entries([results], POLICY), Claim.POLICY, paired=True))
-
-
-def compare_controllers(results: Sequence[Result], reference: str) -> Comparison:
-    """One controller and all others on the instances of one split, best mean score first; raises as above."""
-    return _by_score(compare(_entries([results], reference), Claim.CONTROLLER, paired=True))
+    return _compare_controllers([results], reference, claim)
 
 
 def compare_splits(results: Sequence[Result]) -> dict[Split, Comparison]:
     """The comparison on each split that a run was evaluated on."""
-    return {split: compare_evaluated(found) for split in SPLITS if (found := select_split(results, split))}
+    by_split: dict[Split, list[Result]] = {split: select_split(results, split) for split in SPLITS}
+    return {split: compare_evaluated(played) for split, played in by_split.items() if played}
+
+
+def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
+    """Controllers in several runs, which differ in their training seed and have played instances of their own.
+
+    Raises:
+        ValueError: fewer than two runs, other controllers or numbers of instances, or as `compare_evaluated`.
+    """
+    return _compare_controllers(runs, POLICY, Claim.TRAINING, own_instances=True)
+
+
+def _compare_controllers(
+    runs: Sequence[Sequence[Result]], reference: str, claim: Claim, *, own_instances: bool = False
+) -> Comparison:
+    """Compare the reference with every other controller of the same runs, best mean score first."""
+    # In the order of the results, so that equal scores keep it.
+    names = dict.fromkeys(result.controller for results in runs for result in results)
+    if reference not in names:
+        raise ValueError(f"there are no results of {reference!r}")
+    entries = [
+        Entry(name, [[result for result in results if result.controller == name] for results in runs])
+        for name in (reference, *(name for name in names if name != reference))
+    ]
+    if len({len(results) for results in entries[0].seeds}) > 1:
+        raise ValueError("the runs have played different numbers of instances")
+    comparison = compare(entries, claim, paired=True, own_instances=own_instances)
+    standings = sorted(comparison.standings, key=lambda arm: arm.score, reverse=True)
+    return replace(comparison, standings=standings)
 
 
 def compare_configurations(arms: Sequence[Arm]) -> Comparison:
@@ -146,70 +187,8 @@ def compare_configurations(arms: Sequence[Arm]) -> Comparison:
 
 def compare_arms(arms: Sequence[Arm]) -> Comparison:
     """The first arm, which is the policy, and each other one: what follows from a seed's policy is paired with it."""
-    steps = [round(float(np.mean([one.environment_steps for one in arm.seeds]))) for arm in arms]
-    entries = [Entry(arm.name, arm.outcomes, own) for arm, own in zip(arms, steps, strict=True)]
+    entries = [
+        Entry(arm.name, arm.outcomes, round(float(np.mean([seed.environment_steps for seed in arm.seeds]))))
+        for arm in arms
+    ]
     return compare(entries, Claim.TRAINING, paired=True)
-
-
-def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
-    """The same of several runs, which differ in their training seed and have played instances of their own.
-
-    Raises:
-        ValueError: fewer than two runs, other controllers or numbers of instances, or as `compare_evaluated`.
-    """
-    return _by_score(compare(_entries(runs, POLICY), Claim.TRAINING, paired=True, own_instances=True))
-
-
-def _entries(runs: Sequence[Sequence[Result]], reference: str) -> list[Entry]:
-    """Results by controller, the reference first."""
-    names = dict.fromkeys(one.controller for results in runs for one in results)
-    if reference not in names:
-        raise ValueError(f"there are no results of {reference!r}")
-    ordered = [reference, *(name for name in names if name != reference)]
-    entries = [Entry(name, [[one for one in own if one.controller == name] for own in runs]) for name in ordered]
-    if len({len(own) for own in entries[0].seeds}) > 1:
-        raise ValueError("the runs have played different numbers of instances")
-    return entries
-
-
-def _by_score(comparison: Comparison) -> Comparison:
-    return replace(comparison, standings=sorted(comparison.standings, key=lambda one: one.score.estimate, reverse=True))
-
-
-def _summarise_arm(entry: Entry, families: Sequence[str] | None, against: ReferenceDifference | None) -> ArmSummary:
-    def mean(measure: Callable[[Result], float]) -> Interval:
-        return mean_interval(_table(entry, measure), families)
-
-    scores = _table(entry, _score)
-    has_flops = all(one.flops is not None for own in entry.seeds for one in own)
-    return ArmSummary(
-        entry.name,
-        mean_interval(scores, families),
-        interquartile_mean(scores),
-        tuple(scores.mean(1).tolist()),
-        mean(lambda one: one.test_accuracy),
-        mean(lambda one: one.growth),
-        mean(lambda one: one.flops or 0) if has_flops else None,
-        entry.environment_steps,
-        against,
-    )
-
-
-def _table(entry: Entry, measure: Callable[[Result], float]) -> Floats:
-    """``[N, M]``."""
-    return np.array([[measure(one) for one in own] for own in entry.seeds], np.float64)
-
-
-def _score(one: Result) -> float:
-    return one.score
-
-
-def _family_scores(entries: Sequence[Entry]) -> dict[str, dict[str, float]]:
-    families = sorted({one.family for entry in entries for own in entry.seeds for one in own})
-    return {
-        family: {
-            entry.name: float(np.mean([one.score for own in entry.seeds for one in own if one.family == family]))
-            for entry in entries
-        }
-        for family in families
-    }

@@ -6,6 +6,7 @@ stopped or killed goes on from both.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -74,7 +75,7 @@ class SweepSpace:
 
     path: Path
     text: str
-    """Shared settings and searched values as YAML, which tells spaces apart."""
+    """Shared settings and searched values as YAML, by which spaces are compared."""
     base: Mapping[str, Any]
     overrides: Sequence[str]
     """``dotted.key=value``, which ``base`` contains already."""
@@ -91,12 +92,9 @@ class SweepSpace:
 
     def iterate_combinations(self) -> Iterator[dict[str, Any]]:
         """Parameters of each combination of a space of lists, one at a time."""
-        for number in range(int(self.combinations)):
-            params, rest = dict[str, Any](), number
-            for key, values in self.lists.items():
-                rest, place = divmod(rest, len(values))
-                params[key] = list(values)[place]
-            yield params
+        # The first key varies fastest.
+        for params in itertools.product(*reversed(self.lists.values())):
+            yield dict(zip(self.lists, reversed(params), strict=True))
 
     def decode_values(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Values of settings by dotted key, from a study's parameters."""
@@ -106,16 +104,16 @@ class SweepSpace:
         """The shared settings with these values of searched keys.
 
         Raises:
-            ConfigError: they are not allowed, or not together; the sentence says where they are from.
+            ConfigError: they are not allowed, or not together; the message has where they are from.
         """
         merged = dict(self.base)
         for key, value in values.items():
             put_value(TrainSettings, merged, key, value, f"{self.path}: space: `{key}`")
 
         def describe_source(key: str) -> str:
-            if any(is_within(key, one) for one in values):
+            if any(is_within(key, searched) for searched in values):
                 return f"{self.path}: space: "
-            if not key or any(is_within(one, key) for one in values):
+            if not key or any(is_within(searched, key) for searched in values):
                 return f"{self.path}: {name or 'space'} ({describe_values(values)}): "
             override = find_override(key, self.overrides)
             return f"{self.path}: base: " if override is None else f"--set {override}: "
@@ -133,13 +131,14 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
             override of a searched key.
     """
     file = load_settings(_SweepFile, path)
+    # A sweep without a search would be one training.
     if not file.space:
         raise ConfigError(f"{path} has nothing to search: list values or ranges of settings under `space`")
     base = dict(file.base)
     for override in overrides:
         merge_override(TrainSettings, base, override)
         key = override.partition("=")[0].strip()
-        if any(is_within(key, one) for one in file.space):
+        if any(is_within(key, searched) for searched in file.space):
             raise ConfigError(f"--set {override}: `{key}` is in `space` of {path}: leave it in one of them")
 
     space = SweepSpace(path, yaml.safe_dump({"base": base, "space": file.space}), base, overrides)
@@ -147,10 +146,14 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
         source = f"{path}: space: `{key}`"
         if isinstance(values, list) and values:
             plain = (str, int, float, bool, type(None))
-            listed = {one if isinstance(one, plain) else _to_yaml(one): one for one in cast("list[Any]", values)}
-            space.settings.extend(space.build_settings({key: value}) for value in listed.values())
-            space.lists[key], space.distributions[key] = listed, CategoricalDistribution(list(listed))
+            choices = {
+                choice if isinstance(choice, plain) else _to_yaml(choice): choice
+                for choice in cast("list[Any]", values)
+            }
+            space.settings.extend(space.build_settings({key: choice}) for choice in choices.values())
+            space.lists[key], space.distributions[key] = choices, CategoricalDistribution(list(choices))
         elif isinstance(values, dict):
+            # Both bounds are checked as settings; the type of the setting is that of the distribution.
             limits = validate_settings(Range, cast("dict[str, Any]", values), lambda _, source=source: f"{source}: ")
             bounds = [space.build_settings({key: bound}) for bound in (limits.low, limits.high)]
             space.settings.extend(bounds)
@@ -171,7 +174,8 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
                 raise ConfigError(f"{source}: {error}") from error
         else:
             raise ConfigError(f"{source} must be a list of values, or low and high, not {values!r}")
-    suites = sorted({one.suite for one in space.settings})
+    # Scores of different suites are on different scales.
+    suites = sorted({settings.suite for settings in space.settings})
     if len(suites) > 1:
         raise ConfigError(f"the trials train on different suites ({', '.join(suites)}): they cannot be ranked")
     return space
@@ -230,7 +234,7 @@ class Sweep:
 
 
 def run_sweep(sweep: Sweep, workers: Workers, report_line: Callable[[str], None]) -> list[RankedTrial]:
-    """Run trials until as many have ended as there are to be, and rank them, best first.
+    """Run trials until all have ended, and rank them, best first.
 
     Raises:
         ConfigError: the folder holds another sweep, or something else.
@@ -282,15 +286,15 @@ def _run_trials(sweep: Sweep, workers: Workers, report_line: Callable[[str], Non
     while True:
         trials = study.get_trials()
         runs: dict[str, str] = {
-            _params_key(one.params): one.user_attrs["run"] for one in trials if "run" in one.user_attrs
+            _params_key(trial.params): trial.user_attrs["run"] for trial in trials if "run" in trial.user_attrs
         }
         scored = (TrialState.COMPLETE, TrialState.PRUNED)
-        ended = [one for one in trials if one.state in scored or "refusal" in one.user_attrs]
-        waiting = any(one.state is TrialState.WAITING for one in trials)
+        ended = [trial for trial in trials if trial.state in scored or "refusal" in trial.user_attrs]
+        waiting = any(trial.state is TrialState.WAITING for trial in trials)
         # Few combinations are all tried, each once; of more, the sampler chooses. It is seeded anew for every trial, so
         # that a sweep that was stopped chooses as one that was not.
         if space.combinations <= sweep.trials:
-            untried = next((one for one in space.iterate_combinations() if _params_key(one) not in runs), None)
+            untried = next((params for params in space.iterate_combinations() if _params_key(params) not in runs), None)
             if untried is None and not waiting:
                 break
             if untried is not None and not waiting:
@@ -306,19 +310,19 @@ def _run_trials(sweep: Sweep, workers: Workers, report_line: Callable[[str], Non
 
     # Equal parameters are one trial.
     ranking: dict[str, RankedTrial] = {}
-    for one in sorted(ended, key=lambda one: one.state is TrialState.COMPLETE):
-        attrs, finished = one.user_attrs, one.state is TrialState.COMPLETE
-        state = "finished" if finished else "pruned" if one.state is TrialState.PRUNED else "refused"
+    for frozen in sorted(ended, key=lambda trial: trial.state is TrialState.COMPLETE):
+        attrs, finished = frozen.user_attrs, frozen.state is TrialState.COMPLETE
+        state = "finished" if finished else "pruned" if frozen.state is TrialState.PRUNED else "refused"
         ranking[attrs["run"]] = RankedTrial(
             trial=attrs["run"],
-            choices=space.decode_values(one.params),
+            choices=space.decode_values(frozen.params),
             state=state,
-            score=one.value if finished else None,
+            score=frozen.value if finished else None,
             accuracy=attrs.get("accuracy"),
             added=attrs.get("added"),
             refusal=attrs.get("refusal"),
         )
-    return sorted(ranking.values(), key=lambda one: (one.score is None, -(one.score or 0.0), one.trial))
+    return sorted(ranking.values(), key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.trial))
 
 
 def _run_trial(
@@ -331,6 +335,7 @@ def _run_trial(
     report_line: Callable[[str], None],
 ) -> None:
     """Train by the trial's settings and score the policy, unless the settings are refused or the trial is pruned."""
+    # Only a combination can be wrong here: single values were checked when the space was read.
     values = sweep.space.decode_values(trial.params)
     settings_text, run = describe_values(values), RunDirectory(sweep.folder / name)
     outcomes: list[Result] | None = None
@@ -372,10 +377,11 @@ def _run_trial(
         report_line(f"{name}: pruned ({settings_text})")
         return
 
+    # The report lies in the trial's run, so that a trial reads like any other training.
     write_report(run)
-    trial.set_user_attr("accuracy", mean(one.test_accuracy for one in outcomes))
-    trial.set_user_attr("added", mean(one.growth for one in outcomes))
-    value = mean(one.score for one in outcomes)
+    trial.set_user_attr("accuracy", mean(outcome.test_accuracy for outcome in outcomes))
+    trial.set_user_attr("added", mean(outcome.growth for outcome in outcomes))
+    value = mean(outcome.score for outcome in outcomes)
     study.tell(trial, value)
     report_line(f"{name}: score {score(value)} ({settings_text})")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from esper.lab.experiment import Experiment, run_experiment
 
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
 from esper.lab.arms import run_arms
 from esper.lab.evaluate import LoadedPolicy
+from esper.lab.experiment import Experiment, run_experiment
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import EvaluationResult, evaluate_controllers
@@ -106,7 +106,7 @@ def test_what_is_done_is_not_done_again_and_what_is_damaged_is(trained: Path, mo
     bare.write_text("{")
     other = json.loads(random.read_text()) | {"cache_key": "of another time"}
     random.write_text(json.dumps(other))
-    asked: list[str] = []
+    labels: list[str] = []
 
     def refuse(workers: Workers, controllers: Sequence[Controller], *given: Any) -> list[EvaluationResult]:
         assert not any(isinstance(one, LearnedController) for one in controllers), "a policy played again"
@@ -114,7 +114,7 @@ def test_what_is_done_is_not_done_again_and_what_is_damaged_is(trained: Path, mo
 
     for module in ("arms", "experiment"):
         monkeypatch.setattr(f"esper.lab.{module}.evaluate_controllers", refuse)
-    again = run_arms(experiment(trained), lambda done, total, what: asked.append(what))
+    again = run_arms(experiment(trained), lambda done, total, what: labels.append(what))
     assert {arm.name: arm for arm in again} == arms
     assert {path: path.read_bytes() for path in trained.rglob("arms/*.json")} == files
 

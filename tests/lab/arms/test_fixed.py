@@ -13,7 +13,7 @@ from esper.lab.static_networks import (
     Prices,
     StaticNetwork,
     examples_per_decision,
-    lengthen,
+    lengthen_episodes,
     measure_arm,
     train_static,
 )
@@ -58,7 +58,7 @@ def test_longer_training_is_more_of_the_same() -> None:
     """As long as the horizon or longer, the first epochs are the same minibatches."""
     suite, chosen = get_suite("short"), instances(2)
     usual = Episodes(suite, chosen, TERMS.rules)
-    longer = Episodes(lengthen(suite, 3 * suite.steps), chosen, TERMS.rules)
+    longer = Episodes(lengthen_episodes(suite, 3 * suite.steps), chosen, TERMS.rules)
     first = np.zeros(2, np.int64)
     for one, other in zip(usual._stream.take(first, 8), longer._stream.take(first, 8), strict=True):
         assert one.inputs.equal(other.inputs)
@@ -72,7 +72,7 @@ def test_fossils_are_charged_for_from_the_first_step() -> None:
     prices = Prices(suite)
     (found,) = trained([StaticNetwork(one, SHAPE, 5)])
     sites = Episodes(suite, [one], TERMS.rules).population.execution.sites
-    forward = prices.host(one)
+    forward = prices.network(one, ())
     for slot, blueprint, blend in SHAPE:
         site = sites[slot].with_width(one.widths[slot])
         forward += get(suite.blueprints[blueprint]).flops_at(site) + count_blend_flops(blend, site)

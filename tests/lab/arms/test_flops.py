@@ -32,7 +32,7 @@ def test_host_and_counting_seeds_are_paid_three_times_per_example(blend: Blend) 
     suite, chosen = get_suite("short"), instances(1)
     prices = Prices(suite)
     kind = SeedKind(1, MIX, blend)
-    host = prices.host(chosen[0])
+    host = prices.network(chosen[0], ())
     seed = prices.network(chosen[0], (kind,)) - host
     assert host == suite.flops(chosen[0])
     assert seed > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.lab.figures.drawing import draw_svg, spread_apart
-from esper.lab.figures.exhibit import Rows
+from esper.lab.figures.exhibit import Row
 from esper.lab.figures.grown import grown_figures
 from esper.lab.figures.training import LEARNING
 
@@ -47,13 +48,13 @@ class Reader(HTMLParser):
         self.texts.append(data)
 
 
-def lane_of(name: str) -> Rows:
+def lane_of(name: str) -> list[Row]:
     """A slot of that name over one decision."""
-    return Rows(("slot_name", "decision", "stage", "blueprint"), ((name, 1, "blending", "norm"),))
+    return [{"slot_name": name, "decision": 1, "stage": "blending", "blueprint": "norm"}]
 
 
 def drawn(name: str) -> Reader:
-    return Reader(draw_svg(STAGES, lane_of(name)))
+    return Reader(draw_svg(replace(STAGES, rows=lane_of(name))))
 
 
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc", "Co", "Cn", "Z")), min_size=1, max_size=20))
@@ -66,7 +67,7 @@ def test_names_are_drawn_as_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_name_becomes_markup_or_keeps_a_page_from_being_written(name: str) -> None:
-    page = draw_svg(STAGES, lane_of(name))
+    page = draw_svg(replace(STAGES, rows=lane_of(name)))
     found = Reader(page)
     page.encode()
     assert found.tags <= {"svg", "g", "path", "text", "tspan", "defs", "clippath", "rect", "use"}
@@ -89,11 +90,11 @@ def test_no_name_becomes_markup_or_keeps_a_page_from_being_written(name: str) ->
     ids=str,
 )
 def test_numbers_of_any_size_are_drawn(values: list[float]) -> None:
-    rows = Rows(
-        ("kind", "name", "iteration", "value"),
-        tuple(("probe", "greedy policy", iteration, value) for iteration, value in enumerate(values, 1)),
-    )
-    page = draw_svg(LEARNING, rows)
+    rows = [
+        {"kind": "probe", "name": "greedy policy", "iteration": iteration, "value": value}
+        for iteration, value in enumerate(values, 1)
+    ]
+    page = draw_svg(replace(LEARNING, rows=rows))
     assert ">greedy policy</text>" in page
     assert "nan" not in page
 

@@ -1,4 +1,4 @@
-"""Every figure and table shows what its query gives, and says so where there is nothing to show."""
+"""Every figure and table shows what its query gives, or the reason why there is nothing to show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.lab.figures.drawing import Exported, export
+from esper.lab.figures.drawing import ExportCounts, export_exhibits
 from esper.lab.figures.exhibit import Exhibit, Figure, run_queries
 from esper.lab.figures.grown import grown_exhibits
 from esper.lab.figures.training import BLUEPRINTS, LEARNING, health_figure
@@ -28,10 +28,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
-def exported(run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Exported]:
+def exported(run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportCounts]:
     """A folder with all that there is of the run, and what was written there."""
     folder = tmp_path_factory.mktemp("exported")
-    return folder, export(folder, training_exhibits(run.store))
+    return folder, export_exhibits(folder, training_exhibits(run.store))
 
 
 def assert_queries_give_the_numbers(folder: Path, store: Path, at_least: int) -> None:
@@ -47,19 +47,21 @@ def assert_queries_give_the_numbers(folder: Path, store: Path, at_least: int) ->
 
 
 @pytest.mark.landing
-def test_the_query_beside_a_file_gives_its_numbers_again(run: RunDirectory, exported: tuple[Path, Exported]) -> None:
+def test_the_query_beside_a_file_gives_its_numbers_again(
+    run: RunDirectory, exported: tuple[Path, ExportCounts]
+) -> None:
     assert_queries_give_the_numbers(exported[0], run.store, 3)
 
 
 @pytest.mark.landing
 def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
-    done = export(tmp_path / "out", grown_exhibits(run.store, {}))
+    done = export_exhibits(tmp_path / "out", grown_exhibits(run.store, {}))
     assert (done.figures, done.tables) == (4, 2)
     assert_queries_give_the_numbers(tmp_path / "out", run.store, 5)
 
 
-def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, Exported]) -> None:
+def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, ExportCounts]) -> None:
     folder, done = exported
     assert (done.figures, done.tables, done.absent) == (2, 1, ())
     for what in SHOWN:
@@ -73,9 +75,9 @@ def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, Exported
 
 
 def test_figures_are_the_same_bytes_every_time(
-    run: RunDirectory, exported: tuple[Path, Exported], tmp_path: Path
+    run: RunDirectory, exported: tuple[Path, ExportCounts], tmp_path: Path
 ) -> None:
-    export(tmp_path, [pair for pair in training_exhibits(run.store) if pair[0].name == "learning"])
+    export_exhibits(tmp_path, [exhibit for exhibit in training_exhibits(run.store) if exhibit.name == "learning"])
     again = list((tmp_path / "figures").iterdir())
     assert len(again) == 5
     for file in again:
@@ -84,25 +86,25 @@ def test_figures_are_the_same_bytes_every_time(
 
 def test_what_has_nothing_to_show_is_left_out_with_its_reason(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
-    rollbacks = [pair for pair in grown_exhibits(run.store, {}) if pair[0].name == "rollbacks"]
-    done = export(tmp_path / "out", rollbacks)
+    rollbacks = [exhibit for exhibit in grown_exhibits(run.store, {}) if exhibit.name == "rollbacks"]
+    done = export_exhibits(tmp_path / "out", rollbacks)
     assert (done.figures, done.tables, done.absent) == (0, 0, ("rollbacks: training never blew up",))
     assert not (tmp_path / "out").exists()
 
 
 def test_blueprints_count_what_became_of_their_seeds(run: RunDirectory) -> None:
-    rows = next(rows for what, rows in training_exhibits(run.store) if what is BLUEPRINTS)
+    rows = next(exhibit.rows for exhibit in training_exhibits(run.store) if exhibit.name == BLUEPRINTS.name)
     contributions = [0.01 * network + 0.001 * number for network in range(1, NETWORKS + 1) for number in range(1, 5)]
-    (row,) = rows.values
-    assert row[:4] == ("norm", 4 * NETWORKS, 1, 0)
-    assert row[4] == pytest.approx(sum(contributions) / len(contributions))
+    ((*counts, contribution),) = (row.values() for row in rows)
+    assert counts == ["norm", 4 * NETWORKS, 1, 0]
+    assert contribution == pytest.approx(sum(contributions) / len(contributions))
 
 
 def test_names_with_signs_of_mathematics_are_drawn(tmp_path: Path) -> None:
     run = grown(tmp_path / "run", name=r"a_$x^{\bad")
     named = {"curves", "stages", "contributions", "snapshots"}
-    exhibits = [pair for pair in grown_exhibits(run.store, {}) if pair[0].name in named]
-    assert export(tmp_path / "out", exhibits).figures == len(named)
+    exhibits = [exhibit for exhibit in grown_exhibits(run.store, {}) if exhibit.name in named]
+    assert export_exhibits(tmp_path / "out", exhibits).figures == len(named)
 
 
 def test_names_are_unique() -> None:

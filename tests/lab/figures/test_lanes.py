@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from esper.lab.figures.drawing import WIDTHS
-from esper.lab.figures.exhibit import Rows
+from esper.lab.figures.exhibit import Row
 from esper.lab.figures.lanes import STAGE_STYLES, Span, explain_stages, find_spans
 from esper.lifecycle.stages import Stage
 
@@ -26,11 +26,12 @@ TRIED_AND_PRUNED = [
 ]
 
 
-def rows(stages: list[tuple[str, str | None]]) -> Rows:
+def rows(stages: list[tuple[str, str | None]]) -> list[Row]:
     """A slot at decisions 1, 2, ..."""
-    return Rows(
-        ("decision", "stage", "blueprint"), tuple((decision, *stage) for decision, stage in enumerate(stages, 1))
-    )
+    return [
+        {"decision": decision, "stage": stage, "blueprint": blueprint}
+        for decision, (stage, blueprint) in enumerate(stages, 1)
+    ]
 
 
 def test_stages_become_spans_without_dormancy_and_with_one_cooldown():

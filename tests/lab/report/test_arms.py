@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from esper.lab.experiment import FinishedContest
 
+from esper.lab.analysis import Verdict
 from esper.lab.comparison import Comparison
 from esper.lab.report.training import report_configurations
 from lab.arms_cases import ARMS, STANDINGS
 
 
 def render(arms: Comparison) -> str:
-    return report_configurations(Path("runs"), FinishedContest(replace(ARMS, standings=STANDINGS[:1]), arms)).html
+    return report_configurations(Path("runs"), replace(ARMS, standings=STANDINGS[:1], verdicts={}), arms).render()
 
 
 PAGE = render(ARMS)
@@ -45,7 +45,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 
 @pytest.mark.parametrize("name", ["<script>", "a & b"])
 def test_no_name_becomes_markup(name: str) -> None:
-    renamed = [one if one.against is None else type(one)(**{**vars(one), "name": name}) for one in STANDINGS]
-    page = render(replace(ARMS, standings=renamed, family_scores={}))
+    renamed = [STANDINGS[0], replace(STANDINGS[1], name=name)]
+    page = render(replace(ARMS, standings=renamed, verdicts={name: Verdict.ABOVE}, family_scores={}))
     assert "<script" not in page
     assert "a & b" not in page

@@ -1,4 +1,4 @@
-"""The page stands alone, says what the files say, and lets no text become markup."""
+"""The page stands alone, shows what the files hold, and lets no text become markup."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def evaluated(run: RunDirectory) -> RunDirectory:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without drawings, which take time, for tests of what is said."""
-    monkeypatch.setattr("esper.lab.report.page.draw_svg", lambda what, rows: "")
+    """Pages without drawings, which take time, for tests of the texts."""
+    monkeypatch.setattr("esper.lab.report.page.draw_svg", lambda figure: "")
 
 
 def page_of(run: RunDirectory) -> Page:

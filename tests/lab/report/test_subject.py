@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from esper.errors import RunError
+from esper.lab.figures.exhibit import read_texts
 from esper.lab.report.training import report_on
 from esper.runs.events import RunStarted
 from esper.runs.store import RunStore
@@ -44,7 +45,7 @@ def comparison(tmp_path: Path) -> Path:
 
 
 def test_a_training_run_shows_what_it_tried_with_the_queries(tmp_path: Path) -> None:
-    page = report_on([trained(tmp_path / "run").path]).html
+    page = report_on([trained(tmp_path / "run").path]).render()
     assert all(f'id="{name}"' in page for name in ("figure-learning", "table-blueprints", "figure-health"))
     assert page.count("The query behind it") >= 3
     assert "FROM seeds GROUP BY blueprint" in page
@@ -67,7 +68,7 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
     for number in range(1, 11):
         decision = loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
     report = report_on([run])
-    page = report.html
+    page = report.render()
     assert "<h1>How Sequential grew</h1>" in page
     assert "controller heuristic, seed 0, 20 decisions planned" in page
     added = sum(parameter.numel() for seed in loop.model.seeds.values() for parameter in seed.parameters())
@@ -78,7 +79,7 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
     assert "blending to holding" in page
     assert "horizon: 20" in page
     assert 'id="figure-snapshots"' in page
-    assert {what.name for what, rows in report.exhibits if rows} == {
+    assert {exhibit.name for exhibit in report.exhibits if exhibit.rows} == {
         *("curves", "stages", "contributions", "snapshots", "seeds", "decisions", "rollbacks")
     }
 
@@ -93,9 +94,9 @@ def test_a_comparison_shows_arms_that_have_played_with_all_seeds(comparison: Pat
     add_arm(comparison / "zeta" / "arms" / "none.json", 0.5)
     add_arm(comparison / "zeta" / "seed-0" / "arms" / "sequence.json", 0.7)
     report = report_on([comparison])
-    assert "Who is better" in report.html
-    names = {what.name: rows for what, rows in report.exhibits}
-    assert names["arms"].texts("name") == ["policy", "none"]
+    assert "Who is better" in report.render()
+    names = {exhibit.name: exhibit.rows for exhibit in report.exhibits}
+    assert read_texts(names["arms"], "name") == ["policy", "none"]
 
 
 def test_a_comparison_of_policies_that_played_other_instances_is_refused(comparison: Path) -> None:
@@ -127,6 +128,6 @@ def test_nothing_else_has_a_report(tmp_path: Path) -> None:
 def test_no_name_in_a_run_becomes_markup(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     evil = f"<script>{name}</script><img src=x>"
     for plant in (trained, grown):
-        page = report_on([plant(tmp_path_factory.mktemp("run") / "run", name=evil).path]).html
+        page = report_on([plant(tmp_path_factory.mktemp("run") / "run", name=evil).path]).render()
         assert "<script" not in page
         assert "<img" not in page

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure as Canvas
 from esper.dash.formats import score
 from esper.errors import RunError
 from esper.files import write_atomically
-from esper.lab.figures.exhibit import Exhibit, Figure, Rows, Value
+from esper.lab.figures.exhibit import Exhibit, Figure, Value, write_csv
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
 SKY, PURPLE, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"
@@ -31,15 +31,10 @@ INK, SOFT, LINE, PAPER = "#1c2430", "#5b6675", "#e3e7ed", "#ffffff"
 """For text, for what matters less, for grids, and for the background: on a page they follow its style sheet."""
 GREY = "#7f8fa6"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK, YELLOW)
-"""Which the colour-blind tell apart (Okabe and Ito, 2008): C0, C1, ... of every figure."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""Colours that the colour-blind tell apart (Okabe and Ito, 2008): C0, C1, ... of every figure."""
 LABEL_SIZE = 6
-ROW_HEIGHT = 0.19
-"""Inches of a row in a figure of rows."""
-
-_DASHES = ("-", "--", "-.", ":")
-_LABEL_GAP = 0.075
-"""Between labels, as a share of the height."""
+DASHED = (0, (4, 3))
+"""Line style of levels to compare with."""
 WIDTHS = {1: 3.35, 2: 6.9}
 """Inches of so many columns of a paper in two columns."""
 DOTS_PER_INCH = 300
@@ -83,7 +78,6 @@ _STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # names are names, whatever is in them
     "text.usetex": False,
 }
-_TRANSPARENT = {"figure.facecolor": "none", "axes.facecolor": "none"}
 _NO_METADATA: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"), None)
 _METADATA: dict[str, dict[str, None]] = {
     ".pdf": {"CreationDate": None},
@@ -95,13 +89,15 @@ _VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line", PAPER: "--paper"}
 """Colours that are the page's own, light or dark, by the names that its style sheet has for them."""
 _NAMESPACE = re.compile(r"\{[^}]*\}")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-"""What XML cannot hold."""
+"""Characters that XML cannot hold."""
 _LARGEST = 1e300
+_LABEL_GAP = 0.075
+"""Between labels of levels, as a share of the height."""
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What was written, and what there was nothing to show of."""
+class ExportCounts:
+    """Counts of the figures and tables that were written, and what there was nothing to show of."""
 
     figures: int
     tables: int
@@ -109,120 +105,106 @@ class Exported:
     """A name and a reason each."""
 
 
-def export(folder: Path, exhibits: Sequence[Exhibit]) -> Exported:
+def export_exhibits(folder: Path, exhibits: Sequence[Exhibit]) -> ExportCounts:
     """Write all that can be shown into the folder, figures and tables in folders of their own, made if need be.
 
     Raises:
         RunError: a file cannot be written.
     """
-    shown = [(what, rows) for what, rows in exhibits if rows]
-    for what, rows in shown:
-        inside = folder / what.folder
+    shown = [exhibit for exhibit in exhibits if exhibit.rows]
+    for exhibit in shown:
+        inside = folder / exhibit.folder
         try:
             inside.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make {inside} ({error.strerror}): choose another --out") from error
-        drawings = draw_files(what, rows) if isinstance(what, Figure) else {}
-        for suffix, content in {**drawings, ".csv": rows.csv(), what.source.suffix: what.source.text}.items():
-            write_atomically(inside / f"{what.name}{suffix}", content)
-    figures = sum(isinstance(what, Figure) for what, _ in shown)
-    absent = tuple(f"{what.name}: {what.absent}" for what, rows in exhibits if not rows)
-    return Exported(figures, len(shown) - figures, absent)
+        # One drawing for all formats; the numbers and their source beside it.
+        files: dict[str, bytes | str] = {}
+        if isinstance(exhibit, Figure):
+            with _open_canvas(exhibit) as canvas:
+                for suffix, metadata in _METADATA.items():
+                    drawing = io.BytesIO()
+                    canvas.savefig(drawing, format=suffix.removeprefix("."), metadata=metadata)
+                    files[suffix] = drawing.getvalue()
+        files |= {".csv": write_csv(exhibit.rows), exhibit.source.suffix: exhibit.source.text}
+        for suffix, content in files.items():
+            write_atomically(inside / f"{exhibit.name}{suffix}", content)
+    figures = sum(isinstance(exhibit, Figure) for exhibit in shown)
+    absent = tuple(f"{exhibit.name}: {exhibit.absent}" for exhibit in exhibits if not exhibit.rows)
+    return ExportCounts(figures, len(shown) - figures, absent)
 
 
-def draw_files(figure: Figure, rows: Rows) -> dict[str, bytes]:
-    """The figure's files by their suffix."""
-    files: dict[str, bytes] = {}
-    with _draw(figure, rows, {}) as canvas:
-        for suffix, metadata in _METADATA.items():
-            file = io.BytesIO()
-            canvas.savefig(file, format=suffix.removeprefix("."), metadata=metadata)
-            files[suffix] = file.getvalue()
-    return files
-
-
-def draw_svg(figure: Figure, rows: Rows) -> str:
-    """The figure as an element of an HTML page, named by its caption for those who cannot see it.
+def draw_svg(figure: Figure) -> str:
+    """The figure as an element of an HTML page, with its caption as the text for screen readers.
 
     It is as wide as the page lets it be. Neutral colours are variables of the page's style sheet.
     """
     file = io.StringIO()
-    with _draw(figure, rows, _TRANSPARENT) as canvas:
+    with _open_canvas(figure, {"figure.facecolor": "none", "axes.facecolor": "none"}) as canvas:
         FigureCanvasSVG(canvas).print_svg(file, metadata=_NO_METADATA)  # savefig would draw everything twice
     root = ET.fromstring(file.getvalue())
-    targets = set(re.findall(r"#([\w-]+)", " ".join(value for one in root.iter() for value in one.attrib.values())))
-    for one in root.iter():
-        one.tag = _NAMESPACE.sub("", one.tag)
-        one.attrib = {_NAMESPACE.sub("", name): value for name, value in one.attrib.items()}
-        if one.get("id") not in targets:
-            one.attrib.pop("id", None)
-        if style := one.get("style"):
-            one.set("style", _with_variables(style))
-        for style_sheet in one.findall("{*}style"):
-            one.remove(style_sheet)  # it would hold for the whole page
-    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": _printable(figure.caption)}
+
+    # Inside a page: no namespaces, no identifiers but those that something refers to, no style for the whole page.
+    attributes = " ".join(value for element in root.iter() for value in element.attrib.values())
+    targets = set(re.findall(r"#([\w-]+)", attributes))
+    for element in root.iter():
+        element.tag = _NAMESPACE.sub("", element.tag)
+        element.attrib = {_NAMESPACE.sub("", name): value for name, value in element.attrib.items()}
+        if element.get("id") not in targets:
+            element.attrib.pop("id", None)
+        if style := element.get("style"):
+            for colour, name in _VARIABLES.items():
+                style = style.replace(colour, f"var({name})")
+            element.set("style", style)
+        for style_sheet in element.findall("{*}style"):
+            element.remove(style_sheet)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": _make_printable(figure.caption)}
     return ET.tostring(root, encoding="unicode", short_empty_elements=False)
 
 
-def _with_variables(style: str) -> str:
-    for colour, name in _VARIABLES.items():
-        style = style.replace(colour, f"var({name})")
-    return style
-
-
 @contextmanager
-def _draw(figure: Figure, rows: Rows, background: Mapping[Any, Any]) -> Generator[Canvas]:
+def _open_canvas(figure: Figure, background: Mapping[Any, Any] | None = None) -> Generator[Canvas]:
+    """A canvas with the figure drawn on it, in the style that holds until the canvas is closed."""
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks: readers' own fonts have them
-        mpl.rcdefaults()  # what a user's matplotlibrc says must not change a figure
-        mpl.rcParams.update({**_STYLE, **background})
+        mpl.rcdefaults()  # a user's matplotlibrc must not change a figure
+        mpl.rcParams.update({**_STYLE, **(background or {})})
         size = (WIDTHS[figure.columns], figure.height)
         canvas = Canvas(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
-        figure.draw(canvas, Rows(rows.columns, tuple(tuple(map(_drawable, row)) for row in rows.values)))
+        figure.draw(canvas, [{name: _make_drawable(value) for name, value in row.items()} for row in figure.rows])
         yield canvas
 
 
-def _drawable(value: Value) -> Value:
-    """What no font or format chokes on, and whose differences are finite; None for numbers beyond that."""
+def _make_drawable(value: Value) -> Value:
+    """A value that every font and format takes, and whose differences are finite; None for numbers beyond that."""
     if isinstance(value, str):
-        return _printable(value)
+        return _make_printable(value)
     return None if isinstance(value, float) and abs(value) > _LARGEST else value
 
 
-def _printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def legend_above(canvas: Canvas, columns: int = 4) -> None:
-    """What all axes label, each once, above the whole figure."""
+def add_legend(canvas: Canvas, columns: int = 4) -> None:
+    """A legend above the whole figure with the labels of all axes, each once."""
     marks = {name: mark for axes in canvas.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     canvas.legend(marks.values(), marks.keys(), loc="outside upper center", ncols=columns)
 
 
-def count_along(axes: Axes, unit: str = "iteration") -> None:
-    """A horizontal axis with whole numbers only."""
+def set_integer_axis(axes: Axes, unit: str = "iteration") -> None:
+    """Give the horizontal axis whole numbers only, of this unit."""
     axes.set_xlabel(unit)
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
-def draw_lines(canvas: Canvas, parts: Mapping[str, Rows], x: str, y: str, title: str, **style: Any) -> Axes:
-    """A line for each part, with dashes of its own wherever the colours come round, and for neighbours."""
-    axes = canvas.subplots()
-    for index, (name, part) in enumerate(parts.items()):
-        dashes = _DASHES[(index + index // len(COLOURS)) % len(_DASHES)]
-        axes.plot(part.numbers(x), part.numbers(y), color=f"C{index}", linestyle=dashes, label=name, **style)
-    axes.set_ylabel(title)
-    count_along(axes, x)
-    legend_above(canvas)
-    return axes
-
-
 def draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
     """Dashed lines right across, named on their right, where names make room for each other."""
+    # Places on the axes' height, so that labels can be kept apart by the size of their letters.
     low, high = axes.get_ylim()
     shares = [(value - low) / (high - low) for value in levels.values()]
     for (name, value), share, place in zip(levels.items(), shares, spread_apart(shares, _LABEL_GAP, 0, 1), strict=True):
-        axes.axhline(value, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+        axes.axhline(value, color=GREY, linewidth=0.7, linestyle=DASHED, zorder=1)
         axes.annotate(
             f"{name} {score(value)}",
             (1, share),
@@ -240,10 +222,12 @@ def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -
     """Move places as little as it takes to lie ``gap`` apart, in their order, within low .. high if there is room."""
     order = sorted(range(len(places)), key=lambda index: places[index])
     moved = [0.0] * len(places)
+    # Upwards: each place at least a gap above the one below it.
     floor = low
     for index in order:
         moved[index] = max(places[index], floor)
         floor = moved[index] + gap
+    # Downwards again, where the topmost were pushed out.
     ceiling = high
     for index in reversed(order):
         moved[index] = min(moved[index], ceiling)
@@ -252,7 +236,7 @@ def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Rows from the top, named on the left."""
+    """Give the axes rows from the top, named on the left."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)

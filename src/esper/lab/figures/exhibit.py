@@ -6,9 +6,9 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from esper.dash.formats import EN_DASH
 from esper.runs.reader import RunReader
@@ -24,64 +24,37 @@ Row = Mapping[str, Value]
 """Values by the names of their columns."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows of values under named columns."""
+def read_numbers(rows: Sequence[Row], name: str) -> list[float]:
+    """A column of numbers; NaN for what is missing or not finite."""
+    values = [row[name] for row in rows]
+    return [value if isinstance(value, int | float) and math.isfinite(value) else math.nan for value in values]
 
-    columns: tuple[str, ...]
-    values: tuple[tuple[Value, ...], ...]
 
-    @classmethod
-    def of(cls, records: Sequence[Row]) -> Self:
-        """Rows from records that all have the same keys."""
-        return cls(tuple(records[0]) if records else (), tuple(tuple(one.values()) for one in records))
+def read_texts(rows: Sequence[Row], name: str) -> list[str]:
+    """A column of texts."""
+    return [str(row[name]) for row in rows]
 
-    def __len__(self) -> int:
-        return len(self.values)
 
-    def column(self, name: str) -> list[Value]:
-        """A column's values.
+def group_rows(rows: Sequence[Row], name: str) -> dict[str, list[Row]]:
+    """The rows of each value of a column, in the order in which these values first come."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(str(row[name]), []).append(row)
+    return groups
 
-        Raises:
-            ValueError: there is no such column.
-        """
-        place = self.columns.index(name)
-        return [row[place] for row in self.values]
 
-    def numbers(self, name: str) -> list[float]:
-        """A column of numbers; NaN for what is missing or not finite."""
-        return [
-            value if isinstance(value, int | float) and math.isfinite(value) else math.nan
-            for value in self.column(name)
-        ]
-
-    def texts(self, name: str) -> list[str]:
-        """A column of texts."""
-        return [str(value) for value in self.column(name)]
-
-    def mappings(self) -> list[Row]:
-        """The rows with the names of their columns."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.values]
-
-    def by(self, name: str) -> dict[str, Rows]:
-        """The rows of each value of a column, in the order in which these values first come."""
-        parts: dict[str, list[tuple[Value, ...]]] = {}
-        for key, row in zip(self.texts(name), self.values, strict=True):
-            parts.setdefault(key, []).append(row)
-        return {key: Rows(self.columns, tuple(part)) for key, part in parts.items()}
-
-    def csv(self) -> str:
-        """As CSV with a header; numbers in full, nothing for what is missing."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(self.values)
-        return text.getvalue()
+def write_csv(rows: Sequence[Row]) -> str:
+    """CSV with a header; numbers in full, nothing for what is missing."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(rows[0])
+    writer.writerows(row.values() for row in rows)
+    return text.getvalue()
 
 
 @dataclass(frozen=True)
 class Files:
-    """In words: which fields of which files give the numbers."""
+    """A source in words: which fields of which files give the numbers."""
 
     suffix: ClassVar[str] = ".txt"
     title: ClassVar[str] = "Where its numbers come from"
@@ -91,7 +64,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Query:
-    """SQL that gives the numbers, on the store of the run."""
+    """A source in SQL: the query that gives the numbers on the store of the run."""
 
     suffix: ClassVar[str] = ".sql"
     title: ClassVar[str] = "The query behind it, for sqlite3"
@@ -109,13 +82,15 @@ class Figure:
     """The stem of its files' names."""
     caption: str
     source: Files | Query
-    draw: Callable[[Canvas, Rows], None]
+    draw: Callable[[Canvas, Sequence[Row]], None]
     absent: str
     """Why there may be nothing to draw."""
     height: float = 2.3
     """Height in inches."""
     columns: int = 1
     """How many columns of a paper in two columns it is wide."""
+    rows: Sequence[Row] = ()
+    """Its numbers; without rows it cannot be drawn."""
 
 
 class Cell(NamedTuple):
@@ -125,7 +100,7 @@ class Cell(NamedTuple):
     note: str
     """Small print beside the figure."""
     bounds: tuple[str, ...]
-    """The ends of its interval; the note says them too."""
+    """The ends of its interval, which the note has too."""
     mark: str
     """What stresses it: policy, above, below, other or best."""
     heat: float
@@ -140,7 +115,7 @@ class Column:
     write_number: Callable[[float], str] | None = None
     """Formats a number; None for a column of texts."""
     title: str | None = None
-    """What stands above it, if that is not its name."""
+    """The heading, if that is not the name."""
     bounded: bool = False
     """Whether the rows have a value's interval, too, under its name with _low and _high."""
     missing: str = EN_DASH
@@ -153,7 +128,7 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """What stands above it."""
+        """What stands above the column."""
         return self.name.replace("_", " ") if self.title is None else self.title
 
     def write(self, value: Value) -> str:
@@ -164,6 +139,7 @@ class Column:
 
     def cell(self, row: Row) -> Cell:
         """The column's cell in a row."""
+        # The interval is the note, where there is one.
         ends = [row[f"{self.name}{end}"] for end in ("_low", "_high")] if self.bounded else []
         bounds = tuple(self.write(end) for end in ends if end is not None)
         note = f"[{' to '.join(bounds)}]" if bounds else self.note(row) if self.note else ""
@@ -187,21 +163,15 @@ class Table:
     """Why there may be no rows."""
     upright: bool = False
     """Whether headings stand upright on the page, where they take no more room than their figures."""
-
-    def cells(self, rows: Rows) -> list[list[Cell]]:
-        """What is read in each row."""
-        return [[column.cell(row) for column in self.columns] for row in rows.mappings()]
+    rows: Sequence[Row] = ()
+    """Its figures; without rows it cannot be shown."""
 
 
-class Exhibit(NamedTuple):
-    """A figure or a table with its numbers; without rows it cannot be shown."""
-
-    what: Figure | Table
-    rows: Rows
+Exhibit = Figure | Table
 
 
-def run_queries(store: Path, queried: Sequence[Figure | Table]) -> list[Exhibit]:
-    """Figures and tables whose sources are queries, with what these give on the run store at that path.
+def run_queries(store: Path, exhibits: Sequence[Exhibit]) -> list[Exhibit]:
+    """Figures and tables whose sources are queries, with the rows that these give on the run store at that path.
 
     Each query reads in a short transaction of its own.
 
@@ -209,5 +179,9 @@ def run_queries(store: Path, queried: Sequence[Figure | Table]) -> list[Exhibit]
         RunError: the store is missing, damaged or not ours.
     """
     with RunReader.open(store) as reader:
-        answers = [reader.query(what.source.text) for what in queried]
-    return [Exhibit(what, Rows(one.columns, tuple(one.rows))) for what, one in zip(queried, answers, strict=True)]
+        results = [reader.query(exhibit.source.text) for exhibit in exhibits]
+    # A column of the query is a column of the rows, under the same name.
+    return [
+        replace(exhibit, rows=[dict(zip(result.columns, row, strict=True)) for row in result.rows])
+        for exhibit, result in zip(exhibits, results, strict=True)
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,40 +15,55 @@ from esper.dash.formats import count, percent, signed_score
 from esper.dash.progress import SMOOTHING
 from esper.lab.figures.drawing import (
     BLUE,
+    DASHED,
     GREY,
     LABEL_SIZE,
     SOFT,
     VERMILION,
-    count_along,
+    add_legend,
     draw_levels,
-    legend_above,
+    set_integer_axis,
 )
-from esper.lab.figures.exhibit import Column, Exhibit, Figure, Query, Rows, Table, run_queries
+from esper.lab.figures.exhibit import (
+    Column,
+    Exhibit,
+    Figure,
+    Query,
+    Row,
+    Table,
+    group_rows,
+    read_numbers,
+    read_texts,
+    run_queries,
+)
 from esper.rl.ppo import KL_STOP
 from esper.train.iteration import LEVELS
 
 _NO_ITERATION = "no iteration is done"
 
 
-def _draw_learning(canvas: Canvas, rows: Rows) -> None:
+def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
     axes = canvas.subplots()
-    parts = rows.by("kind")
+    # One query gives all curves; each kind has its style.
+    kinds = group_rows(rows, "kind")
     styles: dict[str, dict[str, Any]] = {
         "J": {"color": GREY, "linewidth": 0.6},
         "smoothed": {"color": VERMILION},
         "probe": {"color": BLUE, "marker": "o"},
     }
     for kind, style in styles.items():
-        if part := parts.get(kind):
-            axes.plot(part.numbers("iteration"), part.numbers("value"), label=part.texts("name")[0], **style)
-    if levels := parts.get("baseline"):
-        baselines = dict(zip(levels.texts("name"), levels.numbers("value"), strict=True))
+        if curve := kinds.get(kind):
+            label = str(curve[0]["name"])
+            axes.plot(read_numbers(curve, "iteration"), read_numbers(curve, "value"), label=label, **style)
+    if levels := kinds.get("baseline"):
+        # The axes have to hold the levels, too.
+        baselines = dict(zip(read_texts(levels, "name"), read_numbers(levels, "value"), strict=True))
         axes.update_datalim([(0, value) for value in baselines.values()], updatex=False)
         axes.autoscale_view()
         draw_levels(axes, baselines)
     axes.set_ylabel("score")
-    count_along(axes)
-    legend_above(canvas)
+    set_integer_axis(axes)
+    add_legend(canvas)
 
 
 LEARNING = Figure(
@@ -134,46 +149,48 @@ def health_figure(target_kl: float) -> Figure:
 
 
 def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) -> Exhibit:
-    """Small plots of what tells a healthy training from an ill one; raises as `run_queries`.
+    """Small plots of the figures in which a sick training shows; raises as `run_queries`.
 
-    ``rollbacks`` says how often the governor stepped in, by what the trouble was.
+    ``rollbacks`` has how often the governor stepped in, by the trouble.
     """
-    ((figure, rows),) = run_queries(store, [health_figure(target_kl)])
+    # The caption counts what the figure shows, so it is written after the query.
+    (figure,) = run_queries(store, [health_figure(target_kl)])
     caption = "Figures of the policy's updates, by iteration"
-    anomalies = rows.by("kind").get("anomaly")
-    if anomalies is None:
-        caption += ". No anomaly was seen. "
-    else:
-        counts = [f"{name} ({count})" for name, count in sorted(Counter(anomalies.texts("name")).items())]
+    anomalies = Counter(row["name"] for row in figure.rows if row["kind"] == "anomaly")
+    if anomalies:
+        counts = [f"{name} ({number})" for name, number in sorted(anomalies.items())]
         caption += f"; ticks at the bottom mark iterations with an anomaly: {', '.join(counts)}. "
+    else:
+        caption += ". No anomaly was seen. "
     if rollbacks:
-        kinds = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(rollbacks.items()))
+        kinds = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in sorted(rollbacks.items()))
         times = sum(rollbacks.values())
         caption += (
             f"The governor returned networks that blew up to their last good state, {times} times in all ({kinds})."
         )
     else:
         caption += "No network blew up."
-    return Exhibit(replace(figure, caption=caption), rows)
+    return replace(figure, caption=caption)
 
 
-def _draw_health(kl_stop: float, canvas: Canvas, rows: Rows) -> None:
-    parts = rows.by("kind")
-    series = parts["figure"].by("name") if "figure" in parts else {}
-    anomalies = parts["anomaly"].numbers("iteration") if "anomaly" in parts else []
+def _draw_health(kl_stop: float, canvas: Canvas, rows: Sequence[Row]) -> None:
+    kinds = group_rows(rows, "kind")
+    # Gauges that this run has no figures of are left out, and their axes stay empty.
+    series = group_rows(kinds.get("figure", []), "name")
+    anomalies = read_numbers(kinds.get("anomaly", []), "iteration")
     gauges = [gauge for gauge in GAUGES if gauge.series in series]
-    grid = canvas.subplots(-(-len(GAUGES) // _GAUGES_ACROSS), _GAUGES_ACROSS, sharex=True).flat
+    grid = list(canvas.subplots(-(-len(GAUGES) // _GAUGES_ACROSS), _GAUGES_ACROSS, sharex=True).flat)
     for axes, gauge in zip(grid, gauges, strict=False):
-        levels = (kl_stop,) if gauge.series == KL else gauge.levels
-        for level in levels:
-            axes.axhline(level, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)))
-        own = series[gauge.series]
-        axes.plot(own.numbers("iteration"), own.numbers("value"), color=BLUE)
+        for level in (kl_stop,) if gauge.series == KL else gauge.levels:
+            axes.axhline(level, color=GREY, linewidth=0.7, linestyle=DASHED)
+        curve = series[gauge.series]
+        axes.plot(read_numbers(curve, "iteration"), read_numbers(curve, "value"), color=BLUE)
         axes.set_title(gauge.name, fontweight="bold", pad=18)
         axes.text(0, 1.05, gauge.meaning, transform=axes.transAxes, color=SOFT, fontsize=LABEL_SIZE - 0.5)
         axes.locator_params(axis="y", nbins=4)
-        count_along(axes, "")
+        set_integer_axis(axes, "")
         for iteration in anomalies:
+            # Ticks at the bottom of every gauge: an anomaly concerns the whole update.
             axes.axvline(iteration, ymax=0.08, color=VERMILION, linewidth=1.2)
-    for axes in list(canvas.axes)[len(gauges) :]:
+    for axes in grid[len(gauges) :]:
         axes.set_axis_off()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from esper.config.loading import MOST_BYTES
 from esper.dash.formats import measure, percent
 from esper.errors import RunError
 from esper.files import read_bounded
-from esper.lab.figures.exhibit import Exhibit, Rows, Table
+from esper.lab.figures.exhibit import Exhibit, Table, group_rows, read_numbers
 from esper.lab.figures.grown import ADDED, grown_exhibits
-from esper.lab.report.page import Headline, Page, Report, Reproduction, Section
+from esper.lab.report.page import Headline, Report, Reproduction, Section
 from esper.lifecycle.stages import Stage
 from esper.runs.metric import ACCURACY, LOSS, Metric
 from esper.runs.reader import RunReader
@@ -28,80 +27,80 @@ def report_grown(run: RunDirectory) -> Report:
     """
     with RunReader.open(run.store) as reader:
         metadata, progress = reader.metadata(), read_progress(run, reader)
-    exhibits = grown_exhibits(run.store, metadata)
-    by_name = {one.what.name: one for one in exhibits}
-    planned = metadata.get("iterations")
-    page = Page(
-        f"Esper: {run.path.name}",
-        f"How {metadata.get('host', 'a model')} grew",
-        f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}"
-        f"{'' if planned is None else f', {planned} decisions planned'}.",
-        [_describe_standing(metadata, progress, by_name)],
-        [
-            *_show_figures(by_name),
-            *(Section(one.what.name.capitalize(), [one]) for one in exhibits if isinstance(one.what, Table)),
-        ],
-        Reproduction("What the grower was told", _read_config(run.config)),
-    )
-    return Report(page.html(), exhibits)
-
-
-def _read_config(path: Path) -> str:
     try:
-        return read_bounded(path, MOST_BYTES).decode(errors="replace")
+        settings = read_bounded(run.config, MOST_BYTES).decode(errors="replace")
     except OSError as error:
-        raise RunError(f"cannot read the configuration {path}: {error.strerror}") from error
+        raise RunError(f"cannot read the configuration {run.config}: {error.strerror}") from error
+    exhibits = grown_exhibits(run.store, metadata)
+    by_name = {exhibit.name: exhibit for exhibit in exhibits}
+
+    # Before the first decision there is nothing to draw; tables give their reason themselves.
+    if any(row["measure"] == LOSS for row in by_name["curves"].rows):
+        headline = _describe_state(metadata, progress, by_name)
+        titles = {
+            "snapshots": "The network as it grew",
+            "curves": "How it learned",
+            "stages": "What its slots went through",
+            "contributions": "What its seeds contribute",
+        }
+        sections = [
+            Section(title, [by_name[name]])
+            for name, title in titles.items()
+            if name != "contributions" or by_name[name].rows
+        ]
+    else:
+        headline = Headline("No decision yet", [f"The run is {progress.state}."])
+        sections = [Section("How it learned", note="No decision was made yet.")]
+    tables = [exhibit for exhibit in exhibits if isinstance(exhibit, Table)]
+    # Runs without a horizon do not know how long they last.
+    planned = metadata.get("iterations")
+    return Report(
+        title=f"Esper: {run.path.name}",
+        heading=f"How {metadata.get('host', 'a model')} grew",
+        facts=f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}"
+        f"{'' if planned is None else f', {planned} decisions planned'}.",
+        headlines=[headline],
+        sections=[*sections, *(Section(table.name.capitalize(), [table]) for table in tables)],
+        exhibits=exhibits,
+        reproduction=Reproduction("Settings of the grower", settings),
+    )
 
 
-def _describe_standing(metadata: Mapping[str, Any], progress: RunProgress, exhibits: Mapping[str, Exhibit]) -> Headline:
-    """For a model whose training is its owner's."""
-    curves = exhibits["curves"].rows.by("measure")
-    if LOSS not in curves:
-        return Headline("No decision yet", [f"The run is {progress.state}."])
-    newest = {name: _last_value(part) for name, part in curves.items() if name != "rollback"}
-    about = Metric.from_metadata(metadata)
-    value = newest.get(about.metric, math.nan)
-    if about.metric == ACCURACY and math.isfinite(value):
+def _describe_state(metadata: Mapping[str, Any], progress: RunProgress, exhibits: Mapping[str, Exhibit]) -> Headline:
+    """What the model has come to after its newest decision."""
+    curves = group_rows(exhibits["curves"].rows, "measure")
+    rollbacks = len(curves.pop("rollback", []))
+    newest: dict[str, float] = {}
+    for name, rows in curves.items():
+        # On validation data, where there is more than one kind of data.
+        data = group_rows(rows, "data")
+        newest[name] = read_numbers(data.get("validation") or next(iter(data.values())), "value")[-1]
+
+    metric = Metric.from_metadata(metadata)
+    value = newest.get(metric.metric, math.nan)
+    if metric.metric == ACCURACY and math.isfinite(value):
         short = f"{percent(value)} right"
-    else:  # names that their owner gave stay as they are
-        title = about.metric.capitalize() if about.metric in (LOSS, ACCURACY) else about.metric
-        short = f"{title} {measure(value)}"
-    loss = "" if about.is_loss else f"loss {measure(newest[LOSS])}; "
+    else:
+        # Names of the owner's own metrics stay as they are.
+        name = metric.metric.capitalize() if metric.metric in (LOSS, ACCURACY) else metric.metric
+        short = f"{name} {measure(value)}"
+
+    # Seeds that are in the model now: after the last decision, and after what the end of growth made of them.
+    stages = {slot: rows[-1]["stage"] for slot, rows in group_rows(exhibits["stages"].rows, "slot_name").items()}
+    fossilized, pruned = Stage.FOSSILIZED.name.lower(), Stage.PRUNED.name.lower()
+    residents: list[str] = []
+    for slot, seeds in group_rows(exhibits["seeds"].rows, "slot_name").items():
+        outcome = seeds[-1]["outcome"]
+        if outcome != pruned:
+            stage = "" if outcome == fossilized else f", {stages[slot]}"
+            residents.append(f"{seeds[-1]['blueprint']} in {slot}{stage}")
+
+    # The loss is not repeated where it is the metric.
+    loss = "" if metric.is_loss else f"loss {measure(newest[LOSS])}; "
     host = metadata.get("host_parameters")
     parameters = f"{host:,}" if isinstance(host, int) else "?"
-    rollbacks = len(curves["rollback"]) if "rollback" in curves else 0
     sentence = (
         f"After {progress.done} decisions ({progress.state}): {loss}{parameters} parameters and {newest[ADDED]:,.0f} "
-        f"of what grew ({_list_residents(exhibits)}); {rollbacks} rollback{'' if rollbacks == 1 else 's'}."
+        f"of what grew ({'; '.join(residents) or 'nothing'}); {rollbacks} rollback{'' if rollbacks == 1 else 's'}."
     )
     return Headline(f"{short} on validation data", [sentence])
-
-
-def _last_value(rows: Rows) -> float:
-    """The last value on validation data, or of what has one kind of data only."""
-    parts = rows.by("data")
-    return (parts.get("validation") or next(iter(parts.values()))).numbers("value")[-1]
-
-
-def _list_residents(exhibits: Mapping[str, Exhibit]) -> str:
-    """Seeds that are in the model now: after the last decision, and after what the end of growth made of them."""
-    stages = {slot: part.texts("stage")[-1] for slot, part in exhibits["stages"].rows.by("slot_name").items()}
-    fossilized, pruned = Stage.FOSSILIZED.name.lower(), Stage.PRUNED.name.lower()
-    sentences: list[str] = []
-    for slot, lives in exhibits["seeds"].rows.by("slot_name").items():
-        outcome, blueprint = lives.texts("outcome")[-1], lives.texts("blueprint")[-1]
-        if outcome != pruned:
-            sentences.append(f"{blueprint} in {slot}{'' if outcome == fossilized else f', {stages[slot]}'}")
-    return "; ".join(sentences) or "nothing"
-
-
-def _show_figures(exhibits: Mapping[str, Exhibit]) -> list[Section]:
-    if LOSS not in exhibits["curves"].rows.by("measure"):
-        return [Section("How it learned", note="No decision was made yet.")]
-    contributions = exhibits["contributions"]
-    return [
-        Section("The network as it grew", [exhibits["snapshots"]]),
-        Section("How it learned", [exhibits["curves"]]),
-        Section("What its slots went through", [exhibits["stages"]]),
-        *([Section("What its seeds contribute", [contributions])] if contributions.rows else []),
-    ]

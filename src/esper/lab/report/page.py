@@ -1,4 +1,4 @@
-"""A page: an HTML file that needs nothing else, made of what it says and of figures and tables."""
+"""A page: an HTML file that needs nothing else, with its texts, figures and tables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from markupsafe import Markup
 from esper.files import write_atomically
 from esper.lab.comparison import Comparison
 from esper.lab.figures.drawing import draw_svg
-from esper.lab.figures.exhibit import Exhibit, Figure, Rows
+from esper.lab.figures.exhibit import Exhibit, Figure
 from esper.runs.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
 class Headline:
-    """What comes first: in a word or two, in sentences, and what has to be known with it."""
+    """The first thing on a page: an answer in a word or two, its sentences, and what has to be known with it."""
 
     short: str
     sentences: Sequence[str] = ()
@@ -35,7 +35,7 @@ class Section:
 
     title: str
     exhibits: Sequence[Exhibit] = ()
-    """Where one has no rows, a sentence says why there is nothing to show."""
+    """In place of one without rows, a sentence says why there is nothing to show."""
     note: str = ""
     terms: Sequence[tuple[str, str]] = ()
     """Names, and what they are."""
@@ -43,7 +43,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """How to do it again, or what was told."""
+    """The settings of a run, and the commands that make it again."""
 
     title: str
     settings: str
@@ -52,30 +52,23 @@ class Reproduction:
 
 
 @dataclass(frozen=True)
-class Page:
-    """Everything that a page says."""
+class Report:
+    """A page, the figures and tables that belong to it, and the comparisons behind it by title."""
 
     title: str
     heading: str
     facts: str
-    headlines: Sequence[Headline] = ()
-    sections: Sequence[Section] = field(default_factory=list[Section])
-    reproduction: Reproduction | None = None
-
-    def html(self) -> str:
-        """The whole file."""
-        return _ENVIRONMENT.get_template("page.html").render(page=self, svg=_svg)
-
-
-@dataclass(frozen=True)
-class Report:
-    """A page, all figures and tables that belong to it, and what it judges by title."""
-
-    html: str
+    headlines: Sequence[Headline]
+    sections: Sequence[Section]
     exhibits: Sequence[Exhibit]
+    reproduction: Reproduction | None = None
     comparisons: Mapping[str, Comparison] = field(default_factory=dict[str, Comparison])
     verdicts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The same as JSON values."""
+    """The comparisons as JSON values."""
+
+    def render(self) -> str:
+        """The page as HTML."""
+        return _ENVIRONMENT.get_template("page.html").render(page=self, svg=_draw_markup)
 
     def write(self, folder: Path) -> Path:
         """Write the page into the folder, and beside it the verdicts if there are any; the page's path.
@@ -83,16 +76,16 @@ class Report:
         Raises:
             RunError: a file cannot be written.
         """
+        run = RunDirectory(folder)
         if self.verdicts:
-            write_atomically(RunDirectory(folder).verdicts, json.dumps(self.verdicts, indent=1))
-        page = RunDirectory(folder).report
-        write_atomically(page, self.html)
-        return page
+            write_atomically(run.verdicts, json.dumps(self.verdicts, indent=1))
+        write_atomically(run.report, self.render())
+        return run.report
 
 
-def _svg(what: Figure, rows: Rows) -> Markup:
+def _draw_markup(figure: Figure) -> Markup:
     """A figure's drawing, in which everything is escaped already."""
-    return Markup(draw_svg(what, rows))
+    return Markup(draw_svg(figure))
 
 
 _ENVIRONMENT = Environment(

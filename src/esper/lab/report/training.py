@@ -15,20 +15,19 @@ from esper.errors import RunError
 from esper.lab.behaviour import Behaviour, read_behaviour
 from esper.lab.comparison import Comparison, compare_splits
 from esper.lab.evaluate import read_over_seeds
-from esper.lab.experiment import FinishedContest, is_experiment, read_experiment
+from esper.lab.experiment import is_experiment, read_experiment
 from esper.lab.figures.evaluation import exhibit_arms, exhibit_behaviour, exhibit_configurations, exhibit_evaluation
 from esper.lab.figures.exhibit import run_queries
 from esper.lab.figures.training import BLUEPRINTS, LEARNING, exhibit_health
 from esper.lab.report.grown import report_grown
-from esper.lab.report.page import Headline, Page, Report, Reproduction, Section
+from esper.lab.report.page import Headline, Report, Reproduction, Section
 from esper.lab.standings import (
-    ABOUT,
+    ARM_MEANINGS,
     SPLIT_TITLES,
     describe_basis,
     judge_learning,
     record_comparison,
     record_evaluation,
-    verdict_words,
 )
 from esper.runs.events import RolledBack, RunStarted
 from esper.runs.reader import RunReader
@@ -38,24 +37,48 @@ from esper.train.iteration import TrainingSummary, summarise_run
 from esper.train.results import read_evaluation
 from esper.train.settings import TrainSettings
 
-_QUESTIONS = {"heldout": "Is it better than not learning?", "transfer": "Does it carry over to new families?"}
+_QUESTIONS: Mapping[Split, str] = {
+    "heldout": "Is it better than not learning?",
+    "transfer": "Does it carry over to new families?",
+}
+_MADE_BY = f"{RUN_ADVICE}, or the folder of a comparison of `esper compare`"
+
+
+def report_on(paths: Sequence[Path]) -> Report:
+    """The report of a run or a comparison, also while it goes on, or of several runs that differ in their seed alone.
+
+    Raises:
+        RunError, ConfigError: they are something else, nothing is done yet, or a file is damaged.
+    """
+    # Several runs are one way of training.
+    if len(paths) > 1:
+        return _report_over_seeds(paths, read_over_seeds(paths))
+    (path,) = paths
+    if not os.path.exists(path):  # unlike Path.exists, it takes names that no file can have
+        raise RunError(f"no run at {path}: {_MADE_BY}")
+    run = RunDirectory(path)
+    if run.store.is_file() and run.config.is_file():
+        with RunReader.open(run.store) as reader:
+            is_grown = reader.metadata().get("command") == "grow"
+        return report_grown(run) if is_grown else _report_training(run)
+    if path.is_dir() and is_experiment(path):
+        return report_configurations(path, *read_experiment(path))
+    if (path / STUDY).is_file():
+        raise RunError(f"{path} is a sweep, whose study is in {path / STUDY}: give the directory of one of its trials")
+    raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write the run's report, and its verdicts if it was evaluated; the report's path.
+    """Write the report of a training run, and its verdicts if it was evaluated; the report's path.
 
     Raises:
         RunError, ConfigError: a file of the run is damaged, or the report cannot be written.
     """
-    return report_training(run).write(run.path)
+    return _report_training(run).write(run.path)
 
 
-def report_training(run: RunDirectory) -> Report:
-    """The report of a run, evaluated or not, also while it goes on.
-
-    Raises:
-        RunError, ConfigError: a file of the run is damaged.
-    """
+def _report_training(run: RunDirectory) -> Report:
+    """The report of a run, evaluated or not, also while it goes on."""
     settings = load_settings(TrainSettings, run.config)
     comparisons = compare_splits(read_evaluation(run.evaluation) if run.evaluation.exists() else [])
     behaviour = read_behaviour(run.behaviour) if run.behaviour.exists() else None
@@ -63,72 +86,79 @@ def report_training(run: RunDirectory) -> Report:
         started = reader.events(RunStarted)
         summary = summarise_run(reader)
         rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
+
+    # How it learned.
     learning, blueprints = run_queries(run.store, (LEARNING, BLUEPRINTS))
-    health = exhibit_health(run.store, settings.ppo.target_kl, rollbacks)
-    evaluated = exhibit_evaluation(comparisons)
-    acted = {} if behaviour is None else exhibit_behaviour(behaviour)
-    facts = (
-        f"Run {run.path}: suite {settings.suite}, seed {settings.seed}, {summary.iterations} of {settings.iterations} "
-        f"iterations, {summary.environment_steps:,} environment steps in {duration(summary.seconds)} "
-        f"({summary.environment_steps_per_second:.0f} a second), Esper "
-        f"{started[0].esper_version if started else 'unknown'}."
-    )
-    heading = "How the policy learned"
-    if "J" in learning.rows.by("kind"):
-        sections = [Section(heading, [learning, blueprints])]
+    if any(row["kind"] == "J" for row in learning.rows):
+        sections = [Section("How the policy learned", [learning, blueprints])]
     else:
-        sections = [Section(heading, note="The run has no finished iteration yet.")]
-    for split, exhibits in evaluated.items():
+        sections = [Section("How the policy learned", note="The run has no finished iteration yet.")]
+    exhibits = [learning, blueprints]
+
+    # How it compares with the other controllers.
+    for split, compared in exhibit_evaluation(comparisons).items():
         shown = ("scores", "costs", "standings", "families")
-        sections.append(Section(_QUESTIONS[split], [exhibits[name] for name in shown]))
+        sections.append(Section(_QUESTIONS[split], [compared[name] for name in shown]))
+        exhibits += compared.values()
+
+    # What it does.
     if behaviour is not None:
+        acted = exhibit_behaviour(behaviour)
         sections.append(Section("What it uses where", [acted["operations"], acted["blueprints"]]))
         if behaviour.earnings is not None:
             kept = [acted["earnings"], acted["interactions"]] if acted["earnings"].rows else []
             sections.append(Section("What the kept seeds earned", kept, "" if kept else "The policy kept no seed."))
         sections.append(Section("What the policy does", [acted["episodes"]]))
+        exhibits += acted.values()
+
+    # Whether training was healthy.
+    health = exhibit_health(run.store, settings.ppo.target_kl, rollbacks)
     if health.rows:
         sections.append(Section("Was training healthy?", [health]))
-    reproduction = Reproduction(
-        "How to reproduce this",
-        format_settings(settings),
-        "The same version of Esper with the same settings gives the same run, whatever the number of cores. "
-        "All randomness follows from the seed in the settings.",
-        f"esper train --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again\n"
-        "esper evaluate runs/again",
-    )
+    # The headline: the verdicts, or the command that gives them.
     heldout = comparisons.get("heldout")
-    headline = (
-        _describe_unmeasured(run, summary)
-        if heldout is None
-        else _describe_verdict(heldout, comparisons.get("transfer"), behaviour, summary)
-    )
-    title = "Did learning to grow networks help?"
-    page = Page(f"Esper: {run.path.name}", title, facts, [headline], sections, reproduction)
-    compared = [one for exhibits in evaluated.values() for one in exhibits.values()]
     return Report(
-        page.html(),
-        [learning, blueprints, *compared, *acted.values(), health],
-        {SPLIT_TITLES[split]: comparison for split, comparison in comparisons.items()},
-        record_evaluation(comparisons),
+        title=f"Esper: {run.path.name}",
+        heading="Did learning to grow networks help?",
+        facts=f"Run {run.path}: suite {settings.suite}, seed {settings.seed}, {summary.iterations} of "
+        f"{settings.iterations} iterations, {summary.environment_steps:,} environment steps in "
+        f"{duration(summary.seconds)} ({summary.environment_steps_per_second:.0f} a second), Esper "
+        f"{started[0].esper_version if started else 'unknown'}.",
+        headlines=[
+            _describe_unmeasured(run, summary)
+            if heldout is None
+            else _describe_verdict(heldout, comparisons.get("transfer"), behaviour, summary)
+        ],
+        sections=sections,
+        exhibits=[*exhibits, health],
+        reproduction=Reproduction(
+            "How to reproduce this",
+            format_settings(settings),
+            "The same version of Esper with the same settings gives the same run, whatever the number of cores. "
+            "All randomness follows from the seed in the settings.",
+            f"esper train --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again\n"
+            "esper evaluate runs/again",
+        ),
+        comparisons={SPLIT_TITLES[split]: comparison for split, comparison in comparisons.items()},
+        verdicts=record_evaluation(comparisons),
     )
 
 
 def _describe_verdict(
     heldout: Comparison, transfer: Comparison | None, behaviour: Behaviour | None, summary: TrainingSummary
 ) -> Headline:
-    answer = judge_learning(heldout)
-    sentences, notes = [answer.sentence], [describe_basis(heldout)]
+    conclusion = judge_learning(heldout)
+    sentences, notes = [conclusion.sentence], [describe_basis(heldout)]
     if transfer is not None:
         new = judge_learning(transfer, "transfer")
         sentences.append(f"Families never trained on: {new.short.lower()}. {new.sentence}")
     if behaviour is not None and behaviour.iteration != summary.iterations:
         notes.append(f"The policy of iteration {behaviour.iteration} was evaluated.")
-    return Headline(answer.short, sentences, notes=notes)
+    return Headline(conclusion.short, sentences, notes=notes)
 
 
 def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headline:
-    """What training alone tells, and how to learn the rest."""
+    """What training alone shows, and the command that measures the rest."""
     sentences = list[str]()
     if summary.probe_score is not None and summary.baselines:
         best = max(summary.baselines, key=lambda name: summary.baselines[name])
@@ -140,75 +170,52 @@ def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headlin
     return Headline("Not measured yet", sentences, f"esper evaluate {shlex.quote(str(run.path))}")
 
 
-def report_configurations(folder: Path, experiment: FinishedContest) -> Report:
+def report_configurations(folder: Path, configurations: Comparison, arms: Comparison | None) -> Report:
     """A comparison of configurations, and all arms if they have played."""
-    configurations, arms = experiment.configurations, experiment.arms
-    first, names = configurations.reference.name, [one.name for one in configurations.standings]
-    facts = (
-        f"Comparison {folder}: {join_words(names)}, {configurations.seeds} training seeds each, on the same "
-        f"{configurations.instances} held-out instances."
-    )
-    exhibits, comparisons = exhibit_configurations(configurations), {"configurations": configurations}
-    shown, sections = [*exhibits.values()], [Section("Configurations", [exhibits["standings"]])]
+    # The first configuration is the reference of both comparisons.
+    first, names = configurations.reference.name, [arm.name for arm in configurations.standings]
+    compared = exhibit_configurations(configurations)
+    comparisons, exhibits = {"configurations": configurations}, [*compared.values()]
+    sections = [Section("Configurations", [compared["standings"]])]
     if arms is not None:
-        arm_exhibits, comparisons["arms"] = exhibit_arms(arms, first), arms
-        shown += arm_exhibits.values()
+        compared, comparisons["arms"] = exhibit_arms(arms, first), arms
+        exhibits += compared.values()
         sections += [
-            Section("Who is better", [arm_exhibits["standings"]]),
-            Section("What it costs", [arm_exhibits["costs"]]),
-            Section("Who is who", terms=[(one.name, ABOUT.get(one.name, "")) for one in arms.standings]),
+            Section("Who is better", [compared["standings"]]),
+            Section("What it costs", [compared["costs"]]),
+            Section("Who is who", terms=[(arm.name, ARM_MEANINGS.get(arm.name, "")) for arm in arms.standings]),
         ]
-    sentences = [
-        f"{first} against {one.name}: {verdict_words(configurations, one)}." for one, _ in configurations.others
-    ]
-    headlines = [Headline(" ".join(sentences), [describe_basis(configurations)])] if sentences else []
-    title = f"Esper: {folder.resolve().name}"
-    page = Page(title, "Which configuration is better?", facts, headlines, sections)
-    verdicts = {name: asdict(record_comparison(comparison)) for name, comparison in comparisons.items()}
-    return Report(page.html(), shown, comparisons, verdicts)
+    sentences = [f"{first} against {arm.name}: {arm.verdict}." for arm in configurations.others]
+    return Report(
+        title=f"Esper: {folder.resolve().name}",
+        heading="Which configuration is better?",
+        facts=f"Comparison {folder}: {join_words(names)}, {configurations.seeds} training seeds each, on the same "
+        f"{configurations.instances} held-out instances.",
+        headlines=[Headline(" ".join(sentences), [describe_basis(configurations)])] if sentences else [],
+        sections=sections,
+        exhibits=exhibits,
+        comparisons=comparisons,
+        verdicts={name: asdict(record_comparison(comparison)) for name, comparison in comparisons.items()},
+    )
 
 
-def report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Comparison]) -> Report:
+def _report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Comparison]) -> Report:
     """Several evaluated runs that differ in their training seed alone."""
     headlines: list[Headline] = []
     sections: list[Section] = []
     evaluated = exhibit_evaluation(comparisons)
     for split, exhibits in evaluated.items():
-        answer = judge_learning(comparisons[split], split)
-        headlines.append(Headline(answer.short, [answer.sentence, describe_basis(comparisons[split])]))
+        conclusion = judge_learning(comparisons[split], split)
+        headlines.append(Headline(conclusion.short, [conclusion.sentence, describe_basis(comparisons[split])]))
         shown = [exhibits["standings"], exhibits["seeds"]]
         sections.append(Section(f"All controllers on {SPLIT_TITLES[split]}", shown))
-    facts = f"Runs {join_words([str(path) for path in paths])}."
-    page = Page("Esper: one way of training", "Did this way of training help?", facts, headlines, sections)
     return Report(
-        page.html(),
-        [one for exhibits in evaluated.values() for one in exhibits.values()],
-        {SPLIT_TITLES[split]: comparison for split, comparison in comparisons.items()},
-        record_evaluation(comparisons),
+        title="Esper: one way of training",
+        heading="Did this way of training help?",
+        facts=f"Runs {join_words([str(path) for path in paths])}.",
+        headlines=headlines,
+        sections=sections,
+        exhibits=[exhibit for exhibits in evaluated.values() for exhibit in exhibits.values()],
+        comparisons={SPLIT_TITLES[split]: comparison for split, comparison in comparisons.items()},
+        verdicts=record_evaluation(comparisons),
     )
-
-
-_MADE_BY = f"{RUN_ADVICE}, or the folder of a comparison of `esper compare`"
-
-
-def report_on(paths: Sequence[Path]) -> Report:
-    """The report of a run or a comparison, also while it goes on, or of several runs that differ in their seed alone.
-
-    Raises:
-        RunError, ConfigError: they are something else, nothing is done yet, or a file is damaged.
-    """
-    if len(paths) > 1:
-        return report_over_seeds(paths, read_over_seeds(paths))
-    (path,) = paths
-    if not os.path.exists(path):  # unlike Path.exists, it takes names that no file can have
-        raise RunError(f"no run at {path}: {_MADE_BY}")
-    run = RunDirectory(path)
-    if run.store.is_file() and run.config.is_file():
-        with RunReader.open(run.store) as reader:
-            grown = reader.metadata().get("command") == "grow"
-        return report_grown(run) if grown else report_training(run)
-    if path.is_dir() and is_experiment(path):
-        return report_configurations(path, read_experiment(path))
-    if (path / STUDY).is_file():
-        raise RunError(f"{path} is a sweep, whose study is in {path / STUDY}: give the directory of one of its trials")
-    raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")

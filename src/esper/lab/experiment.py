@@ -1,7 +1,7 @@
 """Train several configurations with several seeds each, in turns, and let every policy play the same instances.
 
-What was stopped goes on; what is done is only read. A trial lies in FOLDER/CONFIGURATION/seed-N, a run like any other,
-with the results of its policy in arms/policy.json; esper.lab.arms puts those of other arms beside it.
+An experiment that was stopped goes on; trials that are done are only read. A trial lies in FOLDER/CONFIGURATION/seed-N,
+a run like any other, with the results of its policy in arms/policy.json; esper.lab.arms puts other arms beside it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,15 +27,15 @@ from esper.tasks.registry import get_suite
 from esper.train.collect import check_start_policy
 from esper.train.evaluation import describe_evaluation_inputs, evaluate_controllers, make_evaluation_config
 from esper.train.iteration import Iteration, summarise_run
-from esper.train.results import Arm, ArmResults, Result, cache_key, load_or_compute, read_arm
+from esper.train.results import Arm, ArmResults, cache_key, load_or_compute, read_arm
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer, report_iterations
 from esper.train.workers import LOCAL, Backend, Workers
 
 ARMS = "arms"
 """The folder of results, a file per arm."""
-WHAT = "esper compare"
-"""Who holds a trial's directory."""
+LOCK_OWNER = "esper compare"
+"""Named in the locks of trials' directories."""
 _NAME = re.compile(r"\w[\w.+-]*")
 _SEED = "seed-"
 
@@ -47,12 +48,12 @@ class Trial(NamedTuple):
 
 
 Progress = Callable[[int, int, Trial, Iteration | None], None]
-"""Told how many trials are done, of how many, which one is under way, and its newest iteration, if it has one yet."""
+"""Called with how many trials are done, of how many, the current trial, and its newest iteration, if it has one yet."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Configurations on one suite."""
+    """Configurations on one suite, each to be trained with the same seeds."""
 
     folder: Path
     arms: Mapping[str, TrainSettings]
@@ -68,17 +69,16 @@ class Experiment:
                 raise ConfigError(
                     f"{name} has seed {settings.seed}, but every arm is trained with seeds 0, 1, ...: leave seed out"
                 )
-        suites = {settings.suite for settings in self.arms.values()}
+        suites = sorted({settings.suite for settings in self.arms.values()})
         if len(suites) > 1:
-            names = ", ".join(sorted(suites))
-            raise ConfigError(f"the arms train on different suites ({names}): they cannot be compared")
+            raise ConfigError(f"the arms train on different suites ({', '.join(suites)}): they cannot be compared")
 
     @property
     def suite(self) -> str:
         """The suite that all configurations train on."""
         return next(iter(self.arms.values())).suite
 
-    def trials(self) -> list[Trial]:
+    def list_trials(self) -> list[Trial]:
         """Seed by seed, and within a seed arm by arm, each time another one first: no arm has the better hours."""
         names = list(self.arms)
         return [
@@ -99,59 +99,57 @@ class Experiment:
 
 
 def run_experiment(experiment: Experiment, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
-    """What each configuration's policies came to, computed by ``backend``; trials that are done are only read.
+    """The results of each configuration's policies, computed by ``backend``; trials that are done are only read.
 
     Raises:
         ConfigError: the folder holds trials of other settings.
         RunError: it cannot be written.
     """
+    # A missing start is found before hours of training, not after them.
     for settings in experiment.arms.values():
         check_start_policy(settings)
     trials, instances = experiment.list_trials(), experiment.sample_instances()
     results: dict[Trial, ArmResults] = {}
     with backend.open_workers(max(settings.shards for settings in experiment.arms.values())) as workers:
         for done, trial in enumerate(trials):
-            progress(done, len(trials), trial, None)
-
-            def show(iteration: Iteration, done: int = done, trial: Trial = trial) -> None:
-                progress(done, len(trials), trial, iteration)
-
-            work = train_and_play(experiment.path(trial), experiment.settings(trial), instances, workers, WHAT)
-            results[trial] = report_iterations(work, show)
+            report = partial(progress, done, len(trials), trial)
+            report(None)
+            path, settings = experiment.path(trial), experiment.settings(trial)
+            results[trial] = report_iterations(train_and_play(path, settings, instances, workers, LOCK_OWNER), report)
+    # In the order of the configurations, whatever the order of the trials.
     return [Arm(name, [results[Trial(name, seed)] for seed in range(experiment.seeds)]) for name in experiment.arms]
 
 
 def train_and_play(
-    path: Path, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, what: str
+    path: Path, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, lock_owner: str
 ) -> Generator[Iteration, None, ArmResults]:
     """Train a policy in a run directory and let it play the instances; yields each iteration that was not done before.
 
-    ``what`` is the command that holds the run meanwhile.
+    ``lock_owner`` is the command that holds the run meanwhile.
 
     Raises:
         ConfigError: the path holds a run of other settings.
         CheckpointError, RunError: the run is damaged or cannot be written.
     """
+    # A trial goes on where it stopped, but never under other settings.
     new = not (path / "config.yaml").exists()
     run = RunDirectory.create(path) if new else RunDirectory(path)
-    with run.locked(what):
+    with run.locked(lock_owner):
         if new:
             run.require_empty()
             dump_settings(settings, run.config)
         elif load_settings(TrainSettings, run.config) != settings:
             raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this")
-        if not _is_trained(run, settings):
+
+        # A finished run whose newest checkpoint is older than its end is trained on.
+        finished = False
+        if run.has_store:
+            with RunReader.open(run.store) as reader:
+                finished = read_state(run, reader) is RunState.FINISHED
+        if not finished or load_policy(run, settings).iteration != settings.iterations:
             with run.open_store() as store:
                 yield from Trainer.open(run, settings, store, workers).run_iterations()
         return play_policy(run, settings, instances, workers)
-
-
-def _is_trained(run: RunDirectory, settings: TrainSettings) -> bool:
-    if not run.has_store:
-        return False
-    with RunReader.open(run.store) as reader:
-        finished = read_state(run, reader) is RunState.FINISHED
-    return finished and load_policy(run, settings).iteration == settings.iterations
 
 
 def play_policy(
@@ -168,6 +166,7 @@ def play_policy(
         played = evaluate_controllers(workers, [policy.controller], make_evaluation_config(settings), instances)[0]
         with RunReader.open(run.store) as reader:
             steps = summarise_run(reader).environment_steps
+        # The policy that it started from is part of its cost.
         steps += round(count_pretraining(settings, suite) * suite.steps)
         return ArmResults(steps, measure_arm(played, suite).outcomes)
 
@@ -180,18 +179,8 @@ def arm_file(folder: Path, arm: str) -> Path:
 
 
 def arm_key(arm: str, settings: TrainSettings, policy: str, instances: Sequence[Instance]) -> str:
-    """Under which circumstances they are valid; ``policy`` is the hash of the one that they follow from."""
-    return cache_key(arm, describe_evaluation_inputs(settings, policy), [one.to_json() for one in instances])
-
-
-@dataclass(frozen=True)
-class FinishedContest:
-    """What is known of a comparison on disk."""
-
-    configurations: Comparison
-    """The first configuration against each other one, of the seeds that all have done."""
-    arms: Comparison | None
-    """The first one's policies among all other arms; None without `--arms`."""
+    """Under which circumstances results are valid; ``policy`` is the hash of the one that they follow from."""
+    return cache_key(arm, describe_evaluation_inputs(settings, policy), [instance.to_json() for instance in instances])
 
 
 def is_experiment(folder: Path) -> bool:
@@ -199,12 +188,15 @@ def is_experiment(folder: Path) -> bool:
     return any(folder.glob(f"*/{_SEED}*/config.yaml"))
 
 
-def read_experiment(folder: Path) -> FinishedContest:
-    """Read a comparison, also while it goes on.
+def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
+    """Read a comparison, also while it goes on, of the seeds that all configurations have done.
+
+    The first configuration is compared with each other one, and its policies with all other arms, if these have played.
 
     Raises:
         RunError: nothing is done yet, or a file is damaged.
     """
+    # Which seeds every configuration has done: only these can be compared.
     done: dict[str, set[int]] = {}
     for path in folder.glob(f"*/{_SEED}*/{ARMS}/{POLICY}.json"):
         number = path.parents[1].name.removeprefix(_SEED)
@@ -213,44 +205,46 @@ def read_experiment(folder: Path) -> FinishedContest:
     seeds = sorted(set[int].intersection(*done.values())) if done else []
     if not seeds:
         raise RunError(f"no training seed is done yet by every configuration in {folder}: go on with `esper compare`")
-    names = sorted(done, key=lambda name: (_begun(folder / name / f"{_SEED}{seeds[0]}"), name))
-    trials = {name: [folder / name / f"{_SEED}{seed}" for seed in seeds] for name in names}
-    configurations = [_read_arm(name, [arm_file(one, POLICY) for one in trials[name]]) for name in names]
-    played = _list_instances(configurations[0].outcomes[0])
-    if any(_list_instances(one) != played for arm in configurations for one in arm.outcomes):
+
+    # The first configuration is the one whose first trial began first.
+    def read_start(name: str) -> float:
+        with RunReader.open(RunDirectory(folder / name / f"{_SEED}{seeds[0]}").store) as reader:
+            ((time,),) = reader.rows("SELECT coalesce(min(time), 0.0) AS time FROM events")
+        return time
+
+    trials = {
+        name: [folder / name / f"{_SEED}{seed}" for seed in seeds]
+        for name in sorted(done, key=lambda name: (read_start(name), name))
+    }
+    configurations = [_read_arm(name, [arm_file(run, POLICY) for run in runs]) for name, runs in trials.items()]
+    first = configurations[0].name
+    instances = [result.instance for result in configurations[0].outcomes[0]]
+    if not all(_has_played(arm, instances) for arm in configurations):
         raise RunError(f"the policies in {folder} did not all play the same instances: call `esper compare` again")
-    first = names[0]
-    policy, *others = _find_arms(folder / first, trials[first])
-    same = [arm for arm in others if all(_list_instances(one) == played for one in arm.outcomes)]
-    arms = compare_arms([policy, *same]) if same else None
-    return FinishedContest(compare_configurations(configurations), arms)
+
+    # The policy, then all other arms that have played, those that follow from policies with all seeds.
+    files = {path.stem: [path] for path in sorted((folder / first / ARMS).glob("*.json"))}
+    for path in sorted((trials[first][0] / ARMS).glob("*.json")):
+        by_seed = [run / ARMS / path.name for run in trials[first]]
+        if all(file.is_file() for file in by_seed):
+            files[path.stem] = by_seed
+    policy = _read_arm(POLICY, files.pop(POLICY))
+    others = [_read_arm(name, paths) for name, paths in files.items()]
+    comparable = [arm for arm in others if _has_played(arm, instances)]
+    arms = compare_arms([policy, *comparable]) if comparable else None
+    return compare_configurations(configurations), arms
 
 
-def _begun(trial: Path) -> float:
-    """When the trial began, in seconds since 1970: with its first seed, the first configuration begins first."""
-    with RunReader.open(RunDirectory(trial).store) as reader:
-        ((time,),) = reader.rows("SELECT coalesce(min(time), 0.0) AS time FROM events")
-    return time
-
-
-def _find_arms(configuration: Path, trials: Sequence[Path]) -> list[Arm]:
-    """The policy, then all other arms that have played, those that follow from policies with all seeds."""
-    files = {path.stem: [path] for path in sorted((configuration / ARMS).glob("*.json"))}
-    for path in sorted((trials[0] / ARMS).glob("*.json")):
-        own = [trial / ARMS / path.name for trial in trials]
-        if all(file.is_file() for file in own):
-            files[path.stem] = own
-    policy = files.pop(POLICY)
-    return [_read_arm(POLICY, policy), *(_read_arm(name, own) for name, own in files.items())]
+def _has_played(arm: Arm, instances: Sequence[str]) -> bool:
+    """Whether all seeds of an arm have played exactly these instances."""
+    return all([result.instance for result in results] == instances for results in arm.outcomes)
 
 
 def _read_arm(name: str, files: Sequence[Path]) -> Arm:
-    arms = [(path, read_arm(path)) for path in files]
-    for path, one in arms:
-        if one is None:
+    seeds: list[ArmResults] = []
+    for path in files:
+        results = read_arm(path)
+        if results is None:
             raise RunError(f"{path} is damaged or of another version: delete it, and call `esper compare` again")
-    return Arm(name, [one for _, one in arms if one is not None])
-
-
-def _list_instances(outcomes: Sequence[Result]) -> list[str]:
-    return [one.instance for one in outcomes]
+        seeds.append(results)
+    return Arm(name, seeds)
