@@ -58,7 +58,7 @@ class Snapshots:
     def retake(self, rows: Bools, state: PopulationState) -> Snapshots:
         """These snapshots, taken again for the networks ``rows``, bool ``[E]``."""
         if rows.all():
-            return Snapshots.of(state)
+            return Snapshots.from_state(state)
         if not rows.any():
             return self
         chosen, parameters = torch.from_numpy(rows), state.parameters

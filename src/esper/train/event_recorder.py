@@ -131,7 +131,7 @@ class EventRecorder:
             reward, train_loss = _round(result.reward), _round(result.training.loss)
             loss, metric = _round(result.evaluation.loss), _round(result.evaluation.accuracy)
             objective = _round(result.potential)
-            added = _round(population.parameters_in(table.blended) / population.host_parameters)
+            added = _round(population.count_seed_parameters(table.blended) / population.host_parameters)
             alphas, contributions = _round(table.alpha), _round(result.evaluation.accuracy_contribution)
             values = None if policy is None else _round(policy.value.cpu().numpy())
             log_probs = None if policy is None else _round(policy.log_prob.cpu().numpy())
@@ -176,7 +176,7 @@ class EventRecorder:
         ended = [row for row in running_rows if result.finished[row]]
         if ended:
             kept = table.stage == Stage.FOSSILIZED
-            committed = population.parameters_in(kept) / population.host_parameters
+            committed = population.count_seed_parameters(kept) / population.host_parameters
             for row in ended:
                 fossils: list[bool] = kept[row].tolist()
                 indices: list[int] = table.blueprint[row].tolist()
