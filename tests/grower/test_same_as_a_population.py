@@ -140,7 +140,7 @@ def by_itself(
     for step in range(STEPS):
         losses, right = list[float](), list[float]()
         first = np.array([step * SUITE.batches_per_step])
-        for batch in data._stream.take(first, SUITE.batches_per_step):
+        for batch in data._stream.draw_batches(first, SUITE.batches_per_step):
             own, answers = batch.inputs[0], batch.labels[0]
             optimizer.zero_grad()
             logits = model(own)

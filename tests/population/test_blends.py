@@ -102,7 +102,7 @@ def test_seeds_cost_what_they_are_made_of(isolation: Isolation, strategy: Strate
         assert memory[network, slot] == own * 8 * 4  # float64; value, gradient and two moments
         site = slow.models[network].slots[SUITE.sites[slot]].site
         assert flops[network, slot] == (0 if seed is None else seed.flops_at(site))
-    assert fast.parameters_in(fast.table.owning).tolist() == parameters.sum(1).tolist()
+    assert fast.count_seed_parameters(fast.table.owning).tolist() == parameters.sum(1).tolist()
 
 
 @pytest.mark.parametrize("what", ["parameters", "flops", "memory"])
@@ -135,5 +135,5 @@ def test_nobody_who_stays_within_the_masks_exceeds_a_cap_with_any_blend() -> Non
                 blueprint = get(SUITE.blueprints[kind.blueprint])(site, seed_generator(0, 0, 0))
                 spent[owner] += sum(one.numel() for one in Seed(blueprint, site, kind.blend).parameters())
         most = max(most, int(spent.max()))
-        assert (population.parameters_in(population.table.owning) == spent).all()
+        assert (population.count_seed_parameters(population.table.owning) == spent).all()
     assert 0 < most <= cap

@@ -15,7 +15,7 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.population.evaluation import Evaluation, evaluate, evaluate_committed, remember
-from esper.population.learning import Batch, network_accuracies, network_losses, train
+from esper.population.learning import Batch, compute_accuracies, compute_losses, train
 from esper.population.population import Population, Strategy
 from esper.population.slot_ops import append_branches
 from esper.tasks.token_suite import TokenLayer
@@ -31,7 +31,7 @@ def separately(slow: ReferencePopulation, table: SeedTable, batch: Batch) -> Eva
 
     def measured(alphas: dict[tuple[int, int], float]) -> tuple[Tensor, Tensor]:
         logits = slow.logits(batch.inputs, alphas)
-        return network_losses(logits, batch.labels), network_accuracies(logits, batch.labels)
+        return compute_losses(logits, batch.labels), compute_accuracies(logits, batch.labels)
 
     loss, accuracy = measured({})
     by_accuracy, by_loss = (np.full(table.stage.shape, np.nan) for _ in range(2))
@@ -69,7 +69,7 @@ def test_committed_networks_have_fossils_only() -> None:
     assert fossils.any()
     assert (fast.table.blended & ~fossils).any()
     off = {where: 0.0 for where in slow.seeds if not fossils[where]}
-    expected = network_accuracies(slow.logits(batch.inputs, off), batch.labels)
+    expected = compute_accuracies(slow.logits(batch.inputs, off), batch.labels)
     np.testing.assert_allclose(evaluate_committed(fast, batch).accuracy, expected.numpy(), **TOLERANCE)
 
 
@@ -88,9 +88,9 @@ def test_evaluating_keeps_nothing_for_gradients(
 
     def watched(logits: Tensor, labels: Tensor) -> Tensor:
         kept.append(not logits.is_inference())
-        return network_losses(logits, labels)
+        return compute_losses(logits, labels)
 
-    monkeypatch.setattr("esper.population.evaluation.network_losses", watched)
+    monkeypatch.setattr("esper.population.evaluation.compute_losses", watched)
     fast, _, batch = grown(Isolation.NONE, "stacked")
     kept.clear()
     measure(fast, batch)

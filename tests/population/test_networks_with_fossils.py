@@ -104,14 +104,14 @@ def test_it_learns_as_a_plain_network_from_scratch(strategy: Strategy) -> None:
                 optimizer.step()
     for network, model in enumerate(models):
         torch.testing.assert_close(
-            population.host.values.detach()[network], population.host.layout.row(model.host), **TOLERANCE
+            population.host.values.detach()[network], population.host.layout.flatten_module(model.host), **TOLERANCE
         )
         for kind in starts[network].fossils:
             row, seed = seed_values(population, network, kind.slot), model.seeds[str(kind.slot)]
             assert row is not None
             assert isinstance(seed, Seed)
             shape = population.banks[kind].block.layout
-            torch.testing.assert_close(row, shape.row(parameters_of(seed)), **TOLERANCE)
+            torch.testing.assert_close(row, shape.flatten_module(parameters_of(seed)), **TOLERANCE)
 
 
 def test_rows_belong_to_fossils_and_replaced_networks_take_theirs_along() -> None:

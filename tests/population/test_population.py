@@ -159,9 +159,9 @@ def test_parameters_are_counted_at_the_live_width() -> None:
         ("mlp", fast.execution.sites[0].with_width(2)), ("token_conv", fast.execution.sites[1])
     ])  # fmt: skip
     everywhere = np.ones((1, 3), np.bool_)
-    assert fast.parameters_in(everywhere).tolist() == [narrow + wide]
-    assert fast.parameters_in(fast.table.blended).tolist() == [narrow]
-    assert fast.parameters_in(~everywhere).tolist() == [0]
+    assert fast.count_seed_parameters(everywhere).tolist() == [narrow + wide]
+    assert fast.count_seed_parameters(fast.table.blended).tolist() == [narrow]
+    assert fast.count_seed_parameters(~everywhere).tolist() == [0]
 
 
 def test_names_that_do_not_exist_are_refused() -> None:

@@ -275,7 +275,7 @@ def test_resting_networks_keep_their_running_statistics() -> None:
     train(population, [some(10)])
     before = {name: buffer.clone() for name, buffer in population.host.buffers.items()}
     assert before
-    train(population, [some(11), some(12)], resting=np.array([True, False, True]))
+    train(population, [some(11), some(12)], frozen=np.array([True, False, True]))
     for name, buffer in population.host.buffers.items():
         assert [torch.equal(buffer[row], before[name][row]) for row in range(3)] == [True, False, True], name
 
@@ -346,7 +346,7 @@ def test_resting_networks_keep_all_they_have(name: str) -> None:
     before = [state_of(population, network) for network in range(SIZE)]
     batch = draws.batch()
     batch.inputs[1] = torch.nan
-    train(population, [batch, batch], resting=np.array([False, True, True, False]))
+    train(population, [batch, batch], frozen=np.array([False, True, True, False]))
     for network in range(SIZE):
         values = [name for name in before[network] if name.endswith(".values")]
         rests = network in (1, 2)

@@ -119,7 +119,7 @@ CALLS: dict[str, Call] = {
         np.stack([action(Op.PRUNE, 2), action(Op.FOSSILIZE, 2), action(Op.GERMINATE, 0, MLP, blend=Blend.GATE)])
     ),
     "replace": lambda held: held.replace(np.array([1]), networks(instances(4)[3:])),
-    "roll back": lambda held: roll_back(held, np.array([True, False, True]), Snapshots.of(held.state)),
+    "roll back": lambda held: roll_back(held, np.array([True, False, True]), Snapshots.from_state(held.state)),
 }
 
 
@@ -207,7 +207,7 @@ class RandomCalls:
 
     def _keep(self, rows: NDArray[np.bool_], before: Snapshots | None) -> None:
         state = self.population.state
-        self._snapshots = Snapshots.of(state) if before is None else before.retake(rows, state)
+        self._snapshots = Snapshots.from_state(state) if before is None else before.retake(rows, state)
         self._replaced = np.zeros(self._size, np.bool_)
 
 

@@ -180,7 +180,7 @@ def test_caps_hold_in_episodes() -> None:
     seen = [running.observe().globals[:, _feature("budget_left")]]
     while not running.finished.all():
         play(running, steps=1)
-        assert (running.population.parameters_in(running.population.table.owning) <= 120).all()
+        assert (running.population.count_seed_parameters(running.population.table.owning) <= 120).all()
         seen.append(running.observe().globals[:, _feature("budget_left")])
     left = torch.stack(seen)
     assert (left[0] == 1).all()

@@ -11,7 +11,7 @@ from esper.engine.observation import FeatureReader
 from esper.engine.promises import PromiseSettings
 from esper.lifecycle.actions import Op, action, wait
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.learning import Batch, shuffled_order
+from esper.population.learning import Batch, draw_shuffled_order
 from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
@@ -29,7 +29,7 @@ def looking(chosen: list[Instance], settings: PromiseSettings = SETTINGS) -> Epi
 def newest(instance: Instance, steps: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The last examples that an instance's network trained on in so many steps, in its order."""
     rng = numpy_generator(instance.seed, Stream.DATA_ORDER)
-    order = shuffled_order(instance.train_size, SUITE.steps * EACH_STEP, rng)[steps * EACH_STEP - count :][:count]
+    order = draw_shuffled_order(instance.train_size, SUITE.steps * EACH_STEP, rng)[steps * EACH_STEP - count :][:count]
     data = SUITE.data(instance, "train")
     return data.inputs[order], data.labels[order]
 

@@ -98,7 +98,7 @@ def test_before_the_end_the_potential_is_of_the_whole_network() -> None:
     running = episodes(instances(3), open_rules(cooldown=(1, 1, 1)))
     play(running, Schedule([Planting(0, 0, MLP)], SUITE.steps, keep_after=1000), SUITE.steps - 1)
     population = running.population
-    added = population.parameters_in(population.table.blended)
+    added = population.count_seed_parameters(population.table.blended)
     assert (added > 0).all()
     rent = np.array([one.rent for one in running.instances])
     expected = running.engine.history.accuracies[:, 0] - rent * np.log1p(added / population.host_parameters)

@@ -126,5 +126,5 @@ def test_no_more_grows_than_the_suite_allows() -> None:
     for _ in range(suite.steps):
         actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)
         episodes.step(actions)
-        most = max(most, int(episodes.population.parameters_in(episodes.population.table.owning).max()))
+        most = max(most, int(episodes.population.count_seed_parameters(episodes.population.table.owning).max()))
     assert 0 < most <= suite.parameter_cap

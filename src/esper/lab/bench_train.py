@@ -33,7 +33,7 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "optimizers": (optimizer_step, clip_by_network),
     "validation and counterfactuals": (start_evaluation, evaluate_committed),
     "what blueprints promise": (PromiseMeter.measure,),
-    "minibatches": (TrainingStream.take,),
+    "minibatches": (TrainingStream.draw_batches,),
     "lifecycle": (Population.decide, Episodes.legal_actions),
     "rewards": (RewardTracker.record,),
     "observations": (observe,),

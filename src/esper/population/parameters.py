@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.seed import BlendedBlueprint
 from esper.lifecycle.actions import Blend
-from esper.population.execution import stacked_call
+from esper.population.execution import make_stacked_call
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ class SeedBank:
         """A bank without seeds."""
         template = template.to(device=device, dtype=dtype, non_blocking=True)
         block = StackedParameters.empty(template, moment_names, dtype, device)
-        return cls(template, stacked_call(template), block)
+        return cls(template, make_stacked_call(template), block)
 
     def __len__(self) -> int:
         return len(self.block)

@@ -22,7 +22,7 @@ from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.backend import PopulationBackend
 from esper.population.forward import find_fastest_strategy
-from esper.population.learning import Batch, TrainingStream, shuffled_order, stack_data, start_training
+from esper.population.learning import Batch, TrainingStream, draw_shuffled_order, stack_data, start_training
 from esper.population.population import Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
 from esper.rl.rewards import (
     OUTCOME,
@@ -214,8 +214,8 @@ class Episodes:
         self._drift(drifting)
 
         # Then hosts and modules learn, all are measured, and those that blew up are rolled back.
-        batches = self._stream.take(first_batch, self.suite.batches_per_step)
-        assessment = self.engine.assess(start_training(self.population, batches, resting=~running), running)
+        batches = self._stream.draw_batches(first_batch, self.suite.batches_per_step)
+        assessment = self.engine.assess(start_training(self.population, batches, frozen=~running), running)
         evaluation, intervention = assessment.evaluation, assessment.intervention
 
         # Episodes end at their horizon, on a plateau, or after one rollback too many. They are scored by what they
@@ -250,7 +250,7 @@ class Episodes:
         assert self._config.promise is not None, "promises are measured only where they have settings"
         suite, requested = self.suite, self._config.promise.examples
         count = min(-(-requested // suite.batch_size), suite.batches_per_step)
-        batches = list(self._stream.take(self.step_index * suite.batches_per_step - count, count))
+        batches = list(self._stream.draw_batches(self.step_index * suite.batches_per_step - count, count))
         return Batch(*(torch.cat(parts, 1)[:, -requested:] for parts in zip(*batches, strict=True)))
 
     def restart(self, rows: Ints, instances: Sequence[Instance]) -> None:
@@ -275,7 +275,7 @@ class Episodes:
             self.suite.data(instance, "test", phase) for instance, phase in zip(self.instances, phases, strict=True)
         ]
         accuracy = self.backend.evaluate_committed(stack_data(data, self.device)).accuracy
-        added = self.population.parameters_in(self.population.table.stage == Stage.FOSSILIZED)
+        added = self.population.count_seed_parameters(self.population.table.stage == Stage.FOSSILIZED)
         rent = compute_rent(added, self.population.host_parameters, self._facts.rent)
         return FinalScore(accuracy - rent, accuracy, added)
 
@@ -296,7 +296,7 @@ class Episodes:
     def _draw_order(self, instance: Instance) -> Ints:
         rng = numpy_generator(instance.seed, Stream.DATA_ORDER)
         count = self.suite.steps * self.suite.batches_per_step * self.suite.batch_size
-        return shuffled_order(instance.train_size, count, rng)
+        return draw_shuffled_order(instance.train_size, count, rng)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class EpisodeLog:
         population = episodes.population
         self.kept = population.table.stage == Stage.FOSSILIZED
         self.objective = episodes.potential
-        self.added = population.parameters_in(self.kept) / population.host_parameters
+        self.added = population.count_seed_parameters(self.kept) / population.host_parameters
 
     def part(self, place: slice) -> EpisodeLog:
         """The finished log of some of the episodes alone, numbered from 0."""

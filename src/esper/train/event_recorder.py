@@ -191,7 +191,7 @@ class EventRecorder:
             "loss": _round(result.evaluation.loss),
             "metric": _round(result.evaluation.accuracy),
             "objective": _round(result.potential),
-            "added": _round(population.parameters_in(table.blended) / population.host_parameters),
+            "added": _round(population.count_seed_parameters(table.blended) / population.host_parameters),
             "stages": [tuple(_STAGES[stage] for stage in row) for row in cast("list[list[int]]", table.stage.tolist())],
             "blueprints": [tuple(map(self._blueprint_name, row)) for row in table.blueprint.tolist()],
             "alphas": [tuple(row) for row in _round(table.alpha)],
@@ -205,7 +205,7 @@ class EventRecorder:
             return
         population, table = self._episodes.population, self._episodes.population.table
         kept = table.stage == Stage.FOSSILIZED
-        added = population.parameters_in(kept) / population.host_parameters
+        added = population.count_seed_parameters(kept) / population.host_parameters
         for row in ended.nonzero()[0].tolist():
             yield EpisodeEnded(
                 **self._place(row),
