@@ -45,7 +45,7 @@ MUTATIONS = (
     ),
     Mutation(
         "population/parameters.py",
-        "new = self._make_untrained(values, buffers, learning_rates, self.owners[rows])",
+        "new = self._make_untrained_rows(values, buffers, learning_rates, self.owners[rows])",
         "new = replace(self.select(rows), values=values, buffers=dict(buffers), learning_rates=learning_rates)",
         "population",
     ),

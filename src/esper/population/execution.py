@@ -50,7 +50,7 @@ class FunctionalModule:
                 places.setdefault(tensor, []).append((owner, attribute))
         self._places = {name: places[tensor] for name, tensor in _list_tensors(module, recurse=True)}
         self._current: dict[str, Tensor] = {}
-        # Registered parameters would refuse plain tensors of other shapes, so they become ordinary attributes.
+        # Registered parameters refuse plain tensors, so all become ordinary attributes.
         for tensor, owners in places.items():
             for owner, attribute in owners:
                 delattr(owner, attribute)
@@ -145,7 +145,7 @@ def _merges_like_vmap(host: nn.Module, example_input: Tensor, training: bool) ->
 def _forward_linear(layer: nn.Linear, features: Tensor) -> Tensor:
     """Features ``[N * E, ..., inputs]`` to ``[N * E, ..., outputs]``."""
     weight: Tensor = layer.weight
-    if weight.dim() == _LINEAR_RANK:
+    if weight.dim() == 2:
         return nn.Linear.forward(layer, features)
     by_network = split_networks(features, len(weight))  # [E, N, ..., inputs]
     outputs = linear(weight, by_network.flatten(1, -2).mT, layer.bias).mT
@@ -173,8 +173,6 @@ def _forward_convolution(
     return outputs.reshape(features.shape[0], -1, *outputs.shape[2:])
 
 
-_LINEAR_RANK = 2
-"""Axes of one linear layer's weight."""
 _FORWARD: Mapping[type[nn.Module], Callable[..., Tensor]] = {
     nn.Linear: _forward_linear,
     nn.Conv1d: partial(_forward_convolution, plain=nn.Conv1d.forward, grouped=F.conv1d),

@@ -18,7 +18,7 @@ from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
 from esper.population.forward import prepare_forward, select_blended, select_isolated
 from esper.population.optimizers import clip_by_network, optimizer_step
-from esper.population.parameters import concatenate_flat
+from esper.population.parameters import concatenate_flat, pad_to_shape
 from esper.population.population import Population
 from esper.tasks.instance import Data
 
@@ -183,8 +183,8 @@ class TrainingStream:
     def __init__(
         self, data: Sequence[Data], orders: Sequence[Ints], batch_size: int, capacity: int, device: torch.device
     ) -> None:
-        self._inputs: Tensor = torch.stack([_pad_to(part.inputs, capacity) for part in data]).to(device)
-        self._labels: Tensor = torch.stack([_pad_to(part.labels, capacity) for part in data]).to(device)
+        self._inputs: Tensor = torch.stack([_pad_examples(part.inputs, capacity) for part in data]).to(device)
+        self._labels: Tensor = torch.stack([_pad_examples(part.labels, capacity) for part in data]).to(device)
         # Orders index the examples of all networks, one after the other: one gather then serves all of them.
         offsets = np.arange(len(data))[:, None] * capacity
         self._order = torch.from_numpy(np.stack(orders) + offsets).to(device)
@@ -201,8 +201,8 @@ class TrainingStream:
             self._labels = torch.cat([self._labels, self._labels.new_zeros(networks, extra)], 1)
             self._order += torch.arange(networks, device=self._order.device).unsqueeze(1) * extra
             capacity += extra
-        self._inputs[network] = _pad_to(data.inputs, capacity).to(self._inputs, non_blocking=True)
-        self._labels[network] = _pad_to(data.labels, capacity).to(self._labels, non_blocking=True)
+        self._inputs[network] = _pad_examples(data.inputs, capacity).to(self._inputs, non_blocking=True)
+        self._labels[network] = _pad_examples(data.labels, capacity).to(self._labels, non_blocking=True)
         if order is not None:
             self._order[network] = torch.from_numpy(order + network * capacity).to(self._order, non_blocking=True)
 
@@ -217,6 +217,5 @@ class TrainingStream:
             yield Batch(inputs.view(*index.shape, *self._inputs.shape[2:]), labels.view_as(index))
 
 
-def _pad_to(tensor: Tensor, length: int) -> Tensor:
-    filler = tensor.new_zeros(length - len(tensor), *tensor.shape[1:])
-    return torch.cat([tensor, filler])
+def _pad_examples(tensor: Tensor, count: int) -> Tensor:
+    return pad_to_shape(tensor, (count, *tensor.shape[1:]))

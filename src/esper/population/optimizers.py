@@ -5,8 +5,6 @@ Each equals its `torch.optim` namesake applied to the row's module alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -26,7 +24,8 @@ def optimizer_step(flat: FlatParameters, gradient: Tensor, learning: Tensor, set
 
     The gradient ``[V]`` of those others must be zero.
     """
-    _STEPS[settings.name](flat, gradient, learning.to(flat.steps), settings)
+    step = _step_adamw if settings.name == "adamw" else _step_sgd
+    step(flat, gradient, learning.to(flat.steps), settings)
 
 
 def _step_adamw(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings: OptimizerSettings) -> None:
@@ -41,7 +40,7 @@ def _step_adamw(flat: FlatParameters, gradient: Tensor, learning: Tensor, settin
     steps = flat.steps.clamp(min=1)
     rate = flat.learning_rates * learning
     root = (1 - beta2**steps).sqrt()
-    # Moments of rows that do not learn stay zero, as their gradients are.
+    # All rows at once: those that do not learn have a rate of zero.
     mean, square = flat.moments["mean"], flat.moments["square"]
     mean.lerp_(gradient, 1 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -61,12 +60,6 @@ def _step_sgd(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings
     velocity = flat.moments["velocity"]
     velocity.mul_(settings.momentum).add_(gradient)
     flat.values.addcmul_(flat.expand_rows(flat.learning_rates * learning), velocity, value=-1)
-
-
-_STEPS: dict[str, Callable[[FlatParameters, Tensor, Tensor, OptimizerSettings], None]] = {
-    "adamw": _step_adamw,
-    "sgd": _step_sgd,
-}
 
 
 @torch.no_grad()

@@ -154,17 +154,16 @@ class StackedParameters:
         """The stack with other, untrained parameters ``[r, P]`` and buffers at ``rows``, int64 ``[r]``."""
         index = rows.to(self.values.device, non_blocking=True)
         new = self._make_untrained_rows(values, buffers, learning_rates, self.owners[rows])
-        return self._map_tensors(lambda old, row: old.index_copy(0, index, row), self.owners, new)
+        return self._map_tensors(lambda tensors: tensors[0].index_copy(0, index, tensors[1]), self.owners, new)
 
     def join(self, other: StackedParameters) -> StackedParameters:
         """These rows, followed by the other ones."""
-        owners = torch.cat([self.owners, other.owners])
-        return self._map_tensors(lambda *tensors: torch.cat(tensors), owners, other)
+        return self._map_tensors(torch.cat, torch.cat([self.owners, other.owners]), other)
 
     def select(self, rows: Tensor) -> StackedParameters:
         """Copies of the rows at ``rows``, int64 ``[r]``."""
         index = rows.to(self.values.device, non_blocking=True)
-        return self._map_tensors(lambda tensor: tensor.index_select(0, index), self.owners[rows])
+        return self._map_tensors(lambda tensors: tensors[0].index_select(0, index), self.owners[rows])
 
     def without(self, owners: Tensor) -> StackedParameters:
         """All but the rows of the networks in ``owners``, int64 ``[n]``."""
@@ -192,16 +191,17 @@ class StackedParameters:
         )
 
     def _map_tensors(
-        self, function: Callable[..., Tensor], owners: Tensor, *others: StackedParameters
+        self, function: Callable[[list[Tensor]], Tensor], owners: Tensor, *stacks: StackedParameters
     ) -> StackedParameters:
-        """Apply ``function`` to each tensor and the same tensors of ``others``; the rows then have these ``owners``."""
+        """Apply ``function`` to each tensor with those of ``stacks``; the rows then have these ``owners``."""
+        stacks = (self, *stacks)
         return StackedParameters(
             self.layout,
-            function(self.values, *(other.values for other in others)),
-            {name: function(own, *(other.buffers[name] for other in others)) for name, own in self.buffers.items()},
-            {name: function(own, *(other.moments[name] for other in others)) for name, own in self.moments.items()},
-            function(self.steps, *(other.steps for other in others)),
-            function(self.learning_rates, *(other.learning_rates for other in others)),
+            function([stack.values for stack in stacks]),
+            {name: function([stack.buffers[name] for stack in stacks]) for name in self.buffers},
+            {name: function([stack.moments[name] for stack in stacks]) for name in self.moments},
+            function([stack.steps for stack in stacks]),
+            function([stack.learning_rates for stack in stacks]),
             owners,
         )
 

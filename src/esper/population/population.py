@@ -262,7 +262,7 @@ class Population:
         result = step(state.table, state.evidence, actions, self.config.rules, state.specs.compatible, self._affordable)
         changes = result.transitions
 
-        # Rows are moved into another flat vector only if they change.
+        # Rows are moved into another flat vector only if seeds come or go.
         parameters = state.parameters
         if (changes.born | (changes.after == Stage.PRUNED)).any():
             banks = remove_pruned_seeds(parameters.banks, changes)
@@ -292,8 +292,9 @@ class Population:
             if kind not in banks:
                 banks[kind] = self._get_empty_bank(kind)
             seeds = [specs.create_seed(owner, kind, int(germinations[owner, kind.slot])) for owner in owners.tolist()]
-            rates = learning_rates[owners.to(learning_rates.device, non_blocking=True)]
-            banks[kind] = banks[kind].with_seeds(seeds, rates, owners)
+            index = torch.from_numpy(owners)
+            rates = learning_rates[index.to(learning_rates.device, non_blocking=True)]
+            banks[kind] = banks[kind].with_seeds(seeds, rates, index)
         return banks
 
     def _get_empty_bank(self, kind: SeedKind) -> SeedBank:
@@ -326,8 +327,8 @@ class Population:
         return self.state.evidence
 
     @evidence.setter
-    def evidence(self, evidence: Evidence) -> None:
-        self.state = replace(self.state, evidence=evidence)
+    def evidence(self, measured: Evidence) -> None:
+        self.state = replace(self.state, evidence=measured)
 
     @property
     def germinations(self) -> Ints:
@@ -384,7 +385,9 @@ def clear_changed_evidence(evidence: Evidence, changes: Transitions) -> Evidence
 def remove_pruned_seeds(banks: Mapping[SeedKind, SeedBank], changes: Transitions) -> Mapping[SeedKind, SeedBank]:
     """The banks without the seeds that were pruned in ``changes``."""
     pruned = _group_by_kind(changes, changes.after == Stage.PRUNED)
-    return {kind: bank.without(pruned[kind]) if kind in pruned else bank for kind, bank in banks.items()}
+    return {
+        kind: bank.without(torch.from_numpy(pruned[kind])) if kind in pruned else bank for kind, bank in banks.items()
+    }
 
 
 def _count_births(germinations: Ints, changes: Transitions) -> Ints:
@@ -394,10 +397,10 @@ def _count_births(germinations: Ints, changes: Transitions) -> Ints:
     return counts
 
 
-def _group_by_kind(changes: Transitions, chosen: Bools) -> Mapping[SeedKind, Tensor]:
+def _group_by_kind(changes: Transitions, chosen: Bools) -> Mapping[SeedKind, Ints]:
     """The networks, int64, of the ``chosen`` changes, bool ``[N]``, by kind of seed in ascending order."""
     networks: dict[SeedKind, list[int]] = {}
     columns = (changes.env, changes.slot, changes.blueprint, changes.blend)
     for network, slot, blueprint, blend in zip(*(column[chosen].tolist() for column in columns), strict=True):
         networks.setdefault(SeedKind(slot, blueprint, Blend(blend)), []).append(network)
-    return {kind: torch.tensor(owners) for kind, owners in sorted(networks.items())}
+    return {kind: np.array(owners) for kind, owners in sorted(networks.items())}

@@ -2,7 +2,7 @@
 
 A variant is the same network with other alphas of its seeds. All variants enter the host as one block of the batch;
 at a slot where some begin to differ, copies of the block are appended to the batch. That is exact: variants that agree
-up to a slot have the same features there, and no host that is run this way mixes the examples of a batch.
+up to a slot have the same features there, and in evaluation mode a host treats every example by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from esper.numerics.arrays import Bools, Float32s
 from esper.population.execution import SlotOp
 from esper.population.forward import ActiveSeeds, build_program, find_slot_seeds
 from esper.population.population import Population
-from esper.population.slot_ops import SlotSeeds, add_to_rows_in_place, append_branches, gather_rows
+from esper.population.slot_ops import BankSlice, add_to_rows_in_place, append_branches, gather_rows
 
 
 @dataclass(frozen=True)
@@ -76,47 +76,32 @@ def plan_replicas(toggled: Bools) -> BranchPlan:
 
 
 @dataclass(frozen=True)
-class BranchingBlendOp:
+class BranchingOp:
     """As `BlendOp` for a batch of several variants, some of which begin to differ at this slot.
 
     P blocks of N examples reach the slot, ``[E, P * N, ...]``; P + A leave it. What lies before it, and the seeds'
     contributions, are thus computed once for all variants that differ only here or later.
     """
 
-    seeds: SlotSeeds
-    alphas: Tensor
-    """``[r, P + A]``: the seeds' alphas in the blocks that leave."""
     parents: Sequence[int]
     """The block that each of the A last ones is a copy of, but for its alphas."""
     examples: int
     """N."""
+    banks: Sequence[tuple[BankSlice, Tensor, Tensor]]
+    """Seeds, their networks' rows ``[r]``, and their alphas in the blocks that leave, ``[r, P + A]``."""
 
     def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
         outputs = append_branches(features, self.parents, self.examples)
-        sizes = self.seeds.sizes
-        rows, alphas = torch.split(self.seeds.rows, sizes), torch.split(self.alphas, sizes)
         # Bank by bank, as no gradient has to be gathered: what few rows need stays in the processor's cache.
-        for part, index, weights in zip(self.seeds.slices, rows, alphas, strict=True):
-            h = x = gather_rows(features, index)
-            if part.reads_inputs:
-                x = gather_rows(inputs, index)
+        for seeds, rows, alphas in self.banks:
+            h = x = gather_rows(features, rows)
+            if seeds.reads_inputs:
+                x = gather_rows(inputs, rows)
                 x = x.repeat(1, h.shape[1] // x.shape[1], *[1] * (x.dim() - 2))
-            contributions = part.compute_contributions(h, x)
-            added = append_branches(contributions, self.parents, self.examples)
-            added.unflatten(1, (-1, self.examples)).mul_(weights.view(*weights.shape, *[1] * (added.dim() - 1)))
-            add_to_rows_in_place(outputs, index, added)
+            added = append_branches(seeds.compute_contributions(h, x), self.parents, self.examples)
+            added.unflatten(1, (-1, self.examples)).mul_(alphas.view(*alphas.shape, *[1] * (added.dim() - 1)))
+            add_to_rows_in_place(outputs, rows, added)
         return outputs
-
-
-@dataclass(frozen=True)
-class BranchingOp:
-    """A slot without seeds at which other networks' variants begin to differ; arguments as `BranchingBlendOp`."""
-
-    parents: Sequence[int]
-    examples: int
-
-    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
-        return append_branches(features, self.parents, self.examples)
 
 
 @dataclass(frozen=True)
@@ -159,14 +144,15 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
         branches = plan.slots[slot]
         seeds = find_slot_seeds(population, variants.active, slot, networks)
         if seeds is None:
-            return BranchingOp(branches.parents, examples) if branches.parents else None
+            # The slot may still branch: other networks have seeds here.
+            return BranchingOp(branches.parents, examples, ()) if branches.parents else None
         # Each seed's alpha in each block that leaves the slot, [r, P + A].
-        owners = seeds.owners
-        default: Float32s = variants.active.alpha[owners, slot, None]
-        toggled: Float32s = variants.toggled_alpha[owners, slot, None]
-        alphas = torch.from_numpy(np.where(branches.toggled[:, owners].T, toggled, default))
-        alphas = alphas.to(population.host.values, non_blocking=True)
-        return BranchingBlendOp(seeds, alphas, branches.parents, examples)
+        default: Float32s = variants.active.alpha[seeds.owners, slot, None]
+        toggled: Float32s = variants.toggled_alpha[seeds.owners, slot, None]
+        alphas = torch.from_numpy(np.where(branches.toggled[:, seeds.owners].T, toggled, default))
+        alphas = torch.split(alphas.to(population.host.values, non_blocking=True), seeds.sizes)
+        banks = zip(seeds.slices, torch.split(seeds.rows, seeds.sizes), alphas, strict=True)
+        return BranchingOp(branches.parents, examples, list(banks))
 
     outputs = build_program(population, make_slot_op)(batch, population.host.parameters)
 

@@ -93,7 +93,7 @@ class PromiseMeter:
             index = torch.tensor([position[width] for width in widths]).to(features.device)
             reached = {name: stacked[index] for name, stacked in newborns.reached.items()}
             fixed = {name: stacked[index] for name, stacked in newborns.fixed.items()}
-            # A newborn that reads the network's input has nothing else to start from than that.
+            # Blueprints that do not read the network's input get the features in its place.
             context = (inputs if newborns.template.reads is Reads.NETWORK else features)[rows]
             # The gradients of all examples, G [r, N, P]. vmap would go through fused attention example by example.
             with sdpa_kernel(SDPBackend.MATH):
@@ -139,17 +139,17 @@ class PromiseMeter:
 def _record_functional_gradients(population: Population, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """Features and the loss's gradients with respect to them, ``[E, N, ...]``, of all slots."""
     make_blend_op = prepare_slot_op(population, select_blended(population))
-    features: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
+    recorded: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
     leaves: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
 
     def make_recording_op(slot: int, networks: range) -> SlotOp:
         blend = make_blend_op(slot, networks)
 
-        def record(h: Tensor, x: Any) -> Tensor:
-            outputs = h if blend is None else blend(h, x)
+        def record(features: Tensor, inputs: Any) -> Tensor:
+            outputs = features if blend is None else blend(features, inputs)
             # The gradient of a zero that is added to the features is that of the features.
             leaf = torch.zeros_like(outputs, requires_grad=True)
-            features[slot].append(outputs.detach())
+            recorded[slot].append(outputs.detach())
             leaves[slot].append(leaf)
             return outputs + leaf
 
@@ -161,10 +161,7 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[t
         total = F.cross_entropy(logits.mT, batch.labels, reduction="sum")
         gradients = iter(torch.autograd.grad(total, [leaf for part in leaves for leaf in part], materialize_grads=True))
     # One tensor per pass, joined to those of all networks.
-    return [
-        (torch.cat(recorded), torch.cat([next(gradients) for _ in part]))
-        for recorded, part in zip(features, leaves, strict=True)
-    ]
+    return [(torch.cat(features), torch.cat([next(gradients) for _ in features])) for features in recorded]
 
 
 def _scatter_to_slots(shape: tuple[int, int, int], places: Sequence[tuple[int, int, Ints]], values: Floats) -> Promises:

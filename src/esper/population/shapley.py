@@ -67,7 +67,7 @@ def compute_shapley_values(v: Floats) -> Floats:
 
     ``phi_i = sum over C without i of |C|! (n - |C| - 1)! / n! * (v(C + i) - v(C))`` (Shapley, 1953).
     """
-    players = _count_players(v)
+    players = v.shape[-1].bit_length() - 1
     coalitions = list_coalitions(players)
     values = np.zeros((*v.shape[:-1], players))
     for i in range(players):
@@ -83,7 +83,7 @@ def compute_shapley_interactions(v: Floats) -> Floats:
     ``I_ij = sum over C without i, j of |C|! (n - |C| - 2)! / (n - 1)! * (v(C + ij) - v(C + i) - v(C + j) + v(C))``
     (Grabisch and Roubens, 1999).
     """
-    players = _count_players(v)
+    players = v.shape[-1].bit_length() - 1
     coalitions = list_coalitions(players)
     interactions = np.zeros((*v.shape[:-1], players, players))
     for i in range(players):
@@ -100,10 +100,6 @@ def compute_shapley_interactions(v: Floats) -> Floats:
 def _weigh_coalitions(sizes: NDArray[np.int_], players: int) -> Floats:
     """``|C|! (n - |C| - 1)! / n!``: how often a player comes right after C in a random order, by the size of C."""
     return np.array([factorial(size) * factorial(players - size - 1) / factorial(players) for size in sizes.tolist()])
-
-
-def _count_players(v: Floats) -> int:
-    return v.shape[-1].bit_length() - 1
 
 
 MOST_EXACT = 6
