@@ -73,12 +73,10 @@ def evaluate_committed(population: Population, batch: Batch) -> CommittedEvaluat
     """Evaluate the networks without their unfinished seeds, in chunks that bound memory and change no result."""
     population.execution.train(False)
     committed, count = select_committed(population), batch.labels.shape[1]
-    chunks = zip(
-        torch.split(batch.inputs, EVALUATION_CHUNK, 1), torch.split(batch.labels, EVALUATION_CHUNK, 1), strict=True
-    )
+    parts = torch.split(batch.inputs, EVALUATION_CHUNK, 1), torch.split(batch.labels, EVALUATION_CHUNK, 1)
     accuracies: list[Tensor] = []
     losses: list[Tensor] = []
-    for inputs, labels in chunks:
+    for inputs, labels in zip(*parts, strict=True):
         logits = forward(population, committed, inputs)
         accuracies.append(compute_accuracies(logits, labels) * labels.shape[1])
         losses.append(compute_losses(logits, labels) * labels.shape[1])

@@ -193,9 +193,8 @@ class Population:
         # Rows of zeros for all networks; `replace` fills them, as it does whenever networks are exchanged later on.
         shape = (self.size, len(config.slots))
         kinds = [get(name) for name in config.blueprints]
-        bytes_per_parameter = config.dtype.itemsize * (
-            2 + len(self._moment_names)
-        )  # a value, its gradient, its moments
+        # A value, its gradient and its moments.
+        bytes_per_parameter = config.dtype.itemsize * (2 + len(self._moment_names))
         empty = StackedParameters.empty(template, self._moment_names, config.dtype, config.device)
         host = empty.with_rows(
             empty.values.new_zeros(self.size, empty.layout.size),

@@ -175,9 +175,8 @@ def measure_variant_values(
         toggled = Variants(active, np.zeros_like(active.alpha), group)
         chunk = max(EVALUATION_CHUNK // len(group), 1)
         total = torch.zeros(2, networks, len(group), dtype=torch.float64, device=batch.labels.device)
-        for inputs, labels in zip(
-            torch.split(batch.inputs, chunk, 1), torch.split(batch.labels, chunk, 1), strict=True
-        ):
+        parts = torch.split(batch.inputs, chunk, 1), torch.split(batch.labels, chunk, 1)
+        for inputs, labels in zip(*parts, strict=True):
             logits = forward_variants(population, toggled, inputs, shared=shared)
             losses, accuracies = score_variants(logits, labels)
             total += torch.stack([accuracies, -losses]).to(total) * labels.shape[1]
