@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.numerics.arrays import Bools, Floats
 from esper.population.evaluation import evaluate
@@ -90,10 +90,10 @@ def test_values_are_exact_whatever_connections_a_host_has(kind: type[Chain], str
     shared = replace(shared, strategy=strategy)
     fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
     plantings = [
-        np.stack([action(Op.GERMINATE, 0, 0), action(Op.GERMINATE, 1, 1), action(Op.GERMINATE, 0, 2)]),
-        np.stack([action(Op.GERMINATE, 1, 2), action(Op.GERMINATE, 0, 0), wait(1)[0]]),
+        np.stack([make_action(Op.GERMINATE, 0, 0), make_action(Op.GERMINATE, 1, 1), make_action(Op.GERMINATE, 0, 2)]),
+        np.stack([make_action(Op.GERMINATE, 1, 2), make_action(Op.GERMINATE, 0, 0), make_wait_actions(1)[0]]),
     ]
-    for actions in [*plantings, wait(3), wait(3)]:
+    for actions in [*plantings, make_wait_actions(3), make_wait_actions(3)]:
         for population in (fast, slow):
             population.evidence = good_evidence(fast)
             population.decide(actions)
@@ -238,9 +238,10 @@ def deep(counts: list[int]) -> tuple[Population, ReferencePopulation]:
     hosts = [NetworkSpec(stirred(Deep(), count), (4,) * 8, 0.05, count) for count in counts]
     fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
     rows = [
-        [action(Op.GERMINATE, 7 - seed, 0) if seed < count else wait(1)[0] for count in counts] for seed in range(8)
+        [make_action(Op.GERMINATE, 7 - seed, 0) if seed < count else make_wait_actions(1)[0] for count in counts]
+        for seed in range(8)
     ]
-    for actions in [*map(np.stack, rows), *[wait(len(counts))] * 5]:
+    for actions in [*map(np.stack, rows), *[make_wait_actions(len(counts))] * 5]:
         for population in (fast, slow):
             population.evidence = good_evidence(fast)
             population.decide(actions)

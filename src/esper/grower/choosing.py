@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from esper.config.loading import load_settings
-from esper.control.controller import Controller, wanted_promise
+from esper.control.controller import Controller, get_promise_settings
 from esper.control.learned import PolicyOrigin, restore_controller
 from esper.control.rules import (
     ROUNDING,
@@ -205,7 +205,7 @@ def require_promise(controller: Controller, given: PromiseSettings | None) -> Pr
     Raises:
         ConfigError: it was given to a controller that does not go by it, or shows what it does not know.
     """
-    settings = wanted_promise(controller)
+    settings = get_promise_settings(controller)
     if given is None:
         return settings
     if settings is None:

@@ -30,7 +30,7 @@ from esper.engine.governor import GovernorSettings
 from esper.errors import CheckpointError, ConfigError, did_you_mean
 from esper.grower.constraints import ConstraintSet, name_loss
 from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures, check_number
-from esper.growth.blueprints.registry import OF_LAYER, Blueprint
+from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 
@@ -144,7 +144,7 @@ def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained
     Raises:
         ConfigError: they have other blends than to add for a blueprint that takes no other; or seeds cannot be pruned.
     """
-    only_adding = next((kind.name for kind in kinds if kind.reads in OF_LAYER), None)
+    only_adding = next((kind.name for kind in kinds if kind.context in LAYER_CONTEXTS), None)
     if only_adding is not None and tuple(rules.blends) != (Blend.ADD,):
         raise ConfigError(f"rules.blends: blueprint {only_adding!r} only adds to the features; leave 'add' alone")
     if constrained and Op.PRUNE not in rules.operations:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from esper.config.arguments import describe, read_number
+from esper.config.arguments import describe_value, read_number
 from esper.engine.governor import skill
 from esper.errors import ConfigError
 from esper.runs.metric import ACCURACY, LOSS, Metric
@@ -265,7 +265,9 @@ def check_number(value: object, what: str) -> float:
     try:
         return read_number(value)
     except ValueError as error:
-        raise ConfigError(f"{what} is {describe(value)}: give a number, or a tensor that holds a single one") from error
+        raise ConfigError(
+            f"{what} is {describe_value(value)}: give a number, or a tensor that holds a single one"
+        ) from error
 
 
 def check_figures(returned: object) -> Figures:
@@ -308,4 +310,4 @@ def _name_figures(returned: object) -> Figures:
             return {LOSS: check_number(returned, "the loss of evaluate")}
         except ConfigError:
             pass  # the sentence below says more
-    raise ConfigError(f"evaluate returned {describe(cast(object, returned))}: it must return {EXPECTED}")
+    raise ConfigError(f"evaluate returned {describe_value(cast(object, returned))}: it must return {EXPECTED}")

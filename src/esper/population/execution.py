@@ -22,14 +22,14 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from esper.growth.model import GrowingModel
-from esper.growth.slot import Occupant
+from esper.growth.slot import SlotModule
 from esper.numerics.stacking import Stackable, linear
 
 Parameters = Mapping[str, Tensor]
 """Parameters or buffers by name: each ``[E, *shape]`` where they are stacked."""
 
 
-SlotOp: TypeAlias = Occupant
+SlotOp: TypeAlias = SlotModule
 """Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``."""
 
 

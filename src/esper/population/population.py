@@ -24,9 +24,9 @@ from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
+from esper.lifecycle.transitions import Step, Transitions, add_fossils, step
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.execution import Execution
 from esper.population.optimizers import MOMENT_NAMES
 from esper.population.parameters import (
@@ -96,7 +96,7 @@ class NetworkSpecs:
             for width in np.unique(self.widths[:, slot]).tolist():
                 site, rows = widest.with_width(width), self.widths[:, slot] == width
                 for index, kind in enumerate(self.kinds):
-                    if kind.serves(site):
+                    if kind.supports(site):
                         compatible[rows, slot, index] = True
                         parameters[rows, slot, index] = kind.parameters_at(site)
                         flops[rows, slot, index] = kind.flops_at(site)
@@ -120,7 +120,7 @@ class NetworkSpecs:
         """
         spec = self.networks[network]
         site = self.sites[kind.slot].with_width(spec.widths[kind.slot])
-        blueprint = self.kinds[kind.blueprint](site, seed_generator(spec.seed, kind.slot, predecessors))
+        blueprint = self.kinds[kind.blueprint](site, module_generator(spec.seed, kind.slot, predecessors))
         return blend_blueprint(blueprint, site, kind.blend)
 
 
@@ -234,7 +234,7 @@ class Population:
         for row, network in zip(rows.tolist(), networks, strict=True):
             for slot, blueprint, blend in network.fossils:
                 blueprints[row, slot], blends[row, slot] = blueprint, blend
-        table, changes = with_fossils(state.table.reset(replaced), blueprints, blends, specs.compatible)
+        table, changes = add_fossils(state.table.reset(replaced), blueprints, blends, specs.compatible)
         banks = self._add_seeds(banks, changes, specs, host.learning_rates, germinations)
         self.state = PopulationState(
             specs,

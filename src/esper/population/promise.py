@@ -20,11 +20,16 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.engine.backend import Promises
-from esper.growth.blueprints.registry import Blueprint, Reads
-from esper.growth.promise import AskedBatch, find_reached_parameters, grant, promise_of_rows
+from esper.growth.blueprints.registry import Blueprint, Context
+from esper.growth.promise import (
+    GradientBatch,
+    compute_promise_from_gradients,
+    find_parameters_with_gradient,
+    inner_product_with_output,
+)
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.execution import Parameters, SlotOp
 from esper.population.forward import build_program, prepare_slot_op, select_blended
 from esper.population.learning import Batch
@@ -82,7 +87,7 @@ class PromiseMeter:
         """Fitted and held-out promise ``[2, r]`` to ``networks``, from tensors ``[E, N, ...]`` of all networks."""
         newborns = self._get_newborns(slot, blueprint)
         position = {width: index for index, width in enumerate(newborns.widths)}
-        differentiate = vmap(vmap(grad(partial(grant, newborns.template)), (None, None, 0, 0)))
+        differentiate = vmap(vmap(grad(partial(inner_product_with_output, newborns.template)), (None, None, 0, 0)))
         parts: list[Tensor] = []
         # No more networks at a time than in other passes.
         limit = self._population.config.networks_per_pass or len(networks)
@@ -94,11 +99,11 @@ class PromiseMeter:
             reached = {name: stacked[index] for name, stacked in newborns.reached.items()}
             fixed = {name: stacked[index] for name, stacked in newborns.fixed.items()}
             # Blueprints that do not read the network's input get the features in its place.
-            context = (inputs if newborns.template.reads is Reads.NETWORK else features)[rows]
+            context = (inputs if newborns.template.context is Context.NETWORK else features)[rows]
             # The gradients of all examples, G [r, N, P]. vmap would go through fused attention example by example.
             with sdpa_kernel(SDPBackend.MATH):
                 by_parameter = differentiate(reached, fixed, (features[rows], context), gradients[rows])
-            promise = promise_of_rows(torch.cat([part.flatten(2) for part in by_parameter.values()], 2))
+            promise = compute_promise_from_gradients(torch.cat([part.flatten(2) for part in by_parameter.values()], 2))
             parts.append(torch.stack([promise.fitted, promise.held_out.mean(-1)]))
         return torch.cat(parts, 1)
 
@@ -117,7 +122,7 @@ class PromiseMeter:
         site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
         def create_newborn(width: int) -> Blueprint:
-            return kind(site.with_width(width), seed_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
+            return kind(site.with_width(width), module_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
 
         # Stacked as a population's seeds are, at full width.
         template = create_newborn(site.width)
@@ -131,7 +136,9 @@ class PromiseMeter:
             torch.randn(8, *shape, generator=generator).to(config.device, config.dtype)
             for shape in (site.shape, site.input_shape)
         ]
-        reached = find_reached_parameters(template, [AskedBatch(tuple(examples), torch.ones_like(examples[0]))])
+        reached = find_parameters_with_gradient(
+            template, [GradientBatch(tuple(examples), torch.ones_like(examples[0]))]
+        )
         fixed = {name: stacked for name, stacked in parameters.items() if name not in reached}
         return _Newborns(template, widths, {name: parameters[name] for name in reached}, {**fixed, **buffers})
 

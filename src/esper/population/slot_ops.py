@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.growth.blueprints.registry import Reads
+from esper.growth.blueprints.registry import Context
 from esper.numerics.arrays import Ints
 from esper.population.parameters import SeedBank
 
@@ -33,7 +33,7 @@ class BankSlice:
     @property
     def reads_inputs(self) -> bool:
         """Whether the seeds see their networks' inputs besides the features."""
-        return self.bank.template.reads is Reads.NETWORK
+        return self.bank.template.context is Context.NETWORK
 
     def compute_contributions(self, features: Tensor, inputs: Tensor) -> Tensor:
         """What the seeds add at full weight, ``[r, N, ...]``, from the owners' features and inputs ``[r, N, ...]``."""

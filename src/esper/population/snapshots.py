@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, revoke
+from esper.lifecycle.transitions import Transitions, remove_seeds
 from esper.numerics.arrays import Bools, Ints
 from esper.population.parameters import PopulationParameters, SeedKind, StackedParameters
 from esper.population.population import Population, PopulationState, clear_changed_evidence, remove_pruned_seeds
@@ -63,7 +63,7 @@ def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> 
     # Only fossils that the snapshot holds stay.
     state, chosen = population.state, torch.from_numpy(networks)
     fossils = (state.table.stage == Stage.FOSSILIZED) & snapshots.contains_seeds(state.germinations)
-    table, changes = revoke(state.table, networks[:, None] & ~fossils)
+    table, changes = remove_seeds(state.table, networks[:, None] & ~fossils)
 
     # Hosts and these fossils get back their values.
     banks = dict(remove_pruned_seeds(state.parameters.banks, changes))

@@ -13,11 +13,11 @@ from esper.engine.engine import Assessment, GrowthEngine, Situation
 from esper.engine.governor import Trouble
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.engine.observation import Observation
-from esper.lifecycle.actions import Op, wait
+from esper.lifecycle.actions import Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules, Verdicts
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, concatenate
+from esper.lifecycle.transitions import Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.backend import PopulationBackend
@@ -35,7 +35,7 @@ from esper.rl.rewards import (
     compute_rent,
     compute_rewards,
     group_by_settings,
-    total_reward,
+    sum_reward_terms,
 )
 from esper.tasks.instance import Data, Instance
 from esper.tasks.suite import Suite
@@ -204,7 +204,7 @@ class Episodes:
             IllegalActionError: an action is not legal; nothing has changed then.
         """
         running = ~self.finished
-        actions = np.where(running[:, None], actions, wait(self.size))
+        actions = np.where(running[:, None], actions, make_wait_actions(self.size))
 
         # The decision changes slots at once. Data that drift change what is usual, too.
         first_batch = self.step_index % self.suite.steps * self.suite.batches_per_step
@@ -232,12 +232,12 @@ class Episodes:
         penalty = np.where(intervention.rows, -self.engine.governor.penalty, 0.0)
         terms = {**compute_rewards(inputs, self._paid_by), ROLLBACK: penalty}
         return StepResult(
-            reward=np.where(running, total_reward(terms), 0.0),
+            reward=np.where(running, sum_reward_terms(terms), 0.0),
             terms=terms,
             finished=self.finished,
             running=running,
             verdicts=decision.verdicts,
-            transitions=concatenate([decision.transitions, intervention.transitions]),
+            transitions=concatenate_transitions([decision.transitions, intervention.transitions]),
             training=assessment.training,
             evaluation=evaluation,
             potential=self.potential,
