@@ -39,24 +39,27 @@ def start_evaluation(
     population.execution.train(False)
     due = np.ones(population.table.stage.shape, np.bool_) if due is None else due
     slots = np.flatnonzero((population.table.owning & due).any(axis=0)).tolist()
-    logits = forward_variants(
-        population, toggle_slots(population, slots), batch.inputs, shared=shared and population.shares_prefixes
-    )
-    return Deferred(measure_variants(logits, batch.labels), partial(_compare_variants, population.table, slots, due))
+    variants = toggle_slots(population, slots)
+    logits = forward_variants(population, variants, batch.inputs, shared=shared and population.shares_prefixes)
+    convert = partial(_compute_contributions, population.table, slots, due)
+    return Deferred(score_variants(logits, batch.labels), convert)
 
 
-def measure_variants(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def score_variants(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Losses in nats and accuracies, each ``[E, V]``, from logits ``[E, V, N, classes]`` and labels ``[E, N]``."""
     shape = logits.shape[:2]
-    each, answers = logits.flatten(0, 1), labels.repeat_interleave(shape[1], dim=0)
-    return compute_losses(each, answers).view(shape), compute_accuracies(each, answers).view(shape)
+    logits, labels = logits.flatten(0, 1), labels.repeat_interleave(shape[1], dim=0)
+    return compute_losses(logits, labels).view(shape), compute_accuracies(logits, labels).view(shape)
 
 
-def _compare_variants(table: SeedTable, slots: list[int], due: Bools, losses: Floats, accuracies: Floats) -> Evaluation:
-    """From losses and accuracies ``[E, V]`` of the variants."""
+def _compute_contributions(
+    table: SeedTable, slots: list[int], due: Bools, losses: Floats, accuracies: Floats
+) -> Evaluation:
+    """The evaluation from losses and accuracies ``[E, V]`` of the networks and of each slot's variant."""
     by_accuracy = np.full(table.stage.shape, np.nan)
     by_loss = np.full(table.stage.shape, np.nan)
     for variant, slot in enumerate(slots, start=1):
+        # The variant lacks a blended seed, and has an isolated one.
         sign = np.where(table.blended[:, slot], 1.0, -1.0)
         by_accuracy[:, slot] = sign * (accuracies[:, 0] - accuracies[:, variant])
         by_loss[:, slot] = sign * (losses[:, variant] - losses[:, 0])
@@ -69,14 +72,13 @@ def _compare_variants(table: SeedTable, slots: list[int], due: Bools, losses: Fl
 def evaluate_committed(population: Population, batch: Batch) -> CommittedEvaluation:
     """Evaluate the networks without their unfinished seeds, in chunks that bound memory and change no result."""
     population.execution.train(False)
-    inputs = torch.split(batch.inputs, EVALUATION_CHUNK, 1)
-    labels = torch.split(batch.labels, EVALUATION_CHUNK, 1)
-    accuracies: list[torch.Tensor] = []
-    losses: list[torch.Tensor] = []
-    for some, answers in zip(inputs, labels, strict=True):
-        logits = forward(population, select_committed(population), some)
-        accuracies.append(compute_accuracies(logits, answers) * answers.shape[1])
-        losses.append(compute_losses(logits, answers) * answers.shape[1])
-    count = batch.labels.shape[1]
+    committed, count = select_committed(population), batch.labels.shape[1]
+    parts = torch.split(batch.inputs, EVALUATION_CHUNK, 1), torch.split(batch.labels, EVALUATION_CHUNK, 1)
+    accuracies: list[Tensor] = []
+    losses: list[Tensor] = []
+    for inputs, labels in zip(*parts, strict=True):
+        logits = forward(population, committed, inputs)
+        accuracies.append(compute_accuracies(logits, labels) * labels.shape[1])
+        losses.append(compute_losses(logits, labels) * labels.shape[1])
     accuracy, loss = torch.stack(accuracies).sum(0) / count, torch.stack(losses).sum(0) / count
     return CommittedEvaluation(*to_arrays(accuracy, loss))

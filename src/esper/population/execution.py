@@ -33,44 +33,46 @@ SlotOp: TypeAlias = SlotModule
 """Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``."""
 
 
-class Functional:
-    """What `torch.func.functional_call` does with one module, with all names looked up once.
+class FunctionalModule:
+    """`torch.func.functional_call` of one module, with all names looked up once.
 
-    A small host would wait for the look-up in every call as long as it computes; here it costs nothing while the same
-    tensors come again. The module loses its own parameters and buffers and keeps what it was last called with: its
-    forward reads them as attributes, and must not ask for ``parameters()``.
+    For a small host the look-up in every call would cost as much as the computation; here it costs nothing while the
+    same tensors come again. The module loses its own parameters and buffers and keeps what it was last called with: its
+    forward reads them as attributes, and must not call ``parameters()``.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        # A tensor may have several places: tied weights.
         places: dict[Tensor, list[tuple[nn.Module, str]]] = {}
         for owner in module.modules():
-            for attribute, tensor in _named_tensors(owner, recurse=False):
+            for attribute, tensor in _list_tensors(owner, recurse=False):
                 places.setdefault(tensor, []).append((owner, attribute))
-        self._places = {name: places[tensor] for name, tensor in _named_tensors(module, recurse=True)}
-        self._held: dict[str, Tensor] = {}
-        for tensor, shared in places.items():
-            for owner, attribute in shared:
+        self._places = {name: places[tensor] for name, tensor in _list_tensors(module, recurse=True)}
+        self._current: dict[str, Tensor] = {}
+        # Registered parameters refuse plain tensors, so all become ordinary attributes.
+        for tensor, owners in places.items():
+            for owner, attribute in owners:
                 delattr(owner, attribute)
                 setattr(owner, attribute, tensor.detach())
 
     def __call__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
-        """What the module returns with these parameters and buffers, stacked or of one network."""
+        """The module's output with these parameters and buffers, stacked or of one network."""
         for name, tensor in (*parameters.items(), *buffers.items()):
-            if self._held.get(name) is not tensor:
-                self._held[name] = tensor
+            if self._current.get(name) is not tensor:
+                self._current[name] = tensor
                 for owner, attribute in self._places[name]:
                     setattr(owner, attribute, tensor)
         return self._module(*inputs)
 
 
-def _named_tensors(module: nn.Module, *, recurse: bool) -> list[tuple[str, Tensor]]:
+def _list_tensors(module: nn.Module, *, recurse: bool) -> list[tuple[str, Tensor]]:
     parameters = module.named_parameters(recurse=recurse, remove_duplicate=False)
     return [*parameters, *module.named_buffers(recurse=recurse, remove_duplicate=False)]
 
 
-def call_with(module: nn.Module, parameters: Parameters, buffers: Parameters, *inputs: Tensor) -> Tensor:
-    """What the module returns with these parameters and buffers of its own shapes."""
+def call_module(module: nn.Module, parameters: Parameters, buffers: Parameters, *inputs: Tensor) -> Tensor:
+    """The module's output with these parameters and buffers of its own shapes."""
     return functional_call(module, (dict(parameters), dict(buffers)), inputs)
 
 
@@ -81,8 +83,7 @@ def make_stacked_call(module: nn.Module) -> Callable[..., Tensor]:
     """
     if isinstance(module, Stackable):
         return FunctionalModule(copy.deepcopy(module))
-
-    return vmap(partial(call_with, module))
+    return vmap(partial(call_module, module))
 
 
 # Merging: the examples of all networks as one batch, for hosts whose parameters are all in linear layers and
@@ -90,9 +91,6 @@ def make_stacked_call(module: nn.Module) -> Callable[..., Tensor]:
 # does example by example. So it runs once, as it is, at any number of networks, without the cost of vmap. A merged
 # batch [N * E, ...] holds the first example of every network, then the second of every network, and so on: in this
 # order a convolution's channels of all networks already lie side by side, and one grouped convolution serves all.
-
-_NETWORKS, _EXAMPLES = 2, 3
-"""How large the trial is whether a host can merge."""
 
 
 def merge_networks(stacked: Tensor) -> Tensor:
@@ -106,41 +104,39 @@ def split_networks(batch: Tensor, networks: int) -> Tensor:
 
 
 def enable_merging(host: nn.Module) -> None:
-    """Let the host's layers take merged batches when they are given stacked parameters; otherwise nothing changes."""
+    """Let the host's layers take merged batches while their parameters are stacked; otherwise nothing changes."""
     for layer in host.modules():
         if type(layer) in _FORWARD:
             layer.forward = partial(_FORWARD[type(layer)], layer)
 
 
 def can_merge(host: nn.Module, example_input: Tensor) -> bool:
-    """Whether ``host`` computes merged batches rightly in a `Functional`, once `enable_merging` has seen it.
+    """Whether ``host`` computes merged batches correctly as a `FunctionalModule` after `enable_merging`.
 
-    It must have no buffers, and a trial must agree with a vmap over networks. A host fails it that has parameters
-    elsewhere than in the layers that can merge, that asks for them (``next(self.parameters())``), or that mixes the
-    examples of a batch, as normalisation over it does.
+    It must have no buffers, and a trial must agree with a vmap over networks. The trial fails for a host that has
+    parameters elsewhere than in layers that can merge, that reads them otherwise (``next(self.parameters())``), or that
+    mixes the examples of a batch, as normalisation over it does.
     """
     if any(True for _ in host.buffers()):
         return False
-    return all(_agrees(host, example_input, training) for training in (True, False))
+    return all(_merges_like_vmap(host, example_input, training) for training in (True, False))
 
 
-def _agrees(host: nn.Module, example_input: Tensor, training: bool) -> bool:
+def _merges_like_vmap(host: nn.Module, example_input: Tensor, training: bool) -> bool:
+    networks, examples = 2, 3
     plain = copy.deepcopy(host).to("cpu", torch.float64).train(training)
     merging = copy.deepcopy(plain)
     enable_merging(merging)
-    # Its own weights would not do, nor the example: zeros, or equal networks, hide whose are whose.
+
+    # Random values: zeros, or equal networks, would hide that networks are mixed up.
     generator = torch.Generator().manual_seed(0)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    weights = {name: drawn(_NETWORKS, *parameter.shape) for name, parameter in plain.named_parameters()}
-    inputs = drawn(_NETWORKS, _EXAMPLES, *example_input.shape[1:])
-
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
+    weights = {name: draw(networks, *parameter.shape) for name, parameter in plain.named_parameters()}
+    inputs = draw(networks, examples, *example_input.shape[1:])
     with torch.no_grad():
         try:
-            expected = vmap(partial(call_with, plain))(weights, {}, inputs)
-            outputs = split_networks(FunctionalModule(merging)(weights, {}, merge_networks(inputs)), _NETWORKS)
+            expected = vmap(partial(call_module, plain))(weights, {}, inputs)
+            outputs = split_networks(FunctionalModule(merging)(weights, {}, merge_networks(inputs)), networks)
         except (RuntimeError, ValueError, StopIteration):
             return False
     return outputs.shape == expected.shape and torch.allclose(outputs, expected)
@@ -149,20 +145,20 @@ def _agrees(host: nn.Module, example_input: Tensor, training: bool) -> bool:
 def _forward_linear(layer: nn.Linear, features: Tensor) -> Tensor:
     """Features ``[N * E, ..., inputs]`` to ``[N * E, ..., outputs]``."""
     weight: Tensor = layer.weight
-    if weight.dim() == _LINEAR_RANK:
+    if weight.dim() == 2:
         return nn.Linear.forward(layer, features)
-    own = split_networks(features, len(weight))  # [E, N, ..., inputs]
-    outputs = linear(weight, own.flatten(1, -2).mT, layer.bias).mT
-    return merge_networks(outputs.reshape(*own.shape[:-1], -1))
+    by_network = split_networks(features, len(weight))  # [E, N, ..., inputs]
+    outputs = linear(weight, by_network.flatten(1, -2).mT, layer.bias).mT
+    return merge_networks(outputs.reshape(*by_network.shape[:-1], -1))
 
 
 def _forward_convolution(
-    layer: nn.Conv1d | nn.Conv2d, features: Tensor, *, alone: Callable[..., Tensor], grouped: Callable[..., Tensor]
+    layer: nn.Conv1d | nn.Conv2d, features: Tensor, *, plain: Callable[..., Tensor], grouped: Callable[..., Tensor]
 ) -> Tensor:
     """Features ``[N * E, inputs, ...]`` to ``[N * E, outputs, ...]``."""
     weight, bias = layer.weight, layer.bias
     if weight.dim() == features.dim():
-        return alone(layer, features)
+        return plain(layer, features)
     networks = len(weight)
     channels = features.reshape(-1, networks * features.shape[1], *features.shape[2:])  # [N, E * inputs, ...]
     outputs = grouped(
@@ -177,20 +173,18 @@ def _forward_convolution(
     return outputs.reshape(features.shape[0], -1, *outputs.shape[2:])
 
 
-_LINEAR_RANK = 2
-"""Axes of one linear layer's weight."""
 _FORWARD: Mapping[type[nn.Module], Callable[..., Tensor]] = {
     nn.Linear: _forward_linear,
-    nn.Conv1d: partial(_forward_convolution, alone=nn.Conv1d.forward, grouped=F.conv1d),
-    nn.Conv2d: partial(_forward_convolution, alone=nn.Conv2d.forward, grouped=F.conv2d),
+    nn.Conv1d: partial(_forward_convolution, plain=nn.Conv1d.forward, grouped=F.conv1d),
+    nn.Conv2d: partial(_forward_convolution, plain=nn.Conv2d.forward, grouped=F.conv2d),
 }
-"""By exact type: what a subclass does is its own affair."""
+"""By exact type: a subclass may compute something else."""
 
 
 class _LeaveVmap(torch.autograd.Function):
-    """Hands a slot op the physical ``[E, N, ...]`` features of all networks from inside a vmap over networks.
+    """Passes the physical ``[E, N, ...]`` features of all networks to a slot op from inside a vmap over networks.
 
-    What it does there is recorded by the outer autograd, so neither `forward` nor `backward` ever runs.
+    The outer autograd records what happens there, so neither `forward` nor `backward` ever runs.
     """
 
     generate_vmap_rule = False
@@ -207,12 +201,15 @@ class _LeaveVmap(torch.autograd.Function):
     def vmap(  # pyright: ignore[reportIncompatibleMethodOverride] - the base class leaves the arguments open
         info: Any, in_dims: tuple[int | None, ...], features: Tensor, inputs: Tensor, slot_op: SlotOp
     ) -> tuple[Tensor, int]:
-        features = _networks_first(features, in_dims[0], info.batch_size)
-        return slot_op(features, _networks_first(inputs, in_dims[1], info.batch_size)), 0
+        features = _move_networks_first(features, in_dims[0], info.batch_size)
+        return slot_op(features, _move_networks_first(inputs, in_dims[1], info.batch_size)), 0
 
 
-def _networks_first(tensor: Tensor, axis: int | None, networks: int) -> Tensor:
+def _move_networks_first(tensor: Tensor, axis: int | None, networks: int) -> Tensor:
     return tensor.expand(networks, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+
+
+# What a slot calls: every way shows the slot op the features of its networks as [E, N, ...].
 
 
 def _apply_from_vmap(slot_op: SlotOp, features: Tensor, inputs: Tensor) -> Tensor:
@@ -228,7 +225,7 @@ def _apply_to_one(slot_op: SlotOp, features: Tensor, inputs: Tensor) -> Tensor:
 
 
 class Execution:
-    """Runs the hosts of a population, whose slots do what the slot ops say."""
+    """Runs the hosts of a population with a slot op in each slot."""
 
     def __init__(self, template: nn.Module, slots: Sequence[str], example_input: Tensor) -> None:
         self._model = GrowingModel(copy.deepcopy(template), slots, example_input)
@@ -239,7 +236,7 @@ class Execution:
         if self._merges:
             enable_merging(self._model.host)
         host = self._model.host
-        self._call = FunctionalModule(host) if self._stacks or self._merges else partial(call_with, host)
+        self._call = FunctionalModule(host) if self._stacks or self._merges else partial(call_module, host)
 
     def run_stacked(
         self, parameters: Parameters, buffers: Parameters, inputs: Tensor, slot_ops: Sequence[SlotOp | None]
@@ -250,27 +247,27 @@ class Execution:
         a vmap over networks.
         """
         if self._stacks:
-            self._occupy(slot_ops)
+            self._set_slot_modules(slot_ops)
             return self._call(parameters, buffers, inputs)
         if self._merges:
             networks = len(inputs)
-            self._occupy([slot_op and partial(_apply_to_merged, slot_op, networks) for slot_op in slot_ops])
+            self._set_slot_modules([slot_op and partial(_apply_to_merged, slot_op, networks) for slot_op in slot_ops])
             return split_networks(self._call(parameters, buffers, merge_networks(inputs)), networks)
-        self._occupy([slot_op and partial(_apply_from_vmap, slot_op) for slot_op in slot_ops])
+        self._set_slot_modules([slot_op and partial(_apply_from_vmap, slot_op) for slot_op in slot_ops])
         return vmap(self._call)(dict(parameters), dict(buffers), inputs)
 
     def run_looped(
         self, parameters: Parameters, buffers: Parameters, inputs: Tensor, slot_ops: Sequence[Sequence[SlotOp | None]]
     ) -> Tensor:
-        """The same, one network after the other; ``slot_ops[e]`` are those of network ``e`` alone, as of E = 1."""
+        """Outputs as of `run_stacked`, one network after the other; ``slot_ops[e]`` see network ``e`` as E = 1."""
         outputs: list[Tensor] = []
         # Not by an index, whose backward pass would fill a gradient of all networks for each of them.
         rows = {name: tensor.unbind() for name, tensor in parameters.items()}
-        for network, own_slot_ops in enumerate(slot_ops):
-            self._occupy([slot_op and partial(_apply_to_one, slot_op) for slot_op in own_slot_ops])
-            own_parameters = {name: tensors[network] for name, tensors in rows.items()}
-            own_buffers = {name: tensor[network] for name, tensor in buffers.items()}
-            outputs.append(self._call(own_parameters, own_buffers, inputs[network]))
+        for network, network_ops in enumerate(slot_ops):
+            self._set_slot_modules([slot_op and partial(_apply_to_one, slot_op) for slot_op in network_ops])
+            network_parameters = {name: tensors[network] for name, tensors in rows.items()}
+            network_buffers = {name: tensor[network] for name, tensor in buffers.items()}
+            outputs.append(self._call(network_parameters, network_buffers, inputs[network]))
         return torch.stack(outputs)
 
     def can_share_prefixes(self, example_input: Tensor) -> bool:
@@ -280,28 +277,25 @@ class Execution:
         from before the slot no longer fits one from behind it. The slots must also be passed in their order.
         """
         inputs = example_input[:1].repeat(2, *[1] * (example_input.dim() - 1))
-        passed: list[int] = []
+        order: list[int] = []
 
-        def appending(slot: int) -> SlotModule:
-            def occupant(features: Tensor, inputs: Tensor) -> Tensor:
-                passed.append(slot)
-                return torch.cat([features, features[: len(inputs)]])
-
-            return occupant
+        def append_copy(slot: int, features: Tensor, inputs: Tensor) -> Tensor:
+            order.append(slot)
+            return torch.cat([features, features[: len(inputs)]])
 
         was_training = self._model.training
         self._model.eval()
         with torch.no_grad():
-            self._occupy([None] * len(self._slots))
+            self._set_slot_modules([None] * len(self._slots))
             expected = self._model(inputs)
-            self._occupy([appending(slot) for slot in range(len(self._slots))])
+            self._set_slot_modules([partial(append_copy, slot) for slot in range(len(self._slots))])
             try:
                 outputs = self._model(inputs)
             except RuntimeError:
                 return False
             finally:
                 self._model.train(was_training)
-        if passed != sorted(passed):
+        if order != sorted(order):
             return False
         copies = expected.repeat(1 + len(self._slots), *[1] * (expected.dim() - 1))
         return outputs.shape == copies.shape and torch.allclose(outputs, copies)
@@ -310,6 +304,6 @@ class Execution:
         """Put the hosts into training or evaluation mode."""
         self._model.host.train(mode)
 
-    def _occupy(self, occupants: Sequence[SlotModule | None]) -> None:
-        for slot, occupant in zip(self._slots, occupants, strict=True):
-            slot.occupant = occupant
+    def _set_slot_modules(self, modules: Sequence[SlotOp | None]) -> None:
+        for slot, module in zip(self._slots, modules, strict=True):
+            slot.occupant = module

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.numerics.arrays import Bools, Float32s, Ints
+from esper.numerics.arrays import Bools, Float32s
 from esper.population.execution import Parameters, SlotOp
-from esper.population.parameters import SeedBank
 from esper.population.population import STRATEGIES, Population, Strategy
 from esper.population.slot_ops import BankSlice, BlendOp, SlotSeeds
 
@@ -50,7 +49,7 @@ def select_isolated(population: Population) -> ActiveSeeds | None:
 
 
 MakeSlotOp = Callable[[int, range], SlotOp | None]
-"""What a slot does to the features of these networks, seen as all there are; None: nothing."""
+"""What a slot does to the features of these networks, which a pass holds from its first row on; None: nothing."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class ForwardProgram:
-    """The forward pass of all networks, in as many passes as the config's limit asks for.
+    """The forward pass of all networks, in as many passes as the config's limit requires.
 
     It holds for any number of batches, until the population's next decision.
     """
@@ -75,25 +74,7 @@ class ForwardProgram:
         """Outputs ``[E, N', ...]`` from inputs ``[E, N, ...]`` and the hosts' parameters ``[E, *shape]``."""
         if len(self.passes) == 1:
             return self.passes[0].run(inputs, host)
-        return torch.cat([one.run(inputs[one.networks], host) for one in self.passes])
-
-
-def prepare_forward(population: Population, active: ActiveSeeds) -> ForwardProgram:
-    """The forward pass of the networks with these seeds; where not all of them learn it changes no host's buffers."""
-    return build_program(population, prepare_slot_op(population, active), aside=active.learning is not None)
-
-
-def prepare_slot_op(population: Population, active: ActiveSeeds) -> MakeSlotOp:
-    """What slots do in that pass."""
-
-    def slot_op(slot: int, networks: range) -> SlotOp | None:
-        seeds = find_slot_seeds(population, active, slot, networks)
-        if seeds is None:
-            return None
-        alpha = torch.from_numpy(active.alpha[seeds.owners, slot]).to(population.host.values, non_blocking=True)
-        return BlendOp(seeds, alpha)
-
-    return slot_op
+        return torch.cat([part.run(inputs[part.networks], host) for part in self.passes])
 
 
 def forward(population: Population, active: ActiveSeeds, inputs: Tensor) -> Tensor:
@@ -101,60 +82,72 @@ def forward(population: Population, active: ActiveSeeds, inputs: Tensor) -> Tens
     return prepare_forward(population, active)(inputs, population.host.parameters)
 
 
+def prepare_forward(population: Population, active: ActiveSeeds) -> ForwardProgram:
+    """The forward pass with these seeds; where not all of them learn it leaves the hosts' buffers unchanged."""
+    return build_program(population, prepare_slot_op(population, active), keep_buffers=active.learning is not None)
+
+
+def prepare_slot_op(population: Population, active: ActiveSeeds) -> MakeSlotOp:
+    """The slot ops of a pass with these seeds."""
+
+    def make_slot_op(slot: int, networks: range) -> SlotOp | None:
+        seeds = find_slot_seeds(population, active, slot, networks)
+        if seeds is None:
+            return None
+        alpha = torch.from_numpy(active.alpha[seeds.owners, slot]).to(population.host.values, non_blocking=True)
+        return BlendOp(seeds, alpha)
+
+    return make_slot_op
+
+
 def find_slot_seeds(population: Population, active: ActiveSeeds, slot: int, networks: range) -> SlotSeeds | None:
     """The slot's seeds in a pass of these networks, if any."""
+    device = population.config.device
     slices: list[BankSlice] = []
     for kind, bank in population.banks.items():
         if kind.slot != slot:
             continue
         owners = bank.block.owners.numpy()
-        taking_part = active.slots[owners, slot] & (owners >= networks.start) & (owners < networks.stop)
-        rows = taking_part.nonzero()[0]
-        if len(rows):
-            slices.append(_slice_bank(bank, rows, owners[rows], active, slot))
+        rows = (active.slots[owners, slot] & (owners >= networks.start) & (owners < networks.stop)).nonzero()[0]
+        if not len(rows):
+            continue
+        # Where a whole bank takes part nothing need be selected.
+        index = None if len(rows) == len(bank) else torch.from_numpy(rows).to(device, non_blocking=True)
+        owners, learning = owners[rows], None
+        if active.learning is not None:
+            learning = torch.from_numpy(active.learning[owners, slot]).to(device, non_blocking=True)
+        slices.append(BankSlice(bank, owners, index, learning))
     if not slices:
         return None
-    owners = np.concatenate([call.owners for call in slices])
-    return SlotSeeds(slices, torch.from_numpy(owners - networks.start).to(population.config.device, non_blocking=True))
+    owners = np.concatenate([part.owners for part in slices])
+    return SlotSeeds(slices, torch.from_numpy(owners - networks.start).to(device, non_blocking=True))
 
 
-def _slice_bank(bank: SeedBank, rows: Ints, owners: Ints, active: ActiveSeeds, slot: int) -> BankSlice:
-    device = bank.block.values.device
-    learning = None
-    if active.learning is not None:
-        learning = torch.from_numpy(active.learning[owners, slot]).to(device, non_blocking=True)
-    chosen = None if len(rows) == len(bank) else torch.from_numpy(rows).to(device, non_blocking=True)
-    return BankSlice(bank, owners, chosen, learning)
-
-
-def build_program(population: Population, slot_op: MakeSlotOp, *, aside: bool = False) -> ForwardProgram:
-    """The forward pass with what ``slot_op`` has for the slots; ``aside``: hosts' buffers stay as they are."""
+def build_program(population: Population, make_slot_op: MakeSlotOp, *, keep_buffers: bool = False) -> ForwardProgram:
+    """The forward pass with these slot ops; ``keep_buffers``: it leaves the hosts' buffers unchanged."""
     size, limit = population.size, population.config.networks_per_pass or population.size
-    return ForwardProgram(
-        [
-            _build_pass(population, slot_op, range(first, min(first + limit, size)), aside)
-            for first in range(0, size, limit)
-        ]
-    )
+    spans = [range(first, min(first + limit, size)) for first in range(0, size, limit)]
+    return ForwardProgram([_build_pass(population, make_slot_op, networks, keep_buffers) for networks in spans])
 
 
-def _build_pass(population: Population, slot_op: MakeSlotOp, networks: range, aside: bool) -> ForwardPass:
-    execution, rows = population.execution, slice(networks.start, networks.stop)
-    parts = {name: buffer[rows] for name, buffer in population.host.buffers.items()}
-    slots = range(population.table.slots)
+def _build_pass(population: Population, make_slot_op: MakeSlotOp, networks: range, keep_buffers: bool) -> ForwardPass:
+    execution, slots = population.execution, range(population.table.slots)
+    rows, all_networks = slice(networks.start, networks.stop), len(networks) == population.size
+    # Views, so that running statistics are written into the population's own buffers.
+    views = {name: buffer[rows] for name, buffer in population.host.buffers.items()}
 
-    def own(host: Parameters) -> Parameters:
-        all_networks = len(networks) == population.size
+    def select_rows(host: Parameters) -> Parameters:
         return host if all_networks else {name: stacked[rows] for name, stacked in host.items()}
 
-    def buffers() -> Parameters:
-        return {name: part.clone() for name, part in parts.items()} if aside else parts
+    def get_buffers() -> Parameters:
+        return {name: view.clone() for name, view in views.items()} if keep_buffers else views
 
+    # Slot ops are made once for all batches: which rows they gather changes with decisions only.
     if population.strategy == "stacked":
-        slot_ops = [slot_op(slot, networks) for slot in slots]
-        return ForwardPass(rows, lambda inputs, host: execution.run_stacked(own(host), buffers(), inputs, slot_ops))
-    alone = [[slot_op(slot, range(network, network + 1)) for slot in slots] for network in networks]
-    return ForwardPass(rows, lambda inputs, host: execution.run_looped(own(host), buffers(), inputs, alone))
+        ops = [make_slot_op(slot, networks) for slot in slots]
+        return ForwardPass(rows, lambda x, host: execution.run_stacked(select_rows(host), get_buffers(), x, ops))
+    by_network = [[make_slot_op(slot, range(network, network + 1)) for slot in slots] for network in networks]
+    return ForwardPass(rows, lambda x, host: execution.run_looped(select_rows(host), get_buffers(), x, by_network))
 
 
 ROUNDS = 3
@@ -166,26 +159,24 @@ def find_fastest_strategy(population: Population, inputs: Tensor) -> Strategy:
     Strategies take turns, after one round that does not count. Results do not depend on the choice but for rounding;
     a run that must repeat itself exactly names its strategy instead.
     """
-    chosen = population.strategy
+    configured = population.strategy
     seconds: dict[Strategy, list[float]] = {strategy: [] for strategy in STRATEGIES}
     for _ in range(1 + ROUNDS):
         for strategy in STRATEGIES:
             population.strategy = strategy
             seconds[strategy].append(_time_pass(population, inputs))
-    population.strategy = chosen
+    population.strategy = configured
     return min(STRATEGIES, key=lambda strategy: median(seconds[strategy][1:]))
 
 
 def _time_pass(population: Population, inputs: Tensor) -> float:
-    _synchronise(inputs.device)
-    began = time.perf_counter()
+    # A CUDA device computes behind the program's back: wait for it before and after.
+    on_cuda = inputs.device.type == "cuda"
+    if on_cuda:
+        torch.cuda.synchronize(inputs.device)
+    start = time.perf_counter()
     total = forward(population, select_blended(population), inputs).square().sum()
     torch.autograd.grad(total, list(population.host.parameters.values()))
-    _synchronise(inputs.device)
-    return time.perf_counter() - began
-
-
-def _synchronise(device: torch.device) -> None:
-    """Wait for what a device does behind the program's back."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if on_cuda:
+        torch.cuda.synchronize(inputs.device)
+    return time.perf_counter() - start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,89 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.engine.gradients import assess_health
 from esper.engine.measurements import TrainingReport
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
-from esper.population.forward import ForwardPass, prepare_forward, select_blended, select_isolated
-from esper.population.gradients import compute_row_norms, measure_health, split_by_slot
+from esper.population.forward import prepare_forward, select_blended, select_isolated
 from esper.population.optimizers import clip_by_network, optimizer_step
-from esper.population.parameters import FlatParameters, concatenate_flat
+from esper.population.parameters import concatenate_flat, pad_to_shape
 from esper.population.population import Population
 from esper.tasks.instance import Data
-
-
-def draw_shuffled_order(examples: int, count: int, rng: np.random.Generator) -> Ints:
-    """``count`` indices into ``examples``: as many whole shuffled epochs as needed, the last one cut."""
-    epochs = -(-count // examples)
-    return np.concatenate([rng.permutation(examples) for _ in range(epochs)])[:count]
-
-
-class TrainingStream:
-    """Minibatches ``[E, B, ...]`` for E networks, one after the other.
-
-    Networks may have different numbers of examples; each passes through its own set in its own shuffled epochs. Room is
-    kept for ``capacity`` examples per network, and more when it is needed.
-    """
-
-    def __init__(
-        self,
-        data: Sequence[Data],
-        orders: Sequence[Ints],
-        batch_size: int,
-        capacity: int,
-        device: torch.device,
-    ) -> None:
-        longest = capacity
-        self._inputs: Tensor = torch.stack([_pad_to(part.inputs, longest) for part in data]).to(device)
-        self._labels: Tensor = torch.stack([_pad_to(part.labels, longest) for part in data]).to(device)
-        offsets = np.arange(len(data))[:, None] * longest
-        self._order = torch.from_numpy(np.stack(orders) + offsets).to(device)
-        self._batch_size = batch_size
-
-    def replace(self, network: int, data: Data, order: Ints | None = None) -> None:
-        """From now on ``network`` draws from other data, in the same order as before or in a new one of its length."""
-        self._make_room(len(data))
-        longest = self._inputs.shape[1]
-        self._inputs[network] = _pad_to(data.inputs, longest).to(self._inputs, non_blocking=True)
-        self._labels[network] = _pad_to(data.labels, longest).to(self._labels, non_blocking=True)
-        if order is not None:
-            self._order[network] = torch.from_numpy(order + network * longest).to(self._order, non_blocking=True)
-
-    def _make_room(self, examples: int) -> None:
-        """Let every network have that many examples."""
-        networks, longest = self._labels.shape
-        extra = examples - longest
-        if extra <= 0:
-            return
-        self._inputs = torch.cat([self._inputs, self._inputs.new_zeros(networks, extra, *self._inputs.shape[2:])], 1)
-        self._labels = torch.cat([self._labels, self._labels.new_zeros(networks, extra)], 1)
-        self._order += torch.arange(networks, device=self._order.device).unsqueeze(1) * extra
-
-    def take(self, first: Ints, count: int) -> Iterator[Batch]:
-        """``count`` minibatches; network e begins with its minibatch number ``first[e]``."""
-        start = torch.from_numpy(first * self._batch_size).to(self._order, non_blocking=True)
-        places = start.unsqueeze(1) + torch.arange(self._batch_size, device=start.device)
-        for number in range(count):
-            yield self._gather(self._order.gather(1, places + number * self._batch_size))
-
-    def _gather(self, index: Tensor) -> Batch:
-        flat = index.flatten()
-        inputs = self._inputs.flatten(0, 1).index_select(0, flat).view(*index.shape, *self._inputs.shape[2:])
-        return Batch(inputs, self._labels.flatten().index_select(0, flat).view_as(index))
-
-
-def stack_data(data: Sequence[Data], device: torch.device) -> Batch:
-    """All examples of E data sets of one size, ``[E, N, ...]``."""
-    return Batch(
-        torch.stack([part.inputs for part in data]).to(device), torch.stack([part.labels for part in data]).to(device)
-    )
-
-
-def _pad_to(tensor: Tensor, length: int) -> Tensor:
-    filler = tensor.new_zeros(length - len(tensor), *tensor.shape[1:])
-    return torch.cat([tensor, filler])
 
 
 class Batch(NamedTuple):
@@ -114,141 +42,180 @@ def compute_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
 
     From logits ``[..., E, N, classes]`` and labels ``[..., E, N]``.
     """
-    # The first largest, as argmax says too, which is ten times slower where the classes are not innermost.
+    # The first largest, as of argmax, which is ten times slower where the classes are not innermost.
     return (logits.max(-1).indices == labels).to(logits.dtype).mean(-1)
 
 
-def train(population: Population, batches: Iterable[Batch], resting: Bools | None = None) -> TrainingReport:
+def train(population: Population, batches: Iterable[Batch], frozen: Bools | None = None) -> TrainingReport:
     """Train a population: the report of `start_training`, waited for."""
-    return start_training(population, batches, resting).fetch()
+    return start_training(population, batches, frozen).fetch()
 
 
 def start_training(
-    population: Population, batches: Iterable[Batch], resting: Bools | None = None
+    population: Population, batches: Iterable[Batch], frozen: Bools | None = None
 ) -> Deferred[TrainingReport]:
     """Take one optimizer step per minibatch in every network; hosts and blended seeds learn together.
 
-    Isolated seeds (stage TRAINING) learn from a second pass in which they count fully and all else is frozen. The
-    networks' losses are added up, so no network's gradient depends on how many others there are. The networks
-    ``resting``, bool ``[E]``, keep all their values and buffers (None: all learn). The report must be fetched before
-    seeds come or go.
+    Isolated seeds (stage TRAINING) learn from a second pass in which they count fully and all else is fixed. The
+    networks ``frozen``, bool ``[E]``, keep all their values and buffers (None: all learn). The report must be fetched
+    before seeds come or go.
     """
     population.execution.train(True)
-    rest = _RestingNetworks(population, resting) if resting is not None and resting.any() else None
-    flat = population.flat
-    started = _select_learning_rows(population)
-    if rest is not None:
-        started &= ~rest.rows
-    objective = _Objective(population)
+    table, host, flat, device = population.table, population.host, population.flat, population.config.device
+
+    # Hosts always learn, seeds once they have germinated, and nothing does in a frozen network.
+    frozen = np.zeros(population.size, np.bool_) if frozen is None else frozen
+    learning_seeds = table.owning & (table.stage != Stage.GERMINATED) & ~frozen[:, None]
+    banks = [learning_seeds[bank.block.owners.numpy(), kind.slot] for kind, bank in population.banks.items()]
+    learning = torch.from_numpy(np.concatenate([~frozen, *banks])).to(device, non_blocking=True)
+    frozen_rows = torch.from_numpy(frozen).to(device, non_blocking=True)
+    saved_buffers = {name: buffer[frozen_rows] for name, buffer in host.buffers.items()} if frozen.any() else {}
+
+    # The passes hold for all minibatches: seeds come and go with decisions only.
+    joint_passes = prepare_forward(population, select_blended(population)).passes
+    isolated = select_isolated(population)
+    isolated_passes = [None] * len(joint_passes) if isolated is None else prepare_forward(population, isolated).passes
+    fixed_host = {name: stacked.detach() for name, stacked in host.parameters.items()}
+    leaves = [leaf for block in flat.blocks for leaf in block.parameters.values()]
+
     losses: list[Tensor] = []
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     norms: list[Tensor] = []
     for batch in batches:
-        learned = objective(batch)
-        _update(population, flat, learned.gradients, started, rest)
-        losses.append(learned.losses)
-        logits.append(learned.logits)
+        # Pass by pass, so that only one pass's graph is held at a time.
+        by_pass: list[Sequence[Tensor]] = []
+        batch_losses: list[Tensor] = []
+        batch_logits: list[Tensor] = []
+        for joint_pass, isolated_pass in zip(joint_passes, isolated_passes, strict=True):
+            pass_inputs, pass_labels = batch.inputs[joint_pass.networks], batch.labels[joint_pass.networks]
+            pass_logits = joint_pass.run(pass_inputs, host.parameters)
+            pass_losses = compute_losses(pass_logits, pass_labels)
+            # Summed, not averaged: no network's gradient may depend on how many others there are.
+            total = pass_losses.sum()
+            if isolated_pass is not None:
+                total = total + compute_losses(isolated_pass.run(pass_inputs, fixed_host), pass_labels).sum()
+            by_pass.append(torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True))
+            batch_losses.append(pass_losses.detach())
+            batch_logits.append(pass_logits.detach())
+        # The gradient of a pass is zero in all other networks, so adding them up is exact.
+        sums = by_pass[0] if len(by_pass) == 1 else [torch.stack(parts).sum(0) for parts in zip(*by_pass, strict=True)]
+
+        # Back from named parameters to rows [R, P] per block, and to one vector [V] for the optimizer.
+        gradients = iter(sums)
+        by_block = [block.layout.flatten([next(gradients) for _ in block.parameters]) for block in flat.blocks]
+        gradient = concatenate_flat(by_block)
+        if frozen.any():
+            # Not by multiplication: a frozen network's gradient need not be finite.
+            gradient = gradient.masked_fill(flat.expand_rows(~learning), 0.0)
+        settings = population.config.optimizer
+        if settings.clip_norm is not None:
+            gradient = clip_by_network(flat, gradient, population.size, settings.clip_norm)
+        optimizer_step(flat, gradient, learning, settings)
+
+        losses.append(torch.cat(batch_losses))
+        logits.append(torch.cat(batch_logits))
         labels.append(batch.labels)
-        norms.append(compute_row_norms(learned.gradients))
-    if rest is not None:
-        rest.restore_buffers(population)
+        norms.append(compute_row_norms(by_block))
+
+    # A forward pass of hosts with running statistics has changed those of frozen networks, too.
+    for name, saved in saved_buffers.items():
+        host.buffers[name][frozen_rows] = saved
+
     accuracies = compute_accuracies(torch.stack(logits), torch.stack(labels))
-    learning = _learning_seeds(population.table) & (True if resting is None else ~resting[:, None])
-
-    def report(loss: Floats, accuracy: Floats, by_row: Floats) -> TrainingReport:
-        hosts, seeds = split_by_slot(population, by_row)
-        return TrainingReport(loss, accuracy, hosts[-1], seeds[-1], measure_health(population, hosts, seeds, learning))
-
-    return Deferred((torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms)), report)
+    results = (torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms))
+    return Deferred(results, partial(_make_report, population, learning_seeds))
 
 
-class _RestingNetworks:
-    """Networks that must not change while the others learn."""
-
-    def __init__(self, population: Population, resting: Bools) -> None:
-        networks = torch.from_numpy(resting)
-        self.rows = networks[population.flat.owners].to(population.config.device, non_blocking=True)
-        """The rows that belong to them, bool ``[R]``."""
-        self._networks = networks.to(population.config.device, non_blocking=True)
-        self._buffers = {name: buffer[self._networks] for name, buffer in population.host.buffers.items()}
-
-    def restore_buffers(self, population: Population) -> None:
-        for name, buffer in population.host.buffers.items():
-            buffer[self._networks] = self._buffers[name]
+def compute_row_norms(gradients: Sequence[Tensor]) -> Tensor:
+    """Norms ``[R]`` of the rows' gradients, ``[r, P]`` per block in the order of the population's blocks."""
+    hosts, *banks = gradients
+    # Two formulas, which differ in the last bit: policies see these figures and were trained with just these.
+    return torch.cat([hosts.square().sum(1).sqrt(), *(bank.norm(dim=1) for bank in banks)])
 
 
-class _MinibatchResult(NamedTuple):
-    """What a minibatch says of some networks."""
+def _make_report(
+    population: Population, learning_seeds: Bools, losses: Floats, accuracies: Floats, norms: Floats
+) -> TrainingReport:
+    """The report from losses and accuracies ``[E]`` and the norms ``[T, R]`` of all rows in T minibatches."""
+    # From rows to networks and slots; 0 in slots without a seed.
+    table = population.table
+    host_norms, bank_norms = np.split(norms, [population.size], axis=1)
+    seed_norms = np.zeros((len(norms), *table.stage.shape))
+    first = 0
+    for kind, bank in population.banks.items():
+        seed_norms[:, bank.block.owners.numpy(), kind.slot] = bank_norms[:, first : first + len(bank)]
+        first += len(bank)
 
-    losses: Tensor
-    """``[e]``."""
-    logits: Tensor
-    """``[e, B, classes]``."""
-    gradients: list[Tensor]
-    """Those of all rows, ``[R, P]`` per block; zero where nothing depends on them."""
-
-
-class _Objective:
-    """Differentiates the sum of the networks' losses, pass by pass, so that only one pass's graph is held at a time."""
-
-    def __init__(self, population: Population) -> None:
-        self._blocks = population.flat.blocks
-        self._leaves = [leaf for block in self._blocks for leaf in block.parameters.values()]
-        self._host = population.host.parameters
-        self._frozen = {name: stacked.detach() for name, stacked in self._host.items()}
-        self._whole = prepare_forward(population, select_blended(population)).passes
-        isolated = select_isolated(population)
-        self._alone = [None] * len(self._whole) if isolated is None else prepare_forward(population, isolated).passes
-
-    def __call__(self, batch: Batch) -> _MinibatchResult:
-        found = [self._one(*passes, batch) for passes in zip(self._whole, self._alone, strict=True)]
-        if len(found) == 1:
-            return found[0]
-        by_block = zip(*(one.gradients for one in found), strict=True)
-        return _MinibatchResult(
-            torch.cat([one.losses for one in found]),
-            torch.cat([one.logits for one in found]),
-            [torch.stack(parts).sum(0) for parts in by_block],
-        )
-
-    def _one(self, whole: ForwardPass, alone: ForwardPass | None, batch: Batch) -> _MinibatchResult:
-        inputs, labels = batch.inputs[whole.networks], batch.labels[whole.networks]
-        logits = whole.run(inputs, self._host)
-        losses = compute_losses(logits, labels)
-        total = losses.sum()
-        if alone is not None:
-            total = total + compute_losses(alone.run(inputs, self._frozen), labels).sum()
-        found = iter(torch.autograd.grad(total, self._leaves, materialize_grads=True, allow_unused=True))
-        gradients = [block.layout.flatten([next(found) for _ in block.parameters]) for block in self._blocks]
-        return _MinibatchResult(losses.detach(), logits.detach(), gradients)
+    health = assess_health(
+        host_norms,
+        seed_norms,
+        host_parameters=population.host_parameters,
+        seed_parameters=population.specs.costs.parameters.resident(table),
+        fossils=table.stage == Stage.FOSSILIZED,
+        learning=learning_seeds,
+    )
+    return TrainingReport(losses, accuracies, host_norms[-1], seed_norms[-1], health)
 
 
-def _learning_seeds(table: SeedTable) -> Bools:
-    """``[E, S]``: where there is a seed that learns, as all do after their germination."""
-    return table.owning & (table.stage != Stage.GERMINATED)
+# The data that networks learn from.
 
 
-def _select_learning_rows(population: Population) -> Tensor:
-    """Bool ``[R]``: which of the population's rows have begun to learn: hosts always, seeds after germination."""
-    seeds = _learning_seeds(population.table)
-    banks = [seeds[bank.block.owners.numpy(), kind.slot] for kind, bank in population.banks.items()]
-    rows = np.concatenate([np.ones(population.size, np.bool_), *banks])
-    return torch.from_numpy(rows).to(population.config.device, non_blocking=True)
+def draw_shuffled_order(examples: int, count: int, rng: np.random.Generator) -> Ints:
+    """``count`` indices into ``examples``: as many whole shuffled epochs as needed, the last one cut."""
+    epochs = -(-count // examples)
+    return np.concatenate([rng.permutation(examples) for _ in range(epochs)])[:count]
 
 
-def _update(
-    population: Population,
-    flat: FlatParameters,
-    gradients: Sequence[Tensor],
-    started: Tensor,
-    rest: _RestingNetworks | None,
-) -> None:
-    settings = population.config.optimizer
-    gradient = concatenate_flat(gradients)
-    if rest is not None:
-        # Not by multiplication: a resting network's gradient need not be finite.
-        gradient = gradient.masked_fill(flat.spread(rest.rows), 0.0)
-    if settings.clip_norm is not None:
-        gradient = clip_by_network(flat, gradient, population.size, settings.clip_norm)
-    optimizer_step(flat, gradient, started, settings)
+def stack_data(data: Sequence[Data], device: torch.device) -> Batch:
+    """All examples of E data sets of one size, ``[E, N, ...]``."""
+    inputs, labels = torch.stack([part.inputs for part in data]), torch.stack([part.labels for part in data])
+    return Batch(inputs.to(device), labels.to(device))
+
+
+class TrainingStream:
+    """Minibatches ``[E, B, ...]`` for E networks, one after the other.
+
+    Networks may have different numbers of examples; each passes through its own set in its own shuffled epochs. Room is
+    kept for ``capacity`` examples per network, and more when it is needed.
+    """
+
+    def __init__(
+        self, data: Sequence[Data], orders: Sequence[Ints], batch_size: int, capacity: int, device: torch.device
+    ) -> None:
+        self._inputs: Tensor = torch.stack([_pad_examples(part.inputs, capacity) for part in data]).to(device)
+        self._labels: Tensor = torch.stack([_pad_examples(part.labels, capacity) for part in data]).to(device)
+        # Orders index the examples of all networks, one after the other: one gather then serves all of them.
+        offsets = np.arange(len(data))[:, None] * capacity
+        self._order = torch.from_numpy(np.stack(orders) + offsets).to(device)
+        self._batch_size = batch_size
+
+    def replace(self, network: int, data: Data, order: Ints | None = None) -> None:
+        """From now on ``network`` draws from other data, in the same order as before or in a new one of its length."""
+        networks, capacity = self._labels.shape
+        extra = len(data) - capacity
+        if extra > 0:
+            # Room for more examples in every network moves the places of all.
+            padding = self._inputs.new_zeros(networks, extra, *self._inputs.shape[2:])
+            self._inputs = torch.cat([self._inputs, padding], 1)
+            self._labels = torch.cat([self._labels, self._labels.new_zeros(networks, extra)], 1)
+            self._order += torch.arange(networks, device=self._order.device).unsqueeze(1) * extra
+            capacity += extra
+        self._inputs[network] = _pad_examples(data.inputs, capacity).to(self._inputs, non_blocking=True)
+        self._labels[network] = _pad_examples(data.labels, capacity).to(self._labels, non_blocking=True)
+        if order is not None:
+            self._order[network] = torch.from_numpy(order + network * capacity).to(self._order, non_blocking=True)
+
+    def draw_batches(self, first: Ints, count: int) -> Iterator[Batch]:
+        """``count`` minibatches; network e begins with its minibatch number ``first[e]``."""
+        start = torch.from_numpy(first * self._batch_size).to(self._order, non_blocking=True)
+        places = start.unsqueeze(1) + torch.arange(self._batch_size, device=start.device)
+        for number in range(count):
+            index = self._order.gather(1, places + number * self._batch_size)
+            inputs = self._inputs.flatten(0, 1).index_select(0, index.flatten())
+            labels = self._labels.flatten().index_select(0, index.flatten())
+            yield Batch(inputs.view(*index.shape, *self._inputs.shape[2:]), labels.view_as(index))
+
+
+def _pad_examples(tensor: Tensor, count: int) -> Tensor:
+    return pad_to_shape(tensor, (count, *tensor.shape[1:]))

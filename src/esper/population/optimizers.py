@@ -5,8 +5,6 @@ Each equals its `torch.optim` namesake applied to the row's module alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -21,46 +19,47 @@ MOMENT_NAMES: dict[str, tuple[str, ...]] = {"adamw": ("mean", "square"), "sgd": 
 
 
 @torch.no_grad()
-def optimizer_step(flat: FlatParameters, gradient: Tensor, started: Tensor, settings: OptimizerSettings) -> None:
-    """One step in place on the rows that have ``started`` to learn, bool ``[R]``.
+def optimizer_step(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings: OptimizerSettings) -> None:
+    """One step in place on the rows that are ``learning``, bool ``[R]``; the others keep values and step count.
 
-    The others must have a zero gradient (``gradient`` is ``[V]``); they keep their values and their step count.
+    The gradient ``[V]`` of those others must be zero.
     """
-    _STEPS[settings.name](flat, gradient, started.to(flat.steps), settings)
+    step = _step_adamw if settings.name == "adamw" else _step_sgd
+    step(flat, gradient, learning.to(flat.steps), settings)
 
 
-def _adamw(flat: FlatParameters, gradient: Tensor, started: Tensor, settings: OptimizerSettings) -> None:
+def _step_adamw(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings: OptimizerSettings) -> None:
     """AdamW, Loshchilov and Hutter 2019, with the bias correction of Kingma and Ba 2015, algorithm 1.
 
     As they remark, a step ``rate * (mean / c1) / (sqrt(square / c2) + epsilon)`` costs less as
     ``(rate * sqrt(c2) / c1) * mean / (sqrt(square) + epsilon * sqrt(c2))``, whose factors are of rows, not of values.
     """
+    # Bias corrections by row: seeds are younger than their hosts.
     beta1, beta2 = settings.betas
-    flat.steps.add_(started)
+    flat.steps.add_(learning)
     steps = flat.steps.clamp(min=1)
-    rate = flat.learning_rates * started
+    rate = flat.learning_rates * learning
     root = (1 - beta2**steps).sqrt()
+    # All rows at once: those that do not learn have a rate of zero.
     mean, square = flat.moments["mean"], flat.moments["square"]
     mean.lerp_(gradient, 1 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    # Decoupled weight decay, then the step.
     if settings.weight_decay:
-        flat.values.mul_(flat.spread(1 - rate * settings.weight_decay))
-    denominator = square.sqrt().add_(flat.spread(ADAM_EPSILON * root))
-    factor = flat.spread(rate * root / (1 - beta1**steps))
+        flat.values.mul_(flat.expand_rows(1 - rate * settings.weight_decay))
+    denominator = square.sqrt().add_(flat.expand_rows(ADAM_EPSILON * root))
+    factor = flat.expand_rows(rate * root / (1 - beta1**steps))
     flat.values.addcdiv_(factor.mul_(mean), denominator, value=-1)
 
 
-def _sgd(flat: FlatParameters, gradient: Tensor, started: Tensor, settings: OptimizerSettings) -> None:
+def _step_sgd(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings: OptimizerSettings) -> None:
     """SGD with momentum as `torch.optim.SGD`: the velocity starts as the first gradient, without dampening."""
-    flat.steps.add_(started)
+    flat.steps.add_(learning)
     if settings.weight_decay:
-        gradient = torch.addcmul(gradient, flat.spread(settings.weight_decay * started), flat.values)
+        gradient = torch.addcmul(gradient, flat.expand_rows(settings.weight_decay * learning), flat.values)
     velocity = flat.moments["velocity"]
     velocity.mul_(settings.momentum).add_(gradient)
-    flat.values.addcmul_(flat.spread(flat.learning_rates * started), velocity, value=-1)
-
-
-_STEPS: dict[str, Callable[[FlatParameters, Tensor, Tensor, OptimizerSettings], None]] = {"adamw": _adamw, "sgd": _sgd}
+    flat.values.addcmul_(flat.expand_rows(flat.learning_rates * learning), velocity, value=-1)
 
 
 @torch.no_grad()
@@ -70,6 +69,6 @@ def clip_by_network(flat: FlatParameters, gradient: Tensor, networks: int, clip_
     The factor is that of `torch.nn.utils.clip_grad_norm_`: ``min(1, clip_norm / (norm + 1e-6))``.
     """
     owners = flat.owners.to(gradient.device, non_blocking=True)
-    squares = gradient.new_zeros(networks).index_add_(0, flat.spread(owners), gradient.square())
+    squares = gradient.new_zeros(networks).index_add_(0, flat.expand_rows(owners), gradient.square())
     factors = (clip_norm / (squares.sqrt() + CLIP_EPSILON)).clamp(max=1)
-    return gradient * flat.spread(factors[owners])
+    return gradient * flat.expand_rows(factors[owners])

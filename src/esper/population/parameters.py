@@ -1,8 +1,9 @@
 """All parameters of a population with their optimizer state: one flat vector, seen as stacks of rows.
 
-`ParameterLayout` says how a module lies in a row, `StackedParameters` holds many modules of one architecture,
+`ParameterLayout` describes how a module lies in a row, `StackedParameters` holds many modules of one architecture,
 `SeedBank` the seeds of one kind, and `PopulationParameters` all of them, whose rows are views of one `FlatParameters`.
-So a forward pass sees named tensors ``[R, *shape]``, and an optimizer step is a few operations on one vector.
+A forward pass sees named tensors ``[R, *shape]``; an optimizer step is a few operations on one vector, however many
+networks, layers and seeds there are.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class ParameterLayout:
     shapes: Mapping[str, torch.Size]
 
     @classmethod
-    def of(cls, module: nn.Module) -> ParameterLayout:
-        """The shape of ``module``'s parameters, in their order of registration."""
+    def from_module(cls, module: nn.Module) -> ParameterLayout:
+        """The layout of ``module``'s parameters, in their order of registration."""
         return cls({name: parameter.shape for name, parameter in module.named_parameters()})
 
     @property
@@ -54,7 +55,7 @@ class ParameterLayout:
         """Stacked parameters ``[R, *shape]``, in order, as flat rows ``[R, P]``: the inverse of `unflatten`."""
         return torch.cat([parameter.flatten(1) for parameter in parameters], dim=1)
 
-    def row(self, module: nn.Module) -> Tensor:
+    def flatten_module(self, module: nn.Module) -> Tensor:
         """The parameters of a module of these shapes, or of a narrower one padded with zeros, as one flat row ``[P]``.
 
         Raises:
@@ -63,27 +64,29 @@ class ParameterLayout:
         parameters = dict(module.named_parameters())
         if parameters.keys() != self.shapes.keys():
             raise ValueError(f"parameters {sorted(parameters)} do not match {sorted(self.shapes)}")
-        return torch.cat([pad(parameters[name].detach(), shape).flatten() for name, shape in self.shapes.items()])
+        return torch.cat(
+            [pad_to_shape(parameters[name].detach(), shape).flatten() for name, shape in self.shapes.items()]
+        )
 
 
-def pad(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """``tensor`` filled up with zeros at the end of every axis to ``shape``; raises ValueError if it exceeds it."""
+def pad_to_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """``tensor`` with zeros at the end of every axis up to ``shape``; raises ValueError if it exceeds the shape."""
     if tensor.shape == shape:
         return tensor
-    if tensor.dim() != len(shape) or any(have > want for have, want in zip(tensor.shape, shape, strict=True)):
+    if tensor.dim() != len(shape) or any(size > limit for size, limit in zip(tensor.shape, shape, strict=True)):
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not fit into {tuple(shape)}")
-    widths = [extent for have, want in zip(tensor.shape, shape, strict=True) for extent in (want - have, 0)]
+    # F.pad starts at the last axis, with the width before it and the width behind it.
+    widths = [width for size, limit in zip(tensor.shape, shape, strict=True) for width in (limit - size, 0)]
     return F.pad(tensor, widths[::-1])
 
 
 @dataclass(frozen=True)
 class StackedParameters:
-    """R modules of one architecture, hosts or seeds: one row of parameters each, and all that belongs to it.
+    """R modules of one architecture, hosts or seeds: for each a row of parameters, optimizer state and buffers.
 
-    Which rows there are never changes: `with_rows`, `reset_rows` and `without` make new stacks, so that whoever owns
-    stacks commits a change by one assignment or not at all. Values and optimizer state are born and die in one call, so
-    a row can never lack its state nor leave any behind. Only optimizers, and forward passes that keep running
-    statistics, write into the tensors.
+    Methods return new stacks, so an owner commits a change by one assignment or not at all. Values and optimizer state
+    are created and dropped in one call, so a row can neither lack its state nor leave any behind. Only optimizers, and
+    forward passes that keep running statistics, write into the tensors.
     """
 
     layout: ParameterLayout
@@ -104,16 +107,16 @@ class StackedParameters:
     def empty(
         cls, module: nn.Module, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device
     ) -> StackedParameters:
-        """No rows yet, of the shapes of ``module``, which is of this type and on this device."""
+        """A stack without rows, of the shapes of ``module``, which has this type and is on this device."""
         layout = ParameterLayout.from_module(module)
-        flat = torch.zeros(0, layout.size, dtype=dtype, device=device)
+        values = torch.zeros(0, layout.size, dtype=dtype, device=device)
         return cls(
             layout,
-            flat,
+            values,
             {name: buffer.new_zeros(0, *buffer.shape) for name, buffer in module.named_buffers()},
-            {name: flat.clone() for name in moment_names},
-            flat.new_zeros(0),
-            flat.new_zeros(0),
+            {name: values.clone() for name in moment_names},
+            values.new_zeros(0),
+            values.new_zeros(0),
             torch.zeros(0, dtype=torch.int64),
         )
 
@@ -122,54 +125,51 @@ class StackedParameters:
 
     @cached_property
     def parameters(self) -> Mapping[str, Tensor]:
-        """The values by parameter, each ``[R, *shape]``: views of ``values`` that are leaves and require grad.
-
-        As leaves they cost a backward pass nothing; taken apart within the graph, they would cost it a tenth.
-        """
+        """The values by parameter, each ``[R, *shape]``: views of ``values`` that are leaves and require grad."""
+        # As leaves they cost a backward pass nothing. Split within the graph, they would cost it a tenth.
         return {name: view.requires_grad_() for name, view in self.layout.unflatten(self.values).items()}
 
-    def stack(self, modules: Sequence[nn.Module]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Values ``[r, P]`` and buffers ``[r, *shape]`` of modules of this architecture.
-
-        Narrower ones are padded with zeros.
+    def stack_modules(self, modules: Sequence[nn.Module]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Values ``[r, P]`` and buffers ``[r, *shape]`` of modules of this architecture, padded with zeros if narrower.
 
         Raises:
             ValueError: a module's parameters have other names, or exceed the shapes.
         """
+        values = torch.stack([self.layout.flatten_module(module) for module in modules])
         shapes = {name: buffer.shape[1:] for name, buffer in self.buffers.items()}
-        return torch.stack([self.layout.flatten_module(module) for module in modules]), {
-            name: torch.stack([pad(module.get_buffer(name), shape) for module in modules])
+        return values, {
+            name: torch.stack([pad_to_shape(module.get_buffer(name), shape) for module in modules])
             for name, shape in shapes.items()
         }
 
     def with_rows(
         self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
     ) -> StackedParameters:
-        """These rows and ``r`` new ones ``[r, P]`` that have zero moments and no steps taken."""
+        """These rows and ``r`` new ones ``[r, P]``, with zero moments and no steps taken."""
         return self.join(self._make_untrained_rows(values, buffers, learning_rates, owners))
 
     def reset_rows(
         self, rows: Tensor, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor
     ) -> StackedParameters:
-        """The same with other parameters ``[r, P]`` and buffers at ``rows``, int64 ``[r]``, that were never trained."""
+        """The stack with other, untrained parameters ``[r, P]`` and buffers at ``rows``, int64 ``[r]``."""
         index = rows.to(self.values.device, non_blocking=True)
         new = self._make_untrained_rows(values, buffers, learning_rates, self.owners[rows])
-        return self._merge(lambda own, other: own.index_copy(0, index, other), new, self.owners)
+        return self._map_tensors(lambda tensors: tensors[0].index_copy(0, index, tensors[1]), self.owners, new)
 
     def join(self, other: StackedParameters) -> StackedParameters:
-        """Stack these rows and then the other ones."""
-        return self._merge(lambda own, new: torch.cat([own, new]), other, torch.cat([self.owners, other.owners]))
+        """These rows, followed by the other ones."""
+        return self._map_tensors(torch.cat, torch.cat([self.owners, other.owners]), other)
 
     def select(self, rows: Tensor) -> StackedParameters:
         """Copies of the rows at ``rows``, int64 ``[r]``."""
         index = rows.to(self.values.device, non_blocking=True)
-        return self._merge(lambda own, _: own.index_select(0, index), self, self.owners[rows])
+        return self._map_tensors(lambda tensors: tensors[0].index_select(0, index), self.owners[rows])
 
     def without(self, owners: Tensor) -> StackedParameters:
         """All but the rows of the networks in ``owners``, int64 ``[n]``."""
         return self.select(torch.isin(self.owners, owners, invert=True).nonzero().squeeze(1))
 
-    def _make_untrained(
+    def _make_untrained_rows(
         self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
     ) -> StackedParameters:
         """Rows of this architecture, type and device, with zero moments and no steps taken."""
@@ -183,24 +183,25 @@ class StackedParameters:
         return StackedParameters(
             self.layout,
             values.to(zeros, non_blocking=True),
-            {name: buffers[name].to(own, non_blocking=True) for name, own in self.buffers.items()},
+            {name: buffers[name].to(buffer, non_blocking=True) for name, buffer in self.buffers.items()},
             dict.fromkeys(self.moments, zeros),
             zeros.new_zeros(count),
             learning_rates.to(zeros, non_blocking=True),
             owners,
         )
 
-    def _merge(
-        self, merge: Callable[[Tensor, Tensor], Tensor], other: StackedParameters, owners: Tensor
+    def _map_tensors(
+        self, function: Callable[[list[Tensor]], Tensor], owners: Tensor, *stacks: StackedParameters
     ) -> StackedParameters:
-        """What ``merge`` makes of each of these tensors and the other's, and these ``owners``."""
+        """Apply ``function`` to each tensor with those of ``stacks``; the rows then have these ``owners``."""
+        stacks = (self, *stacks)
         return StackedParameters(
             self.layout,
-            merge(self.values, other.values),
-            {name: merge(own, other.buffers[name]) for name, own in self.buffers.items()},
-            {name: merge(own, other.moments[name]) for name, own in self.moments.items()},
-            merge(self.steps, other.steps),
-            merge(self.learning_rates, other.learning_rates),
+            function([stack.values for stack in stacks]),
+            {name: function([stack.buffers[name] for stack in stacks]) for name in self.buffers},
+            {name: function([stack.moments[name] for stack in stacks]) for name in self.moments},
+            function([stack.steps for stack in stacks]),
+            function([stack.learning_rates for stack in stacks]),
             owners,
         )
 
@@ -225,8 +226,8 @@ class FlatParameters:
     """The row of each value, int64 ``[V]``."""
 
     @classmethod
-    def of(cls, blocks: Sequence[StackedParameters]) -> FlatParameters:
-        """A vector of copies of ``blocks``."""
+    def from_blocks(cls, blocks: Sequence[StackedParameters]) -> FlatParameters:
+        """Copies of all rows of ``blocks`` in one vector."""
         values = concatenate_flat([block.values for block in blocks])
         moments = {name: concatenate_flat([block.moments[name] for block in blocks]) for name in blocks[0].moments}
         steps = torch.cat([block.steps for block in blocks])
@@ -234,10 +235,18 @@ class FlatParameters:
         owners = torch.cat([block.owners for block in blocks])
         widths = torch.cat([block.owners.new_full((len(block),), block.layout.size) for block in blocks])
         row_of_value = torch.arange(len(owners)).repeat_interleave(widths).to(values.device, non_blocking=True)
-        views = _view_rows(blocks, values, moments, steps)
+
+        # The blocks again, as views: what the optimizer writes into the vector is what a forward pass reads.
+        views: list[StackedParameters] = []
+        value, row = 0, 0
+        for block in blocks:
+            span, rows = slice(value, value + block.values.numel()), slice(row, row + len(block))
+            part = {name: moment[span].view_as(block.values) for name, moment in moments.items()}
+            views.append(replace(block, values=values[span].view_as(block.values), moments=part, steps=steps[rows]))
+            value, row = span.stop, rows.stop
         return cls(views, values, moments, steps, learning_rates, owners, row_of_value)
 
-    def spread(self, by_row: Tensor) -> Tensor:
+    def expand_rows(self, by_row: Tensor) -> Tensor:
         """``[R]`` to ``[V]``: each row's number for each of its values."""
         return by_row.index_select(0, self.row_of_value)
 
@@ -245,25 +254,6 @@ class FlatParameters:
 def concatenate_flat(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor ``[R, P]`` per block as a vector ``[V]``."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def _view_rows(
-    blocks: Sequence[StackedParameters], values: Tensor, moments: Mapping[str, Tensor], steps: Tensor
-) -> list[StackedParameters]:
-    views: list[StackedParameters] = []
-    value, row = 0, 0
-    for block in blocks:
-        part, rows = slice(value, value + block.values.numel()), slice(row, row + len(block))
-        views.append(
-            replace(
-                block,
-                values=values[part].view_as(block.values),
-                moments={name: moment[part].view_as(block.values) for name, moment in moments.items()},
-                steps=steps[rows],
-            )
-        )
-        value, row = part.stop, rows.stop
-    return views
 
 
 class SeedKind(NamedTuple):
@@ -281,10 +271,7 @@ SeedModule: TypeAlias = Blueprint | BlendedBlueprint
 
 @dataclass(frozen=True)
 class SeedBank:
-    """All seeds of one kind across the population, computed as one grouped call.
-
-    Like its rows it is replaced, never changed, when seeds come or go.
-    """
+    """All seeds of one kind across the population, computed as one grouped call; replaced when seeds come or go."""
 
     template: SeedModule
     """A seed of this kind at the widest site."""
@@ -307,11 +294,12 @@ class SeedBank:
         return len(self.block)
 
     def with_seeds(self, seeds: Sequence[SeedModule], learning_rates: Tensor, owners: Tensor) -> SeedBank:
-        """This bank and new seeds, int64 ``owners [r]`` and ``learning_rates [r]``."""
-        return replace(self, block=self.block.with_rows(*self.block.stack(seeds), learning_rates, owners))
+        """The bank and new seeds with these ``learning_rates [r]`` and int64 ``owners [r]``."""
+        values, buffers = self.block.stack_modules(seeds)
+        return replace(self, block=self.block.with_rows(values, buffers, learning_rates, owners))
 
     def without(self, owners: Tensor) -> SeedBank:
-        """This bank less the seeds of the networks in ``owners``, int64 ``[n]``."""
+        """The bank less the seeds of the networks in ``owners``, int64 ``[n]``."""
         return replace(self, block=self.block.without(owners))
 
 
@@ -319,8 +307,8 @@ class SeedBank:
 class PopulationParameters:
     """The hosts' rows, the banks of seeds, and the flat vector that both are views of.
 
-    They are replaced, never changed, when rows come or go. So a population owns all its rows by one reference, which it
-    exchanges when a change has succeeded as a whole.
+    They are replaced, never changed, when rows come or go: a population holds all its rows by one reference, which it
+    exchanges once a change has succeeded as a whole.
     """
 
     host: StackedParameters
@@ -333,8 +321,8 @@ class PopulationParameters:
     @classmethod
     def build(cls, host: StackedParameters, banks: Mapping[SeedKind, SeedBank]) -> PopulationParameters:
         """Copies of all rows, moved into one flat vector; banks without seeds are dropped."""
-        kept = {kind: bank for kind, bank in banks.items() if len(bank)}
-        flat = FlatParameters.from_blocks([host, *(bank.block for bank in kept.values())])
+        banks = {kind: bank for kind, bank in banks.items() if len(bank)}
+        flat = FlatParameters.from_blocks([host, *(bank.block for bank in banks.values())])
         host, *blocks = flat.blocks
-        views = {kind: replace(bank, block=own) for (kind, bank), own in zip(kept.items(), blocks, strict=True)}
+        views = {kind: replace(bank, block=block) for (kind, bank), block in zip(banks.items(), blocks, strict=True)}
         return cls(host, views, flat)

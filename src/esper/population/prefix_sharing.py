@@ -1,7 +1,8 @@
 """Several variants of every network in one pass, in which what they have in common is computed once.
 
 A variant is the same network with other alphas of its seeds. All variants enter the host as one block of the batch;
-at a slot where some begin to differ, copies of the block are appended to the batch. What lies before it is shared.
+at a slot where some begin to differ, copies of the block are appended to the batch. That is exact: variants that agree
+up to a slot have the same features there, and in evaluation mode a host treats every example by itself.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from esper.numerics.arrays import Bools, Float32s
 from esper.population.execution import SlotOp
 from esper.population.forward import ActiveSeeds, build_program, find_slot_seeds
 from esper.population.population import Population
-from esper.population.slot_ops import BranchingBlendOp, BranchingOp, SlotSeeds
+from esper.population.slot_ops import BankSlice, add_to_rows_in_place, append_branches, gather_rows
 
 
 @dataclass(frozen=True)
 class SlotBranches:
-    """What one slot does to the P blocks of a batch that reach it, of which A leave it twice or more often."""
+    """What one slot does to the P blocks of a batch that reach it: A of the P + A that leave it are appended copies."""
 
     parents: Sequence[int]
-    """Which block each of the A blocks that the slot appends is a branch of."""
+    """The block that each of the A appended ones is a copy of."""
     toggled: Bools
     """``[P + A, E]``: the networks whose seed is toggled here, block by block."""
 
@@ -49,8 +50,23 @@ def plan_shared_prefixes(toggled: Bools) -> BranchPlan:
     """All variants begin as one block, which branches where they begin to differ; ``toggled`` ``[V, E, S]``."""
     places, slots = [0] * len(toggled), list[SlotBranches]()
     for slot in range(toggled.shape[2]):
-        places, branches = _branch(places, toggled[:, :, slot])
-        slots.append(branches)
+        here = toggled[:, :, slot]
+        count = max(places) + 1
+        parents: list[int] = []
+        # Variants stay together if they arrive in one block and are toggled alike here. The first such group keeps the
+        # block's place; each other one gets a copy behind all blocks.
+        blocks: dict[tuple[int, bytes], int] = {}
+        example: dict[int, int] = {}
+        for variant, parent in enumerate(places):
+            group = (parent, here[variant].tobytes())
+            if group not in blocks:
+                blocks[group] = parent
+                if parent in example:
+                    blocks[group] = count + len(parents)
+                    parents.append(parent)
+                example[blocks[group]] = variant
+        places = [blocks[parent, here[variant].tobytes()] for variant, parent in enumerate(places)]
+        slots.append(SlotBranches(parents, here[[example[block] for block in range(len(example))]]))
     return BranchPlan(slots, places)
 
 
@@ -59,38 +75,45 @@ def plan_replicas(toggled: Bools) -> BranchPlan:
     return BranchPlan([SlotBranches((), toggled[:, :, slot]) for slot in range(toggled.shape[2])], range(len(toggled)))
 
 
-def _branch(places: Sequence[int], toggled: Bools) -> tuple[list[int], SlotBranches]:
-    """Where variants at ``places`` go that are ``toggled`` ``[V, E]`` here.
+@dataclass(frozen=True)
+class BranchingOp:
+    """As `BlendOp` for a batch of several variants, some of which begin to differ at this slot.
 
-    The first that leaves a block stays in its place, and all like it; others branch off.
+    P blocks of N examples reach the slot, ``[E, P * N, ...]``; P + A leave it. What lies before it, and the seeds'
+    contributions, are thus computed once for all variants that differ only here or later.
     """
-    arriving = max(places) + 1
-    leaving: list[int] = []
-    parents: list[int] = []
-    blocks: dict[tuple[int, bytes], int] = {}
-    example: dict[int, int] = {}
-    for variant, parent in enumerate(places):
-        way = (parent, toggled[variant].tobytes())
-        if way not in blocks:
-            blocks[way] = parent
-            if parent in example:
-                blocks[way] = arriving + len(parents)
-                parents.append(parent)
-            example[blocks[way]] = variant
-        leaving.append(blocks[way])
-    return leaving, SlotBranches(parents, toggled[[example[block] for block in range(len(example))]])
+
+    parents: Sequence[int]
+    """The block that each of the A last ones is a copy of, but for its alphas."""
+    examples: int
+    """N."""
+    banks: Sequence[tuple[BankSlice, Tensor, Tensor]]
+    """Seeds, their networks' rows ``[r]``, and their alphas in the blocks that leave, ``[r, P + A]``."""
+
+    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
+        outputs = append_branches(features, self.parents, self.examples)
+        # Bank by bank, as no gradient has to be gathered: what few rows need stays in the processor's cache.
+        for seeds, rows, alphas in self.banks:
+            h = x = gather_rows(features, rows)
+            if seeds.reads_inputs:
+                x = gather_rows(inputs, rows)
+                x = x.repeat(1, h.shape[1] // x.shape[1], *[1] * (x.dim() - 2))
+            added = append_branches(seeds.compute_contributions(h, x), self.parents, self.examples)
+            added.unflatten(1, (-1, self.examples)).mul_(alphas.view(*alphas.shape, *[1] * (added.dim() - 1)))
+            add_to_rows_in_place(outputs, rows, added)
+        return outputs
 
 
 @dataclass(frozen=True)
 class Variants:
-    """V variants of E networks: in each some of the seeds have another alpha than usual."""
+    """V variants of E networks: in each some of the seeds have another alpha than by default."""
 
     active: ActiveSeeds
-    """The seeds, and their usual alphas."""
+    """The seeds, and their default alphas."""
     toggled_alpha: Float32s
     """Their other alphas, ``[E, S]``."""
     toggled: Bools
-    """Which have those, ``[V, E, S]``; what it says of slots without a seed changes nothing."""
+    """Which have those, ``[V, E, S]``; in slots without a seed it changes nothing."""
 
 
 def toggle_slots(population: Population, slots: Sequence[int]) -> Variants:
@@ -100,11 +123,11 @@ def toggle_slots(population: Population, slots: Sequence[int]) -> Variants:
     """
     table = population.table
     alpha = np.where(table.blended, table.alpha, np.float32(0))
-    other = np.where(table.owning & ~table.blended, np.float32(1), np.float32(0))
+    toggled_alpha = np.where(table.owning & ~table.blended, np.float32(1), np.float32(0))
     toggled = np.zeros((1 + len(slots), *table.stage.shape), np.bool_)
     for variant, slot in enumerate(slots, start=1):
         toggled[variant, :, slot] = True
-    return Variants(ActiveSeeds(table.owning, alpha), other, toggled)
+    return Variants(ActiveSeeds(table.owning, alpha), toggled_alpha, toggled)
 
 
 def forward_variants(population: Population, variants: Variants, inputs: Tensor, *, shared: bool) -> Tensor:
@@ -114,28 +137,27 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
     hosts with a skip connection across a slot; there, and as the reference, the whole batch is replicated.
     """
     examples, count = inputs.shape[1], len(variants.toggled)
-    plan = plan_shared_prefixes(variants.toggled) if shared else replicate(variants.toggled)
+    plan = plan_shared_prefixes(variants.toggled) if shared else plan_replicas(variants.toggled)
+    batch = inputs if shared else inputs.repeat(1, count, *[1] * (inputs.dim() - 2))
 
-    def slot_op(slot: int, networks: range) -> SlotOp | None:
+    def make_slot_op(slot: int, networks: range) -> SlotOp | None:
         branches = plan.slots[slot]
         seeds = find_slot_seeds(population, variants.active, slot, networks)
         if seeds is None:
-            return BranchingOp(branches.parents, examples) if branches.parents else None
-        alphas = torch.from_numpy(_choose_alphas(variants, branches, seeds, slot)).to(
-            population.host.values, non_blocking=True
-        )
-        return BranchingBlendOp(seeds, alphas, branches.parents, examples)
+            # The slot may still branch: other networks have seeds here.
+            return BranchingOp(branches.parents, examples, ()) if branches.parents else None
+        # Each seed's alpha in each block that leaves the slot, [r, P + A].
+        default: Float32s = variants.active.alpha[seeds.owners, slot, None]
+        toggled: Float32s = variants.toggled_alpha[seeds.owners, slot, None]
+        alphas = torch.from_numpy(np.where(branches.toggled[:, seeds.owners].T, toggled, default))
+        alphas = torch.split(alphas.to(population.host.values, non_blocking=True), seeds.sizes)
+        banks = zip(seeds.slices, torch.split(seeds.rows, seeds.sizes), alphas, strict=True)
+        return BranchingOp(branches.parents, examples, list(banks))
 
-    batch = inputs if shared else inputs.repeat(1, count, *[1] * (inputs.dim() - 2))
-    outputs = build_program(population, slot_op)(batch, population.host.parameters)
+    outputs = build_program(population, make_slot_op)(batch, population.host.parameters)
+
+    # From blocks to variants.
     outputs = outputs.view(len(outputs), plan.blocks, examples, *outputs.shape[2:])
-    in_order = list(plan.places) == list(range(count))
-    return outputs if in_order else outputs[:, torch.tensor(plan.places, device=outputs.device)]
-
-
-def _choose_alphas(variants: Variants, branches: SlotBranches, seeds: SlotSeeds, slot: int) -> Float32s:
-    """``[r, P + A]``: what each seed counts with in each block that leaves the slot."""
-    owners = seeds.owners
-    usual: Float32s = variants.active.alpha[owners, slot, None]
-    other: Float32s = variants.toggled_alpha[owners, slot, None]
-    return np.where(branches.toggled[:, owners].T, other, usual)
+    if list(plan.places) == list(range(count)):
+        return outputs
+    return outputs[:, torch.tensor(plan.places, device=outputs.device)]

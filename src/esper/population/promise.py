@@ -8,9 +8,9 @@ differentiated example by example for all networks at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,168 +37,146 @@ from esper.population.parameters import StackedParameters
 from esper.population.population import Population
 
 _SEED, _DRAW = 0, 0
-"""Of the initial values of newborns; all networks of one width share them."""
+"""Random seed and draw of the initial values of newborns; all networks of one width share them."""
 
 
 @dataclass(frozen=True)
 class _Newborns:
-    """A blueprint at a slot, newborn, for every width that a network has there."""
+    """A blueprint at a slot, newborn, for W widths that networks have there."""
 
     template: Blueprint
-    names: tuple[str, ...]
-    """Names of the parameters that a gradient reaches."""
     widths: tuple[int, ...]
-    parameters: Parameters
-    """``[W, *shape]``, as wide as the widest."""
-    buffers: Parameters
+    reached: Parameters
+    """The parameters that a gradient reaches, ``[W, *shape]``, as wide as the widest."""
+    fixed: Parameters
+    """All other parameters, and the buffers, likewise."""
 
 
 class PromiseMeter:
-    """Measures what blueprints promise.
-
-    Args:
-        population: Whose networks.
-    """
+    """Measures what blueprints promise to the networks of ``population``."""
 
     def __init__(self, population: Population) -> None:
         self._population = population
         self._newborns: dict[tuple[int, int], _Newborns] = {}
 
     def measure(self, batch: Batch, due: Bools) -> Deferred[Promises]:
-        """What is promised in the slots ``due``, bool ``[E, S]``, by examples ``[E, N, ...]``."""
+        """Measure the promises in the slots ``due``, bool ``[E, S]``, by examples ``[E, N, ...]``."""
         population = self._population
         shape = (population.size, population.table.slots, len(population.config.blueprints))
         due = due[:, :, None] & population.specs.compatible
         if not due.any():
-            nothing = np.full(shape, np.nan)
-            return Deferred((), lambda: Promises(nothing, nothing, np.zeros(shape[0], np.bool_)))
+            empty = np.full(shape, np.nan)
+            return Deferred((), lambda: Promises(empty, empty, np.zeros(shape[0], np.bool_)))
+
+        # One pass for the features and functional gradients of all slots, then each blueprint at each slot.
         population.execution.train(False)
-        asked = _ask(population, batch)
+        recorded = _record_functional_gradients(population, batch)
         scores: list[Tensor] = []
-        places: list[_Place] = []
-        for slot in range(shape[1]):
+        places: list[tuple[int, int, Ints]] = []
+        for slot, (features, gradients) in enumerate(recorded):
             for blueprint in range(shape[2]):
-                rows = due[:, slot, blueprint].nonzero()[0]
-                if len(rows):
-                    scores.append(self._measure(slot, blueprint, rows, *asked[slot], batch.inputs))
-                    places.append(_Place(slot, blueprint, rows))
+                networks = due[:, slot, blueprint].nonzero()[0]
+                if len(networks):
+                    scores.append(self._score(slot, blueprint, networks, features, gradients, batch.inputs))
+                    places.append((slot, blueprint, networks))
         return Deferred((torch.cat(scores, 1),), partial(_scatter_to_slots, shape, places))
 
-    def _measure(self, slot: int, blueprint: int, rows: Ints, *asked: Tensor) -> Tensor:
-        """Fitted and held-out promise ``[2, r]`` to the networks ``rows``, no more at a time than in other passes."""
-        at_once = self._population.config.networks_per_pass or len(rows)
+    def _score(
+        self, slot: int, blueprint: int, networks: Ints, features: Tensor, gradients: Tensor, inputs: Tensor
+    ) -> Tensor:
+        """Fitted and held-out promise ``[2, r]`` to ``networks``, from tensors ``[E, N, ...]`` of all networks."""
+        newborns = self._get_newborns(slot, blueprint)
+        position = {width: index for index, width in enumerate(newborns.widths)}
+        differentiate = vmap(vmap(grad(partial(inner_product_with_output, newborns.template)), (None, None, 0, 0)))
         parts: list[Tensor] = []
-        for start in range(0, len(rows), at_once):
-            some = rows[start : start + at_once]
-            there = torch.from_numpy(some).to(asked[0].device)
-            promised = compute_promise_from_gradients(
-                self._differentiate(slot, blueprint, some, *(one[there] for one in asked))
-            )
-            parts.append(torch.stack([promised.fitted, promised.held_out.mean(-1)]))
+        # No more networks at a time than in other passes.
+        limit = self._population.config.networks_per_pass or len(networks)
+        for start in range(0, len(networks), limit):
+            chosen = networks[start : start + limit]
+            rows = torch.from_numpy(chosen).to(features.device)
+            widths = self._population.specs.widths[chosen, slot].tolist()
+            index = torch.tensor([position[width] for width in widths]).to(features.device)
+            reached = {name: stacked[index] for name, stacked in newborns.reached.items()}
+            fixed = {name: stacked[index] for name, stacked in newborns.fixed.items()}
+            # Blueprints that do not read the network's input get the features in its place.
+            context = (inputs if newborns.template.context is Context.NETWORK else features)[rows]
+            # The gradients of all examples, G [r, N, P]. vmap would go through fused attention example by example.
+            with sdpa_kernel(SDPBackend.MATH):
+                by_parameter = differentiate(reached, fixed, (features[rows], context), gradients[rows])
+            promise = compute_promise_from_gradients(torch.cat([part.flatten(2) for part in by_parameter.values()], 2))
+            parts.append(torch.stack([promise.fitted, promise.held_out.mean(-1)]))
         return torch.cat(parts, 1)
 
-    def _differentiate(
-        self, slot: int, blueprint: int, networks: Ints, features: Tensor, wishes: Tensor, inputs: Tensor
-    ) -> Tensor:
-        """The gradients of all examples of some networks, G ``[r, N, P]``."""
-        newborns = self._of(slot, blueprint)
-        place = {width: index for index, width in enumerate(newborns.widths)}
-        widths = self._population.specs.widths[networks, slot].tolist()
-        chosen = torch.tensor([place[width] for width in widths]).to(features.device)
-        own = {name: stacked[chosen] for name, stacked in newborns.parameters.items()}
-        fixed = {name: own[name] for name in own if name not in newborns.names}
-        fixed |= {name: stacked[chosen] for name, stacked in newborns.buffers.items()}
-        moving = {name: own[name] for name in newborns.names}
-        seen = inputs if newborns.template.context is Context.NETWORK else features
-        # vmap would go through fused attention example by example.
-        with sdpa_kernel(SDPBackend.MATH):
-            gradients = vmap(vmap(grad(partial(inner_product_with_output, newborns.template)), (None, None, 0, 0)))(
-                moving, fixed, (features, seen), wishes
-            )
-        return torch.cat([gradient.flatten(2) for gradient in gradients.values()], 2)
+    def _get_newborns(self, slot: int, blueprint: int) -> _Newborns:
+        """The newborns for the widths that networks have now, and those they had before."""
+        widths = set(self._population.specs.widths[:, slot].tolist())
+        newborns = self._newborns.get((slot, blueprint))
+        if newborns is None or not widths <= set(newborns.widths):
+            widths |= set(newborns.widths if newborns else ())
+            newborns = self._create_newborns(slot, blueprint, tuple(sorted(widths)))
+            self._newborns[slot, blueprint] = newborns
+        return newborns
 
-    def _of(self, slot: int, blueprint: int) -> _Newborns:
-        """For the widths that networks have now."""
-        widths = tuple(sorted(set(self._population.specs.widths[:, slot].tolist())))
-        key = (slot, blueprint)
-        if key not in self._newborns or not set(widths) <= set(self._newborns[key].widths):
-            known = self._newborns[key].widths if key in self._newborns else ()
-            self._newborns[key] = self._make(slot, blueprint, tuple(sorted({*known, *widths})))
-        return self._newborns[key]
-
-    def _make(self, slot: int, blueprint: int, widths: tuple[int, ...]) -> _Newborns:
+    def _create_newborns(self, slot: int, blueprint: int, widths: tuple[int, ...]) -> _Newborns:
         config = self._population.config
         site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
-        def newborn(width: int) -> Blueprint:
+        def create_newborn(width: int) -> Blueprint:
             return kind(site.with_width(width), module_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
 
-        template = newborn(site.width)
+        # Stacked as a population's seeds are, at full width.
+        template = create_newborn(site.width)
         stack = StackedParameters.empty(template, (), config.dtype, config.device)
-        values, buffers = stack.stack([newborn(width) for width in widths])
+        values, buffers = stack.stack_modules([create_newborn(width) for width in widths])
+        parameters = stack.layout.unflatten(values)
+
+        # Outputs start at zero, so the gradient of many parameters is zero whatever the example: random ones show it.
         generator = torch.Generator().manual_seed(0)
-        drawn = [
+        examples = [
             torch.randn(8, *shape, generator=generator).to(config.device, config.dtype)
             for shape in (site.shape, site.input_shape)
         ]
-        reached = find_parameters_with_gradient(template, [GradientBatch(tuple(drawn), torch.ones_like(drawn[0]))])
-        return _Newborns(template, tuple(reached), widths, stack.layout.unflatten(values), buffers)
+        reached = find_parameters_with_gradient(
+            template, [GradientBatch(tuple(examples), torch.ones_like(examples[0]))]
+        )
+        fixed = {name: stacked for name, stacked in parameters.items() if name not in reached}
+        return _Newborns(template, widths, {name: parameters[name] for name in reached}, {**fixed, **buffers})
 
 
-@dataclass
-class _AskOp:
-    """What a slot does, and a note of what passes there."""
+def _record_functional_gradients(population: Population, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """Features and the loss's gradients with respect to them, ``[E, N, ...]``, of all slots."""
+    make_blend_op = prepare_slot_op(population, select_blended(population))
+    recorded: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
+    leaves: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
 
-    usual: SlotOp | None
-    features: list[Tensor] = field(default_factory=list[Tensor])
-    leaves: list[Tensor] = field(default_factory=list[Tensor])
+    def make_recording_op(slot: int, networks: range) -> SlotOp:
+        blend = make_blend_op(slot, networks)
 
-    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
-        passed = features if self.usual is None else self.usual(features, inputs)
-        leaf = torch.zeros_like(passed, requires_grad=True)
-        self.features.append(passed.detach())
-        self.leaves.append(leaf)
-        return passed + leaf
+        def record(features: Tensor, inputs: Any) -> Tensor:
+            outputs = features if blend is None else blend(features, inputs)
+            # The gradient of a zero that is added to the features is that of the features.
+            leaf = torch.zeros_like(outputs, requires_grad=True)
+            recorded[slot].append(outputs.detach())
+            leaves[slot].append(leaf)
+            return outputs + leaf
 
-
-def _ask(population: Population, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """Features and functional gradients ``[E, N, ...]`` of all slots."""
-    usual = prepare_slot_op(population, select_blended(population))
-    ops: list[list[_AskOp]] = [[] for _ in range(population.table.slots)]
-
-    def noted(slot: int, networks: range) -> SlotOp:
-        ops[slot].append(_AskOp(usual(slot, networks)))
-        return ops[slot][-1]
+        return record
 
     with torch.enable_grad():
-        frozen = {name: stacked.detach() for name, stacked in population.host.parameters.items()}
-        logits = build_program(population, noted, aside=True)(batch.inputs, frozen)
+        host = {name: stacked.detach() for name, stacked in population.host.parameters.items()}
+        logits = build_program(population, make_recording_op, keep_buffers=True)(batch.inputs, host)
         total = F.cross_entropy(logits.mT, batch.labels, reduction="sum")
-        leaves = [leaf for own in ops for op in own for leaf in op.leaves]
-        wishes = iter(torch.autograd.grad(total, leaves, materialize_grads=True))
-    return [
-        (
-            torch.cat([features for op in own for features in op.features]),
-            torch.cat([next(wishes) for op in own for _ in op.leaves]),
-        )
-        for own in ops
-    ]
+        gradients = iter(torch.autograd.grad(total, [leaf for part in leaves for leaf in part], materialize_grads=True))
+    # One tensor per pass, joined to those of all networks.
+    return [(torch.cat(features), torch.cat([next(gradients) for _ in features])) for features in recorded]
 
 
-class _Place(NamedTuple):
-    """Which figures come next."""
-
-    slot: int
-    blueprint: int
-    rows: Ints
-    """The networks, ``[r]``."""
-
-
-def _scatter_to_slots(shape: tuple[int, int, int], places: Sequence[_Place], values: Floats) -> Promises:
+def _scatter_to_slots(shape: tuple[int, int, int], places: Sequence[tuple[int, int, Ints]], values: Floats) -> Promises:
     """Scatter ``[2, sum of r]`` values, in the order of the places, to networks, slots and blueprints."""
-    both = np.full((2, *shape), np.nan)
+    fitted, held_out = np.full((2, *shape), np.nan)
     start = 0
-    for slot, blueprint, rows in places:
-        both[:, rows, slot, blueprint] = values[:, start : start + len(rows)]
-        start += len(rows)
-    return Promises(both[0], both[1], np.zeros(shape[0], np.bool_))
+    for slot, blueprint, networks in places:
+        stop = start + len(networks)
+        fitted[networks, slot, blueprint], held_out[networks, slot, blueprint] = values[:, start:stop]
+        start = stop
+    return Promises(fitted, held_out, np.zeros(shape[0], np.bool_))

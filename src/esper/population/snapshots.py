@@ -12,31 +12,8 @@ from torch import Tensor
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, remove_seeds
 from esper.numerics.arrays import Bools, Ints
-from esper.population.parameters import PopulationParameters, SeedBank, SeedKind, StackedParameters
-from esper.population.population import Population, PopulationState, drop_pruned, forget_changed
-
-
-def _rows_of(block: StackedParameters, networks: Tensor) -> Tensor:
-    """The rows, int64 ``[r]``, of the networks that are True in ``networks``, bool ``[E]``."""
-    return networks[block.owners].nonzero().squeeze(1)
-
-
-def _copy_rows(block: StackedParameters, networks: Tensor) -> StackedParameters:
-    """Copies of the rows of the networks that are True in ``networks``, bool ``[E]``, without optimizer state."""
-    return replace(block, values=block.values.detach(), moments={}).select(_rows_of(block, networks))
-
-
-def _restore_rows(block: StackedParameters, copies: StackedParameters | None, networks: Tensor) -> StackedParameters:
-    """The block with the rows of these networks, bool ``[E]``, as in ``copies`` and with a fresh optimizer."""
-    places = _rows_of(block, networks)
-    if copies is None or not len(places):
-        return block
-    # A block has one row per network at most.
-    position = copies.owners.new_full((len(networks),), -1)
-    position[copies.owners] = torch.arange(len(copies))
-    source = copies.select(position[block.owners[places]])
-    rates = block.learning_rates[places.to(block.values.device, non_blocking=True)]
-    return block.reset_rows(places, source.values, source.buffers, rates)
+from esper.population.parameters import PopulationParameters, SeedKind, StackedParameters
+from esper.population.population import Population, PopulationState, clear_changed_evidence, remove_pruned_seeds
 
 
 @dataclass(frozen=True)
@@ -49,57 +26,72 @@ class Snapshots:
     """``[E, S]``: the number of the seed that each slot held, counted from 1; 0 without one."""
 
     @classmethod
-    def of(cls, state: PopulationState) -> Snapshots:
+    def from_state(cls, state: PopulationState) -> Snapshots:
         """Copies of all networks as they are."""
-        everyone = torch.ones(len(state.germinations), dtype=torch.bool)
-        seeds = {kind: _copy_rows(bank.block, everyone) for kind, bank in state.parameters.banks.items()}
-        return cls(_copy_rows(state.parameters.host, everyone), seeds, state.germinations * state.table.owning)
+        all_networks = torch.ones(len(state.germinations), dtype=torch.bool)
+        seeds = {kind: _copy_rows(bank.block, all_networks) for kind, bank in state.parameters.banks.items()}
+        return cls(_copy_rows(state.parameters.host, all_networks), seeds, state.germinations * state.table.owning)
 
-    def retake(self, rows: Bools, state: PopulationState) -> Snapshots:
-        """These snapshots, taken again for the networks ``rows``, bool ``[E]``."""
-        if rows.all():
+    def retake(self, networks: Bools, state: PopulationState) -> Snapshots:
+        """These snapshots, taken again for ``networks``, bool ``[E]``."""
+        if networks.all():
             return Snapshots.from_state(state)
-        if not rows.any():
+        if not networks.any():
             return self
-        chosen, parameters = torch.from_numpy(rows), state.parameters
-        kept = {kind: _copy_rows(copies, ~chosen) for kind, copies in self.seeds.items()}
-        new = {kind: _copy_rows(bank.block, chosen) for kind, bank in parameters.banks.items()}
-        joined = {kind: kept[kind].join(copies) if kind in kept else copies for kind, copies in new.items()}
+        chosen, parameters = torch.from_numpy(networks), state.parameters
+        seeds = {kind: _copy_rows(copies, ~chosen) for kind, copies in self.seeds.items()}
+        for kind, bank in parameters.banks.items():
+            copies = _copy_rows(bank.block, chosen)
+            seeds[kind] = seeds[kind].join(copies) if kind in seeds else copies
         return Snapshots(
             _copy_rows(self.host, ~chosen).join(_copy_rows(parameters.host, chosen)),
-            {kind: copies for kind, copies in (kept | joined).items() if len(copies)},
-            np.where(rows[:, None], state.germinations * state.table.owning, self.births),
+            {kind: copies for kind, copies in seeds.items() if len(copies)},
+            np.where(networks[:, None], state.germinations * state.table.owning, self.births),
         )
 
-    def knows(self, germinations: Ints) -> Bools:
-        """``[E, S]``: whether the newest seed of a slot, of which ``germinations`` counts, is in the snapshot."""
+    def contains_seeds(self, germinations: Ints) -> Bools:
+        """``[E, S]``: whether the snapshot holds the newest seed of a slot, the last that ``germinations`` counts."""
         return (self.births == germinations) & (germinations > 0)
 
-    def restore(self, rows: Bools, host: StackedParameters, banks: Mapping[SeedKind, SeedBank]) -> PopulationParameters:
-        """Parameters with the networks ``rows``, bool ``[E]``, as in their snapshots and with a fresh optimizer.
 
-        Every seed that they still have in ``banks`` must be known here.
-        """
-        chosen = torch.from_numpy(rows)
-        restored = {
-            kind: replace(bank, block=_restore_rows(bank.block, self.seeds[kind], chosen))
-            if kind in self.seeds
-            else bank
-            for kind, bank in banks.items()
-        }
-        return PopulationParameters.build(_restore_rows(host, self.host, chosen), restored)
-
-
-def roll_back(population: Population, rows: Bools, snapshots: Snapshots) -> Transitions:
-    """Restore the networks ``rows``, bool ``[E]``, as their snapshots have them; all others are left as they are.
+def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> Transitions:
+    """Restore ``networks``, bool ``[E]``, as their snapshots have them; all others are left as they are.
 
     Hosts, their buffers and fossils get back their values and start with a fresh optimizer; live seeds are pruned,
     and so is a fossil that germinated after the snapshot, of which no good values are known.
     """
-    state = population.state
-    fossils = (state.table.stage == Stage.FOSSILIZED) & snapshots.knows(state.germinations)
-    table, changes = remove_seeds(state.table, rows[:, None] & ~fossils)
-    parameters = snapshots.restore(rows, state.parameters.host, drop_pruned(state.parameters.banks, changes))
-    evidence = forget_changed(state.evidence, changes)
+    # Only fossils that the snapshot holds stay.
+    state, chosen = population.state, torch.from_numpy(networks)
+    fossils = (state.table.stage == Stage.FOSSILIZED) & snapshots.contains_seeds(state.germinations)
+    table, changes = remove_seeds(state.table, networks[:, None] & ~fossils)
+
+    # Hosts and these fossils get back their values.
+    banks = dict(remove_pruned_seeds(state.parameters.banks, changes))
+    for kind, bank in banks.items():
+        if kind in snapshots.seeds:
+            banks[kind] = replace(bank, block=_restore_rows(bank.block, snapshots.seeds[kind], chosen))
+    host = _restore_rows(state.parameters.host, snapshots.host, chosen)
+
+    # One assignment, so that a failure above leaves everything as it was.
+    evidence, parameters = clear_changed_evidence(state.evidence, changes), PopulationParameters.build(host, banks)
     population.state = replace(state, table=table, evidence=evidence, parameters=parameters)
     return changes
+
+
+def _copy_rows(block: StackedParameters, networks: Tensor) -> StackedParameters:
+    """Copies of the rows of ``networks``, bool ``[E]``, without optimizer state."""
+    rows = networks[block.owners].nonzero().squeeze(1)
+    return replace(block, values=block.values.detach(), moments={}).select(rows)
+
+
+def _restore_rows(block: StackedParameters, copies: StackedParameters, networks: Tensor) -> StackedParameters:
+    """The block with the rows of ``networks``, bool ``[E]``, as in ``copies`` and with a fresh optimizer."""
+    rows = networks[block.owners].nonzero().squeeze(1)
+    if not len(rows):
+        return block
+    # A block has at most one row per network, so its owner identifies it.
+    position = copies.owners.new_full((len(networks),), -1)
+    position[copies.owners] = torch.arange(len(copies))
+    source = copies.select(position[block.owners[rows]])
+    rates = block.learning_rates[rows.to(block.values.device, non_blocking=True)]
+    return block.reset_rows(rows, source.values, source.buffers, rates)
