@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from control.situations import BLUEPRINTS, HORIZON, SLOTS, SUITE, WIDTHS, Situation, fossil, holding, index_of
-from esper.control.policy.heads import legal_choices
+from esper.control.policy.heads import find_legal_choices
 from esper.control.rules import Uniform
 from esper.engine.config import EpisodeConfig
 from esper.engine.gradients import HealthTable
@@ -109,7 +109,7 @@ def trained(loss: float, accuracy: float, host: float = 0.0, seeds: Sequence[flo
 
 def cost(blueprint: str, slot: int) -> float:
     """Parameters over the host's."""
-    held = Situation().view().subject
+    held = Situation().view().networks
     site = held.execution.sites[slot].with_width(WIDTHS[slot])
     return get(blueprint).parameters_at(site) / held.host_parameters[0]
 
@@ -145,7 +145,7 @@ MLP_0, NORM_1 = cost("mlp", 0), cost("norm", 1)
         ("rent", Situation(rent=0.12), 0.12),
         ("log_train_size", Situation(train_size=2000), np.log(2)),
         ("log_learning_rate", Situation(), np.log(2)),
-        ("log_host_parameters", Situation(), np.log(Situation().view().subject.host_parameters[0] / 1000)),
+        ("log_host_parameters", Situation(), np.log(Situation().view().networks.host_parameters[0] / 1000)),
         ("log_host_gradient", Situation(history={"training": trained(1, 0, host=np.e)}), 1.0),
         ("last_op_prune", Situation(history={"last_op": Op.PRUNE}), 1.0),
         ("last_op_wait", Situation(history={"last_op": Op.PRUNE}), 0.0),
@@ -302,7 +302,7 @@ def test_every_conditional_mask_is_the_lifecycle_s(rules) -> None:
         ops |= set(op.tolist())
         for head in Head:
             expected = masks.find_legal(head, op, slot)
-            actual = legal_choices(tensors, head, torch.from_numpy(op), torch.from_numpy(slot), relevant[op])
+            actual = find_legal_choices(tensors, head, torch.from_numpy(op), torch.from_numpy(slot), relevant[op])
             assert np.array_equal(actual.numpy(), expected), head.name
         table = step(table, evidence, actions, rules, compatible).table
     assert len(ops) >= 4

@@ -27,7 +27,7 @@ def figures(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_it_is_due_every_so_many_decisions_of_each_network() -> None:
     settings = PromiseSettings(first=2, every=3)
-    assert [one for one in range(12) if settings.due(np.array([one]))[0]] == [2, 5, 8, 11]
+    assert [one for one in range(12) if settings.is_due(np.array([one]))[0]] == [2, 5, 8, 11]
 
 
 def test_ages_count_the_decisions_of_those_who_took_them() -> None:
