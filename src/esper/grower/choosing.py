@@ -176,16 +176,16 @@ def _make_rule(name: str, spec: ModelSpec, timing: Timing) -> Controller:
     if name == LookRule.name:
         return _make_look(timing, LookSettings())
     defaults, offered = HeuristicSettings(), tuple(_list_offers(spec))
-    trial = timing.trial(defaults.trial)
-    stop_after = timing.stop_after(defaults.stop_after, trial, defaults.at_a_time)
+    trial = timing.fit_trial(defaults.trial)
+    stop_after = timing.fit_stop_after(defaults.stop_after, trial, defaults.at_a_time)
     if name == Periodic.name:
         return Periodic(PeriodicSettings(plantings=offered, trial=trial, stop_after=stop_after), timing.horizon)
     return Heuristic(HeuristicSettings(preferences=offered, trial=trial, stop_after=stop_after), timing.horizon)
 
 
 def _make_look(timing: Timing, default: LookSettings) -> LookRule:
-    trial = timing.trial(default.trial)
-    stop_after = timing.stop_after(default.stop_after, trial, 1)
+    trial = timing.fit_trial(default.trial)
+    stop_after = timing.fit_stop_after(default.stop_after, trial, 1)
     changed = {"promise": timing.promise(default.promise, stop_after), "trial": trial, "stop_after": stop_after}
     return LookRule(default.model_copy(update=changed), timing.horizon)
 
@@ -244,7 +244,7 @@ _GENERATED = 32
 """Generated suites that stand for all of them."""
 
 
-def warn_of_unknown(
+def warn_of_unfamiliar(
     origin: PolicyOrigin | None, model: GrowingModel, timing: Timing, rent: float, classes: int
 ) -> None:
     """Say once what ``model`` and its circumstances have that no suite of a policy's training had.

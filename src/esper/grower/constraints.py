@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esper.config.arguments import Advice, NonNegativeFloat, describe_value
 from esper.errors import ConfigError
-from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures, check_number
+from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Metrics, check_number, parse_metrics
 
 PENALTY = 1.0
 """What the score of a network loses that breaks a constraint, besides the share by which it does."""
@@ -71,7 +71,7 @@ class ConstraintSet:
             ConfigError: it is none of what is expected.
         """
         if self.objective is None:
-            return check_figures(returned)
+            return parse_metrics(returned)
         names = [self.objective, *self.limits]
         if not isinstance(returned, Mapping) or not all(name in returned for name in names):
             raise ConfigError(
@@ -129,4 +129,4 @@ def _read_score(name: str, value: Any) -> Figures:
     if not isinstance(value, Score):
         raise ConfigError(f"evaluate returned {describe_value(value)} for {name!r}: give an esper.Score")
     parts = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}
-    return check_figures({part: check_number(figure, f"the {part} of {name!r}") for part, figure in parts.items()})
+    return parse_metrics({part: check_number(figure, f"the {part} of {name!r}") for part, figure in parts.items()})

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 MOST_KEPT = 2**30
 """Bytes of inputs and outputs that may be kept during one measurement; beyond, passes are separate."""
-FEWEST_BESIDE_THE_WHOLE = 3
+MIN_SHARED_VARIANTS = 3
 """Changed seeds from which sharing pays where the figure of the model as it is need not be measured."""
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class SharedForwardEvaluator:
             with self.model.seeds[name].temporary_alpha(changes[name]):
                 return evaluate(self.model)
 
-        if self.separate is not None or len(changes) < (1 if baseline is None else FEWEST_BESIDE_THE_WHOLE):
+        if self.separate is not None or len(changes) < (1 if baseline is None else MIN_SHARED_VARIANTS):
             baseline = evaluate(self.model) if baseline is None else baseline
             return baseline, {name: evaluate_changed(name) for name in changes}
         self._minibatches, self._kept_bytes = [], 0

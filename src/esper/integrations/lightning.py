@@ -113,8 +113,8 @@ class GrowerCallback(Callback):
         scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None
         self.grower = Grower(model, optimizer, evaluate=self._evaluate, loss=loss, scaler=scaler, **self._options)
         # A checkpoint that was loaded before is applied to them now.
-        self._carriers[model].carry("grower", self.grower)
-        self._carriers[model].carry("losses", self._losses)
+        self._carriers[model].add_part("grower", self.grower)
+        self._carriers[model].add_part("losses", self._losses)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wrap ``training_step`` for the epoch, so that isolated seeds and forks learn from every minibatch."""
