@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 from esper.config.arguments import Advice, Name, check_arguments
 from esper.errors import ConfigError
-from esper.grower.constraints import Limits
 from esper.grower.evaluation import Evaluate
 from esper.grower.isolated import Counterfactual
-from esper.grower.scores import EXPECTED
+from esper.grower.scores import EXPECTED, Limits
 from esper.growth.model import GrowingModel
 
 EVALUATE_ADVICE = f"give a function that takes the model and returns {EXPECTED}"
@@ -51,10 +50,10 @@ class Metric:
 
 
 class Constrained:
-    """Growth is about one of several sets of validation data, and the loss on others may rise by so much at most.
+    """Growth is about one of several sets of validation data, and the loss on the others may rise only by a limit.
 
-    While a constraint is broken, the module without which it is broken by least is pruned, and none is kept;
-    `esper.grower.constraints` has the formula.
+    While a constraint is broken, no module is kept, and the one without which it is broken least is pruned;
+    `esper.grower.scores` has the formula.
 
     ```python
     grower = esper.Grower(model, optimizer, esper.Constrained(measure, "target", {"source": 0.01}))
@@ -94,7 +93,7 @@ class Refit:
         evaluate: Measures the model, and its forks.
 
     Raises:
-        ConfigError: it is not a function.
+        ConfigError: ``evaluate`` is not a function.
     """
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)
@@ -108,7 +107,7 @@ class Refit:
 
 @dataclass(frozen=True)
 class Criterion:
-    """What growth is about, taken from an evaluator and those that it wraps."""
+    """What growth is about: the settings of an evaluator and of those that it wraps."""
 
     evaluate: Evaluate
     """The innermost function."""
@@ -120,16 +119,16 @@ class Criterion:
     evidence: Counterfactual = Counterfactual.DEPENDENCE
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the function, as plain values, for a run's configuration and for comparing saved states."""
+        """All fields but the function, as plain values, for a run's configuration and for comparing saved states."""
         values = {name: value for name, value in vars(self).items() if name != "evaluate"}
         return {**values, "evidence": self.evidence.value}
 
 
 def read_criterion(evaluate: Evaluate) -> Criterion:
-    """The criterion of an evaluator; that of a plain function has the accuracy, or else the loss, as its metric.
+    """The criterion of an evaluator. For a plain function the metric is accuracy where there is one, or else the loss.
 
     Raises:
-        ConfigError: it wraps another one of its kind.
+        ConfigError: an evaluator wraps another one of its kind.
     """
     fields: dict[str, Any] = {}
     kinds: set[type] = set()
