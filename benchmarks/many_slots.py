@@ -32,7 +32,7 @@ from esper.control.rules import ActionBuilder
 from esper.engine.observation import MaskTensors, Observation, list_features, mask_tensors
 from esper.grower.evaluation import measure_model
 from esper.grower.grower import Grower
-from esper.grower.scores import check_figures
+from esper.grower.scores import parse_metrics
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
@@ -241,7 +241,7 @@ def model_parts(slots: int) -> Parts:
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
         "validation, all counterfactuals": lambda: measure_model(
-            grower.passes, grower.network.table, validate, check_figures, None, every_slot
+            grower.passes, grower.network.table, validate, parse_metrics, None, every_slot
         ),
     }
 

@@ -4,7 +4,7 @@ from esper.adaptation.adapt import adapt
 from esper.engine.config import EpisodeConfig
 from esper.grower import Decision, Grower
 from esper.grower.branch import branch
-from esper.grower.constraints import Score
+from esper.grower.scores import Score
 from esper.grower.spending import Spending, warmup_stable_decay
 from esper.grower.validation import Validation
 from esper.growth.attach import attach

@@ -18,7 +18,7 @@ from esper import EpisodeConfig, Grower, GrowingModel
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
-from esper.grower.choosing import choose_controller
+from esper.grower.controllers import choose_controller
 from esper.grower.network import ModelSpec
 from esper.growth.blueprints import registry
 from esper.growth.blueprints.registry import Blueprint, Family
@@ -355,8 +355,8 @@ def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horiz
     assert isinstance(controller, LookRule)
     assert controller.promise is not None
     usual = LookSettings()
-    stop = timing.stop_after(usual.stop_after, timing.trial(usual.trial), 1)
-    may_plant = [one for one in range(1, timing.horizon + 1) if timing.progress(one) <= stop + 1e-6]
+    stop = timing.fit_stop_after(usual.stop_after, timing.fit_trial(usual.trial), 1)
+    may_plant = [one for one in range(1, timing.horizon + 1) if timing.compute_progress(one) <= stop + 1e-6]
     looks = [one for one in may_plant if controller.promise.due(np.array([one]))[0]]
     assert len(looks) >= min(3, len(may_plant) - 1, 1 + len(may_plant) // 2)
     assert looks

@@ -22,7 +22,7 @@ from esper import Decision, Grower, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.grower.decision import Change, Ending
-from esper.grower.state_dict import regrow
+from esper.grower.state_dict import plant_structure
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
@@ -55,7 +55,7 @@ def train(loop: Loop, decisions: int) -> list[Decision]:
 
 def resumed(saved: dict[str, Any], controller: str, **options: Any) -> Loop:
     model = growing(seed=5)
-    regrow(model, saved["grower"]["seeds"])
+    plant_structure(model, saved["grower"]["seeds"])
     model.load_state_dict(saved["model"])
     loop = Loop(controller, model, **options)
     loop.optimizer.load_state_dict(saved["optimizer"])

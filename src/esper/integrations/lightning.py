@@ -109,8 +109,8 @@ class GrowerCallback(Callback):
         self.grower = Grower(
             model, optimizer, evaluate=self._evaluate, loss=loss, scaler=_scaler(trainer), **self._options
         )
-        self._carriers[model].carry("grower", self.grower)
-        self._carriers[model].carry("losses", self._losses)
+        self._carriers[model].add_part("grower", self.grower)
+        self._carriers[model].add_part("losses", self._losses)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let isolated seeds and forks learn from every minibatch of the epoch."""

@@ -81,8 +81,8 @@ class GrowerCallback(TrainerCallback):
         """Step until which the loss has been logged."""
         self._due = False
         carrier = GrowthInStateDict(model)
-        carrier.carry("grower", self.grower)
-        carrier.carry("losses", self._losses)
+        carrier.add_part("grower", self.grower)
+        carrier.add_part("losses", self._losses)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
