@@ -102,7 +102,7 @@ class GrowerConfig(Settings):
     loss: Annotated[Callable[..., Tensor], Advice("give a function that computes the loss of a minibatch")] | None = (
         None
     )
-    """The training loss of a minibatch, computed anew by way of the model from the arguments of
+    """Computes the training loss of a minibatch by calling the model, from the arguments of
     `Grower.isolated_backward`; isolation ``shadow`` and `esper.Refit` need it."""
     scaler: torch.amp.GradScaler | None = None
     """Gradient scaler of the loop, if it scales losses; gradients are then recorded without the scale."""
@@ -186,6 +186,7 @@ def check_step(
     fraction = None if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
     if fraction is not None and not 0 <= fraction <= 1 + ROUNDING:
         raise ConfigError(f"train_accuracy is {fraction:g}: give a fraction in [0, 1], or leave it out")
+    # Without metrics `evaluate` is called; with some of them, all must be given.
     if val_loss is None and accuracy is None and metrics is None:
         return StepInputs(loss, fraction, None)
     if val_loss is None:

@@ -158,6 +158,7 @@ def choose_controller(
     if name in _RULES:
         timing = Timing(horizon, rules or Rules())
         return ControllerChoice(_make_rule(name, spec, timing), timing, None)
+    # Not a rule: the shipped policy, or the directory of a run.
     run = open_policy(name, _RULES)
     origin = load_settings(PolicyOrigin, run.config)
     timing = Timing(horizon, rules or origin.rules)

@@ -212,6 +212,7 @@ def resolve_unfinished(
         contributions = np.where(live, measured, contributions)
         charge, table = network.charge, network.table
         rents = marginal_rent(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))
+        # A module that could not be measured is worth nothing.
         worth = contributions - rents
         worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
         if worth.min() >= 0 and not unfit:

@@ -69,7 +69,7 @@ class Processes:
         """
         if self._group is None:
             return compute()
-        box: list[Any] = [None]
+        box: list[Any] = [None]  # still None where the first process failed
         try:
             if everywhere or self.is_first:
                 box = [[compute()]]

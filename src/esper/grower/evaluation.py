@@ -85,6 +85,7 @@ def measure_model(
     def compute_metrics(model: GrowingModel) -> Metrics:
         return parse(measure(model))
 
+    # Modules are switched on or off in shared passes; a fork has other parameters, and needs passes of its own.
     with restore_modes(model):
         toggled = {name: alpha for name, alpha in alphas.items() if name not in forks}
         baseline, ablated = evaluator.measure(compute_metrics, toggled, baseline)

@@ -39,6 +39,7 @@ class OptimizerCheck:
         Raises:
             ConfigError: another optimizer has trained the host.
         """
+        # Training changes the sums of parameters; keeping a copy of them all is not needed to notice it.
         sums, before = self._sum_parameters(), self._sums
         stepped, self._stepped, self._sums = self._stepped, False, sums
         has_gradients = any(parameter.grad is not None for parameter in self._host.parameters())
@@ -137,6 +138,7 @@ class LearningCheck:
                 "rate, the loss and the data",
                 stacklevel=3,
             )
+        # An unusual loss is no evidence for or against modules.
         if not usual:
             return {Op.FOSSILIZE, Op.PRUNE}
         return {Op.FOSSILIZE} if idle or not better else set()

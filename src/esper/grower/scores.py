@@ -85,13 +85,12 @@ def check_number(value: object, name: str) -> float:
 def parse_metrics(result: object) -> Metrics:
     """The checked metrics in a ``result`` of ``evaluate``: a loss, a pair of loss and accuracy, or a mapping.
 
-    A loss that is not finite is accepted, with any accuracy: training may have blown up.
-
     Raises:
         ConfigError: the result is none of `EXPECTED`, or the accuracy is no fraction.
     """
     metrics = _name_metrics(result)
     loss, accuracy = metrics[LOSS], metrics.get(ACCURACY)
+    # With a loss that is not finite any accuracy will do: training may have blown up.
     if accuracy is None or not math.isfinite(loss):
         return metrics
     if 0 <= accuracy <= 1 + ROUNDING:
@@ -183,6 +182,7 @@ class ConstraintSet:
     def find_broken(self, metrics: Metrics) -> dict[str, float]:
         """The relative increase of the loss on each set whose constraint is broken, by set."""
         rises = {name: metrics[name_loss(name)] / reference - 1 for name, reference in self.references.items()}
+        # Negated, so that a NaN breaks the constraint.
         return {name: rise for name, rise in rises.items() if not rise <= self.limits[name] + ROUNDING}
 
     def compute_excess(self, metrics: Metrics) -> float:
@@ -267,6 +267,7 @@ class Scores:
         loss = metrics[LOSS]
         if self._has_reference or not (math.isfinite(loss) and math.isfinite(value)):
             return
+        # An accuracy shows that the outputs are classes.
         if ACCURACY in metrics and not self._classes:
             if self._outputs < 2:
                 raise ConfigError(
@@ -277,6 +278,7 @@ class Scores:
         self._has_reference, self.metric = True, metric
         self._first_train_loss = train_loss if math.isfinite(train_loss) else loss
         self._first_loss, self._first_accuracy = loss, metrics.get(ACCURACY, UNKNOWN)
+        # The level of chance: that of guessing where it is known, or else that of the start.
         self.chance_loss = math.log(self._classes) if self._classes else loss
         if self._trained:
             self.chance_loss = max(self.chance_loss, loss)
@@ -353,6 +355,7 @@ class Scores:
 
     def improvement_over_chance(self, metrics: Metrics, train_loss: float) -> tuple[float, float]:
         """Relative improvement over the loss of chance, of the training and the validation loss."""
+        # Without classes there is no loss of guessing, and training and validation may differ in scale.
         chance_train_loss = self.chance_loss if self._classes else self._first_train_loss
         by_training = _relative_improvement(train_loss, chance_train_loss)
         return by_training, _relative_improvement(metrics[LOSS], self.chance_loss)

@@ -119,6 +119,7 @@ class Spending:
 
     def count(self, inputs: Tensor) -> None:
         """Called at the beginning of each forward pass with the model's inputs; not in a compiled model."""
+        # Forward: in proportion to the size of the input.
         model = self._model
         examples, host = inputs.numel() / model.example_size, model.host_flops or 0
         seeds = sum(slot.seed.flops_at(slot.site) for slot in model.slots.values() if slot.seed is not None)

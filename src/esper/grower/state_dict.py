@@ -105,8 +105,8 @@ class GrowthInStateDict:
     """Adds what has grown to ``model.state_dict()``; ``model.load_state_dict(...)`` then plants it before it loads.
 
     The state dict gains one tensor of bytes. A tensor that the model uses under several names is saved under the first
-    one only, as files of safetensors require. Parts that were added by `add_part`, such as a grower, are saved and loaded
-    with the model. A copy of the model has its modules only.
+    one only, as files of safetensors require. Parts that were added by `add_part`, such as a grower, are saved and
+    loaded with the model. A copy of the model has its modules only.
     """
 
     def __init__(self, model: GrowingModel) -> None:
@@ -118,7 +118,7 @@ class GrowthInStateDict:
         model.register_load_state_dict_pre_hook(self._load_growth)
 
     def add_part(self, name: str, part: Stateful) -> None:
-        """Save and load ``part`` with the model from now on; a state that was loaded before is restored now."""
+        """Save and load ``part`` with the model from now on; a state loaded before is restored now."""
         self._parts[name] = part
         self._load_parts()
 
@@ -143,12 +143,14 @@ class GrowthInStateDict:
         if packed is None:
             return
         state = unpack(packed)
+        # Aliases back first, since torch requires every name; then modules, so that their values have a place.
         state_dict.update({prefix + alias: state_dict[prefix + name] for alias, name in state["twins"].items()})
         plant_structure(model, state["seeds"])
         self._pending = state["parts"]
         self._load_parts()
 
     def __getstate__(self) -> Mapping[str, Any]:
+        # Copies and pickles: a grower belongs to the original model.
         return {**self.__dict__, "_parts": {}, "_pending": {}}
 
 
@@ -168,6 +170,7 @@ def _remove_aliases(state_dict: dict[str, Tensor], prefix: str) -> dict[str, str
     for name in [name for name in state_dict if name.startswith(prefix)]:
         tensor = state_dict[name]
         memory = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        # Empty tensors have no memory by which they could be recognised.
         first = first_names.setdefault(memory, name) if tensor.numel() else name
         if first != name:
             aliases[name.removeprefix(prefix)] = first.removeprefix(prefix)

@@ -146,6 +146,7 @@ class Validation:
         if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"{describe(model)} is no model: give a torch.nn.Module")
         device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+        # A DataLoader draws random numbers even if it does not shuffle.
         with keep_modes(model), keep_generators(model), torch.no_grad():
             model.eval()
             tallies = [self._measure(model, batch, device) for batch in self.batches]
@@ -161,6 +162,7 @@ class Validation:
             what = describe(cast("object", batch))
             raise ConfigError(f"a batch for {self.task} is {what}: give pairs of inputs and labels")
         inputs, labels = (_move(part, device) for part in cast("tuple[Any, Any]", batch))
+        # Call the model as its inputs are given, and take the logits of what it returns.
         match inputs:
             case Mapping():
                 outputs = model(**inputs)
@@ -177,6 +179,7 @@ class Validation:
                 f"{self.task} compares {describe(outputs)} of the model with {describe(labels)}: both have to be "
                 "tensors; write a function of your own for other outputs"
             )
+        # Other tensors would give a loss, but a wrong one.
         for tensor in (outputs, labels):
             if tensor.is_complex() or tensor.layout is not torch.strided or not tensor.ndim:
                 raise ConfigError(
