@@ -19,7 +19,17 @@ from esper.growth.model import GrowingModel
 EVALUATE_ADVICE = f"give a function that takes the model and returns {EXPECTED}"
 
 
-class Metric:
+class Evaluator:
+    """Wraps a function that measures a model, and is called in its place."""
+
+    evaluate: Evaluate
+
+    def __call__(self, model: GrowingModel) -> Any:
+        """The result of ``evaluate``."""
+        return self.evaluate(model)
+
+
+class Metric(Evaluator):
     """Growth is about one metric by name, plateaus included.
 
     ```python
@@ -44,12 +54,8 @@ class Metric:
     ) -> None:
         self.evaluate, self.name, self.higher_is_better = evaluate, name, higher_is_better
 
-    def __call__(self, model: GrowingModel) -> Any:
-        """The result of ``evaluate``."""
-        return self.evaluate(model)
 
-
-class Constrained:
+class Constrained(Evaluator):
     """Growth is about one of several sets of validation data, and the loss on the others may rise only by a limit.
 
     While a constraint is broken, no module is kept, and the one without which it is broken least is pruned;
@@ -77,12 +83,8 @@ class Constrained:
     ) -> None:
         self.evaluate, self.objective, self.limits = evaluate, objective, dict(limits or {})
 
-    def __call__(self, model: GrowingModel) -> Any:
-        """The result of ``evaluate``."""
-        return self.evaluate(model)
 
-
-class Refit:
+class Refit(Evaluator):
     """Modules on trial are judged by a fork of the model that trains on without them, not by switching them off.
 
     What a model loses when a module is switched off is more than it has gained by it, since host and module train
@@ -99,10 +101,6 @@ class Refit:
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)
     def __init__(self, evaluate: Evaluate) -> None:
         self.evaluate = evaluate
-
-    def __call__(self, model: GrowingModel) -> Any:
-        """The result of ``evaluate``."""
-        return self.evaluate(model)
 
 
 @dataclass(frozen=True)

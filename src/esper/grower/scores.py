@@ -422,8 +422,6 @@ def _relative_improvement(value: float, reference: float) -> float:
 def _require_direction(metric: str | None, higher_is_better: bool | None) -> None:
     """Raise ConfigError unless the direction of the metric is known and right."""
     directions = {LOSS: False, ACCURACY: True}
-    if metric is None and higher_is_better is not None:
-        raise ConfigError(f"higher_is_better={higher_is_better} of what? Say metric=... too, or leave it out")
     if metric is None:
         return
     if metric not in directions and higher_is_better is None:
