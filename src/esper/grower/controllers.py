@@ -267,7 +267,7 @@ def warn_of_unfamiliar(
         warnings.warn(
             f"the policy was trained on {', '.join(suites)} and never met {'; '.join(unfamiliar)}: it may plant and "
             "prune without keeping anything; compare it with controller 'look', or train one on problems like yours",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
