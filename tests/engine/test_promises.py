@@ -34,8 +34,8 @@ def test_ages_count_the_decisions_of_those_who_took_them() -> None:
     kept = record()
     assert np.isinf(kept.age).all()
     kept.record(EVERYONE, *figures(0))
-    kept.wait(EVERYONE)
-    kept.wait(FIRST)
+    kept.advance_age(EVERYONE)
+    kept.advance_age(FIRST)
     assert kept.age.tolist() == [2, 1, 1]
     kept.record(FIRST, *figures(1))
     assert kept.age.tolist() == [0, 1, 1]
@@ -77,7 +77,7 @@ def test_what_is_not_shown_is_zero_where_something_was_measured(shown: Literal["
 def test_it_goes_on_where_it_was_saved() -> None:
     kept, other = record(), record()
     kept.record(FIRST, *figures(0))
-    kept.wait(EVERYONE)
+    kept.advance_age(EVERYONE)
     other.load_state_dict(kept.state_dict())
     other.record(EVERYONE, *figures(1))
     kept.record(EVERYONE, *figures(1))

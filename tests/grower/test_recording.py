@@ -39,7 +39,7 @@ from esper.runs.events import (
     StepTaken,
 )
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import RunDirectory, State, read_progress
+from esper.runs.run_directory import RunDirectory, RunState, read_progress
 from grower.training_loop import Loop, growing, host
 
 BLOWN_UP = 6
@@ -76,7 +76,7 @@ def kept(run: Path) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
         return [str(event) for event in events(run, *TOLD)], scalars, {**reader.metadata(), "id": None}
 
 
-def state(run: Path) -> State:
+def state(run: Path) -> RunState:
     with RunReader.open(run / "run.db") as reader:
         return read_progress(RunDirectory(run), reader).state
 
@@ -229,9 +229,9 @@ def test_a_run_that_another_process_writes_is_refused(tmp_path: Path):
         assert other.stdout.readline()
         with pytest.raises(RunError, match="in use by `esper.Grower`"):
             Loop("none", run=run)
-        assert state(run) is State.RUNNING
+        assert state(run) is RunState.RUNNING
         other.communicate()
-    assert state(run) is State.INTERRUPTED
+    assert state(run) is RunState.INTERRUPTED
     train(Loop("none", run=run), 1)
 
 
@@ -244,11 +244,11 @@ def test_a_mistake_in_another_argument_leaves_no_folder(tmp_path: Path):
 def test_a_run_ends_with_its_last_planned_decision_and_goes_on_after_it(tmp_path: Path):
     loop = Loop("none", run=tmp_path / "run")  # whose horizon is 20
     train(loop, 19)
-    assert state(tmp_path / "run") is State.RUNNING
+    assert state(tmp_path / "run") is RunState.RUNNING
     train(loop, 1)
-    assert state(tmp_path / "run") is State.FINISHED
+    assert state(tmp_path / "run") is RunState.FINISHED
     train(loop, 1)
-    assert state(tmp_path / "run") is State.RUNNING
+    assert state(tmp_path / "run") is RunState.RUNNING
     assert [event.iteration for event in events(tmp_path / "run", StepTaken)] == list(range(1, 22))
 
 
@@ -257,7 +257,7 @@ def test_a_loop_that_stops_early_says_so(tmp_path: Path):
     train(loop, 2)
     for _ in range(2):  # again does no harm
         loop.grower.close()
-    assert state(tmp_path / "run") is State.FINISHED
+    assert state(tmp_path / "run") is RunState.FINISHED
     assert [event.iteration for event in events(tmp_path / "run", RunEnded)] == [2]
     Loop("none").grower.close()
 
@@ -268,7 +268,7 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
     assert loop.grower.reporter.recording is not None
     loop.grower.reporter.recording.keep_ending(3, Ending((kept,), {"0": 0.25}))
-    assert state(tmp_path / "run") is State.FINISHED
+    assert state(tmp_path / "run") is RunState.FINISHED
     assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
         iteration=3,
         episode=1,
@@ -285,7 +285,7 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     with RunReader.open(tmp_path / "run" / "run.db") as reader:
         assert reader.rows("SELECT outcome, contribution FROM seeds WHERE slot = 0") == [("fossilized", 0.25)]
     train(loop, 1)
-    assert state(tmp_path / "run") is State.RUNNING
+    assert state(tmp_path / "run") is RunState.RUNNING
 
 
 def test_the_report_s_headline_tells_what_the_end_of_growth_made_of_seeds(tmp_path: Path):

@@ -24,7 +24,7 @@ from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError
 from esper.grower.isolated import REFIT_DECISIONS, SeedlessFork
 from esper.grower.state_dict import plant_structure
-from esper.lifecycle.rules import Reason, Rules, gate_ahead
+from esper.lifecycle.rules import Reason, Rules, evaluate_gates
 from esper.lifecycle.stages import Stage
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate
 
@@ -177,7 +177,7 @@ class ByHand:
                 continue
             if own.seed is None:
                 own.occupant = copy.deepcopy(slot.seed)
-                own.ownership.extend(own.name, list(own.seed.parameters()))
+                own.ownership.add_parameters(own.name, list(own.seed.parameters()))
             own.seed.alpha.copy_(slot.seed.alpha)
             own.seed.requires_grad_(next(slot.seed.parameters()).requires_grad)
 
@@ -366,7 +366,7 @@ def test_the_gate_says_that_nothing_was_measured() -> None:
         training.learn(grower.learn_apart)
         before = grower.network.table
         grower.step(train_loss=1.0)
-        verdicts = gate_ahead(before, grower.network.evidence, grower.rules)
+        verdicts = evaluate_gates(before, grower.network.evidence, grower.rules)
         reasons.append([int(verdicts.reason[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
     said = [Reason(reason) for told in reasons for reason in told]
     assert said[0] is Reason.NOT_MEASURED

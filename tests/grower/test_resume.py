@@ -25,7 +25,7 @@ from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.grower import Grower
 from esper.grower.state_dict import KEY, GrowthInStateDict, describe_structure, plant_structure
 from esper.lifecycle.actions import Op
-from esper.serialization.state_files import from_plain, pack, to_plain, unpack
+from esper.serialization.state_files import from_plain, pack_state, to_plain, unpack_state
 from grower.training_loop import HELD, SLOTS, Loop, growing, host, packed, validate
 
 DECISIONS = 8
@@ -237,7 +237,7 @@ def test_what_torch_would_not_read_again_is_not_saved(part: Any):
 def test_a_state_of_every_make_comes_back():
     state = {1: (2, [3.5, None]), "b": {"c": np.arange(3)}, "d": torch.ones(2)}
     like = {1: (0, [0.0, None]), "b": {"c": np.zeros(3, np.int64)}, "d": torch.zeros(2)}
-    found = from_plain(like, unpack(pack(to_plain(state))), "a state")
+    found = from_plain(like, unpack_state(pack_state(to_plain(state))), "a state")
     assert found.keys() == state.keys()
     assert found[1] == state[1]
     assert found["b"]["c"].tolist() == [0, 1, 2]
@@ -336,14 +336,14 @@ def test_copies_of_the_model_leave_the_grower_behind():
     GrowthInStateDict(loop.model).add_part("grower", loop.grower)
     loop.epoch()
     twin = copy.deepcopy(loop.model)
-    state = unpack(twin.state_dict()[KEY])
+    state = unpack_state(twin.state_dict()[KEY])
     assert state["seeds"] == describe_structure(loop.model)
     assert state["parts"] == {}
 
 
 def test_packed_state_is_what_it_was():
     state = {"a": [1, 2.5, None, True, "x", math.inf, 2**100], "b": {"c": torch.arange(3), "d": torch.tensor(1.5)}}
-    found = unpack(pack(state))
+    found = unpack_state(pack_state(state))
     assert torch.equal(found["b"].pop("c"), state["b"].pop("c"))
     assert found["b"].pop("d") == 1.5
     assert found["a"] == state["a"]
@@ -352,4 +352,4 @@ def test_packed_state_is_what_it_was():
 @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:4], lambda data: data * 0])
 def test_damaged_packed_state_is_refused(damage: Any):
     with pytest.raises(CheckpointError, match="damaged"):
-        unpack(damage(pack({"a": [torch.zeros(3)]})))
+        unpack_state(damage(pack_state({"a": [torch.zeros(3)]})))

@@ -28,7 +28,7 @@ def separately(model: GrowingModel, evaluate: Measure, changes: Mapping[str, flo
     """What shared passes must equal."""
     usual, others = evaluate(model), {}
     for name, weight in changes.items():
-        with model.slots[name].seed.weigh(weight):
+        with model.slots[name].seed.temporary_alpha(weight):
             others[name] = evaluate(model)
     return usual, others
 

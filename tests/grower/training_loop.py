@@ -16,7 +16,7 @@ from esper.control.controller import Controller
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Isolation, Rules
-from esper.serialization.state_files import pack
+from esper.serialization.state_files import pack_state
 
 CLASSES = 3
 WIDTH = 8
@@ -70,7 +70,7 @@ def validate(model: nn.Module) -> tuple[float, float]:
 def packed(state: dict[str, Any]) -> Tensor:
     """A grower's state but for what was spent: no two runs take the same seconds, and a resumed one compares its first
     shared pass with single ones anew."""
-    return pack({**state, "memory": {name: part for name, part in state["memory"].items() if name != "spending"}})
+    return pack_state({**state, "memory": {name: part for name, part in state["memory"].items() if name != "spending"}})
 
 
 def remembered(grower: Grower) -> Tensor:

@@ -25,7 +25,7 @@ from esper.population.gradients import (
     HealthTable,
     SeedHealth,
     assess_health,
-    row_norms,
+    compute_row_norms,
 )
 from esper.population.learning import Batch, train
 from esper.population.population import Population
@@ -212,7 +212,7 @@ def test_a_network_that_blows_up_is_told_from_its_neighbours() -> None:
 
 def test_the_norms_of_a_minibatch_are_taken_without_looking_at_them() -> None:
     """Tensors without data stand for those of a device that has not computed them yet."""
-    norms = row_norms([torch.ones(3, 5, device="meta"), torch.ones(2, 4, device="meta")])
+    norms = compute_row_norms([torch.ones(3, 5, device="meta"), torch.ones(2, 4, device="meta")])
     assert norms.shape == (5,)
 
 

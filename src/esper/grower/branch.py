@@ -11,7 +11,7 @@ from esper.config.arguments import Flops, check_arguments
 from esper.errors import ConfigError
 from esper.grower.spending import Spending
 from esper.growth.hooks import require_attached
-from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
+from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,10 @@ class Branch:
 
 
 @check_arguments(
-    ConfigError, model=GROWING, optimizer=OPTIMIZER, counted_in="give an esper.Spending, such as grower.spending"
+    ConfigError,
+    model=MODEL_ADVICE,
+    optimizer=OPTIMIZER_ADVICE,
+    counted_in="give an esper.Spending, such as grower.spending",
 )
 def branch(
     model: GrowingModel,
@@ -70,6 +73,6 @@ def branch(
     model.link(optimizer)
     # Copied together, so that the optimizer's copy owns the parameters of the model's.
     model_copy, optimizer_copy = copy.deepcopy((model, optimizer))
-    model.copies.dismiss(model_copy.copies)
+    model.copies.unregister(model_copy.copies)
     model_copy.link(optimizer_copy)
     return Branch(model_copy, optimizer_copy, Spending(model_copy, training_flops, counted_in=counted_in))

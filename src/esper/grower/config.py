@@ -38,7 +38,7 @@ from esper.grower.scores import (
     name_loss,
     parse_metrics,
 )
-from esper.growth.blueprints.registry import OF_LAYER, Blueprint
+from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 
@@ -152,7 +152,7 @@ def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained
     Raises:
         ConfigError: they allow another blend than ``add``, and a blueprint takes no other; or they forbid pruning.
     """
-    only_adding = next((kind.name for kind in kinds if kind.reads in OF_LAYER), None)
+    only_adding = next((kind.name for kind in kinds if kind.context in LAYER_CONTEXTS), None)
     if only_adding is not None and tuple(rules.blends) != (Blend.ADD,):
         raise ConfigError(f"rules.blends: blueprint {only_adding!r} only adds to the features; leave 'add' alone")
     if constrained and Op.PRUNE not in rules.operations:

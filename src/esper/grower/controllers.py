@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from esper.config.loading import load_settings
-from esper.control.controller import Controller, wanted_promise
+from esper.control.controller import Controller, get_promise_settings
 from esper.control.learned import PolicyOrigin, restore_controller
 from esper.control.rules import (
     ROUNDING,
@@ -226,7 +226,7 @@ def choose_promise_settings(controller: Controller, requested: PromiseSettings |
     Raises:
         ConfigError: they are requested for a controller that does not use them, or uses the other kind.
     """
-    settings = wanted_promise(controller)
+    settings = get_promise_settings(controller)
     if requested is None:
         return settings
     if settings is None:

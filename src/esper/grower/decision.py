@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.control.rules import marginal_rent
+from esper.control.rules import compute_marginal_rents
 from esper.engine.measurements import Evaluation
 from esper.grower.governor import Rollback
 from esper.grower.network import GrowingNetwork
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Cause, Transitions, concatenate
+from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.runs.metric import LOSS
 
@@ -211,7 +211,7 @@ def resolve_unfinished(
         measured, unfit = measure(live)
         contributions = np.where(live, measured, contributions)
         charge, table = network.charge, network.table
-        rents = marginal_rent(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))
+        rents = compute_marginal_rents(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))
         # A module that could not be measured is worth nothing.
         worth = contributions - rents
         worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
@@ -223,6 +223,6 @@ def resolve_unfinished(
             parts.append(resolve(no_slots, least))
     pairs = zip(slots, contributions[0].tolist(), strict=True)
     return Ending(
-        list_changes(slots, network.blueprints, concatenate(parts)),
+        list_changes(slots, network.blueprints, concatenate_transitions(parts)),
         {slot: contribution for slot, contribution in pairs if math.isfinite(contribution)},
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.config.arguments import check_arguments, describe
+from esper.config.arguments import check_arguments, describe_value
 from esper.control.rules import ActionBuilder
 from esper.engine.backend import Promises
 from esper.engine.engine import GrowthEngine, Situation
@@ -48,11 +48,11 @@ from esper.grower.state_dict import describe_structure, require_same_slots, requ
 from esper.grower.validation import Validation
 from esper.growth.hooks import require_growable
 from esper.growth.look import Look
-from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
-from esper.lifecycle.actions import Op, wait
+from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
+from esper.lifecycle.actions import Op, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, concatenate, finish
+from esper.lifecycle.transitions import Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.deferred import Deferred
 from esper.serialization.state_files import from_plain, to_plain
@@ -102,7 +102,7 @@ class Grower:
     """
 
     @accept_former_arguments
-    @check_arguments(ConfigError, model=GROWING, optimizer=OPTIMIZER, evaluate=EVALUATE_ADVICE)
+    @check_arguments(ConfigError, model=MODEL_ADVICE, optimizer=OPTIMIZER_ADVICE, evaluate=EVALUATE_ADVICE)
     def __init__(
         self,
         model: GrowingModel,
@@ -168,7 +168,7 @@ class Grower:
             average=processes.average_gradient,
         )
         for slot in model.slots.values():
-            slot.listener = None  # of a former grower
+            slot.feature_hook = None  # of a former grower
         recorder = None
         if promise is not None:
             active = model.sharded or processes.is_first
@@ -213,7 +213,7 @@ class Grower:
         self._controller_state: Any = controller.start([random_seed])
 
         # What is trained before the first call of `step` follows a decision, too: to wait.
-        engine.apply(wait(1))
+        engine.apply(make_wait_actions(1))
         self._prepare_training()
         self._notify(lambda callback: callback.on_start(self))
         self._share_spending()
@@ -288,7 +288,7 @@ class Grower:
 
         # Decide: prune what breaks a constraint, wait where growth is over, and otherwise leave it to the controller.
         finished, before = self.finished, self.network.table
-        actions, controller_state = wait(1), self._controller_state
+        actions, controller_state = make_wait_actions(1), self._controller_state
         if culprit.any():
             builder = ActionBuilder(masks)
             builder.act_on(Op.PRUNE, culprit)
@@ -487,7 +487,7 @@ class Grower:
             ConfigError: it is of no use, or promises are due and neither it nor training can give them.
         """
         if not isinstance(look, Look | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"look is {describe(look)}: give what model.look(loss, batches) returned")
+            raise ConfigError(f"look is {describe_value(look)}: give what model.look(loss, batches) returned")
         if self._promise_recorder is None:
             if look is not None:
                 raise ConfigError("the controller does not go by what blueprints promise: leave look out")
@@ -537,7 +537,7 @@ class Grower:
 
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the modules in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
-        table, changes = finish(self.network.table, kept, pruned)
+        table, changes = finish_growth(self.network.table, kept, pruned)
         self.network.change_slots(table, changes)
         if pruned.any():
             self.governor.expect_change(_EVERYONE, forget_skill=~_EVERYONE)

@@ -170,7 +170,7 @@ class SeedlessFork:
     def run(self, compute: Callable[[], T]) -> T:
         """The result of ``compute``, in which calls of the model run the fork instead."""
         parameters = self._name_parameters()
-        with self._slot.vacate():
+        with self._slot.disabled():
             result, buffers = functional_call(self._call, {**parameters, **self._buffers}, (compute,))
         self._buffers = {name: buffers[name].detach() for name in self._buffers}
         return result

@@ -20,19 +20,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import ConfigError
 from esper.grower.network import GrowingNetwork
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.positions import find_output_tensor
-from esper.growth.probe import call, fit_example
+from esper.growth.probe import call_host, fit_example
 from esper.growth.seed import Seed
 from esper.growth.side_pass import keep_modes, side_pass
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import NO_BLUEPRINT, SeedTable
-from esper.lifecycle.transitions import with_fossils
+from esper.lifecycle.transitions import add_fossils
 from esper.numerics.arrays import Ints
 
 Pass = Callable[[], object]
@@ -67,7 +67,7 @@ def list_structures(network: GrowingNetwork, rules: Rules) -> Iterator[Structure
             return
         slot = slots[0]
         yield from extend(kinds, blends, slots[1:])
-        table = with_fossils(SeedTable.dormant(*shape), kinds, blends, np.ones_like(network.specs.compatible))[0]
+        table = add_fossils(SeedTable.dormant(*shape), kinds, blends, np.ones_like(network.specs.compatible))[0]
         allowed = (network.specs.compatible & network.affordable(table))[0, slot]
         for kind in np.flatnonzero(allowed):
             for blend in allowed_blends:
@@ -101,7 +101,7 @@ def rehearse(
     for rehearsed in passes:
         if not callable(rehearsed):
             raise ConfigError(
-                f"a pass is {describe(rehearsed)}: give functions, such as lambda: loss_of(compiled).backward()"
+                f"a pass is {describe_value(rehearsed)}: give functions, such as lambda: loss_of(compiled).backward()"
             )
     passes = passes or (partial(_learn, model), partial(_evaluate, model))
     counts, compiled = model.compilations, list[Structure]()
@@ -152,7 +152,7 @@ def _refuse_step(*_: Any) -> None:
 def _learn(model: GrowingModel) -> None:
     """Forward and backward pass on the example input, in training mode."""
     model.train()
-    output = find_output_tensor(call(model, _fit_example(model)))
+    output = find_output_tensor(call_host(model, _fit_example(model)))
     if output is not None:
         output.float().square().mean().backward()
 
@@ -161,7 +161,7 @@ def _learn(model: GrowingModel) -> None:
 def _evaluate(model: GrowingModel) -> None:
     """Forward pass on the example input, in evaluation mode."""
     model.eval()
-    call(model, _fit_example(model))
+    call_host(model, _fit_example(model))
 
 
 def _fit_example(model: GrowingModel) -> Any:
@@ -178,7 +178,7 @@ def _run_passes(model: GrowingModel, structure: Structure, passes: Sequence[Pass
         for index, name, blend in structure.seeds:
             slot = slots[index]
             seed = Seed(get(name)(slot.site, torch.Generator().manual_seed(0)), slot.site, blend)
-            stack.enter_context(slot.try_on(seed.requires_grad_(index != structure.newborn)))
+            stack.enter_context(slot.temporary_seed(seed.requires_grad_(index != structure.newborn)))
         for run_pass in passes:
             run_pass()
 

@@ -32,7 +32,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from esper.config.arguments import Advice, NonNegativeFloat, describe, read_number
+from esper.config.arguments import Advice, NonNegativeFloat, describe_value, read_number
 from esper.engine.governor import skill
 from esper.errors import ConfigError
 from esper.runs.metric import ACCURACY, LOSS, Metric
@@ -79,7 +79,9 @@ def check_number(value: object, name: str) -> float:
     try:
         return read_number(value)
     except ValueError as error:
-        raise ConfigError(f"{name} is {describe(value)}: give a number, or a tensor that holds a single one") from error
+        raise ConfigError(
+            f"{name} is {describe_value(value)}: give a number, or a tensor that holds a single one"
+        ) from error
 
 
 def parse_metrics(result: object) -> Metrics:
@@ -121,7 +123,7 @@ def _name_metrics(result: object) -> Metrics:
             return {LOSS: check_number(result, "the loss of evaluate")}
         except ConfigError:
             pass  # the message below lists all that is accepted
-    raise ConfigError(f"evaluate returned {describe(cast(object, result))}: it must return {EXPECTED}")
+    raise ConfigError(f"evaluate returned {describe_value(cast(object, result))}: it must return {EXPECTED}")
 
 
 class ConstraintSet:
@@ -157,7 +159,7 @@ class ConstraintSet:
         names = [self.objective, *self.limits]
         if not isinstance(result, Mapping) or not all(name in result for name in names):
             raise ConfigError(
-                f"evaluate returned {describe(cast(object, result))}: it must return a mapping of "
+                f"evaluate returned {describe_value(cast(object, result))}: it must return a mapping of "
                 f"{', '.join(names)} to esper.Score(loss=..., accuracy=...) each"
             )
         sets = cast("Mapping[Any, Any]", result)
@@ -208,7 +210,7 @@ def name_loss(name: str) -> str:
 def _parse_score(name: str, value: Any) -> Metrics:
     """The checked metrics in the `Score` of the set of that name."""
     if not isinstance(value, Score):
-        raise ConfigError(f"evaluate returned {describe(value)} for {name!r}: give an esper.Score")
+        raise ConfigError(f"evaluate returned {describe_value(value)} for {name!r}: give an esper.Score")
     metrics = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}
     return parse_metrics({part: check_number(number, f"the {part} of {name!r}") for part, number in metrics.items()})
 

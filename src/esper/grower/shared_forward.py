@@ -80,7 +80,7 @@ class SharedForwardEvaluator:
         """
 
         def evaluate_variant(name: str) -> T:
-            with self.model.seeds[name].weigh(changes[name]):
+            with self.model.seeds[name].temporary_alpha(changes[name]):
                 return evaluate(self.model)
 
         few = len(changes) < (1 if baseline is None else MIN_SHARED_VARIANTS)
@@ -163,7 +163,7 @@ class SharedForwardEvaluator:
         output, outputs = compute_with(recorded.record), dict[str, Any]()
         try:
             for name, alpha in changes.items():
-                with self.model.seeds[name].weigh(alpha):
+                with self.model.seeds[name].temporary_alpha(alpha):
                     outputs[name] = compute_with(recorded.replay(self.model.slots[name]))
                 if recorded.replaying:
                     self._fall_back("the network calls other submodules when it is called again")
@@ -182,7 +182,7 @@ class SharedForwardEvaluator:
                     self._fall_back("the network changes its buffers")
                 equal = [equals(flatten(output), compute())]
                 for name, alpha in changes.items():
-                    with self.model.seeds[name].weigh(alpha):
+                    with self.model.seeds[name].temporary_alpha(alpha):
                         equal.append(equals(flatten(compute()), outputs[name]))
                 if not all(equal):
                     self._fall_back("the network's outputs do not follow from its inputs alone")

@@ -16,7 +16,7 @@ from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
-from esper.serialization.state_files import Stateful, pack, unpack
+from esper.serialization.state_files import Stateful, pack_state, unpack_state
 
 Structure = dict[str, dict[str, Any]]
 """By slot, for each module: ``blueprint`` (its name), ``blend`` (a `Blend`) and ``fossilized``; plain values."""
@@ -135,14 +135,14 @@ class GrowthInStateDict:
             "twins": _remove_aliases(state_dict, prefix),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
-        state_dict[prefix + KEY] = pack(state)
+        state_dict[prefix + KEY] = pack_state(state)
 
     def _load_growth(self, model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
         assert isinstance(model, GrowingModel)
         packed = state_dict.pop(prefix + KEY, None)
         if packed is None:
             return
-        state = unpack(packed)
+        state = unpack_state(packed)
         # Aliases back first, since torch requires every name; then modules, so that their values have a place.
         state_dict.update({prefix + alias: state_dict[prefix + name] for alias, name in state["twins"].items()})
         plant_structure(model, state["seeds"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import ConfigError, did_you_mean
 from esper.growth.side_pass import keep_generators, keep_modes
 
@@ -122,7 +122,8 @@ class Validation:
             raise ConfigError(f"no task is called {task!r}{hint}")
         if isinstance(batches, Iterator) or not isinstance(cast("object", batches), Iterable):
             raise ConfigError(
-                f"batches is {describe(batches)}: give what can be gone through again, such as a DataLoader or a list"
+                f"batches is {describe_value(batches)}: give what can be gone through again, such as a DataLoader or a "
+                "list"
             )
         self.task = task
         self.batches = batches
@@ -144,7 +145,7 @@ class Validation:
     def __call__(self, model: nn.Module) -> float | tuple[float, float]:
         """The mean loss, or the mean loss and the accuracy, a fraction, where the task has one."""
         if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"{describe(model)} is no model: give a torch.nn.Module")
+            raise ConfigError(f"{describe_value(model)} is no model: give a torch.nn.Module")
         device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
         # A DataLoader draws random numbers even if it does not shuffle.
         with keep_modes(model), keep_generators(model), torch.no_grad():
@@ -159,7 +160,7 @@ class Validation:
 
     def _measure(self, model: nn.Module, batch: Any, device: torch.device) -> Tally:
         if not isinstance(batch, tuple | list) or len(cast("tuple[Any, ...]", batch)) != 2:
-            what = describe(cast("object", batch))
+            what = describe_value(cast("object", batch))
             raise ConfigError(f"a batch for {self.task} is {what}: give pairs of inputs and labels")
         inputs, labels = (_move(part, device) for part in cast("tuple[Any, Any]", batch))
         # Call the model as its inputs are given, and take the logits of what it returns.
@@ -176,7 +177,8 @@ class Validation:
             outputs = getattr(outputs, "logits", outputs)
         if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor):
             raise ConfigError(
-                f"{self.task} compares {describe(outputs)} of the model with {describe(labels)}: both have to be "
+                f"{self.task} compares {describe_value(outputs)} of the model with {describe_value(labels)}: "
+                "both have to be "
                 "tensors; write a function of your own for other outputs"
             )
         # Other tensors would give a loss, but a wrong one.
@@ -184,7 +186,7 @@ class Validation:
             if tensor.is_complex() or tensor.layout is not torch.strided or not tensor.ndim:
                 raise ConfigError(
                     f"{self.task} compares dense tensors of real numbers with an axis for the examples, and none like "
-                    f"{describe(tensor)}"
+                    f"{describe_value(tensor)}"
                 )
         try:
             return _TALLIES[self.task](outputs, labels)
