@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from esper.grower.controllers import choose_controller
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +18,7 @@ from esper import EpisodeConfig, Grower, GrowingModel
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
+from esper.grower.controllers import choose_controller
 from esper.grower.network import ModelSpec
 from esper.growth.blueprints import registry
 from esper.growth.blueprints.registry import Blueprint, Family

@@ -1,4 +1,4 @@
-"""A copy of a growing model that goes its own way: to be finished and exported while the model itself grows on."""
+"""Copies of a growing model that train separately: to be finished and exported while the model itself grows on."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
 
 @dataclass(frozen=True)
 class Branch:
-    """What `branch` returns. It lives as long as you keep it, and is not in anybody's state dict."""
+    """The copy that `branch` returns. It lives as long as you keep it, and is in no other state dict."""
 
     model: GrowingModel
-    """A model with parameters, buffers and seeds of its own."""
+    """The copy, with parameters, buffers and modules of its own."""
     optimizer: torch.optim.Optimizer
-    """Of the branch, with all that the other one remembers, such as moments."""
+    """Optimizer of the copy, with the state of the original, such as moments."""
     spending: Spending
-    """What the branch took: `flops`, `seconds`, and `share` of the budget that it was given."""
+    """What the copy has cost: `flops`, `seconds`, and the `share` of its budget."""
 
 
 @check_arguments(
@@ -39,10 +39,11 @@ def branch(
     training_flops: Flops | None = None,
     counted_in: Spending | None = None,
 ) -> Branch:
-    """Copy a growing model and its optimizer as they are now; what happens to the copy does not touch them.
+    """Copy a growing model and its optimizer as they are now, to train the copy independently.
 
-    One training gives several sizes: at each of them a branch is trained to its end, at falling learning rates, and
-    exported, while the model goes on at its own and grows (Hägele et al. 2024, arXiv 2405.18392, for sizes of budgets).
+    One training gives models of several sizes: at each size a branch is trained to its end, at falling learning rates,
+    and exported, while the model itself grows on at its own rate (as Hägele et al. 2024, arXiv 2405.18392, do for
+    several budgets).
 
     ```python
     rung = esper.branch(model, optimizer, training_flops=1e12, counted_in=grower.spending)
@@ -53,17 +54,16 @@ def branch(
     rung.model.finalize()
     ```
 
-    The branch begins with the learning rates that the optimizer has by now; a scheduler that is made of its optimizer
-    takes those that the optimizer had when its own first scheduler was made. Slots of the branch may grow by hand, and
-    a grower of its own may be made of it. The branch of a compiled model is not compiled.
-    In several processes make it in all of them, wrap its model as you did the other one, and let all make the same
-    passes: its share is each one's own.
+    The branch starts with the present learning rates. A scheduler of its optimizer starts from the initial rates: those
+    before the first scheduler of the original optimizer. The branch may grow by hand or by a grower of its own. The
+    branch of a compiled model is not compiled. In several processes make it in all of them, wrap its model as the
+    original one, and make the same passes in all; each process computes the share by itself.
 
     Args:
-        model: That grows, as `esper.attach` returned it.
-        optimizer: That trains it.
-        training_flops: What the branch may take, which `spending.share` goes by; None: any number.
-        counted_in: Where the FLOPs of the branch are counted as well; None: nowhere.
+        model: From `esper.attach`.
+        optimizer: The optimizer that trains it.
+        training_flops: Budget of the branch, for `spending.share`; None: no limit.
+        counted_in: Another `Spending` to which the FLOPs of the branch are added too.
 
     Raises:
         ConfigError: an argument is of another kind; FLOPs are limited, and torch cannot count them.
@@ -71,7 +71,8 @@ def branch(
     """
     require_attached(model)
     model.link(optimizer)
-    own, its = copy.deepcopy((model, optimizer))
-    model.copies.unregister(own.copies)
-    own.link(its)
-    return Branch(own, its, Spending(own, training_flops, counted_in=counted_in))
+    # Copied together, so that the optimizer's copy owns the parameters of the model's.
+    model_copy, optimizer_copy = copy.deepcopy((model, optimizer))
+    model.copies.unregister(model_copy.copies)
+    model_copy.link(optimizer_copy)
+    return Branch(model_copy, optimizer_copy, Spending(model_copy, training_flops, counted_in=counted_in))

@@ -1,4 +1,4 @@
-"""Callbacks of a grower: what is done with its decisions, such as printing them or recording them in a run."""
+"""Callbacks of a grower, which print its decisions or record them in a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecisionRecord:
-    """A decision with what it was based on, and the slots around it."""
+    """A decision with the measurements that it was based on, and the slots before and after it."""
 
     decision: Decision
     train_loss: float
@@ -30,17 +30,17 @@ class DecisionRecord:
     verdicts: Verdicts
     """Verdicts of the gates ahead of the slots ``[1, S]`` when the decision was made."""
     changes: Transitions
-    """By the rollback and by the decision."""
+    """Transitions by the rollback and by the decision."""
     contributions: Floats
-    """``[1, S]``, as last measured; NaN where they are not known."""
+    """Contributions of modules, ``[1, S]``, as last measured; NaN where they are not known."""
     before: SeedTable
     """The slots before the decision."""
     after: SeedTable
     """The slots after it."""
     metric: Metric | None
-    """What growth is about; None: not known yet."""
+    """The metric that growth is about; None: not known yet."""
     rent: float
-    """The rent of all modules together after it, in units of the score."""
+    """The rent of all modules together after the decision, in units of the score."""
 
     def __str__(self) -> str:
         """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer2 +0.012``."""

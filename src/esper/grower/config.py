@@ -1,4 +1,4 @@
-"""What a grower is constructed with, checked: what a run records of it, and what a saved state must have in common."""
+"""Configuration of a grower, and checks of the arguments of `Grower.step` and of saved states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,16 @@ from esper.engine.budget import RentBasis
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import GovernorSettings
 from esper.errors import CheckpointError, ConfigError, did_you_mean
-from esper.grower.scores import ACCURACY, LOSS, ROUNDING, ConstraintSet, Metrics, check_number, name_loss, parse_metrics
+from esper.grower.scores import (
+    ACCURACY,
+    LOSS,
+    ROUNDING,
+    ConstraintSet,
+    Metrics,
+    check_number,
+    name_loss,
+    parse_metrics,
+)
 from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
@@ -64,9 +73,9 @@ class GrowerConfig(Settings):
     policy that comes with Esper), the directory of a run of `esper train`, or an
     `esper.control.controller.Controller`."""
     horizon: PositiveInt | None = None
-    """Decisions that are planned. Controllers see the fraction of them that is over, and plant nothing towards the end.
-    None: until you stop; controllers then see times as if 100 were planned, and never more than half of them over, so
-    that they go on planting. However long it was, `Grower.finish` judges what is unfinished."""
+    """Number of planned decisions. Controllers see the fraction of them that is over, and plant nothing towards the
+    end. None: until you stop; controllers then reckon with 100, and see at most half of them over, so that they go on
+    planting. In any case `Grower.finish` judges what is unfinished at the end."""
     rules: InstanceOf[Rules] | None = None
     """What may happen to modules; None: the rules that the controller was trained with, or the default ones."""
     conduct: EpisodeConfig = EpisodeConfig()
@@ -75,28 +84,28 @@ class GrowerConfig(Settings):
     rent: NonNegativeFloat = 0.0
     """Price of growth: ``rent * log1p(added / host)`` is taken off the score."""
     rent_on: RentBasis = "parameters"
-    """What ``added`` and ``host`` are: parameters, or FLOPs of a forward pass for one example. Controllers see all
-    costs in it; policies were trained with parameters."""
+    """Unit of ``added`` and ``host``: parameters, or FLOPs of a forward pass for one example. Controllers see all costs
+    in it; policies were trained with parameters."""
     train_size: PositiveInt = 1000
     """Number of training examples; policies see it."""
     classes: Annotated[AtLeastTwo, _CLASSES_ADVICE] | None = None
-    """Number of classes (the vocabulary of a language model): losses are cross-entropies in nats, and controllers see
-    them relative to that of guessing. None: as many as the model has outputs, if ``evaluate`` gives an accuracy;
+    """Number of classes (the vocabulary of a language model). Losses are then cross-entropies in nats, and controllers
+    see them relative to that of guessing. None: the number of the model's outputs, if ``evaluate`` gives an accuracy;
     otherwise losses are relative to the first that is measured."""
     training_flops: Flops | None = None
     """Budget of FLOPs for growth and training, as `esper.Spending` counts them, instead of a number of decisions or
     besides: controllers see the fraction that is spent, and when all is, growth is `Grower.finished`."""
     seconds: Seconds | None = None
-    """Budget of seconds since the grower was made, likewise."""
+    """Budget of seconds since the grower was made, with the same effect."""
     seed: NonNegativeInt = 0
-    """Random seed of modules and controllers; in several processes that of the first one holds in all."""
+    """Random seed of modules and controllers; all of several processes use that of the first one."""
     loss: Annotated[Callable[..., Tensor], Advice("give a function that computes the loss of a minibatch")] | None = (
         None
     )
-    """The training loss of a minibatch, computed anew by way of the model from the arguments of
+    """Computes the training loss of a minibatch by calling the model, from the arguments of
     `Grower.isolated_backward`; isolation ``shadow`` and `esper.Refit` need it."""
     scaler: torch.amp.GradScaler | None = None
-    """The loop's, if it scales losses: gradients are then seen as they are without it."""
+    """Gradient scaler of the loop, if it scales losses; gradients are then recorded without the scale."""
 
     @model_validator(mode="after")
     def _require_conduct(self) -> Self:
@@ -138,10 +147,10 @@ class GrowerConfig(Settings):
 
 
 def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained: bool) -> None:
-    """Refuse rules that some of the blueprints, or constraints, cannot do with.
+    """Refuse rules that do not fit the blueprints, or under which constraints cannot be kept.
 
     Raises:
-        ConfigError: they have other blends than to add for a blueprint that takes no other; or seeds cannot be pruned.
+        ConfigError: they allow another blend than ``add``, and a blueprint takes no other; or they forbid pruning.
     """
     only_adding = next((kind.name for kind in kinds if kind.context in LAYER_CONTEXTS), None)
     if only_adding is not None and tuple(rules.blends) != (Blend.ADD,):
@@ -177,32 +186,33 @@ def check_step(
     fraction = None if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
     if fraction is not None and not 0 <= fraction <= 1 + ROUNDING:
         raise ConfigError(f"train_accuracy is {fraction:g}: give a fraction in [0, 1], or leave it out")
+    # Without metrics `evaluate` is called; with some of them, all must be given.
     if val_loss is None and accuracy is None and metrics is None:
         return StepInputs(loss, fraction, None)
     if val_loss is None:
         raise ConfigError("accuracy and metrics belong to a val_loss: give that too, or none of them")
-    figures = {LOSS: val_loss} if accuracy is None else {LOSS: val_loss, ACCURACY: accuracy}
-    other_figures = cast(object, {} if metrics is None else metrics)
-    if not isinstance(other_figures, Mapping) or figures.keys() & set(cast("Mapping[Any, Any]", other_figures)):
+    supplied: dict[Any, Any] = {LOSS: val_loss} if accuracy is None else {LOSS: val_loss, ACCURACY: accuracy}
+    others = cast("Mapping[Any, Any]", {} if metrics is None else metrics)
+    if not isinstance(others, Mapping) or supplied.keys() & set(others):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError("metrics: give a mapping of the names of figures other than loss and accuracy to numbers")
-    all_figures = {**figures, **cast("Mapping[Any, Any]", other_figures)}
-    missing = next((name for name in map(name_loss, constraints.limits) if name not in all_figures), None)
+    supplied |= others
+    missing = next((name for name in map(name_loss, constraints.limits) if name not in supplied), None)
     if missing is not None:
         raise ConfigError(f"metrics: give {missing!r}, too, which is constrained, or no val_loss at all")
-    return StepInputs(loss, fraction, parse_metrics(all_figures))
+    return StepInputs(loss, fraction, parse_metrics(supplied))
 
 
 def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: Sequence[str]) -> None:
     """Refuse a saved ``state`` with another ``signature`` than the grower's, or without one of its ``parts``.
 
     Raises:
-        CheckpointError: it is one.
+        CheckpointError: the state does not fit.
     """
-    for key, here in signature.items():
-        if key not in state or state[key] != here:
-            saved = f"was saved with {key} {state[key]!r}" if key in state else f"says nothing of its {key}"
+    for key, value in signature.items():
+        if key not in state or state[key] != value:
+            saved = f"was saved with {key} {state[key]!r}" if key in state else f"has no {key}"
             raise CheckpointError(
-                f"the grower's state {saved}, but here it is {here!r}: load it into a grower that is told the same, or "
+                f"the grower's state {saved}, but here it is {value!r}: load it into a grower with the same {key}, or "
                 "begin anew without it"
             )
     for part in parts:

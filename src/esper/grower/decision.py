@@ -1,4 +1,4 @@
-"""What a grower decided and how growth ended, for the person who trains."""
+"""A grower's decisions, and how growth ended, for the person who trains."""
 
 from __future__ import annotations
 
@@ -29,41 +29,42 @@ class Change:
     before: Stage
     after: Stage
     blueprint: str | None
-    """Blueprint of the seed that came, stayed or went; None in a cooldown."""
+    """Blueprint of the module that came, stayed or went; None in a cooldown."""
     cause: Cause
     reason: Reason
-    """What the gate before the new stage said."""
+    """Verdict of the gate before the new stage."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision, and what it led to."""
+    """One decision and its consequences."""
 
     number: int
-    """From 1."""
+    """Number of the decision, from 1."""
     op: Op
     slot: str | None
     """The slot that was acted on; None for WAIT."""
     blueprint: str | None
     """What germinated; None for other operations."""
     changes: tuple[Change, ...]
-    """Also those that time brought, and rollbacks."""
+    """Slots that entered another stage: by the decision, by the passing of time, or by a rollback."""
     contributions: dict[str, float]
-    """By slot: the score with the seed less the score without it, as last measured. Without it is with it switched off,
-    so that this says how much the model depends on it; of seeds on trial under evidence ``refit``, it is a fork that
-    has trained on without the seed, and they are missing until there is one to compare with."""
+    """By slot: the score with the module less the score without it, as last measured. Without it means with the module
+    switched off, so this measures how much the model depends on it. Under `esper.Refit` a module on trial is compared
+    with a fork that has trained on without it; the slot is missing until the fork is old enough."""
     loss: float
-    """Validation loss, before the decision, and after a rollback if there was one."""
+    """Validation loss before the decision, and after a rollback if there was one."""
     metric: str
-    """Name of what growth is about; empty as long as that is not known."""
+    """Name of the metric that growth is about; empty as long as it is not known."""
     value: float
-    """What growth is about as it was measured, likewise, in its own units."""
+    """That metric in its own units, measured together with the loss."""
     score: float
-    """Likewise, better the higher it is: that value or the share of it that is gone, as `esper.grower.scores` tells."""
+    """The score of the same measurement, better the higher it is: the metric or its relative improvement, by the
+    formula of `esper.grower.scores`."""
     rollback: Rollback | None
-    """What the governor did before the decision, if anything."""
+    """What the governor restored before the decision; None if nothing."""
     finished: bool
-    """Whether there was nothing more to decide, as `esper.Grower.finished` tells: stop training."""
+    """Whether there was nothing more to decide, by `esper.Grower.finished`: stop training."""
     broken: str
     """Which constraints were broken when it was made, and by how much; empty if none was."""
 
@@ -72,7 +73,7 @@ class Decision:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Its figures by name, for a logger: what was measured, and how many slots entered each stage."""
+        """Metrics by name, for a logger: what was measured, and how many slots entered each stage."""
         entered = Counter(change.after.name.lower() for change in self.changes)
         return {
             "validation_loss": self.loss,
@@ -83,17 +84,16 @@ class Decision:
 
     @property
     def measured(self) -> str:
-        """What growth is about, to come after the loss; nothing where it is the loss."""
+        """The metric as text that follows the loss; empty where the metric is the loss."""
         return f", {self.metric} {self.value:.4g}" if self.metric not in ("", LOSS) else ""
 
     @property
     def what(self) -> str:
-        """The decision in words, without figures."""
+        """The decision as text, without metrics."""
         what = self.op.name.lower()
         where = "" if self.slot is None else f" {self.blueprint} in {self.slot}" if self.blueprint else f" {self.slot}"
         undone = "" if self.rollback is None else f" after a rollback ({self.rollback.trouble.name.lower()})"
-        over = ": finished" if self.finished else ""
-        return f"{what}{where}{undone}{over}"
+        return f"{what}{where}{undone}{': finished' if self.finished else ''}"
 
 
 def describe_decision(
@@ -109,39 +109,50 @@ def describe_decision(
     finished: bool,
     broken: str,
 ) -> Decision:
-    """A decision in words: from the actions ``[1, 8]``, what they changed and what was measured before.
+    """The `Decision` for the actions ``[1, 8]``, with names instead of indices.
 
-    The ``metric`` that growth is about had that ``value``.
+    Args:
+        number: Number of the decision, from 1.
+        slots: Names of the slots.
+        blueprints: Names of the blueprints.
+        actions: The actions that were carried out.
+        changes: What they, the passing of time and a rollback changed.
+        evaluation: The model as it was measured before the decision.
+        metric: Name of the metric that growth is about.
+        value: That metric before the decision.
+        rollback: What the governor restored.
+        finished: Whether there was nothing more to decide.
+        broken: Description of broken constraints.
     """
     op = Op(int(actions[0, Head.OP]))
-    pairs = zip(slots, evaluation.accuracy_contribution[0].tolist(), strict=True)
+    contributions = zip(slots, evaluation.accuracy_contribution[0].tolist(), strict=True)
     return Decision(
-        number,
-        op,
-        None if op is Op.WAIT else slots[int(actions[0, Head.SLOT])],
-        blueprints[int(actions[0, Head.BLUEPRINT])] if op is Op.GERMINATE else None,
-        describe_changes(slots, blueprints, changes),
-        {name: value for name, value in pairs if math.isfinite(value)},
-        float(evaluation.loss[0]),
-        metric,
-        value,
-        float(evaluation.accuracy[0]),
-        rollback,
-        finished,
-        broken,
+        number=number,
+        op=op,
+        slot=None if op is Op.WAIT else slots[int(actions[0, Head.SLOT])],
+        blueprint=blueprints[int(actions[0, Head.BLUEPRINT])] if op is Op.GERMINATE else None,
+        changes=list_changes(slots, blueprints, changes),
+        contributions={slot: contribution for slot, contribution in contributions if math.isfinite(contribution)},
+        loss=float(evaluation.loss[0]),
+        metric=metric,
+        value=value,
+        score=float(evaluation.accuracy[0]),
+        rollback=rollback,
+        finished=finished,
+        broken=broken,
     )
 
 
-def describe_changes(slots: Sequence[str], blueprints: Sequence[str], changes: Transitions) -> tuple[Change, ...]:
-    """Changes of one model in words."""
+def list_changes(slots: Sequence[str], blueprints: Sequence[str], changes: Transitions) -> tuple[Change, ...]:
+    """The transitions of one model with the names of slots and blueprints."""
     return tuple(
         Change(
-            slots[int(changes.slot[index])],
-            Stage(int(changes.before[index])),
-            Stage(int(changes.after[index])),
-            blueprints[int(changes.blueprint[index])] if changes.blueprint[index] >= 0 else None,
-            Cause(int(changes.cause[index])),
-            Reason(int(changes.reason[index])),
+            slot=slots[int(changes.slot[index])],
+            before=Stage(int(changes.before[index])),
+            after=Stage(int(changes.after[index])),
+            blueprint=blueprints[int(changes.blueprint[index])] if changes.blueprint[index] >= 0 else None,
+            cause=Cause(int(changes.cause[index])),
+            reason=Reason(int(changes.reason[index])),
         )
         for index in range(len(changes))
     )
@@ -149,20 +160,20 @@ def describe_changes(slots: Sequence[str], blueprints: Sequence[str], changes: T
 
 @dataclass(frozen=True)
 class Ending:
-    """What became of the seeds that were unfinished when growth ended; nothing, if there were none."""
+    """What became of the modules that were unfinished when growth ended; empty if there were none."""
 
     changes: tuple[Change, ...]
-    """To FOSSILIZED or PRUNED, in the order in which it was decided; their cause is FINISH."""
+    """Changes to FOSSILIZED or PRUNED, in the order in which they were decided; their cause is FINISH."""
     contributions: dict[str, float]
-    """By slot, of the seeds that counted: as in `Decision`, measured when they were judged."""
+    """By slot, of the modules that counted: as in `Decision`, measured when they were judged."""
 
     def __str__(self) -> str:
         return f"finished: {', '.join(map(self._describe, self.changes)) or 'nothing was unfinished'}"
 
     @property
     def lines(self) -> list[str]:
-        """What was decided, a line for each seed."""
-        return [f"finished: {fate}" for fate in map(self._describe, self.changes)] or [str(self)]
+        """One line of text for each module; one in all if nothing was unfinished."""
+        return [f"finished: {text}" for text in map(self._describe, self.changes)] or [str(self)]
 
     def _describe(self, change: Change) -> str:
         verb = "kept" if change.after is Stage.FOSSILIZED else "pruned"
@@ -178,41 +189,40 @@ def resolve_unfinished(
     resolve: Callable[[Bools, Bools], Transitions],
     slots: Sequence[str],
 ) -> Ending:
-    """End growth: keep the unfinished seeds that are worth their rent, and prune the others.
-
-    What does not count yet, or is being pruned, goes first: the model computes the same without it, or is about to.
-    Then seeds that lean on each other are judged one by one: the least valuable goes if it is not worth its rent, and
-    the others are measured anew, until all that remain are worth theirs.
+    """End growth: keep the unfinished modules that contribute at least their rent, and prune the others.
 
     Args:
-        network: The model; ``resolve`` changes its table.
-        rent: As for `esper.Grower`.
-        measure: Contributions ``[1, S]`` of the seeds in the slots that it is given, as they are now, and whether the
-            model is one on which none may be kept.
-        resolve: Fossilizes the seeds in its first slots and prunes those in its second; returns what changed.
-        slots: Their names.
+        network: The model, whose table ``resolve`` changes.
+        rent: Price of growth, as in `esper.GrowerConfig`.
+        measure: Measures contributions ``[1, S]`` of the modules in the slots ``bool [1, S]`` that it is called with,
+            and whether the model is unfit, so that no module may be kept.
+        resolve: Fossilizes the modules in its first slots and prunes those in its second; returns what changed.
+        slots: Names of the slots.
     """
-    nothing = np.zeros(network.table.stage.shape, np.bool_)
+    # Modules that do not count yet, or are being pruned, go first: it hardly changes what the model computes.
     table = network.table
+    no_slots = np.zeros(table.stage.shape, np.bool_)
     idle = table.live & (table.pruning | ~table.blended | (table.alpha == 0))
-    parts = [resolve(nothing, idle)]
-    known = np.full(table.stage.shape, np.nan)
+    parts = [resolve(no_slots, idle)]
+    # The others may depend on each other. So the least valuable goes if it is not worth its rent, and the rest is
+    # measured again, until all that are left are worth theirs.
+    contributions = np.full(table.stage.shape, np.nan)
     while (live := network.table.live).any():
-        found, unfit = measure(live)
-        known = np.where(live, found, known)
-        worth = known - _compute_rents(network, rent)
+        measured, unfit = measure(live)
+        contributions = np.where(live, measured, contributions)
+        charge, table = network.charge, network.table
+        rents = compute_marginal_rents(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))
+        # A module that could not be measured is worth nothing.
+        worth = contributions - rents
         worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
         if worth.min() >= 0 and not unfit:
-            parts.append(resolve(live, nothing))
+            parts.append(resolve(live, no_slots))
         else:
-            least = nothing.copy()
+            least = no_slots.copy()
             least.flat[worth.argmin()] = True
-            parts.append(resolve(nothing, least))
-    contributions = {name: value for name, value in zip(slots, known[0].tolist(), strict=True) if math.isfinite(value)}
-    return Ending(describe_changes(slots, network.blueprints, concatenate_transitions(parts)), contributions)
-
-
-def _compute_rents(network: GrowingNetwork, rent: float) -> Floats:
-    """What each seed adds to the model's rent, ``[1, S]``."""
-    charge, table = network.charge, network.table
-    return compute_marginal_rents(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))
+            parts.append(resolve(no_slots, least))
+    pairs = zip(slots, contributions[0].tolist(), strict=True)
+    return Ending(
+        list_changes(slots, network.blueprints, concatenate_transitions(parts)),
+        {slot: contribution for slot, contribution in pairs if math.isfinite(contribution)},
+    )

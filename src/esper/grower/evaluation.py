@@ -35,14 +35,14 @@ the same metrics for the same model, and may leave the model in `eval` mode."""
 
 
 class ModelMeasurement(NamedTuple):
-    """One model on validation data."""
+    """Metrics of one model on validation data, and of its variants."""
 
-    baseline: Figures
-    """The model as it is."""
-    ablated: dict[str, Figures]
-    """By slot: with its module switched off, or switched on where it does not count yet."""
+    baseline: Metrics
+    """Metrics of the model as it is."""
+    ablated: dict[str, Metrics]
+    """Metrics by slot: with its module switched off, or switched on where it does not count yet."""
     due: Bools
-    """``[1, S]``: the slots that were to be measured."""
+    """Slots that were to be measured, ``[1, S]``."""
     constant_output: bool
     """Whether the model gave the same output for all examples; False where that was not checked."""
 
@@ -51,28 +51,28 @@ def measure_model(
     evaluator: SharedForwardEvaluator,
     table: SeedTable,
     evaluate: Evaluate,
-    read: Callable[[object], Figures],
+    parse: Callable[[object], Metrics],
     baseline: Metrics | None,
     due: Bools,
     forks: Mapping[str, SeedlessFork | None] = MappingProxyType({}),
 ) -> ModelMeasurement:
     """Measure the model as it is, and with each module that is ``due``, bool ``[1, S]``, at another alpha.
 
-    A module that counts is to be compared with its absence: in the model, or in its fork if ``forks`` names it; it is
-    left out where that is None. A module that does not count yet is put in at full alpha, to be compared with the model
-    as it is.
+    A module that counts is compared with its absence: in the model, or in its fork if ``forks`` has its slot; where
+    that is None, it is not measured. A module that does not count yet is put in at full alpha, and compared with the
+    model as it is.
 
     Args:
         evaluator: Runs the variants of the model, in shared passes where it can.
         table: Lifecycle table ``[1, S]``.
         evaluate: Measures a model.
-        read: Checks what ``evaluate`` returns.
+        parse: Reads and checks what ``evaluate`` returns.
         baseline: Metrics of the model as it is, if they are known.
         due: The slots.
-        forks: By slot.
+        forks: Forks of modules on trial, by slot.
 
     Raises:
-        ConfigError: ``evaluate`` returns none of what it may.
+        ConfigError: ``evaluate`` returns something else than it may.
     """
     model, detector = evaluator.model, ConstantOutputDetector()
     alphas = {
@@ -82,9 +82,10 @@ def measure_model(
     }
     measure = detector.watch_first_call(evaluate) if baseline is None else evaluate
 
-    def compute_metrics(model: GrowingModel) -> Figures:
-        return read(measure(model))
+    def compute_metrics(model: GrowingModel) -> Metrics:
+        return parse(measure(model))
 
+    # Modules are switched on or off in shared passes; a fork has other parameters, and needs passes of its own.
     with restore_modes(model):
         toggled = {name: alpha for name, alpha in alphas.items() if name not in forks}
         baseline, ablated = evaluator.measure(compute_metrics, toggled, baseline)
@@ -96,7 +97,7 @@ def measure_model(
 
 @contextmanager
 def restore_modes(model: GrowingModel) -> Generator[None]:
-    """After the block every module of the model is in the mode that it was in, and shards are shards again."""
+    """Restore the modes of all modules after the block, and free parameters that FSDP2 has gathered."""
     try:
         with keep_modes(model):
             yield
@@ -105,13 +106,14 @@ def restore_modes(model: GrowingModel) -> Generator[None]:
 
 
 def compute_contributions(
-    measurement: ModelMeasurement, model: GrowingModel, table: SeedTable, score: Callable[[Figures], float]
+    measurement: ModelMeasurement, model: GrowingModel, table: SeedTable, score: Callable[[Metrics], float]
 ) -> Evaluation:
-    """The evaluation ``[1]`` of a measured model with the contributions ``[1, S]`` of its modules, by its score."""
+    """The evaluation ``[1]`` of a measured model, with contributions ``[1, S]`` by score and by loss."""
     by_score, by_loss = np.full(table.stage.shape, np.nan), np.full(table.stage.shape, np.nan)
     baseline, baseline_score = measurement.baseline, score(measurement.baseline)
     for place, slot in enumerate(model.slots.values()):
         if slot.name in measurement.ablated:
+            # A module that does not count yet was switched on, not off.
             ablated, sign = measurement.ablated[slot.name], 1.0 if table.blended[0, place] else -1.0
             by_score[0, place] = sign * (baseline_score - score(ablated))
             by_loss[0, place] = sign * (ablated[LOSS] - baseline[LOSS])
@@ -128,7 +130,7 @@ def store_contributions(model: GrowingModel, contributions: Floats) -> None:
 T = TypeVar("T")
 
 ROUNDING = 2 * torch.finfo(torch.float32).eps
-"""Relative difference of what is computed of equal rows in one minibatch."""
+"""Relative difference between outputs for equal rows of one minibatch."""
 
 
 class ConstantOutputDetector:
@@ -164,7 +166,7 @@ class ConstantOutputDetector:
         try:
             inputs, outputs = _find_rows((arguments, keywords)), _find_rows(output)
         except IncomparableError:
-            self._varied = True  # no constant output can be shown
+            self._varied = True  # not known: assume that outputs differ
             return
         outputs = [rows for rows in outputs if rows.is_floating_point()]
         if outputs and any(_have_different_rows(rows) for rows in inputs):

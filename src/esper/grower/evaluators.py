@@ -19,7 +19,17 @@ from esper.growth.model import GrowingModel
 EVALUATE_ADVICE = f"give a function that takes the model and returns {EXPECTED}"
 
 
-class Metric:
+class Evaluator:
+    """Wraps a function that measures a model, and is called in its place."""
+
+    evaluate: Evaluate
+
+    def __call__(self, model: GrowingModel) -> Any:
+        """The result of ``evaluate``."""
+        return self.evaluate(model)
+
+
+class Metric(Evaluator):
     """Growth is about one metric by name, plateaus included.
 
     ```python
@@ -44,15 +54,11 @@ class Metric:
     ) -> None:
         self.evaluate, self.name, self.higher_is_better = evaluate, name, higher_is_better
 
-    def __call__(self, model: GrowingModel) -> Any:
-        """The result of ``evaluate``."""
-        return self.evaluate(model)
 
+class Constrained(Evaluator):
+    """Growth is about one of several sets of validation data, and the loss on the others may rise only by a limit.
 
-class Constrained:
-    """Growth is about one of several sets of validation data, and the loss on others may rise by so much at most.
-
-    While a constraint is broken, the module without which it is broken by least is pruned, and none is kept;
+    While a constraint is broken, no module is kept, and the one without which it is broken least is pruned;
     `esper.grower.scores` has the formula.
 
     ```python
@@ -77,12 +83,8 @@ class Constrained:
     ) -> None:
         self.evaluate, self.objective, self.limits = evaluate, objective, dict(limits or {})
 
-    def __call__(self, model: GrowingModel) -> Any:
-        """The result of ``evaluate``."""
-        return self.evaluate(model)
 
-
-class Refit:
+class Refit(Evaluator):
     """Modules on trial are judged by a fork of the model that trains on without them, not by switching them off.
 
     What a model loses when a module is switched off is more than it has gained by it, since host and module train
@@ -93,21 +95,17 @@ class Refit:
         evaluate: Measures the model, and its forks.
 
     Raises:
-        ConfigError: it is not a function.
+        ConfigError: ``evaluate`` is not a function.
     """
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)
     def __init__(self, evaluate: Evaluate) -> None:
         self.evaluate = evaluate
 
-    def __call__(self, model: GrowingModel) -> Any:
-        """The result of ``evaluate``."""
-        return self.evaluate(model)
-
 
 @dataclass(frozen=True)
 class Criterion:
-    """What growth is about, taken from an evaluator and those that it wraps."""
+    """What growth is about: the settings of an evaluator and of those that it wraps."""
 
     evaluate: Evaluate
     """The innermost function."""
@@ -119,16 +117,16 @@ class Criterion:
     evidence: Counterfactual = Counterfactual.DEPENDENCE
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the function, as plain values, for a run's configuration and for comparing saved states."""
+        """All fields but the function, as plain values, for a run's configuration and for comparing saved states."""
         values = {name: value for name, value in vars(self).items() if name != "evaluate"}
         return {**values, "evidence": self.evidence.value}
 
 
 def read_criterion(evaluate: Evaluate) -> Criterion:
-    """The criterion of an evaluator; that of a plain function has the accuracy, or else the loss, as its metric.
+    """The criterion of an evaluator. For a plain function the metric is accuracy where there is one, or else the loss.
 
     Raises:
-        ConfigError: it wraps another one of its kind.
+        ConfigError: an evaluator wraps another one of its kind.
     """
     fields: dict[str, Any] = {}
     kinds: set[type] = set()

@@ -27,7 +27,7 @@ class Rollback:
     """A rollback of one model."""
 
     trouble: Trouble
-    """What the check found."""
+    """The kind of trouble that the check detected."""
     loss: float
     """The training loss of that check."""
     loss_restored: float
@@ -37,7 +37,7 @@ class Rollback:
 
 
 class _Copies(NamedTuple):
-    """Copies beside the tensors they belong to: what matters is the tensor's identity, never its name."""
+    """Copies with the tensors that they belong to, by identity, not by name."""
 
     parameters: list[tuple[nn.Parameter, Tensor]]
     buffers: list[tuple[nn.Module, str, Tensor]]
@@ -68,7 +68,7 @@ class ModelSnapshot:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy the present state."""
+        """Copy the present state of the model."""
         reshard(self.model)
         self._copies = _Copies(
             [(parameter, local_part(parameter).detach().clone()) for parameter in self.model.parameters()],
@@ -78,9 +78,10 @@ class ModelSnapshot:
 
     @torch.no_grad()
     def restore(self) -> tuple[str, ...]:
-        """Return to the state of `take`; gives the slots that lost their module."""
+        """Return to the state of `take`; returns the slots that lost their module."""
         reshard(self.model)
         pruned = self._prune() if isinstance(self.model, GrowingModel) else ()
+        # Into the model's own tensors; what was pruned since has no place any more.
         present = set(self.model.parameters())
         for parameter, saved in self._copies.parameters:
             if parameter in present:
@@ -91,6 +92,7 @@ class ModelSnapshot:
             self.model.copies.reset_mirrors(self.model)
         for generator, state in self._copies.generators:
             generator.set_state(state)
+        # Momentum from before would push straight back.
         self.optimizer.zero_grad()
         self.optimizer.state.clear()
         return pruned
@@ -98,19 +100,19 @@ class ModelSnapshot:
     def _prune(self) -> tuple[str, ...]:
         """Remove live modules, and fossils that the snapshot lacks, from the model and the optimizer."""
         assert isinstance(self.model, GrowingModel)
-        known = {parameter for parameter, _ in self._copies.parameters}
-        doomed = [
+        saved = {parameter for parameter, _ in self._copies.parameters}
+        pruned = [
             name
             for name, seed in self.model.seeds.items()
-            if not (seed.fossilized and known.issuperset(seed.parameters()))
+            if not (seed.fossilized and saved.issuperset(seed.parameters()))
         ]
         removed: set[Tensor] = set()
-        for name in doomed:
+        for name in pruned:
             removed.update(self.model.seeds[name].parameters())
             self.model.slots[name].remove()
         for group in self.optimizer.param_groups:
             group["params"][:] = [parameter for parameter in group["params"] if parameter not in removed]
-        return tuple(doomed)
+        return tuple(pruned)
 
     def is_finite(self, *, gradients: bool = True) -> bool:
         """Whether all parameters of the model and moments of the optimizer are finite, and the ``gradients`` too."""
@@ -168,7 +170,7 @@ class ModelSnapshot:
 
 
 class TrainingGovernor:
-    """Watches one model in a loop of your own, and restores it when training blows up.
+    """Checks one model in your own training loop, and restores it when training blows up.
 
     ```python
     governor = TrainingGovernor(model, optimizer, classes=10)
@@ -210,7 +212,7 @@ class TrainingGovernor:
         return int(self._governor.rollbacks[0])
 
     def check(self, loss: float | Tensor, accuracy: float | Tensor | None = None) -> Rollback | None:
-        """Judge the state that training has led to, and restore the last good one if it is in trouble.
+        """Check the model after training, and restore its last good state if training blew up.
 
         Args:
             loss: Training loss since the last check, in any unit.
@@ -249,7 +251,7 @@ class TrainingGovernor:
         """Continue where `state_dict` was called; the model has the structure that it had then.
 
         Raises:
-            CheckpointError: it is of another model or another window.
+            CheckpointError: the state is of another model or another window.
         """
         self._snapshot.load_state_dict(state["snapshot"])
         self._governor.load_state_dict(state["governor"])
@@ -263,10 +265,10 @@ def describe_rollback(intervention: Intervention, loss: float, pruned: Sequence[
 
 
 def require_rollbacks_left(intervention: Intervention, governor: Governor) -> None:
-    """Refuse to go on with a single model that has used up its rollbacks.
+    """Stop the training of a single model that has used up its rollbacks.
 
     Raises:
-        DivergedError: it has.
+        DivergedError: there was trouble after the last rollback that is allowed.
     """
     if intervention.exhausted[0]:
         assert governor.settings is not None
@@ -281,7 +283,7 @@ def _to_float(value: float | Tensor) -> float:
 
 
 def _list_buffers(model: nn.Module) -> Iterable[tuple[nn.Module, str, Tensor]]:
-    """All buffers but the alphas of seeds, which are a matter of the lifecycle, not of training."""
+    """All buffers but the alphas of modules, which belong to the lifecycle, not to training."""
     for module in model.modules():
         if isinstance(module, Seed):
             continue
@@ -290,7 +292,7 @@ def _list_buffers(model: nn.Module) -> Iterable[tuple[nn.Module, str, Tensor]]:
 
 
 def _list_buffer_paths(model: nn.Module) -> Iterable[tuple[str, nn.Module, str]]:
-    """The buffers of `_list_buffers` by their names in the model: name, owner, and name there."""
+    """The buffers of `_list_buffers`: path in the model, module that holds it, and name there."""
     named = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
     paths = {module: path for path, module in named}
     for module, name, _ in _list_buffers(model):

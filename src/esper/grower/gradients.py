@@ -1,4 +1,4 @@
-"""Records the gradients of a model's host and modules as backward passes bring them: before anything clips them."""
+"""Records gradient norms of a model's host and modules when backward passes add to them: before anything clips them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from esper.serialization.state_files import to_plain
 
 
 class GradientRecorder:
-    """Records gradient norms at every step of the optimizer, without waiting for a device, but for other processes.
+    """Records gradient norms at every step of the optimizer, without synchronizing the device.
 
     The gradients of a step are those that its last backward pass left: accumulated over the passes since they were
-    zeroed, before they are clipped or averaged over processes. A gradient that was written by hand is taken as it is
-    after the step. Where processes share parameters (FSDP2), gradients arrive as averages, and the processes add up
-    the norms of their parts.
+    zeroed, before they are clipped or averaged over processes. A gradient that was written by hand is recorded as it is
+    after the step. Where processes share parameters (FSDP2), gradients arrive as averages, and the processes wait for
+    each other to combine the norms of their parts.
 
     Args:
-        model: Its host is recorded; modules are to be given to `watch` as they come.
+        model: Its host is recorded; call `watch` with modules as they germinate.
         optimizer: Each of its steps counts as a minibatch.
-        scaler: Where losses are scaled: norms are those of the losses themselves.
+        scaler: Gradient scaler of the loop, if any; norms are recorded without the scale.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class GradientRecorder:
         return hosts[-1], seeds[-1], health
 
     def clear(self) -> None:
-        """Forget the minibatches so far: a decision was taken on them."""
+        """Drop the norms so far, after the decision that was based on them."""
         self._norms.clear()
 
     def state_dict(self) -> dict[str, Any]:

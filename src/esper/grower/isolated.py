@@ -1,7 +1,8 @@
-"""What learns apart from the loop, in passes of its own: seeds in isolation ``shadow``, and forks without a seed.
+"""Trains what learns in passes of its own: modules in isolation ``shadow``, and forks of the model for `esper.Refit`.
 
-The loop hands over each minibatch and its loss. Gradients for whoever learns apart are computed at once, and arrive
-with the backward pass of that loss, weighed as it weighs the loss; nothing else about the model is any different.
+The loop passes each minibatch and its loss to `esper.Grower.isolated_backward`. The gradients of isolated modules and
+forks are computed at once. They are added when the backward pass of that loss comes, with the factor by which it scales
+the loss. The model's own gradients, buffers and random numbers are the same as without.
 """
 
 from __future__ import annotations
@@ -31,199 +32,24 @@ from esper.lifecycle.table import Evidence, SeedTable
 from esper.serialization.state_files import from_plain, to_plain
 
 T = TypeVar("T")
-
-
-class _Whole(nn.Module):
-    """Calls a function of a model which has other values meanwhile, and tells what its buffers are afterwards."""
-
-    def __init__(self, model: GrowingModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, compute: Callable[[], T]) -> tuple[T, dict[str, Tensor]]:
-        return compute(), dict(self.named_buffers())
-
-
-class SeedlessFork:
-    """What ``model`` would be had the seed in ``slot`` been removed when the fork was made, and trained on without it.
-
-    What a model loses when a seed is switched off is not what it has gained by it: host and seed have trained together,
-    so the host has come to lean on the seed. Where both the model and a fork train on for a little while, the host gets
-    over that, and the difference between the two is close to what the seed brings in the end.
-
-    It has parameters, buffers and an optimizer of its own, copied from those of the model, for all that counts in the
-    model's forward pass. All else is the model's: seeds that do not count yet, the weights of the others, and whatever
-    lies outside of the model.
-
-    Args:
-        model: In training.
-        optimizer: The one that trains it.
-        slot: Of ``model``, with a seed.
-        counting: The host and the seeds that count, without this one.
-    """
-
-    def __init__(
-        self, model: GrowingModel, optimizer: torch.optim.Optimizer, slot: Slot, counting: Iterable[nn.Module]
-    ) -> None:
-        assert slot.seed is not None
-        self.seed = slot.seed
-        """The seed that is left out."""
-        self._whole = _Whole(model)
-        self._slot = slot
-        self._theirs = optimizer
-        self._parameters: dict[Tensor, nn.Parameter] = {}
-        """The fork's, by the model's."""
-        self._buffers: dict[str, Tensor] = {}
-        # Its groups and state follow with the parameters.
-        apart: dict[int, Any] = {id(optimizer.state): defaultdict(dict), id(optimizer.param_groups): []}
-        self._optimizer = copy.deepcopy(optimizer, apart)
-        self.sync_modules(counting)
-
-    @torch.no_grad()
-    def sync_modules(self, counting: Iterable[nn.Module]) -> None:
-        """Copy what has begun to count in the model since, and let go of what is no more."""
-        modules = list(counting)
-        before, self._parameters = self._parameters, {}
-        state = self._optimizer.state
-        for theirs in (parameter for module in modules for parameter in module.parameters()):
-            if theirs in before:
-                self._parameters[theirs] = before[theirs]
-            elif theirs not in self._parameters:
-                own = self._parameters[theirs] = nn.Parameter(theirs.clone(), theirs.requires_grad)
-                if theirs in self._theirs.state:
-                    state[own] = copy.deepcopy(self._theirs.state[theirs])
-        for gone in before.keys() - self._parameters.keys():
-            state.pop(before[gone], None)
-        alphas = {part.alpha for module in modules for part in module.modules() if isinstance(part, Seed)}
-        counted = {buffer for module in modules for buffer in module.buffers()} - alphas
-        named = {name: buffer for name, buffer in self._whole.named_buffers() if buffer in counted}
-        kept = self._buffers
-        self._buffers = {name: kept[name] if name in kept else buffer.clone() for name, buffer in named.items()}
-        self.sync_optimizer()
-
-    def sync_optimizer(self) -> None:
-        """Give the optimizer the groups and hyperparameters that the model's has now."""
-        self._optimizer.param_groups[:] = [
-            {**group, "params": [self._parameters[one] for one in group["params"] if one in self._parameters]}
-            for group in self._theirs.param_groups
-        ]
-
-    def run(self, compute: Callable[[], T]) -> T:
-        """What ``compute`` returns, which calls the model, where the model is this fork."""
-        named = dict(self._whole.named_parameters())
-        mine = {name: self._parameters[theirs] for name, theirs in named.items() if theirs in self._parameters}
-        with self._slot.disabled():
-            result, buffers = functional_call(self._whole, {**mine, **self._buffers}, (compute,))
-        self._buffers = {name: buffers[name].detach() for name in self._buffers}
-        return result
-
-    def gradients(self, loss: Callable[[], Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Gradients of ``loss``, which calls the model, by the fork's parameters.
-
-        Raises:
-            ConfigError: it does not depend on the fork, or on the model as well.
-        """
-        for theirs, own in self._parameters.items():
-            own.requires_grad_(theirs.requires_grad)
-        mine = [own for own in self._parameters.values() if own.requires_grad]
-        learning = cast("list[nn.Parameter]", [theirs for theirs in self._parameters if theirs.requires_grad])
-        # Within, as a backward pass may compute parts of the forward pass once more.
-        found = self.run(lambda: compute_gradients(loss(), [*mine, *learning]))
-        if not found.keys().isdisjoint(learning):
-            raise ConfigError(
-                "the loss that the grower was given uses parameters of the growing model that were taken from it "
-                "before: it must take them from the model whenever it is called"
-            )
-        if not found:
-            raise ConfigError(
-                f"the loss that the grower was given does not depend on the model without the seed in slot "
-                f"{self._slot.name!r}: it must call the growing model itself and return a loss that can be "
-                "differentiated"
-            )
-        return found
-
-    @torch.no_grad()
-    def add(self, gradients: Mapping[nn.Parameter, Tensor], weight: Tensor, *, anew: bool) -> None:
-        """Add ``gradients`` times ``weight`` to those since the last step, or begin ``anew`` with them."""
-        if anew:
-            self._optimizer.zero_grad()
-        for own, gradient in gradients.items():
-            add_gradient(own, gradient * weight)
-
-    def step(self, average: Callable[[Tensor], None], *, only_finite: bool) -> None:
-        """Let the optimizer make a step with gradients that ``average`` has averaged, unless they must be finite."""
-        learned = [own for own in self._parameters.values() if own.grad is not None]
-        for parameter in learned:
-            average(parameter)
-        if not only_finite or all(bool(own.grad.isfinite().all()) for own in learned if own.grad is not None):
-            self._optimizer.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that is the fork's own, as plain values."""
-        own, state = self._name_parameters(), self._optimizer.state
-        moments = {name: state[parameter] for name, parameter in own.items() if parameter in state}
-        kind = type(self._theirs).__name__
-        return to_plain({"parameters": own, "buffers": self._buffers, "moments": moments, "optimizer": kind})
-
-    @torch.no_grad()
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Be what `state_dict` told; the model has the structure that it had then.
-
-        Raises:
-            CheckpointError: it has not.
-        """
-        own = self._name_parameters()
-        like = {"parameters": own, "buffers": self._buffers}
-        found = from_plain(like, {name: saved[name] for name in like}, "the state of a fork")
-        for name, parameter in own.items():
-            parameter.copy_(found["parameters"][name])
-        self._buffers = found["buffers"]
-        names = {parameter: name for name, parameter in own.items()}
-        order = [names[parameter] for group in self._optimizer.param_groups for parameter in group["params"]]
-        # Another optimizer may have taken the former's place: it begins anew.
-        moments: Mapping[str, Any] = saved["moments"] if saved["optimizer"] == type(self._theirs).__name__ else {}
-        state = {place: moments[name] for place, name in enumerate(order) if name in moments}
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
-        self.sync_optimizer()
-
-    def _name_parameters(self) -> dict[str, nn.Parameter]:
-        """The fork's parameters by the names of the model's."""
-        named = cast("Sequence[tuple[str, nn.Parameter]]", list(self._whole.named_parameters()))
-        return {name: self._parameters[theirs] for name, theirs in named if theirs in self._parameters}
-
-
-def compute_gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-    """The gradients of those ``parameters`` on which ``loss`` depends."""
-    if not loss.requires_grad:
-        return {}
-    found = cast("Sequence[Tensor | None]", torch.autograd.grad(loss, parameters, allow_unused=True))
-    return {parameter: gradient for parameter, gradient in zip(parameters, found, strict=True) if gradient is not None}
-
-
-def add_gradient(parameter: Tensor, part: Tensor) -> None:
-    """Add to the gradient of ``parameter``, in its own type."""
-    part = part.to(parameter.dtype)
-    parameter.grad = part if parameter.grad is None else parameter.grad + part
-
-
 Loss = Callable[..., Tensor]
-"""The loss of a minibatch, from whatever stands for one: a scalar that can be differentiated."""
+"""Computes the loss of a minibatch, a scalar that can be differentiated, from the arguments of `isolated_backward`."""
 
-REFIT = 2
-"""Decisions after which a fork has got over the loss of its seed."""
+REFIT_DECISIONS = 2
+"""Decisions after which a fork has recovered from the loss of its module."""
 _LOSS_LINE = "Grower(..., loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels))"
 _BACKWARD_LINE = "grower.isolated_backward(loss, inputs, labels)"
 
 
 class Counterfactual(StrEnum):
-    """The model without a seed, from which it follows what the seed contributes."""
+    """The model without a module, which contributions compare with."""
 
     DEPENDENCE = "dependence"
-    """The model as it is, with the seed switched off (leave-one-out). A model comes to lean on what it trains with, so
-    this says how much it would miss the seed now, which is more than it gains by having it."""
+    """The model as it is, with the module switched off (leave-one-out). A model adapts to what it trains with, so this
+    measures how much it depends on the module now, which is more than it gains by having it."""
     REFIT = "refit"
-    """While a seed is on trial: a fork of the model from when the trial began, which has trained without the seed on
-    the same minibatches since. Before and after, as ``dependence``."""
+    """For a module on trial: a fork of the model from the start of the trial, which has trained without the module on
+    the same minibatches since. Before and after the trial as ``dependence``."""
 
 
 def require_loss(
@@ -233,11 +59,11 @@ def require_loss(
     loss: Loss | None,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Refuse rules or evidence for which something must learn apart where it cannot, or for nobody's use.
+    """Refuse isolation or evidence that cannot be trained, or that nothing uses.
 
     Raises:
-        ConfigError: nobody said how to compute a ``loss``, the controller judges no seed by the evidence, or the
-            optimizer computes losses by itself, which a fork's cannot.
+        ConfigError: ``loss`` is missing, the controller plants nothing that could be judged by the evidence, or the
+            optimizer computes losses by itself, which that of a fork cannot.
     """
     if rules.isolation is Isolation.SHADOW and loss is None:
         raise ConfigError(
@@ -264,17 +90,196 @@ def require_loss(
         )
 
 
-class IsolatedTrainer:
-    """Lets isolated seeds and forks learn whenever the model does.
+class _FunctionCall(nn.Module):
+    """Calls a function of ``model`` under `functional_call`, and returns the model's buffers afterwards too."""
+
+    def __init__(self, model: GrowingModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], T]) -> tuple[T, dict[str, Tensor]]:
+        return compute(), dict(self.named_buffers())
+
+
+class SeedlessFork:
+    """A copy of a model without the module in one slot, which trains on beside it.
+
+    Switching a module off overstates its gain, because the host has adapted to it. Where the model and its fork both
+    train on for a while, the host recovers, and the difference between the two approaches what the module brings.
+
+    The fork has parameters, buffers and an optimizer of its own, copied from those of the model, for all that counts in
+    the forward pass of the model. The rest is shared with the model: modules that do not count yet, the alphas of the
+    others, and whatever lies outside of the model.
 
     Args:
-        model: Whose seeds they are.
-        optimizer: Of the model; after each of its steps it is checked that all had a gradient, and forks step.
-        evidence: Under ``dependence`` there are no forks.
-        loss: Calls ``model``; None where nothing learns apart.
-        scaler: Of the loop, if it has one; it multiplies losses before they are differentiated, against underflow.
-        on_gradient: Called with every parameter of an isolated module whose gradient has grown.
-        average: Makes a parameter's gradient that of all processes.
+        model: The model, in training.
+        optimizer: The optimizer that trains it.
+        slot: A slot of ``model`` with a module, which is left out.
+        counting: The host and the modules that count, without this one.
+    """
+
+    def __init__(
+        self, model: GrowingModel, optimizer: torch.optim.Optimizer, slot: Slot, counting: Iterable[nn.Module]
+    ) -> None:
+        assert slot.seed is not None
+        self.seed = slot.seed
+        """The module that is left out."""
+        self._call = _FunctionCall(model)
+        self._slot = slot
+        self._model_optimizer = optimizer
+        self._parameters: dict[Tensor, nn.Parameter] = {}
+        """The fork's parameters, by those of the model."""
+        self._buffers: dict[str, Tensor] = {}
+        # Copied without groups and state, which are added with the parameters.
+        memo: dict[int, Any] = {id(optimizer.state): defaultdict(dict), id(optimizer.param_groups): []}
+        self._optimizer = copy.deepcopy(optimizer, memo)
+        self.sync_modules(counting)
+
+    @torch.no_grad()
+    def sync_modules(self, counting: Iterable[nn.Module]) -> None:
+        """Copy what has begun to count in the model since the last call, and drop what is gone."""
+        modules = list(counting)
+        previous, self._parameters = self._parameters, {}
+        state = self._optimizer.state
+        for parameter in (parameter for module in modules for parameter in module.parameters()):
+            if parameter in previous:
+                self._parameters[parameter] = previous[parameter]
+            elif parameter not in self._parameters:
+                duplicate = self._parameters[parameter] = nn.Parameter(parameter.clone(), parameter.requires_grad)
+                if parameter in self._model_optimizer.state:
+                    state[duplicate] = copy.deepcopy(self._model_optimizer.state[parameter])
+        for parameter in previous.keys() - self._parameters.keys():
+            state.pop(previous[parameter], None)
+        # Alphas stay those of the model: they are a matter of the lifecycle.
+        alphas = {part.alpha for module in modules for part in module.modules() if isinstance(part, Seed)}
+        counting_buffers = {buffer for module in modules for buffer in module.buffers()} - alphas
+        self._buffers = {
+            name: self._buffers[name] if name in self._buffers else buffer.clone()
+            for name, buffer in self._call.named_buffers()
+            if buffer in counting_buffers
+        }
+        self.sync_optimizer()
+
+    def sync_optimizer(self) -> None:
+        """Copy groups and hyperparameters of the model's optimizer."""
+        self._optimizer.param_groups[:] = [
+            {**group, "params": [self._parameters[key] for key in group["params"] if key in self._parameters]}
+            for group in self._model_optimizer.param_groups
+        ]
+
+    def run(self, compute: Callable[[], T]) -> T:
+        """The result of ``compute``, in which calls of the model run the fork instead."""
+        parameters = self._name_parameters()
+        with self._slot.disabled():
+            result, buffers = functional_call(self._call, {**parameters, **self._buffers}, (compute,))
+        self._buffers = {name: buffers[name].detach() for name in self._buffers}
+        return result
+
+    def compute_gradients(self, loss: Callable[[], Tensor]) -> dict[nn.Parameter, Tensor]:
+        """Gradients of ``loss``, which calls the model, with respect to the fork's parameters.
+
+        Raises:
+            ConfigError: the loss does not depend on the fork, or depends on the model as well.
+        """
+        for parameter, duplicate in self._parameters.items():
+            duplicate.requires_grad_(parameter.requires_grad)
+        learning = [duplicate for duplicate in self._parameters.values() if duplicate.requires_grad]
+        of_model = cast("list[nn.Parameter]", [key for key in self._parameters if key.requires_grad])
+        # Differentiated within `run`, since a backward pass may compute parts of the forward pass once more.
+        gradients = self.run(lambda: differentiate(loss(), [*learning, *of_model]))
+        if not gradients.keys().isdisjoint(of_model):
+            raise ConfigError(
+                "the loss that the grower was given uses parameters of the growing model that were taken from it "
+                "before: it must take them from the model whenever it is called"
+            )
+        if not gradients:
+            raise ConfigError(
+                f"the loss that the grower was given does not depend on the model without the seed in slot "
+                f"{self._slot.name!r}: it must call the growing model itself and return a loss that can be "
+                "differentiated"
+            )
+        return gradients
+
+    @torch.no_grad()
+    def add_gradients(self, gradients: Mapping[nn.Parameter, Tensor], weight: Tensor, *, zero_first: bool) -> None:
+        """Add ``gradients`` times ``weight`` to those since the last step, or to zero with ``zero_first``."""
+        if zero_first:
+            self._optimizer.zero_grad()
+        for parameter, gradient in gradients.items():
+            add_gradient(parameter, gradient * weight)
+
+    def step(self, average: Callable[[Tensor], None], *, only_finite: bool) -> None:
+        """Average gradients over processes and step the optimizer, if ``only_finite`` only with finite gradients."""
+        learned = [parameter for parameter in self._parameters.values() if parameter.grad is not None]
+        for parameter in learned:
+            average(parameter)
+        gradients = [parameter.grad for parameter in learned if parameter.grad is not None]
+        if not only_finite or all(bool(gradient.isfinite().all()) for gradient in gradients):
+            self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters, buffers and moments of the fork, as plain values."""
+        parameters, state = self._name_parameters(), self._optimizer.state
+        moments = {name: state[parameter] for name, parameter in parameters.items() if parameter in state}
+        optimizer = type(self._model_optimizer).__name__
+        return to_plain(
+            {"parameters": parameters, "buffers": self._buffers, "moments": moments, "optimizer": optimizer}
+        )
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was called; the model has the structure that it had then.
+
+        Raises:
+            CheckpointError: the model has another structure.
+        """
+        parameters = self._name_parameters()
+        like = {"parameters": parameters, "buffers": self._buffers}
+        values = from_plain(like, {name: state[name] for name in like}, "the state of a fork")
+        for name, parameter in parameters.items():
+            parameter.copy_(values["parameters"][name])
+        self._buffers = values["buffers"]
+        names = {parameter: name for name, parameter in parameters.items()}
+        order = [names[parameter] for group in self._optimizer.param_groups for parameter in group["params"]]
+        # Moments of another optimizer mean nothing to this one.
+        is_same = state["optimizer"] == type(self._model_optimizer).__name__
+        moments: Mapping[str, Any] = state["moments"] if is_same else {}
+        indexed = {index: moments[name] for index, name in enumerate(order) if name in moments}
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": indexed})
+        self.sync_optimizer()
+
+    def _name_parameters(self) -> dict[str, nn.Parameter]:
+        """The fork's parameters by the names of the model's."""
+        named = cast("Sequence[tuple[str, nn.Parameter]]", list(self._call.named_parameters()))
+        return {name: self._parameters[parameter] for name, parameter in named if parameter in self._parameters}
+
+
+def differentiate(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+    """The gradients of those ``parameters`` on which ``loss`` depends."""
+    if not loss.requires_grad:
+        return {}
+    gradients = cast("Sequence[Tensor | None]", torch.autograd.grad(loss, parameters, allow_unused=True))
+    pairs = zip(parameters, gradients, strict=True)
+    return {parameter: gradient for parameter, gradient in pairs if gradient is not None}
+
+
+def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to the gradient of ``parameter``, in the parameter's type."""
+    gradient = gradient.to(parameter.dtype)
+    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+class IsolatedTrainer:
+    """Trains isolated modules and forks whenever the model trains.
+
+    Args:
+        model: The model with the modules.
+        optimizer: The model's optimizer. After each of its steps forks step, and it is checked that all had a gradient.
+        evidence: Forks are made under ``refit`` only.
+        loss: Computes the loss by calling ``model``; None where nothing is isolated.
+        scaler: The loop's gradient scaler, if any.
+        on_gradient: Called with every parameter of an isolated module whose gradient was added to.
+        average: Averages a parameter's gradient over all processes.
     """
 
     def __init__(
@@ -290,25 +295,26 @@ class IsolatedTrainer:
     ) -> None:
         self._model, self._optimizer, self._loss, self._scaler = model, optimizer, loss, scaler
         self._on_gradient, self._average = on_gradient, average
-        self._forking = evidence is Counterfactual.REFIT
+        self._makes_forks = evidence is Counterfactual.REFIT
         self._forks: dict[str, SeedlessFork] = {}
         self._comparable: set[str] = set()
         """Slots whose forks are old enough to be compared with at the next decision."""
-        self._arrived: set[str] = set()
-        """Slots whose isolated seed or whose fork has had a gradient since the optimizer's last step."""
+        self._slots_with_gradient: set[str] = set()
+        """Slots whose isolated module or fork has had a gradient since the optimizer's last step."""
         self._minibatches = 0
-        """From which forks have learned since the last decision."""
+        """Minibatches from which forks have learned since the last decision."""
+        # Before a step too, since some optimizers count steps in their groups.
         optimizer.register_step_pre_hook(self._sync_fork_optimizers)
-        optimizer.register_step_post_hook(self._step)
+        optimizer.register_step_post_hook(self._step_forks)
 
     @property
     def forks(self) -> dict[str, SeedlessFork]:
-        """Forks by the slots whose seeds are on trial."""
+        """Forks by the slots whose modules are on trial."""
         trials = {name: seed for name, seed in self._model.seeds.items() if not seed.fossilized}
         return {name: fork for name, fork in self._forks.items() if fork.seed is trials.get(name)}
 
-    def comparable_forks(self) -> dict[str, SeedlessFork | None]:
-        """For the seeds on trial: their forks, None until these are old enough to be compared with.
+    def get_comparable_forks(self) -> dict[str, SeedlessFork | None]:
+        """The forks of modules on trial, by slot; None for one that is too young to be compared with.
 
         Raises:
             ConfigError: no fork has learned since the last decision.
@@ -323,36 +329,42 @@ class IsolatedTrainer:
         return {name: fork if name in self._comparable else None for name, fork in forks.items()}
 
     def update_forks(self, table: SeedTable, evidence: Evidence) -> Evidence:
-        """After a decision that led to ``table``: fork the model for seeds that are held from now on.
+        """Fork the model for modules that are held from now on, and drop the forks of those that are not any more.
 
-        Returns the evidence without what was known of those seeds. Forks of seeds that are not held any more are gone.
+        Args:
+            table: Lifecycle table ``[1, S]`` after the decision.
+            evidence: Evidence ``[1, S]`` of the modules.
+
+        Returns:
+            The evidence without that of modules whose trial begins: it was measured by ``dependence``.
         """
-        begun = np.zeros(table.stage.shape, np.bool_)
         self._minibatches = 0
-        if not self._forking:
+        if not self._makes_forks:
             return evidence
         slots = self._model.slots.values()
-        seeds = [slot.seed for slot, counts in zip(slots, table.blended[0].tolist(), strict=True) if counts]
-        present, self._forks = self.forks, {}
+        counting_seeds = [slot.seed for slot, counts in zip(slots, table.blended[0].tolist(), strict=True) if counts]
+        previous, self._forks = self.forks, {}
+        forked = np.zeros(table.stage.shape, np.bool_)
         held = np.flatnonzero(table.stage[0] == Stage.HOLDING).tolist()
-        for place in held:
-            slot = slots[place]
-            counting = [self._model.host, *(seed for seed in seeds if seed is not None and seed is not slot.seed)]
-            fork = present.get(slot.name)
+        for index in held:
+            slot = slots[index]
+            others = [seed for seed in counting_seeds if seed is not None and seed is not slot.seed]
+            counting = [self._model.host, *others]
+            fork = previous.get(slot.name)
             if fork is None:
                 fork = SeedlessFork(self._model, self._optimizer, slot, counting)
-                begun[0, place] = True
+                forked[0, index] = True
             else:
                 fork.sync_modules(counting)
             self._forks[slot.name] = fork
-        self._comparable = {slots[place].name for place in held if table.stage_age[0, place] >= REFIT}
-        return evidence.without(begun)
+        self._comparable = {slots[index].name for index in held if table.stage_age[0, index] >= REFIT_DECISIONS}
+        return evidence.without(forked)
 
     def add_side_gradients(self, loss: Tensor, minibatch: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """Let the backward pass of ``loss`` bring isolated seeds and forks what they learn from this minibatch.
+        """Add the gradients of isolated modules and forks on this minibatch in the backward pass of ``loss``.
 
         Raises:
-            ConfigError: the loss that was given does not depend on such a seed, or on a fork alone.
+            ConfigError: the configured loss does not depend on such a module, or not on a fork alone.
         """
         compute, forks, isolated = self._loss, self.forks, self._find_isolated()
         if compute is None or not (forks or isolated) or not loss.requires_grad:
@@ -361,42 +373,45 @@ class IsolatedTrainer:
         def compute_loss() -> Tensor:
             return self._scale(compute(*minibatch, **named))
 
-        for_forks: list[dict[nn.Parameter, Tensor]] = []
+        # Forks: one pass for each of them.
+        fork_gradients: list[dict[nn.Parameter, Tensor]] = []
         for fork in forks.values():
             with side_pass(self._model, ()), torch.enable_grad():
-                for_forks.append(fork.gradients(compute_loss))
-        for_seeds = self._compute_seed_gradients(isolated, compute_loss) if isolated else {}
-        usual = self._scale(torch.ones_like(loss.detach()))
+                fork_gradients.append(fork.compute_gradients(compute_loss))
 
-        @torch.no_grad()
-        def add_gradients(weight: Tensor) -> None:
-            # The one factor is in the gradients, the other in the weight; a fork's optimizer sees neither.
-            anew = bool(forks) and self._are_zeroed()
-            for fork, gradients in zip(forks.values(), for_forks, strict=True):
-                fork.add(gradients, weight / usual / usual, anew=anew)
-            for parameter, gradient in for_seeds.items():
-                add_gradient(parameter, gradient * (weight / usual))
-                self._on_gradient(parameter)
-                self._average(parameter)
-            self._arrived |= forks.keys() | isolated.keys()
-            self._minibatches += bool(forks)
-
-        loss.register_hook(add_gradients)
-
-    def _compute_seed_gradients(
-        self, isolated: Mapping[str, Seed], compute_loss: Callable[[], Tensor]
-    ) -> dict[nn.Parameter, Tensor]:
-        learning = [parameter for seed in isolated.values() for parameter in seed.parameters()]
-        learning = [parameter for parameter in learning if parameter.requires_grad]
-        with side_pass(self._model, isolated.values()), torch.enable_grad():
-            gradients = compute_gradients(compute_loss(), learning)
+        # Isolated modules: one pass in which all of them count fully.
+        module_gradients: dict[nn.Parameter, Tensor] = {}
+        if isolated:
+            parameters = [parameter for seed in isolated.values() for parameter in seed.parameters()]
+            learning = [parameter for parameter in parameters if parameter.requires_grad]
+            with side_pass(self._model, isolated.values()), torch.enable_grad():
+                module_gradients = differentiate(compute_loss(), learning)
         for name, seed in isolated.items():
-            if gradients.keys().isdisjoint(seed.parameters()):
+            if module_gradients.keys().isdisjoint(seed.parameters()):
                 raise ConfigError(
                     f"the loss that the grower was given does not depend on the seed in slot {name!r}: it must call "
                     "the growing model itself and return a loss that can be differentiated"
                 )
-        return gradients
+        scale = self._scale(torch.ones_like(loss.detach()))
+
+        @torch.no_grad()
+        def add_gradients(weight: Tensor) -> None:
+            # Gradients and weight each contain the loss scale once. That of a module is unscaled with the model's; a
+            # fork's optimizer sees unscaled gradients.
+            model_gradients = [parameter.grad for parameter in self._model.parameters()]
+            zeroed = bool(forks) and not any(
+                grad is not None and (grad.is_sparse or grad.any()) for grad in model_gradients
+            )
+            for fork, gradients in zip(forks.values(), fork_gradients, strict=True):
+                fork.add_gradients(gradients, weight / scale / scale, zero_first=zeroed)
+            for parameter, gradient in module_gradients.items():
+                add_gradient(parameter, gradient * (weight / scale))
+                self._on_gradient(parameter)
+                self._average(parameter)
+            self._slots_with_gradient |= forks.keys() | isolated.keys()
+            self._minibatches += bool(forks)
+
+        loss.register_hook(add_gradients)
 
     def state_dict(self) -> dict[str, Any]:
         """All forks, as plain values: each as large as the model and its optimizer's state."""
@@ -404,10 +419,10 @@ class IsolatedTrainer:
         return {"forks": forks, "minibatches": self._minibatches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let forks be what `state_dict` told, after `update_forks` by the table that there was.
+        """Continue where `state_dict` was called, after `update_forks` with the table of then.
 
         Raises:
-            CheckpointError: it is of another model.
+            CheckpointError: the state is of another model.
         """
         for name, fork in self.forks.items():
             fork.load_state_dict(state["forks"][name])
@@ -417,28 +432,23 @@ class IsolatedTrainer:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def _find_isolated(self) -> dict[str, Seed]:
+        """Modules that learn in isolation ``shadow`` now, by slot."""
         return {name: seed for name, seed in self._model.seeds.items() if seed.isolation is Isolation.SHADOW}
 
-    def _are_zeroed(self) -> bool:
-        """Whether the model's gradients were zeroed since they were last added to."""
-        gradients = [parameter.grad for parameter in self._model.parameters()]
-        return not any(gradient is not None and (gradient.is_sparse or gradient.any()) for gradient in gradients)
-
     def _sync_fork_optimizers(self, *_: Any) -> None:
-        # Before the step, as some optimizers count in their groups.
         for fork in self.forks.values():
             fork.sync_optimizer()
 
     @torch.no_grad()
-    def _step(self, *_: Any) -> None:
+    def _step_forks(self, *_: Any) -> None:
         isolated, forks = self._find_isolated(), self.forks
-        arrived, self._arrived = self._arrived, set()
-        if isolated and arrived.isdisjoint(isolated):
+        trained, self._slots_with_gradient = self._slots_with_gradient, set()
+        if isolated and trained.isdisjoint(isolated):
             raise ConfigError(
                 f"the optimizer made a step without a gradient for the seed in slot {next(iter(isolated))!r}, which "
                 f"learns in isolation shadow: call {_BACKWARD_LINE} before each loss.backward()"
             )
-        if forks and arrived.isdisjoint(forks):
+        if forks and trained.isdisjoint(forks):
             raise ConfigError(
                 f"the optimizer made a step without a gradient for the fork without the seed in slot "
                 f"{next(iter(forks))!r}, which evidence refit needs: call {_BACKWARD_LINE} before each "

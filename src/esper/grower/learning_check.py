@@ -1,4 +1,4 @@
-"""Whether one model learns at all: is it the given optimizer that trains it, and is it better than chance?"""
+"""Checks whether one model learns: that the given optimizer trains it, and that it does better than chance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALLEST_KEPT_SHARE = 0.5
 
 
 class OptimizerCheck:
-    """Detects a ``host`` that learns while ``optimizer`` makes no step, as where another one has taken its place."""
+    """Detects a ``host`` that learns while ``optimizer`` makes no step, because another optimizer trains it."""
 
     def __init__(self, host: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._host = host
@@ -34,11 +34,12 @@ class OptimizerCheck:
         optimizer.register_step_post_hook(self._record_step)
 
     def require_steps(self) -> None:
-        """Compare the host with what it was at the last call.
+        """Refuse a host that has changed since the last call without a step of the optimizer.
 
         Raises:
             ConfigError: another optimizer has trained the host.
         """
+        # Training changes the sums of parameters; keeping a copy of them all is not needed to notice it.
         sums, before = self._sum_parameters(), self._sums
         stepped, self._stepped, self._sums = self._stepped, False, sums
         has_gradients = any(parameter.grad is not None for parameter in self._host.parameters())
@@ -50,7 +51,7 @@ class OptimizerCheck:
             )
 
     def accept_changes(self) -> None:
-        """Take the host as it is now for unchanged: what changed it was not training."""
+        """Ignore changes of the host so far: they do not come from training, but from a rollback, say."""
         self._sums = self._sum_parameters()
 
     def _record_step(self, *_: Any) -> None:
@@ -58,7 +59,7 @@ class OptimizerCheck:
 
     @torch.no_grad()
     def _sum_parameters(self) -> Tensor:
-        """The sum of the values of each learning parameter, ``[P]``, as far as this process holds them."""
+        """The sum of the values of each learning parameter, ``[P]``, of the part that this process holds."""
         reshard(self._host)
         learning = [parameter for parameter in self._host.parameters() if parameter.requires_grad]
         if not learning:
@@ -68,15 +69,15 @@ class OptimizerCheck:
 
 
 class LearningCheck:
-    """Decides whether a network shows that it has learned, and which operations there are grounds for.
+    """Decides whether a network shows that it has learned, and which operations that rules out.
 
     Chance is the loss of guessing, where it is known, and otherwise the loss at the beginning. No module is kept in a
-    network that is not better than chance, whose gradients are zero or whose output is the same for all examples, and
-    none is kept or pruned as long as its loss is unusual. Without a governor nothing is checked.
+    network that is not better than chance, whose gradients are zero or whose output is the same for all examples. None
+    is kept or pruned as long as the loss is unusual. Without a governor nothing is checked.
 
     Args:
-        settings: Of the governor; None: there is none.
-        scores: Of what is measured.
+        settings: Settings of the governor; None: there is no governor.
+        scores: Computes skills and improvements from metrics.
     """
 
     def __init__(self, settings: GovernorSettings | None, scores: Scores) -> None:
@@ -90,11 +91,11 @@ class LearningCheck:
         """Checks in a row in which nothing showed that the network has learned."""
         self._learned = self._changed = False
 
-    def has_diverged(self, metrics: Figures, train_loss: float) -> bool:
+    def has_diverged(self, metrics: Metrics, train_loss: float) -> bool:
         """Whether both losses are far above those of chance, and that of validation is worse than it was.
 
-        A loss on a scale of its own, such as a sum, may be far above however healthy the network is; but then it falls,
-        or stays for a while.
+        A loss on another scale, such as a sum, may be far above in a healthy network too; but then it falls, or stays
+        the same for a while.
         """
         if self._settings is None:
             return False
@@ -104,19 +105,20 @@ class LearningCheck:
         return worse and by_losses < 1 - self._settings.multiple and not by_accuracy >= self._settings.lead
 
     def find_disallowed_operations(
-        self, metrics: Figures, train_loss: float, *, usual: bool, constant_output: bool, idle: bool
+        self, metrics: Metrics, train_loss: float, *, usual: bool, constant_output: bool, idle: bool
     ) -> set[Op]:
-        """Operations for which there are no grounds now; warns of a network that shows nothing for long.
+        """Operations that are ruled out now; warns once the network has shown no learning for long.
 
         Args:
-            metrics: Of the model as it is.
-            train_loss: Since the last decision.
+            metrics: Metrics of the model as it is.
+            train_loss: Mean training loss since the last decision.
             usual: Whether the governor found the loss usual.
             constant_output: Whether the model's output is the same for all examples.
             idle: Whether all gradients are zero.
         """
         if self._settings is None:
             return set()
+        # Learned: at some time it did better than chance by gradients that are not zero, and its loss changed.
         loss = metrics[LOSS]
         better = self._beats_chance(metrics, train_loss, self._settings.lead, usual=usual) and not constant_output
         self._learned |= better and not idle
@@ -126,54 +128,56 @@ class LearningCheck:
         self._checks_without_progress = 0 if shown else self._checks_without_progress + 1
         if self._checks_without_progress == CHECKS_AT_CHANCE:
             chance = "that of guessing, as a mean in nats, is" if self._scores.has_chance_level else "it began with"
-            lost = self._learned and self._changed
-            what = "has lost most of what it had learned, or overfits," if lost else "has learned nothing"
-            seen = ", its output is the same for all examples" if constant_output else ""
-            seen += ", its gradients are zero" if idle else ""
+            forgot = self._learned and self._changed
+            what = "has lost most of what it had learned, or overfits," if forgot else "has learned nothing"
+            signs = ", its output is the same for all examples" if constant_output else ""
+            signs += ", its gradients are zero" if idle else ""
             warnings.warn(
                 f"the network {what} for {CHECKS_AT_CHANCE} decisions: its validation loss is {loss:.4g}, {chance} "
-                f"{self._scores.chance_loss:.4g}{seen}; no module is kept until it does better: check the learning "
+                f"{self._scores.chance_loss:.4g}{signs}; no module is kept until it does better: check the learning "
                 "rate, the loss and the data",
                 stacklevel=3,
             )
+        # An unusual loss is no evidence for or against modules.
         if not usual:
             return {Op.FOSSILIZE, Op.PRUNE}
         return {Op.FOSSILIZE} if idle or not better else set()
 
-    def _beats_chance(self, metrics: Figures, train_loss: float, lead: float, *, usual: bool) -> bool:
-        """Whether the network does better than chance, and has not lost most of what it had.
+    def _beats_chance(self, metrics: Metrics, train_loss: float, lead: float, *, usual: bool) -> bool:
+        """Whether the network does better than chance, and has not lost most of its best improvement.
 
-        Its validation loss shows it; or its training loss together with the score, where it overfits; or, where losses
-        are on a scale of their own, such as sums, both of them together with the accuracy, beside those at the start.
+        Its validation loss shows that. For a network that overfits, the training loss together with the score does. For
+        losses on another scale than cross-entropy, such as sums, both losses relative to the start, together with the
+        accuracy, do.
         """
         scores = self._scores
-        trifle = PLATEAU_IMPROVEMENT if scores.has_chance_level else 0.0
+        least = PLATEAU_IMPROVEMENT if scores.has_chance_level else 0.0
         improvement = np.array(
             [
                 *scores.improvement_over_chance(metrics, train_loss),
                 *scores.improvement_over_start(metrics, train_loss),
             ]
         )
-        enough = improvement > np.fmax([trifle, trifle, lead, lead], self._best_improvement * SMALLEST_KEPT_SHARE)
+        enough = improvement > np.fmax([least, least, lead, lead], self._best_improvement * SMALLEST_KEPT_SHARE)
         if usual:
             self._best_improvement = np.fmax(self._best_improvement, improvement)
         by_training, by_validation = enough[:2].tolist()
         overfits = by_training and scores.shows_skill(metrics, lead)
-        return by_validation or overfits or (bool(enough[2:].all()) and scores.accuracy_gained(metrics) > lead)
+        return by_validation or overfits or (bool(enough[2:].all()) and scores.improvement_of_accuracy(metrics) > lead)
 
     def forget_best(self) -> None:
-        """What helped the network was taken away: it may do as badly again as before."""
+        """Forget the best improvement, after a module was pruned: the network may do as badly as before it came."""
         self._best_improvement[:] = math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen so far, as plain values."""
+        """Losses and improvements so far, as plain values."""
         return to_plain(self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called.
 
         Raises:
-            CheckpointError: it is of another make.
+            CheckpointError: the state lacks a value, or holds one of another type.
         """
         for name, value in from_plain(self._state(), state, "the learning check").items():
             setattr(self, f"_{name}", value)

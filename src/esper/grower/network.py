@@ -1,4 +1,4 @@
-"""One growing model with its lifecycle table: networks of the growth engine, with E = 1 in all arrays."""
+"""One growing model with its lifecycle table, as networks of the growth engine: E is 1 in all arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from esper.serialization.state_files import from_plain, to_plain
 
 BYTES_PER_VALUE = 4
 COPIES = 4
-"""Values kept per parameter: itself, its gradient and two moments, as with AdamW."""
+"""Values in memory per parameter: itself, its gradient and two moments, as with AdamW."""
 
 
 class ModelSpec:
@@ -129,7 +129,7 @@ class GrowingNetwork:
     def affordable(self, table: SeedTable | None = None) -> Bools:
         """Which blueprints the budget allows in which slots, ``[1, S, K]``, beside the modules in ``table``.
 
-        ``table`` is that of this network unless another one is given.
+        Without an argument it is the table of this network.
         """
         return affordable_blueprints(
             self.budget, self.specs.costs, self.table if table is None else table, self.rules.blends
@@ -149,7 +149,7 @@ class GrowingNetwork:
         return legal_actions(self.table, self.evidence, self.rules, self.specs.compatible, self.affordable())
 
     def decide(self, actions: Ints) -> Step:
-        """Carry out one action ``[1, 8]``, and let all other slots live on; all of it or nothing.
+        """Carry out one action ``[1, 8]``, and advance all other slots by a step; all of it or nothing.
 
         Raises:
             IllegalActionError: the action is not legal.
@@ -162,16 +162,15 @@ class GrowingNetwork:
     def change_slots(
         self, table: SeedTable, changes: Transitions, blueprint: int = NO_BLUEPRINT, blend: Blend = Blend.ADD
     ) -> None:
-        """Plant the modules that came in ``changes``, remove those that went, fossilize those that stay for good.
-
-        What may fail, which is to make a module, comes first; nothing has changed then.
+        """Plant, prune and fossilize the modules of the model as ``changes`` require, and update the table.
 
         Args:
             table: The lifecycle table that the changes lead to.
             changes: Transitions of this network.
-            blueprint: Index of the blueprint of what germinates.
-            blend: Of what germinates.
+            blueprint: Index of the blueprint that germinates.
+            blend: Blend of the module that germinates.
         """
+        # Germination comes first: making a module may fail, and then nothing has changed.
         slots = self.model.slots.values()
         for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
             generator = module_generator(self._random_seed, place, int(self.germinations[place]))
@@ -198,7 +197,7 @@ class GrowingNetwork:
         self.evidence = self.evidence.without(changed)
 
     def update_seeds(self) -> None:
-        """Give every module the alpha of the table, and let it learn from its second step on."""
+        """Set alpha and isolation of every module by the table; a module learns from its second decision on."""
         for place, slot in enumerate(self.model.slots.values()):
             seed = slot.seed
             if seed is None or seed.fossilized:
@@ -217,7 +216,7 @@ class GrowingNetwork:
         """Continue where `state_dict` was called.
 
         Raises:
-            CheckpointError: it is of other slots.
+            CheckpointError: the state is of other slots.
         """
         values = from_plain(self._state(), state, "the network")
         self.table, self.evidence, self.germinations = values["table"], values["evidence"], values["germinations"]

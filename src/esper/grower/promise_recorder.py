@@ -1,8 +1,8 @@
-"""What blueprints promise in a model that a user's loop trains, from the passes that the loop makes anyway.
+"""Measures what blueprints promise in a model that a user's loop trains, from the passes that the loop makes anyway.
 
 Where a minibatch's loss is a mean over its examples, its backward pass brings to every slot the functional gradients
 that `esper.growth.promise` needs, divided by the number of examples. So no loss function is needed: features and
-gradients of the newest examples are recorded, and candidates are measured by them when it is time to.
+gradients of the newest examples are recorded, and candidates are measured by them when promises are due.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from esper.serialization.state_files import to_plain
 
 _SEED, _DRAW = 0, 0
 """Random seed of the initial values of candidates, as in populations."""
-LEAST = 2
+MIN_EXAMPLES = 2
 """Fewest examples that can be split into two halves."""
-FEWEST_EXAMPLES = 32
+MIN_USED_EXAMPLES = 32
 """Examples that are used however many parameters a blueprint has."""
 _BYTES = torch.float32.itemsize
 _CALLER = 8
@@ -44,19 +44,19 @@ class RecordedBatch(NamedTuple):
     """Some examples of one minibatch at one slot."""
 
     features: Tensor
-    """``[B, ...]``."""
+    """Features of the slot, ``[B, ...]``."""
     inputs: Tensor | None
-    """Of the network, ``[B, ...]``; None where no blueprint reads them, or they are not known."""
+    """Inputs of the network, ``[B, ...]``; None where no blueprint reads them, or they are not available."""
     gradients: Tensor
     """Gradient of each example's own loss with respect to the features, ``[B, ...]``, up to one factor for all."""
     first: Tensor | None
-    """The layer's first argument, ``[B, ...]``; None where no blueprint reads it, or it is not a tensor."""
+    """First argument of the layer, ``[B, ...]``; None where no blueprint reads it, or it is not a tensor."""
     single_argument: bool
     """Whether the layer had no other argument."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RecordedBatch:
         """The recorded batch with its tensors changed."""
-        first, inputs = (None if part is None else change(part) for part in (self.first, self.inputs))
+        first, inputs = (None if tensor is None else change(tensor) for tensor in (self.first, self.inputs))
         return RecordedBatch(change(self.features), inputs, change(self.gradients), first, self.single_argument)
 
 
@@ -67,7 +67,7 @@ class PromiseRecorder:
         model: Attached; one recorder at a time.
         kinds: The K blueprints in the order of the promises.
         examples: How many of the newest examples to measure by.
-        scaler: Of the loop, where it scales losses.
+        scaler: Gradient scaler of the loop, if it scales losses.
         add_flops: Called with the FLOPs that measuring takes.
         active: Whether to record at all: of several processes the first does, and all where they share the model, since
             recording may change what a backward pass computes.
@@ -99,7 +99,7 @@ class PromiseRecorder:
             slot.feature_hook = self._record_features if recording and self._active else None
 
     def clear(self) -> None:
-        """Forget all batches: they are of a model that has changed."""
+        """Drop all batches: they are of a model that has changed."""
         for batches in self._batches.values():
             batches.clear()
 
@@ -119,6 +119,7 @@ class PromiseRecorder:
             None if first is None or len(first) != len(features) else first.detach()[: self._examples].clone(),
             call.has_single_argument,
         )
+        # Without its gradient yet, which the backward pass brings.
         leaf.register_hook(partial(self._record_gradient, slot.name, batch))
         return features
 
@@ -152,7 +153,7 @@ class PromiseRecorder:
             batches.popleft()
 
     def measure(self, free: Bools) -> Promises:
-        """What is promised in the slots ``free``, bool ``[1, S]``; missing where too little was recorded in all."""
+        """Measure the promises in the slots ``free``, bool ``[1, S]``; missing if too little was recorded for any."""
         fitted, held_out = np.full((2, 1, len(self._model.slots), len(self._kinds)), np.nan)
         requested = False
         with torch.no_grad(), torch.autocast(self._model.slots.values()[0].anchor.device.type, enabled=False):
@@ -167,21 +168,23 @@ class PromiseRecorder:
         return Promises(fitted, held_out, np.array([requested and not np.isfinite(fitted).any()]))
 
     def _measure_candidate(self, place: int, slot: Slot, kind: type[Blueprint]) -> Candidate | None:
-        """By the newest examples, or by fewer where a blueprint has very many parameters; None: too few."""
+        """The candidate measured by the newest examples, fewer for a very large blueprint; None: there are too few."""
         if kind.context is Context.CALL and slot.sharding is not None:
             # All processes would have to gather the block's parameters, and one measures.
             self._warn_once(kind.name, f"blueprint {kind.name!r} copies a block whose parameters processes share")
             return None
+        # Few enough examples that their Gram matrix fits into memory.
         bound = GRAM_BYTES // (_BYTES * max(kind.parameters_at(slot.site), 1))
-        batches = self._select_newest(slot.name, min(self._examples, max(bound, FEWEST_EXAMPLES)))
+        batches = self._select_newest(slot.name, min(self._examples, max(bound, MIN_USED_EXAMPLES)))
         examples = sum(len(batch.gradients) for batch in batches)
         inputs = [batch.inputs for batch in batches if batch.inputs is not None]
-        if examples < LEAST:
+        if examples < MIN_EXAMPLES:
             self._warn_once(slot.name, f"no gradients were recorded at slot {slot.name!r}")
             return None
         if kind.context is Context.NETWORK and len(inputs) < len(batches):
             self._warn_once(kind.name, f"blueprint {kind.name!r} reads the network's input, which was not recorded")
             return None
+        # Cost: gradients with respect to the parameters for each example, and their inner products.
         gram = 2 * examples**2 * kind.parameters_at(slot.site)
         self._add_flops(TRAINING_PASSES * examples * kind.flops_at(slot.site) + gram)
         recorded = RecordedGradients(
@@ -216,7 +219,7 @@ class PromiseRecorder:
         """The promises that `GrowingModel.look` has measured in the slots ``free``, bool ``[1, S]``.
 
         Raises:
-            ConfigError: it is of another model.
+            ConfigError: ``look`` is of another model.
         """
         fitted, held_out = np.full((2, 1, len(self._model.slots), len(self._kinds)), np.nan)
         slots, names = list(self._model.slots), [kind.name for kind in self._kinds]

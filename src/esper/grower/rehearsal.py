@@ -1,12 +1,12 @@
 """Compile a model for every structure that growth may give it, before training begins.
 
-`torch.compile` makes a graph for each structure: for the seeds that live in the slots, and for one newborn among them,
-which does not learn in its first decision yet. So a rehearsal lets fresh seeds live in the slots, structure by
-structure, and makes the passes that training makes; then all of it once more, when nothing may be compiled any more.
-Both show in the slots: they are made part of a graph, or run without one.
+`torch.compile` makes a graph for each structure: for the modules in the slots, and for one newborn among them, which
+does not learn before its second decision. A rehearsal puts temporary modules into the slots, structure by structure,
+and makes the passes that training makes. Then it does so again, and nothing may be compiled any more. Slots count how
+often they were traced into a graph, and how often they ran without one.
 
-All graphs that torch has made before are dropped first: it takes one that was made of a model of the same class without
-slots for good, since it does not look for hooks, and would ignore whatever grows.
+All graphs of torch are dropped first. Torch reuses a graph of another model of the same class without slots, since it
+does not look for hooks; that graph would ignore whatever grows.
 """
 
 from __future__ import annotations
@@ -41,108 +41,107 @@ Pass = Callable[[], object]
 
 @dataclass(frozen=True)
 class Structure:
-    """What lives in the slots of a model."""
+    """Modules that growth may add to a model."""
 
     seeds: tuple[tuple[int, str, Blend], ...]
-    """Of the slots that are free now: slot, blueprint and blend."""
+    """Slot index, blueprint and blend of each new module."""
     newborn: int | None
-    """The slot of the seed that does not learn yet; None: all do."""
+    """Slot index of the module that does not learn yet; None: all learn."""
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} in slot {place}" for place, name, _ in self.seeds) or "no seed"
+        return ", ".join(f"{name} in slot {slot}" for slot, name, _ in self.seeds) or "no seed"
 
 
 def list_structures(network: GrowingNetwork, rules: Rules) -> Iterator[Structure]:
-    """All that growth may come to from here on, under the rules and within the budget: the present one first."""
+    """All structures that the network may come to, under the rules and within the budget: the present one first."""
     shape = network.table.stage.shape
-    blends = [blend for blend in Blend if blend in rules.blends]
-    free = [place for place in range(shape[1]) if not network.table.owning[0, place]]
+    allowed_blends = [blend for blend in Blend if blend in rules.blends]
+    free = [slot for slot in range(shape[1]) if not network.table.owning[0, slot]]
     if Op.GERMINATE not in rules.operations:
         free = []
 
-    def extend(chosen: Ints, joins: Ints, places: Sequence[int]) -> Iterator[tuple[Ints, Ints]]:
-        if not places:
-            yield chosen, joins
+    def extend(kinds: Ints, blends: Ints, slots: Sequence[int]) -> Iterator[tuple[Ints, Ints]]:
+        """Blueprints and blends ``[1, S]`` with all choices for ``slots``."""
+        if not slots:
+            yield kinds, blends
             return
-        yield from extend(chosen, joins, places[1:])
-        table = add_fossils(SeedTable.dormant(*shape), chosen, joins, np.ones_like(network.specs.compatible))[0]
-        allowed = (network.specs.compatible & network.affordable(table))[0, places[0]]
+        slot = slots[0]
+        yield from extend(kinds, blends, slots[1:])
+        table = add_fossils(SeedTable.dormant(*shape), kinds, blends, np.ones_like(network.specs.compatible))[0]
+        allowed = (network.specs.compatible & network.affordable(table))[0, slot]
         for kind in np.flatnonzero(allowed):
-            for blend in blends:
-                there, how = chosen.copy(), joins.copy()
-                there[0, places[0]], how[0, places[0]] = kind, blend
-                yield from extend(there, how, places[1:])
+            for blend in allowed_blends:
+                more_kinds, more_blends = kinds.copy(), blends.copy()
+                more_kinds[0, slot], more_blends[0, slot] = kind, blend
+                yield from extend(more_kinds, more_blends, slots[1:])
 
-    resident = np.where(network.table.owning, network.table.blueprint, NO_BLUEPRINT).astype(np.int64)
-    for chosen, joins in extend(resident, network.table.blend.astype(np.int64), free):
+    residents = np.where(network.table.owning, network.table.blueprint, NO_BLUEPRINT).astype(np.int64)
+    for kinds, blends in extend(residents, network.table.blend.astype(np.int64), free):
         seeds = tuple(
-            (place, network.blueprints[int(chosen[0, place])], Blend(int(joins[0, place])))
-            for place in free
-            if chosen[0, place] != NO_BLUEPRINT
+            (slot, network.blueprints[int(kinds[0, slot])], Blend(int(blends[0, slot])))
+            for slot in free
+            if kinds[0, slot] != NO_BLUEPRINT
         )
         yield Structure(seeds, None)
-        yield from (Structure(seeds, place) for place, _, _ in seeds)
+        yield from (Structure(seeds, slot) for slot, _, _ in seeds)
 
 
 def rehearse(
     model: GrowingModel, optimizer: torch.optim.Optimizer, structures: Iterator[Structure], passes: Sequence[Pass]
 ) -> int:
-    """Make the passes with all structures, twice; returns how many there are.
+    """Make the passes with all structures, twice; returns the number of structures.
 
-    Nothing remains of it but graphs: neither gradients, nor values of buffers, nor random numbers drawn. Without
-    ``passes`` the model itself is called with its example input, to learn and to evaluate.
+    Only graphs remain: gradients, buffers, modes and random numbers are as before. Without ``passes`` the model is
+    called with its example input, with a backward pass in training mode, and in evaluation mode.
 
     Raises:
-        ConfigError: nothing is compiled, not all that is needed, or anew every time; or a pass steps the ``optimizer``
-            or cannot be called.
+        ConfigError: the passes call nothing that is compiled, torch compiles too few graphs, or compiles them anew
+            every time; or a pass steps the ``optimizer`` or cannot be called.
     """
-    for one in passes:
-        if not callable(one):
+    for rehearsed in passes:
+        if not callable(rehearsed):
             raise ConfigError(
-                f"a pass is {describe_value(one)}: give functions, such as lambda: loss_of(compiled).backward()"
+                f"a pass is {describe_value(rehearsed)}: give functions, such as lambda: loss_of(compiled).backward()"
             )
     passes = passes or (partial(_learn, model), partial(_evaluate, model))
+    counts, compiled = model.compilations, list[Structure]()
     torch.compiler.reset()
     hook = optimizer.register_step_pre_hook(_refuse_step)
     try:
-        with keep_modes(model), side_pass(model, ()), _without_gradients(model):
-            return _make_graphs(model, structures, passes)
+        with keep_modes(model), side_pass(model, ()), _restore_gradients(model):
+            # Compile: each structure must run in graphs only, and needs new ones.
+            for structure in structures:
+                compiled.append(structure)
+                traced, uncompiled = counts.traced, counts.uncompiled
+                _run_passes(model, structure, passes)
+                if counts.uncompiled == uncompiled and counts.traced > traced:
+                    continue
+                if len(compiled) == 1:
+                    raise ConfigError(
+                        "the passes of a rehearsal call a model that is not compiled: compile it in place by "
+                        "model.compile(), or give passes that call what torch.compile(model) returned"
+                    )
+                raise ConfigError(
+                    f"torch compiles no more graphs at structure {len(compiled)} ({structure}): there are "
+                    f"{counts.traced} by now; raise its limit, as by torch.compile(..., recompile_limit=64), or offer "
+                    "fewer blueprints in fewer slots"
+                )
+            # Check: nothing is compiled any more.
+            before = counts.traced, counts.uncompiled
+            for structure in compiled:
+                _run_passes(model, structure, passes)
+            if (counts.traced, counts.uncompiled) != before:
+                raise ConfigError(
+                    "the passes of a rehearsal are compiled anew each time, so that nothing is gained by it: let them "
+                    "call the model with tensors of the same shapes and types every time"
+                )
     finally:
         hook.remove()
-
-
-def _make_graphs(model: GrowingModel, structures: Iterator[Structure], passes: Sequence[Pass]) -> int:
-    seen: list[Structure] = []
-    counts = model.compilations
-    for structure in structures:
-        seen.append(structure)
-        traced, uncompiled = counts.traced, counts.uncompiled
-        _perform(model, structure, passes)
-        if counts.uncompiled == uncompiled and counts.traced > traced:
-            continue
-        if len(seen) == 1:
-            raise ConfigError(
-                "the passes of a rehearsal call a model that is not compiled: compile it in place by "
-                "model.compile(), or give passes that call what torch.compile(model) returned"
-            )
-        raise ConfigError(
-            f"torch compiles no more graphs at structure {len(seen)} ({structure}): there are {counts.traced} by "
-            "now; raise its limit, as by torch.compile(..., recompile_limit=64), or offer fewer blueprints in "
-            "fewer slots"
-        )
-    before = counts.traced, counts.uncompiled
-    for structure in seen:
-        _perform(model, structure, passes)
-    if (counts.traced, counts.uncompiled) != before:
-        raise ConfigError(
-            "the passes of a rehearsal are compiled anew each time, so that nothing is gained by it: let them call the "
-            "model with tensors of the same shapes and types every time"
-        )
-    return len(seen)
+    return len(compiled)
 
 
 def _refuse_step(*_: Any) -> None:
-    """As a hook before an optimizer's step.
+    """Hook before an optimizer's step, which must not happen in a rehearsal.
 
     Raises:
         ConfigError: always.
@@ -151,40 +150,42 @@ def _refuse_step(*_: Any) -> None:
 
 
 def _learn(model: GrowingModel) -> None:
-    """Forward and backward on the example input, in training mode."""
+    """Forward and backward pass on the example input, in training mode."""
     model.train()
-    output = find_output_tensor(call_host(model, _example_of(model)))
+    output = find_output_tensor(call_host(model, _fit_example(model)))
     if output is not None:
         output.float().square().mean().backward()
 
 
 @torch.no_grad()
 def _evaluate(model: GrowingModel) -> None:
-    """Forward on the example input, in evaluation mode."""
+    """Forward pass on the example input, in evaluation mode."""
     model.eval()
-    call_host(model, _example_of(model))
+    call_host(model, _fit_example(model))
 
 
-def _example_of(model: GrowingModel) -> Any:
+def _fit_example(model: GrowingModel) -> Any:
+    """The example input on the model's device."""
     if model.example.arguments is None:
         raise ConfigError("a growing model that was pickled has no example input: give rehearse() the passes to make")
     return fit_example(model.host, model.example.arguments, model.slots.values()[0].anchor)
 
 
-def _perform(model: GrowingModel, structure: Structure, passes: Sequence[Pass]) -> None:
+def _run_passes(model: GrowingModel, structure: Structure, passes: Sequence[Pass]) -> None:
+    """Make the passes with the modules of the structure in the slots."""
     slots = model.slots.values()
     with ExitStack() as stack:
-        for place, name, blend in structure.seeds:
-            slot = slots[place]
+        for index, name, blend in structure.seeds:
+            slot = slots[index]
             seed = Seed(get(name)(slot.site, torch.Generator().manual_seed(0)), slot.site, blend)
-            stack.enter_context(slot.temporary_seed(seed.requires_grad_(place != structure.newborn)))
-        for one in passes:
-            one()
+            stack.enter_context(slot.temporary_seed(seed.requires_grad_(index != structure.newborn)))
+        for run_pass in passes:
+            run_pass()
 
 
 @contextmanager
-def _without_gradients(model: GrowingModel) -> Generator[None]:
-    """Afterwards parameters have the gradients that they had before."""
+def _restore_gradients(model: GrowingModel) -> Generator[None]:
+    """Within the block parameters have no gradients at first; afterwards they have those from before."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None

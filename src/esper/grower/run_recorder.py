@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from esper.grower.grower import Grower
 
 COMMAND = "grow"
-"""What metadata call the runs of models that grow alone."""
+"""The command in the metadata of runs of a `Grower`."""
 _ADDED = "added_parameters"
 """Scalar: parameters of all modules in the model."""
 _ID = "id"
-"""Metadata by which a saved grower knows its run again."""
+"""Metadata that identify the run of a saved grower."""
 _SAME = ("slots", "blueprints")
-"""Metadata in which a run must agree with the grower that goes on with it."""
+"""Metadata that must be the same in a run and in the grower that continues it."""
 _EPISODE, _ENVIRONMENT = 1, 0
-"""There is but one of each."""
+"""A run of a grower has one of each."""
 
 _writers: WeakValueDictionary[Path, RunRecorder] = WeakValueDictionary()
 """Recorders of this process, by the folders that they write."""
@@ -61,7 +61,7 @@ _writers: WeakValueDictionary[Path, RunRecorder] = WeakValueDictionary()
 class RunRecorder(GrowerCallback):
     """Records a grower's decisions in a run's folder: all of a decision is safe there when `Grower.step` returns.
 
-    A run begins where its folder is new, and goes on once the grower that wrote it is loaded.
+    A new folder starts a run; in the folder of a saved grower its run continues once the grower is loaded.
 
     Args:
         path: A new folder, or the one that the saved grower had.
@@ -83,17 +83,17 @@ class RunRecorder(GrowerCallback):
         self._started, self._ended, self._released = 0.0, False, False
 
     def on_start(self, grower: Grower) -> None:
-        """Begin the run, unless it has decisions already: then it waits for a saved state."""
+        """Start the run, unless the folder has decisions already: then a saved state must be loaded first."""
         self._config = self._describe_config(grower)
         self.id, recorded = self._find_run(grower)
         if not recorded:
             self._open(grower)
 
     def on_resume(self, grower: Grower, state: dict[str, Any] | None) -> None:
-        """Go on with the run that the grower was saved in.
+        """Continue the run that the grower was saved in.
 
         Raises:
-            RunError: the folder holds another run, or one that has not come so far.
+            RunError: the folder holds another run, or fewer decisions than the saved state.
         """
         decisions, saved_in = grower.decisions, None if state is None else state.get(_ID)
         present, recorded = self._find_run(grower)
@@ -109,15 +109,15 @@ class RunRecorder(GrowerCallback):
         self._open(grower)
 
     def on_step_start(self, grower: Grower) -> None:
-        """Refuse to go on where the folder is not this recorder's to write.
+        """Refuse a decision that could not be recorded.
 
         Raises:
-            RunError: it is not.
+            RunError: this recorder may not write to the folder.
         """
         self._require_open()
 
     def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
-        """Record a decision, durably; with the last one that is planned the run has ended, until there is another."""
+        """Record a decision, durably. The run ends with the last planned decision, and restarts if there is another."""
         store, number = self._require_open(), record.decision.number
         if self._ended:
             self._start_run(grower, store, number - 1)
@@ -131,6 +131,7 @@ class RunRecorder(GrowerCallback):
         def place(_: int) -> NetworkStep:
             return _place(number)
 
+        # In the order in which it happened: rollback, verdicts, transitions, step.
         if rollback is not None:
             store.emit(
                 RolledBack(
@@ -171,9 +172,9 @@ class RunRecorder(GrowerCallback):
             self._end_run(store, number)
 
     def on_finish(self, grower: Grower, ending: Ending) -> None:
-        """Record what became of unfinished modules; the run has ended, until there is another decision.
+        """Record what became of unfinished modules, and end the run; it restarts if there is another decision.
 
-        It is recorded once, whoever was killed after that and goes on from before.
+        A process that was killed after that and resumes from an earlier state does not record it twice.
         """
         if self._store is None and not ending.changes:
             return
@@ -207,7 +208,7 @@ class RunRecorder(GrowerCallback):
         store.flush()
 
     def on_close(self, grower: Grower) -> None:
-        """End the run, and leave the folder to others."""
+        """End the run, and release its folder."""
         if self._store is None:
             return
         if not self._ended:
@@ -219,7 +220,7 @@ class RunRecorder(GrowerCallback):
         return {_ID: self.id}
 
     def release(self) -> None:
-        """Leave the folder to others, for good."""
+        """Release the folder, for good: another recorder may write to it."""
         self._store = None
         self._released = True
         self._resources.close()
@@ -236,7 +237,7 @@ class RunRecorder(GrowerCallback):
         )
 
     def _find_run(self, grower: Grower) -> tuple[str, int]:
-        """Id and decisions of the run in the folder, which must be one of this grower; those of a new run if empty."""
+        """Id and decisions of the run in the folder, which must fit the grower; those of a new run if it is empty."""
         new = secrets.token_hex(8), 0
         store = self._directory.store
         if not store.is_file() or not store.stat().st_size:
@@ -270,6 +271,7 @@ class RunRecorder(GrowerCallback):
     def _open(self, grower: Grower) -> None:
         """Take the folder from an earlier grower of this process, lock it, and start or continue the run."""
         if self._store is None:
+            # An earlier grower of this process, as in a notebook, gives the folder up.
             holder = _writers.get(self.path)
             if holder is not None:
                 holder.release()
@@ -285,7 +287,7 @@ class RunRecorder(GrowerCallback):
         write_atomically(self._directory.config, yaml.safe_dump(dict(self._config), sort_keys=False))
 
     def _start_run(self, grower: Grower, store: RunStore, decisions: int) -> None:
-        """Start the run, or go on with it after so many decisions; what it has of later ones is deleted."""
+        """Start the run, or continue it after that many decisions; records of later ones are deleted."""
         store.rewind(decisions)
         store.set_metadata(self._describe_run(grower))
         if not decisions and not store.newest(RunStarted.name):
@@ -297,8 +299,9 @@ class RunRecorder(GrowerCallback):
         self._started, self._ended = time.perf_counter(), False
 
     def _make_recorder(self, grower: Grower, store: RunStore, decisions: int) -> LifecycleRecorder:
-        """A recorder that knows the verdicts of the last decision: the newest of gates that still stand there."""
+        """A recorder with the verdicts of the last decision: the newest of each gate that is still ahead."""
         recorder = LifecycleRecorder(1, len(grower.model.slots), grower.network.blueprints)
+        # The last decision judged the stages after the one before it.
         last_step = [step.stages for step in store.events(StepTaken) if step.iteration == decisions - 1]
         for event in store.events(GateJudged) if last_step else ():
             stage = Stage[last_step[0][event.slot].upper()]
@@ -338,7 +341,7 @@ class RunRecorder(GrowerCallback):
 
 
 def _list_scalars(grower: Grower, record: DecisionRecord) -> dict[str, float]:
-    """Scalars by name: the metric under its own name, and the score where that is another figure."""
+    """Scalars by name: the metric under its own name, and the score where it differs from the metric."""
     decision, metric = record.decision, record.metric
     measured: dict[str, float | None] = {}
     if metric is not None:

@@ -1,42 +1,231 @@
-"""The one *score* of a model that growth is about, whatever its owner measures.
+"""What growth is about: metrics that ``evaluate`` returned, the score of a model, and constraints on other data.
 
-It is better the higher it is. Of a metric that is better the higher it is, such as accuracy, it is the metric itself.
-Of a loss, and of any other metric that is better the lower it is, it is the share that is gone,
-``(reference - value) / |reference|``: 0 at the reference, 1 where nothing is left. The loss's reference is that of
-guessing, ln(classes), where the number of classes is known; otherwise, as for other metrics, it is the first value that
-was measured. A model that was trained on something else before may begin with more than that; it is then the reference.
-Where a constraint is broken, a penalty is taken off (`esper.grower.scores`). Contributions, what gates tolerate,
-the margins of rules and rent are in units of the score.
+The *score* is a single number and higher is better. Where the metric is better the higher it is, such as accuracy::
+
+    score = metric - penalty
+
+For a loss, and any other metric that is better the lower it is, it is the relative improvement over a reference::
+
+    score = (reference - metric) / |reference| - penalty
+
+It is 0 at the reference and 1 for a metric of 0. The reference of the loss is that of guessing, ln(classes), where the
+number of classes is known. Otherwise, and for other metrics, it is the first value that was measured; also for a model
+that was trained before and starts above the loss of guessing. Contributions, the tolerances of gates, the margins of
+rules and rent are in units of the score.
+
+A *constraint* limits by how much the loss on another set of data may rise, relative to its value before growth. With
+``excess`` as the sum of ``rise - limit`` over the broken constraints::
+
+    penalty = PENALTY * broken + min(excess, PENALTY * broken)
+
+Each broken constraint so costs at least the whole range of an accuracy. A module without which a constraint would hold
+has a negative contribution, for gates, rules and policies alike, and the grower prunes the module without which
+``excess`` is smallest.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
+from torch import Tensor
 
-from esper.config.arguments import describe_value, read_number
+from esper.config.arguments import Advice, NonNegativeFloat, describe_value, read_number
 from esper.engine.governor import skill
 from esper.errors import ConfigError
 from esper.runs.metric import ACCURACY, LOSS, Metric
 from esper.serialization.state_files import from_plain
 
 UNKNOWN = math.nan
+PENALTY = 1.0
+"""Least loss of score per broken constraint."""
+ROUNDING = 1e-6
+"""Largest excess of the mean of float32 hits over 1."""
+EXPECTED = (
+    "a number (a loss), a pair (loss, accuracy), or a mapping of names to numbers that has 'loss', such as "
+    "{'loss': 0.3, 'f1': 0.8}"
+)
+
+Metrics = dict[str, float]
+"""Metrics of a model on validation data, by name; ``loss`` is always among them."""
+
+
+class Score(NamedTuple):
+    """Loss and accuracy of a model on one set of validation data."""
+
+    loss: float | Tensor
+    accuracy: float | Tensor | None = None
+    """A fraction in [0, 1], where the task has one."""
+
+
+Limits = Annotated[
+    Mapping[str, NonNegativeFloat],
+    Advice(
+        "give a mapping from the names of sets that evaluate measures to the share by which their loss may rise, such "
+        "as {'source': 0.01}"
+    ),
+]
+"""Largest relative increase of the loss that is allowed, by set."""
+
+
+def check_number(value: object, name: str) -> float:
+    """A number, or a tensor or array that holds a single one, as a float; infinite if it is too large for one.
+
+    Raises:
+        ConfigError: it is something else; the message calls it ``name``.
+    """
+    try:
+        return read_number(value)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name} is {describe_value(value)}: give a number, or a tensor that holds a single one"
+        ) from error
+
+
+def parse_metrics(result: object) -> Metrics:
+    """The checked metrics in a ``result`` of ``evaluate``: a loss, a pair of loss and accuracy, or a mapping.
+
+    Raises:
+        ConfigError: the result is none of `EXPECTED`, or the accuracy is no fraction.
+    """
+    metrics = _name_metrics(result)
+    loss, accuracy = metrics[LOSS], metrics.get(ACCURACY)
+    # With a loss that is not finite any accuracy will do: training may have blown up.
+    if accuracy is None or not math.isfinite(loss):
+        return metrics
+    if 0 <= accuracy <= 1 + ROUNDING:
+        return {**metrics, ACCURACY: min(accuracy, 1.0)}
+    advice = "return the fraction that is right, which is 0 where nothing is"
+    if accuracy > 1:
+        advice = "divide percentages by 100"
+        if 0 <= loss <= 1:
+            advice += ", or return (loss, accuracy) in this order if the two are swapped"
+        advice += "; a figure that is no fraction needs a name of its own, and metric=..."
+    raise ConfigError(f"evaluate gave loss {loss:g} and accuracy {accuracy:g}, which is not in [0, 1]: {advice}")
+
+
+def _name_metrics(result: object) -> Metrics:
+    if isinstance(result, Mapping):
+        metrics = cast("Mapping[Any, Any]", result)
+        if LOSS in metrics and all(isinstance(name, str) for name in metrics):
+            return {name: check_number(value, f"{name!r} of what evaluate returned") for name, value in metrics.items()}
+    elif isinstance(result, tuple | list):
+        pair = cast("Sequence[Any]", result)
+        if len(pair) == 2:
+            names = LOSS, ACCURACY
+            return {
+                name: check_number(value, f"the {name} of evaluate") for name, value in zip(names, pair, strict=True)
+            }
+    else:
+        try:
+            return {LOSS: check_number(result, "the loss of evaluate")}
+        except ConfigError:
+            pass  # the message below lists all that is accepted
+    raise ConfigError(f"evaluate returned {describe_value(cast(object, result))}: it must return {EXPECTED}")
+
+
+class ConstraintSet:
+    """Limits on the losses of other sets of validation data than the one that growth is about.
+
+    Args:
+        objective: The set that growth is about; None: ``evaluate`` measures a single set, without a name.
+        limits: Largest relative increase of the loss on each other set.
+
+    Raises:
+        ConfigError: there are limits without an objective, or one on the objective.
+    """
+
+    def __init__(self, objective: str | None, limits: Mapping[str, float]) -> None:
+        if limits and objective is None:
+            raise ConfigError(
+                f"constraints on {', '.join(limits)}, but no objective: say objective=..., the set that growth is about"
+            )
+        if objective in limits:
+            raise ConfigError(f"constraints: {objective!r} is the objective, which is to fall; constrain other sets")
+        self.objective, self.limits = objective, dict(limits)
+        self.references: dict[str, float] = {}
+        """Losses before growth, by set."""
+
+    def parse_metrics(self, result: object) -> Metrics:
+        """The checked metrics in a ``result`` of ``evaluate``: those of the objective, and ``NAME loss`` of other sets.
+
+        Raises:
+            ConfigError: the result lacks a set, or holds something else than a `Score` for it.
+        """
+        if self.objective is None:
+            return parse_metrics(result)
+        names = [self.objective, *self.limits]
+        if not isinstance(result, Mapping) or not all(name in result for name in names):
+            raise ConfigError(
+                f"evaluate returned {describe_value(cast(object, result))}: it must return a mapping of "
+                f"{', '.join(names)} to esper.Score(loss=..., accuracy=...) each"
+            )
+        sets = cast("Mapping[Any, Any]", result)
+        metrics = _parse_score(self.objective, sets[self.objective])
+        return metrics | {name_loss(name): _parse_score(name, sets[name])[LOSS] for name in self.limits}
+
+    def set_references(self, metrics: Metrics) -> None:
+        """Take the losses of the model before growth as the ones that limits are relative to.
+
+        Raises:
+            ConfigError: a loss is not finite or not above zero.
+        """
+        for name in self.limits:
+            loss = metrics[name_loss(name)]
+            if not (math.isfinite(loss) and loss > 0):
+                raise ConfigError(
+                    f"constraints: the loss of {name!r} is {loss:g} before growth, and limits are shares of it: return "
+                    "a finite loss above 0"
+                )
+            self.references[name] = loss
+
+    def find_broken(self, metrics: Metrics) -> dict[str, float]:
+        """The relative increase of the loss on each set whose constraint is broken, by set."""
+        rises = {name: metrics[name_loss(name)] / reference - 1 for name, reference in self.references.items()}
+        # Negated, so that a NaN breaks the constraint.
+        return {name: rise for name, rise in rises.items() if not rise <= self.limits[name] + ROUNDING}
+
+    def compute_excess(self, metrics: Metrics) -> float:
+        """The sum of ``rise - limit`` over broken constraints; 0 where all hold."""
+        broken = self.find_broken(metrics)
+        return sum(math.inf if math.isnan(rise) else rise - self.limits[name] for name, rise in broken.items())
+
+    def compute_penalty(self, metrics: Metrics) -> float:
+        """The part of the score that broken constraints cost; 0 where all hold."""
+        most = PENALTY * len(self.find_broken(metrics))
+        return most + min(self.compute_excess(metrics), most)
+
+    def describe_broken(self, broken: Mapping[str, float]) -> str:
+        """The end of a sentence about broken constraints; empty if none is broken."""
+        return "".join(f"; {name} loss up {rise:.1%}, at most {self.limits[name]:.1%}" for name, rise in broken.items())
+
+
+def name_loss(name: str) -> str:
+    """The name of a constrained set's loss among the metrics."""
+    return f"{name} {LOSS}"
+
+
+def _parse_score(name: str, value: Any) -> Metrics:
+    """The checked metrics in the `Score` of the set of that name."""
+    if not isinstance(value, Score):
+        raise ConfigError(f"evaluate returned {describe_value(value)} for {name!r}: give an esper.Score")
+    metrics = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}
+    return parse_metrics({part: check_number(number, f"the {part} of {name!r}") for part, number in metrics.items()})
 
 
 class Scores:
-    """Scores figures of one model. Some of what that takes is known only once the first are there, see `set_reference`.
+    """Computes the score of one model from its metrics, relative to the first that are measured.
 
     Args:
-        metric: Name of the figure that growth is about; None: accuracy where there is one, otherwise the loss.
-        higher_is_better: Whether the metric is; None: as is known of loss and accuracy.
-        classes: How many there are to choose from, as far as the user said so.
-        outputs: How many the model has: so many classes are there if there is an accuracy and nothing else was said.
-        trained: Whether the model was trained on something else before, so that it may begin worse than guessing: it is
-            then compared with what it began with.
-        penalty: What is taken off the score for what else was measured.
+        metric: Name of the metric that growth is about; None: accuracy where there is one, otherwise the loss.
+        higher_is_better: Direction of the metric; may be None for loss and accuracy.
+        classes: Number of classes; None: ``outputs``, if there is an accuracy.
+        outputs: Number of outputs of the model; None if unknown.
+        trained: Whether the model was trained before, so that it may start worse than guessing: the reference of the
+            loss is then at least the first loss.
+        penalty: Computes what is taken off the score.
 
     Raises:
         ConfigError: metric and direction do not fit together.
@@ -50,15 +239,15 @@ class Scores:
         outputs: int | None,
         *,
         trained: bool = False,
-        penalty: Callable[[Figures], float] = lambda _: 0.0,
+        penalty: Callable[[Metrics], float] = lambda _: 0.0,
     ) -> None:
         _require_direction(metric, higher_is_better)
         self._penalty = penalty
         self._trained = trained
         self.metric = metric or ""
         """Empty until it is known."""
-        self._named = metric is not None
-        self._higher = higher_is_better
+        self._is_named = metric is not None
+        self._higher_is_better = higher_is_better
         self._classes = classes or 0
         self._outputs = outputs or 0
         self._has_reference = False
@@ -69,17 +258,19 @@ class Scores:
         self.chance_score = 1 / self.likely_classes
         """The score of guessing, where the number of classes is known; otherwise the first that was measured."""
 
-    def set_reference(self, figures: Figures, train_loss: float) -> None:
-        """Take the first finite figures as the reference of scores; later ones change nothing.
+    def set_reference(self, metrics: Metrics, train_loss: float) -> None:
+        """Take the first finite metrics as the reference of scores; later ones change nothing.
 
         Raises:
-            ConfigError: the metric is not among them, or there is an accuracy but nobody knows of how many classes.
+            ConfigError: the metric is missing, or the number of classes of an accuracy is not known.
         """
-        metric = self.metric or (ACCURACY if ACCURACY in figures else LOSS)
-        value = self._value(figures, metric)
-        if self._has_reference or not (math.isfinite(figures[LOSS]) and math.isfinite(value)):
+        metric = self.metric or (ACCURACY if ACCURACY in metrics else LOSS)
+        value = self._get_value(metrics, metric)
+        loss = metrics[LOSS]
+        if self._has_reference or not (math.isfinite(loss) and math.isfinite(value)):
             return
-        if ACCURACY in figures and not self._classes:
+        # An accuracy shows that the outputs are classes.
+        if ACCURACY in metrics and not self._classes:
             if self._outputs < 2:
                 raise ConfigError(
                     "evaluate gives an accuracy, but the model's output does not show how many classes there are: say "
@@ -87,11 +278,12 @@ class Scores:
                 )
             self._classes = self._outputs
         self._has_reference, self.metric = True, metric
-        self._first_train_loss = train_loss if math.isfinite(train_loss) else figures[LOSS]
-        self._first_loss, self._first_accuracy = figures[LOSS], figures.get(ACCURACY, UNKNOWN)
-        self.chance_loss = math.log(self._classes) if self._classes else figures[LOSS]
+        self._first_train_loss = train_loss if math.isfinite(train_loss) else loss
+        self._first_loss, self._first_accuracy = loss, metrics.get(ACCURACY, UNKNOWN)
+        # The level of chance: that of guessing where it is known, or else that of the start.
+        self.chance_loss = math.log(self._classes) if self._classes else loss
         if self._trained:
-            self.chance_loss = max(self.chance_loss, figures[LOSS])
+            self.chance_loss = max(self.chance_loss, loss)
         if metric == ACCURACY:
             self.chance_score = 1 / self._classes
         elif self._rises(metric):
@@ -99,126 +291,128 @@ class Scores:
         else:
             self.chance_score, self._reference = 0.0, self.chance_loss if metric == LOSS else value
 
-    def score(self, figures: Figures) -> float:
-        """NaN before the first figures that are finite, and where these are not.
+    def compute_score(self, metrics: Metrics) -> float:
+        """The score; NaN before the first finite metrics, and where the metric is not finite.
 
         Raises:
-            ConfigError: the metric is not among the figures, or these name an accuracy as the first ones did not, or
-                the metric is no number, or too good to be one, although the loss is finite.
+            ConfigError: the metric is missing, is NaN or infinitely good although the loss is finite, or there is an
+                accuracy now but was none at first.
         """
         if not self._has_reference:
             return UNKNOWN
-        if ACCURACY in figures and not self._named and self.metric == LOSS:
+        if ACCURACY in metrics and not self._is_named and self.metric == LOSS:
             raise ConfigError(
                 "growth is about the loss, since what was measured first had no accuracy, but now there is one: hand "
                 "it to step together with val_loss, or say metric='loss' or metric='accuracy'"
             )
-        value = self._value(figures, self.metric)
+        value = self._get_value(metrics, self.metric)
         score = value if self._rises(self.metric) else _relative_improvement(value, self._reference)
-        return score - self._penalty(figures)
+        return score - self._penalty(metrics)
 
-    def progress(self, figures: Figures | None) -> float | None:
-        """What must fall for growth to make progress, NaN without figures; None: the loss."""
-        if not self._named or self.metric == LOSS:
+    def compute_progress(self, metrics: Metrics | None) -> float | None:
+        """The value whose fall is progress, NaN without metrics; None: the loss is that value."""
+        if not self._is_named or self.metric == LOSS:
             return None
-        return UNKNOWN if figures is None else figures[self.metric] * (-1 if self._rises(self.metric) else 1)
+        return UNKNOWN if metrics is None else metrics[self.metric] * (-1 if self._rises(self.metric) else 1)
 
     def metric_spec(self) -> Metric | None:
-        """The metric that growth is about; None until it is known."""
+        """Name, direction and reference of the metric that growth is about; None until it is known."""
         if not self._has_reference:
             return None
         rises = self._rises(self.metric)
         return Metric(self.metric, rises, None if rises else self._reference)
 
-    def value(self, figures: Figures) -> float:
-        """What growth is about, as it was measured; NaN before the first figures that are finite."""
-        return self._value(figures, self.metric) if self._has_reference else UNKNOWN
+    def get_value(self, metrics: Metrics) -> float:
+        """The metric that growth is about, in its own units; NaN before the first finite metrics."""
+        return self._get_value(metrics, self.metric) if self._has_reference else UNKNOWN
 
     def check_train_accuracy(self, accuracy: float) -> None:
-        """Refuse an accuracy of training, NaN where it is not known, if growth is about something else.
+        """Refuse a training accuracy, NaN where it is not known, if growth is about another metric.
 
         Raises:
-            ConfigError: it is.
+            ConfigError: growth is about another metric.
         """
         if not math.isnan(accuracy) and self.metric not in ("", ACCURACY):
             raise ConfigError(f"train_accuracy means nothing where growth is about {self.metric!r}: leave it out")
 
     @property
     def likely_classes(self) -> int:
-        """How many there are, as far as can be told before anything is measured."""
+        """Number of classes, before anything is measured: as configured, or that of the outputs; at least 2."""
         return max(self._classes or self._outputs, 2)
 
     @property
     def has_chance_level(self) -> bool:
-        """Whether the loss and the score of guessing are, so that a network can be said to do no better."""
+        """Whether loss and score of guessing are known, so that a network can be compared with them."""
         return self._has_reference and self._classes > 0
 
-    def skills(self, figures: Figures, train_loss: float) -> tuple[float, float]:
-        """By accuracy, and by the losses: 0 for a network that has learned nothing, 1 for a perfect one, NaN: unknown.
+    def compute_skills(self, metrics: Metrics, train_loss: float) -> tuple[float, float]:
+        """Skill by accuracy, and by losses: 0 for a network that has learned nothing, 1 for a perfect one, NaN unknown.
 
-        By the losses it is the greater of the shares that are gone of those of training and of validation: a network
-        that overfits has not forgotten anything.
+        By losses it is the greater improvement over chance of those of training and of validation: a network that
+        overfits has not forgotten anything.
         """
         if not self._has_reference:
             return UNKNOWN, UNKNOWN
-        return self._by_accuracy(figures), max(self.improvement_over_chance(figures, train_loss))
+        return self._compute_accuracy_skill(metrics), max(self.improvement_over_chance(metrics, train_loss))
 
-    def improvement_over_chance(self, figures: Figures, train_loss: float) -> tuple[float, float]:
-        """The shares of chance's losses that are gone, of training and of validation."""
-        first = self.chance_loss if self._classes else self._first_train_loss
-        return _relative_improvement(train_loss, first), _relative_improvement(figures[LOSS], self.chance_loss)
+    def improvement_over_chance(self, metrics: Metrics, train_loss: float) -> tuple[float, float]:
+        """Relative improvement over the loss of chance, of the training and the validation loss."""
+        # Without classes there is no loss of guessing, and training and validation may differ in scale.
+        chance_train_loss = self.chance_loss if self._classes else self._first_train_loss
+        by_training = _relative_improvement(train_loss, chance_train_loss)
+        return by_training, _relative_improvement(metrics[LOSS], self.chance_loss)
 
-    def improvement_over_start(self, figures: Figures, train_loss: float) -> tuple[float, float]:
-        """The shares of the losses that were measured first which are gone, of training and of validation."""
-        return _relative_improvement(train_loss, self._first_train_loss), _relative_improvement(
-            figures[LOSS], self._first_loss
-        )
+    def improvement_over_start(self, metrics: Metrics, train_loss: float) -> tuple[float, float]:
+        """Relative improvement over the losses that were measured first, of the training and the validation loss."""
+        by_training = _relative_improvement(train_loss, self._first_train_loss)
+        return by_training, _relative_improvement(metrics[LOSS], self._first_loss)
 
-    def accuracy_gained(self, figures: Figures) -> float:
-        """The share of errors that is gone since the first measurement; NaN where there is no accuracy."""
+    def improvement_of_accuracy(self, metrics: Metrics) -> float:
+        """The share of the errors of the first measurement that is gone; NaN where there is no accuracy."""
         first = self._first_accuracy
-        return (figures.get(ACCURACY, UNKNOWN) - first) / ((1 - first) or 1.0)
+        return (metrics.get(ACCURACY, UNKNOWN) - first) / ((1 - first) or 1.0)
 
-    def shows_skill(self, figures: Figures, least: float) -> bool:
-        """Whether skill by accuracy is more than ``least``; without one, whether a metric is better than at first."""
-        by_accuracy = self._by_accuracy(figures)
+    def shows_skill(self, metrics: Metrics, threshold: float) -> bool:
+        """Whether skill by accuracy exceeds ``threshold``; without an accuracy, whether a metric beats its start."""
+        by_accuracy = self._compute_accuracy_skill(metrics)
         if not math.isnan(by_accuracy):
-            return by_accuracy > least
-        return self.metric not in (LOSS, ACCURACY) and self.score(figures) > self.chance_score
+            return by_accuracy > threshold
+        return self.metric not in (LOSS, ACCURACY) and self.compute_score(metrics) > self.chance_score
 
-    def _by_accuracy(self, figures: Figures) -> float:
-        if not self._classes or ACCURACY not in figures:
+    def _compute_accuracy_skill(self, metrics: Metrics) -> float:
+        if not self._classes or ACCURACY not in metrics:
             return UNKNOWN
-        return float(skill(np.array(figures[ACCURACY]), self._classes))
+        return float(skill(np.array(metrics[ACCURACY]), self._classes))
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known by now."""
+        """Metric, references and chance level, as plain values."""
         return {name: value for name, value in vars(self).items() if name != "_penalty"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called.
+        """Continue where `state_dict` was called.
 
         Raises:
-            CheckpointError: it is of another make.
+            CheckpointError: the state lacks a value, or holds one of another type.
         """
         vars(self).update(from_plain(self.state_dict(), state, "scores"))
 
     def _rises(self, metric: str) -> bool:
-        return metric == ACCURACY if self._higher is None else self._higher
+        """Whether higher is better."""
+        return metric == ACCURACY if self._higher_is_better is None else self._higher_is_better
 
-    def _value(self, figures: Figures, metric: str) -> float:
+    def _get_value(self, metrics: Metrics, metric: str) -> float:
         """The value of ``metric``, which may be infinitely bad, as where training blew up."""
-        if metric not in figures:
+        if metric not in metrics:
             raise ConfigError(
-                f"growth is about {metric!r}, but evaluate gave {', '.join(figures)}: return a mapping that has it "
+                f"growth is about {metric!r}, but evaluate gave {', '.join(metrics)}: return a mapping that has it "
                 "each time, or name another metric=..."
             )
-        value, best = figures[metric], math.inf if self._rises(metric) else -math.inf
-        if (math.isnan(value) or value == best) and math.isfinite(figures[LOSS]):
-            what = "is not a number" if math.isnan(value) else f"is {value}, better than any can be,"
+        value, best = metrics[metric], math.inf if self._rises(metric) else -math.inf
+        if (math.isnan(value) or value == best) and math.isfinite(metrics[LOSS]):
+            problem = "is not a number" if math.isnan(value) else f"is {value}, better than any can be,"
             raise ConfigError(
-                f"evaluate gave a {metric} that {what} with the loss {figures[LOSS]:g}: return what it is worth where "
-                "it is not defined, such as 0, or the most that you count"
+                f"evaluate gave a {metric} that {problem} with the loss {metrics[LOSS]:g}: return what it is worth "
+                "where it is not defined, such as 0, or the most that you count"
             )
         return value
 
@@ -228,9 +422,8 @@ def _relative_improvement(value: float, reference: float) -> float:
 
 
 def _require_direction(metric: str | None, higher_is_better: bool | None) -> None:
+    """Raise ConfigError unless the direction of the metric is known and right."""
     directions = {LOSS: False, ACCURACY: True}
-    if metric is None and higher_is_better is not None:
-        raise ConfigError(f"higher_is_better={higher_is_better} of what? Say metric=... too, or leave it out")
     if metric is None:
         return
     if metric not in directions and higher_is_better is None:
@@ -243,71 +436,3 @@ def _require_direction(metric: str | None, higher_is_better: bool | None) -> Non
             f"{'higher' if directions[metric] else 'lower'} it is; leave higher_is_better out, or give a figure "
             "of another meaning another name"
         )
-
-
-ROUNDING = 1e-6
-"""Largest excess of the mean of float32 hits over 1."""
-EXPECTED = (
-    "a number (a loss), a pair (loss, accuracy), or a mapping of names to numbers that has 'loss', such as "
-    "{'loss': 0.3, 'f1': 0.8}"
-)
-
-Figures = dict[str, float]
-"""What was measured of a model on validation data, by name; ``loss`` is always among them."""
-
-
-def check_number(value: object, what: str) -> float:
-    """A number, or a tensor or array that holds a single one; what is too large for a float is infinite.
-
-    Raises:
-        ConfigError: it is something else; ``what`` says where it came from.
-    """
-    try:
-        return read_number(value)
-    except ValueError as error:
-        raise ConfigError(
-            f"{what} is {describe_value(value)}: give a number, or a tensor that holds a single one"
-        ) from error
-
-
-def parse_metrics(returned: object) -> Figures:
-    """What `evaluate` returned, checked and by name.
-
-    A loss that is not finite is no mistake of the user's, as training may have blown up; nor is then any accuracy.
-
-    Raises:
-        ConfigError: it is none of what is `EXPECTED`, or the accuracy is no fraction.
-    """
-    figures = _name_figures(returned)
-    loss, accuracy = figures[LOSS], figures.get(ACCURACY)
-    if accuracy is None or not math.isfinite(loss):
-        return figures
-    if 0 <= accuracy <= 1 + ROUNDING:
-        return {**figures, ACCURACY: min(accuracy, 1.0)}
-    advice = "return the fraction that is right, which is 0 where nothing is"
-    if accuracy > 1:
-        advice = "divide percentages by 100"
-        if 0 <= loss <= 1:
-            advice += ", or return (loss, accuracy) in this order if the two are swapped"
-        advice += "; a figure that is no fraction needs a name of its own, and metric=..."
-    raise ConfigError(f"evaluate gave loss {loss:g} and accuracy {accuracy:g}, which is not in [0, 1]: {advice}")
-
-
-def _name_figures(returned: object) -> Figures:
-    if isinstance(returned, Mapping):
-        named = cast("Mapping[Any, Any]", returned)
-        if LOSS in named and all(isinstance(name, str) for name in named):
-            return {name: check_number(value, f"{name!r} of what evaluate returned") for name, value in named.items()}
-    elif isinstance(returned, tuple | list):
-        pair = cast("Sequence[Any]", returned)
-        if len(pair) == 2:
-            return {
-                name: check_number(value, f"the {name} of evaluate")
-                for name, value in zip((LOSS, ACCURACY), pair, strict=True)
-            }
-    else:
-        try:
-            return {LOSS: check_number(returned, "the loss of evaluate")}
-        except ConfigError:
-            pass  # the sentence below says more
-    raise ConfigError(f"evaluate returned {describe_value(cast(object, returned))}: it must return {EXPECTED}")

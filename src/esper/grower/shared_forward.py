@@ -1,11 +1,11 @@
-"""Measure a model with each of some seeds at another weight, and compute what lies before a seed only once.
+"""Measure a model with each of some seeds at another alpha, and compute what lies before a seed only once.
 
-The measure is a function that calls the model on data which nobody else knows. It is called once for each figure. In
-its first call every minibatch runs through the model for all figures: submodules that were done before a seed was
-reached return what was recorded of them, and only the rest is computed again. In its later calls the model returns what
-it computed there, to the same inputs. All else that the measure reads or calls is real, so its figures equal those of
-separate passes to the bit. With each new set of seeds the first minibatch is also computed in separate passes; where
-these differ, or something does not allow sharing, passes are separate from then on.
+``evaluate`` calls the model on data that only it knows. It is called once for each variant of the model. In its first
+call every minibatch runs through the model for all variants: submodules that were finished before a seed was reached
+return their recorded output, and only the rest is computed again. In its later calls the model returns what it computed
+there, for the same inputs. All else that ``evaluate`` reads or calls is real, so its results equal those of separate
+passes to the bit. For each new set of seeds the first minibatch is also computed in separate passes. Where these
+differ, or something does not allow sharing, passes are separate from then on.
 """
 
 from __future__ import annotations
@@ -37,69 +37,75 @@ from esper.growth.taps import (
 
 _log = logging.getLogger(__name__)
 
-MOST_KEPT = 2**30
+MAX_KEPT_BYTES = 2**30
 """Bytes of inputs and outputs that may be kept during one measurement; beyond, passes are separate."""
 MIN_SHARED_VARIANTS = 3
-"""Changed seeds from which sharing pays where the figure of the model as it is need not be measured."""
+"""Variants from which sharing pays where the model as it is need not be measured."""
 
 T = TypeVar("T")
 Compute = Callable[[], Any]
-"""A module's own forward on the arguments that it was called with."""
+"""A submodule's original forward on the arguments that it was called with."""
 Handler = Callable[[nn.Module, Compute, Any], Any]
-"""Runs in place of a module's forward; gets the module, that forward, and the arguments, positional and by keyword."""
+"""Replaces a submodule's forward; called with the submodule, its forward, and ``(arguments, keywords)``."""
 
 
 class SharedForwardEvaluator:
-    """Evaluates a model with each of some seeds changed, in shared passes for as long as these are exact."""
+    """Evaluates a model with each of some seeds changed, in shared passes as long as these are exact."""
 
     def __init__(self, model: GrowingModel) -> None:
         self.model = model
-        self.separate: str | None = "processes share its parameters" if model.sharded else None
+        self.fallback_reason: str | None = "processes share its parameters" if model.sharded else None
         """Why passes are separate; None while they are shared."""
         self._verified: set[Any] = set()
-        """Sets of seeds, and which of them change, with which sharing gave the outputs of separate passes."""
-        # Of the measurement under way.
+        """Sets of seeds, and which of them change, for which sharing gave the outputs of separate passes."""
+        # State of one measurement.
         self._minibatches: list[tuple[list[Any], dict[str, Any]]] = []
         """Flattened inputs, and outputs by the slot whose seed was changed."""
         self._kept_bytes = 0
         self._handler: Handler | None = None
-        """Runs in place of the forwards of submodules, in a call of the model that is recorded or replayed."""
+        """Replaces the forwards of submodules while a call of the model is recorded or replayed."""
 
     def measure(
         self, evaluate: Callable[[GrowingModel], T], changes: Mapping[str, float], baseline: T | None = None
     ) -> tuple[T, dict[str, T]]:
-        """The model as it is, and for each slot in ``changes`` with its seed at that weight.
+        """Evaluate the model as it is, and with the seed of each slot in ``changes`` at that alpha.
 
-        ``evaluate`` must give the same for the same model. ``baseline`` is what it gives for the model as it is, if
-        that is known; a seed must be in every slot of ``changes``.
+        Args:
+            evaluate: Evaluates the model; must give the same for the same model.
+            changes: Alphas by slot; each of these slots has a seed.
+            baseline: The result for the model as it is, if it is known.
+
+        Returns:
+            The result for the model as it is, and the results of the variants by slot.
         """
 
-        def evaluate_changed(name: str) -> T:
+        def evaluate_variant(name: str) -> T:
             with self.model.seeds[name].temporary_alpha(changes[name]):
                 return evaluate(self.model)
 
-        if self.separate is not None or len(changes) < (1 if baseline is None else MIN_SHARED_VARIANTS):
+        few = len(changes) < (1 if baseline is None else MIN_SHARED_VARIANTS)
+        if self.fallback_reason is not None or few:
             baseline = evaluate(self.model) if baseline is None else baseline
-            return baseline, {name: evaluate_changed(name) for name in changes}
+            return baseline, {name: evaluate_variant(name) for name in changes}
         self._minibatches, self._kept_bytes = [], 0
         try:
-            # In the first call every minibatch is computed for all changes.
-            with self._compute_all(changes):
+            # In the first call every minibatch is computed for all variants.
+            with self._compute_variants(changes):
                 measured = evaluate(self.model)
-            if self.separate is not None:  # the passes in between may have left traces in the network
+            if self.fallback_reason is not None:  # the passes in between may have left traces in the network
                 measured = evaluate(self.model)
-            # In the others the model returns what it computed there.
-            others: dict[str, T] = {}
+            # In the later calls the model returns what it computed there.
+            variants: dict[str, T] = {}
             for name in changes:
                 with self._return_computed(name):
-                    others[name] = evaluate_changed(name)
+                    variants[name] = evaluate_variant(name)
         finally:
             self._minibatches = []
-        return measured if baseline is None else baseline, others
+        return measured if baseline is None else baseline, variants
 
     @contextmanager
-    def _compute_all(self, changes: Mapping[str, float]) -> Generator[None]:
-        """Within the block a call of the model also computes, and keeps, its outputs with each seed changed."""
+    def _compute_variants(self, changes: Mapping[str, float]) -> Generator[None]:
+        """Within the block, calls of the model also compute and keep the outputs of all variants."""
         model, modules = self.model, list(self.model.host.modules())
         tables = [table for module in modules for table in find_hook_tables(module)] + find_global_hook_tables()
         seeds = tuple((name, seed.blueprint.name, seed.blend) for name, seed in model.seeds.items())
@@ -116,7 +122,9 @@ class SharedForwardEvaluator:
             hooks = [hook for table in tables for hook in table.values()]
             if not all(isinstance(hook, Slot | InputTap | OutputTap) for hook in hooks):
                 self._fall_back("the host has forward hooks of its own")
-            return compute() if self.separate is not None else self._compute_each(changes, key, compute, inputs)
+            if self.fallback_reason is not None:
+                return compute()
+            return self._run_variants(changes, key, compute, inputs)
 
         submodules = [*modules[1:], *model.slots.values()]
         with self._patch_forwards(submodules, handle_submodule), self._patch_forwards([model], handle_model):
@@ -124,7 +132,7 @@ class SharedForwardEvaluator:
 
     @contextmanager
     def _return_computed(self, name: str) -> Generator[None]:
-        """Within the block a call of the model returns what it computed with that slot's seed changed."""
+        """Within the block, calls of the model return what was computed with the seed of that slot changed."""
         minibatches = iter(self._minibatches)
 
         def handle_model(_: nn.Module, compute: Compute, inputs: Any) -> Any:
@@ -134,8 +142,8 @@ class SharedForwardEvaluator:
         with self._patch_forwards([self.model] if self._minibatches else [], handle_model):
             yield
 
-    def _compute_each(self, changes: Mapping[str, float], key: Any, compute: Compute, inputs: Any) -> Any:
-        """The model's output; those with each seed changed are kept beside it."""
+    def _run_variants(self, changes: Mapping[str, float], key: Any, compute: Compute, inputs: Any) -> Any:
+        """Return the model's output on one minibatch, and keep the outputs of the variants."""
 
         def compute_with(handler: Handler) -> Any:
             self._handler = handler
@@ -154,49 +162,49 @@ class SharedForwardEvaluator:
         recorded = _RecordedPass(self.model.slots[name] for name in changes)
         output, outputs = compute_with(recorded.record), dict[str, Any]()
         try:
-            for name, weight in changes.items():
-                with self.model.seeds[name].temporary_alpha(weight):
+            for name, alpha in changes.items():
+                with self.model.seeds[name].temporary_alpha(alpha):
                     outputs[name] = compute_with(recorded.replay(self.model.slots[name]))
                 if recorded.replaying:
                     self._fall_back("the network calls other submodules when it is called again")
-            # Nothing may happen to what is kept before the measure's later calls.
+            # What is kept must not change before the later calls.
             kept = flatten(list(outputs.values()))
             self._kept_bytes += sum(leaf.nbytes for leaf in (*recorded_inputs, *kept) if isinstance(leaf, Tensor))
             if not find_storages(kept).isdisjoint(find_storages(flatten((inputs, output)))):
                 self._fall_back("the network returns what it was given, or returned before")
             if not equals(recorded_inputs, inputs):
                 self._fall_back("the network changes its inputs")
-            if self._kept_bytes > MOST_KEPT:
-                self._fall_back(f"more than {MOST_KEPT >> 20} MiB would have to be kept")
+            if self._kept_bytes > MAX_KEPT_BYTES:
+                self._fall_back(f"more than {MAX_KEPT_BYTES >> 20} MiB would have to be kept")
             # Compare with separate passes, once for each set of seeds.
-            if verify and self.separate is None:
+            if verify and self.fallback_reason is None:
                 if not are_equal(buffers, list(host.buffers())):
                     self._fall_back("the network changes its buffers")
                 equal = [equals(flatten(output), compute())]
-                for name, weight in changes.items():
-                    with self.model.seeds[name].temporary_alpha(weight):
+                for name, alpha in changes.items():
+                    with self.model.seeds[name].temporary_alpha(alpha):
                         equal.append(equals(flatten(compute()), outputs[name]))
                 if not all(equal):
                     self._fall_back("the network's outputs do not follow from its inputs alone")
                 self._verified.add(key)
         except IncomparableError as error:
             self._fall_back(f"the network returns {error}")
-        except Exception as error:  # noqa: BLE001 - what fails only when it is shared must not reach the owner of the measure
+        except Exception as error:  # noqa: BLE001 - what fails only in shared passes must not reach the user
             self._fall_back(f"{type(error).__name__}: {error}")
-        if self.separate is None:
+        if self.fallback_reason is None:
             self._minibatches.append((recorded_inputs, outputs))
         return output
 
     def _fall_back(self, reason: str) -> None:
-        """Measure in separate passes from now on."""
-        if self.separate is None:
-            self.separate = reason
+        """Evaluate in separate passes from now on."""
+        if self.fallback_reason is None:
+            self.fallback_reason = reason
             _log.info("counterfactuals are measured in separate passes from now on: %s", reason)
         self._minibatches.clear()
 
     @contextmanager
     def _patch_forwards(self, modules: Iterable[nn.Module], handler: Handler) -> Generator[None]:
-        """Within the block ``handler`` runs in place of the forwards of ``modules``; their hooks run as ever."""
+        """Within the block, ``handler`` replaces the forwards of ``modules``; their hooks run as before."""
         before = [(module, vars(module).get("forward")) for module in modules]
         try:
             for module, _ in before:
@@ -210,7 +218,7 @@ class SharedForwardEvaluator:
 
 
 class _ForwardPatch:
-    """Runs a handler in place of a module's forward, but where the module is compiled or copied."""
+    """Replaces a submodule's forward by a handler, except where the submodule is compiled or copied."""
 
     def __init__(self, module: nn.Module, handler: Handler, fall_back: Callable[[str], None]) -> None:
         self._module, self._forward, self._handler, self._fall_back = module, module.forward, handler, fall_back
@@ -222,54 +230,56 @@ class _ForwardPatch:
         return self._handler(self._module, lambda: self._forward(*arguments, **keywords), (arguments, keywords))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the module gets its own forward, which `copy` makes of this method.
+        # A copy of the submodule gets the original forward, bound to the copy: `copy` makes it of this method.
         self._fall_back("the network is copied while it is measured")
         return operator.getitem, ([self._forward], 0)
 
 
 @dataclass
 class _Call:
+    """One call of a submodule in a forward pass."""
+
     module: nn.Module
     output: Any = None
-    """Before hooks, which run again."""
+    """The output before hooks, which run again."""
     end: int | None = None
-    """Number of the first call after it and all within it; None while it is under way."""
+    """Number of the first call after this one and those within it; None until it returns."""
 
 
 class _RecordedPass:
-    """The calls of one forward pass in the order in which they began, up to the last of ``slots``.
+    """Calls of submodules in one forward pass, in the order in which they began, up to the last of ``slots``.
 
-    Calls within a call that is over are forgotten, unless one of ``slots`` is among them.
+    Calls within a call that has returned are dropped, unless one of ``slots`` is among them.
     """
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         self.replaying = False
-        """Whether the latest replay has not come to its slot, as where the network calls other modules than before."""
+        """Whether the latest replay did not reach its slot, as where the network calls other submodules than before."""
         self._calls: list[_Call] = []
-        self._places: dict[nn.Module, int] = {}
-        """Numbers of the calls of ``slots`` that there have been."""
-        self._awaited: set[nn.Module] = set(slots)
+        self._numbers: dict[nn.Module, int] = {}
+        """Numbers of the calls of ``slots`` so far."""
+        self._remaining: set[nn.Module] = set(slots)
 
     def record(self, module: nn.Module, compute: Compute, _: Any) -> Any:
-        """A `Handler` that computes, and records the call."""
-        if not self._awaited:
+        """The `Handler` of the recorded pass: computes, and records the call."""
+        if not self._remaining:
             return compute()
         number, call = len(self._calls), _Call(module)
         self._calls.append(call)
-        if module in self._awaited:
-            self._awaited.discard(module)
-            self._places[module] = number
-        reached = len(self._places)
+        if module in self._remaining:
+            self._remaining.discard(module)
+            self._numbers[module] = number
+        reached = len(self._numbers)
         output = compute()
-        if len(self._places) == reached:
+        if len(self._numbers) == reached:
             del self._calls[number + 1 :]
-        if self._awaited:
+        if self._remaining:
             call.output, call.end = output, len(self._calls)
         return output
 
     def replay(self, slot: Slot) -> Handler:
-        """A `Handler` for another pass on the same inputs: returns what was recorded until ``slot`` is entered."""
-        number, last = 0, self._places.get(slot, -1)
+        """A `Handler` for another pass on the same inputs: returns recorded outputs until ``slot`` is called."""
+        number, last = 0, self._numbers.get(slot, -1)
         self.replaying = last >= 0
 
         def handle(module: nn.Module, compute: Compute, _: Any) -> Any:
@@ -277,14 +287,14 @@ class _RecordedPass:
             if not self.replaying or number > last:
                 return compute()
             call = self._calls[number]
-            if call.module is not module:  # nothing is returned from the record any more
+            if call.module is not module:  # another order than recorded: compute the rest
                 number = last + 1
                 return compute()
             if call.end is not None and call.end <= last:
                 number = call.end
                 return call.output
             self.replaying = number != last
-            number += 1
+            number += 1  # its submodules are replayed one by one
             return compute()
 
         return handle

@@ -1,4 +1,4 @@
-"""What growth and training take, in FLOPs and seconds, and a schedule of learning rates by the share that is spent."""
+"""What growth and training cost, in FLOPs and seconds, and a schedule of learning rates by the share that is spent."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from esper.serialization.state_files import from_plain, to_plain
 
 
 class Spending:
-    """Counts every pass through a model, whoever asks for it: training, validation, forks, and what is measured.
+    """Counts the FLOPs of every pass through a model: of training, validation, forks, and promises.
 
-    A pass forward through the host takes what torch counted when slots were attached, in proportion to the size of the
-    input, and each seed what its blueprint says. A backward pass takes as much once for the features, and once more for
-    the parameters, if they learn (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). It is counted when it comes, in
-    training and in evaluation mode alike. A host that does not learn and has no seeds is not differentiated.
+    A forward pass through the host costs what torch counted when slots were attached, in proportion to the size of the
+    input, and a module what its blueprint declares. A backward pass costs as much once for the features, and once more
+    for the parameters, if they learn (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). It is counted when it comes,
+    in training and in evaluation mode. A host that does not learn and has no modules is not differentiated.
 
-    A backward pass that skips some layers or parameters counts as a whole one. Not counted are calls of parts of the
-    host alone, such as its encoder, and what gradient checkpointing within the host computes once more. Where the host
-    returns tensors in a form that is not looked into (neither mapping, list, tuple nor dataclass), every pass forward
-    that could be differentiated counts as if it were: evaluate under `torch.no_grad`.
-    What a pass returns carries a hook: detach what is to be saved.
+    A backward pass that skips some layers or parameters counts as a complete one. Not counted are direct calls of parts
+    of the host, such as its encoder, and what gradient checkpointing within the host computes once more. Where the host
+    returns tensors in something else than a mapping, list, tuple or dataclass, every forward pass that could be
+    differentiated counts as if it were: evaluate under `torch.no_grad`. What a pass returns carries a hook: detach what
+    is to be saved.
 
     A grower has one, `Grower.spending`; for growth by hand make it yourself:
 
@@ -39,10 +39,10 @@ class Spending:
     ```
 
     Args:
-        model: Attached; from now on it is counted.
-        training_flops: As many may be spent; None: any number.
-        seconds: Likewise, since now.
-        counted_in: What else the FLOPs belong to; None: nothing.
+        model: An attached model, which is counted from now on.
+        training_flops: Budget of FLOPs; None: no limit.
+        seconds: Budget of seconds from now on; None: no limit.
+        counted_in: Another `Spending` to which the FLOPs are added too.
 
     Raises:
         ConfigError: an argument is of another kind; FLOPs are limited, and torch cannot count those of the host.
@@ -57,107 +57,111 @@ class Spending:
         seconds: Seconds | None = None,
         counted_in: Spending | None = None,
     ) -> None:
-        self._model, self._most_flops, self._most_seconds = model, training_flops, seconds
-        self._flops, self._earlier = 0.0, 0.0
-        self._backward = 0.0
-        """What a backward pass takes that belongs to the latest forward pass."""
-        self._began = time.monotonic()
+        self._model, self._max_flops, self._max_seconds = model, training_flops, seconds
+        self._flops, self._earlier_seconds = 0.0, 0.0
+        self._backward_flops = 0.0
+        """FLOPs of the backward pass that belongs to the latest forward pass."""
+        self._started = time.monotonic()
         self._counted_in = counted_in
-        self._agreed: float | None = None
-        self._unknown = "torch cannot count those of this model's host" if model.host_flops is None else ""
+        self._shared_share: float | None = None
+        """The share in the first of several processes."""
         if training_flops is not None:
-            self._require_known()
+            self._require_countable()
         model.tap.pass_counters.append(self)
 
     @property
     def flops(self) -> float:
-        """Spent by now.
+        """FLOPs spent so far.
 
         Raises:
             ConfigError: they cannot be counted, as where the model is compiled.
         """
-        self._require_known()
+        self._require_countable()
         return self._flops
 
     @property
     def seconds(self) -> float:
-        """Passed by now; not those between saving and loading."""
-        return self._earlier + time.monotonic() - self._began
+        """Seconds spent so far, without those between saving and loading."""
+        return self._earlier_seconds + time.monotonic() - self._started
 
     @property
     def limited(self) -> bool:
         """Whether there is a budget."""
-        return self._most_flops is not None or self._most_seconds is not None
+        return self._max_flops is not None or self._max_seconds is not None
 
     @property
     def share(self) -> float:
-        """Of the budget that is spent, 1 at its end; in several processes each one's own.
+        """The share of the budget that is spent, 1 at its end.
 
-        That of a grower is as the first one knew it at the last step.
+        Each of several processes has its own; for a grower's, all have that of the first one at the last step.
 
         Raises:
             ConfigError: there is no budget; or FLOPs cannot be counted, as where the model is compiled.
         """
         if not self.limited:
             raise ConfigError("there is no budget of which a share could be spent: say training_flops or seconds")
-        return self.compute_share() if self._agreed is None else self._agreed
+        return self.compute_share() if self._shared_share is None else self._shared_share
 
-    def agree_on(self, share: float) -> None:
-        """Let this be the share until it is told anew, whatever this process spends meanwhile."""
-        self._agreed = share
+    def set_share(self, share: float) -> None:
+        """Fix `share` until the next call: it is that of the first process in all of them."""
+        self._shared_share = share
 
     def compute_share(self) -> float:
-        """What this process knows of it by now; 0 without a budget."""
-        by_flops = 0.0 if self._most_flops is None else self.flops / self._most_flops
-        return max(by_flops, 0.0 if self._most_seconds is None else self.seconds / self._most_seconds)
+        """The share of the budget that this process has spent, of FLOPs or seconds, whichever is more; 0 if none."""
+        by_flops = 0.0 if self._max_flops is None else self.flops / self._max_flops
+        return max(by_flops, 0.0 if self._max_seconds is None else self.seconds / self._max_seconds)
 
     def add(self, flops: float) -> None:
-        """What something else took."""
+        """Add FLOPs that were spent on something else than passes through the model."""
         self._flops += flops
         if self._counted_in is not None:
             self._counted_in.add(flops)
 
     def count_forward(self, inputs: Tensor) -> None:
-        """A forward pass begins, of these inputs of the model; what is compiled is not seen."""
+        """Called at the beginning of each forward pass with the model's inputs; not in a compiled model."""
+        # Forward: in proportion to the size of the input.
         model = self._model
         examples, host = inputs.numel() / model.example_size, model.host_flops or 0
         seeds = sum(slot.seed.flops_at(slot.site) for slot in model.slots.values() if slot.seed is not None)
+        # Backward through the host: once for its features if anything before it learns, once for its own parameters.
         learns = any(parameter.requires_grad for parameter in model.host.parameters())
         passes = bool(model.seeds or learns or inputs.requires_grad) + learns
-        self._backward = examples * (host * passes + seeds * (TRAINING_PASSES - 1))
+        self._backward_flops = examples * (host * passes + seeds * (TRAINING_PASSES - 1))
         self.add(examples * (host + seeds))
 
     def count_backward(self, outputs: Sequence[Tensor]) -> None:
-        """The forward pass is over: count any backward pass that begins at these of its outputs."""
-        flops, self._backward = self._backward, 0.0
+        """Called after each forward pass with its outputs that require grad; empty if they are unknown."""
+        flops, self._backward_flops = self._backward_flops, 0.0
         if outputs:
             register_multi_grad_hook(outputs, lambda _: self.add(flops), mode="any")
         else:
             self.add(flops)
 
-    def _require_known(self) -> None:
-        why = "passes of a compiled model are not seen" if self._model.compilations.compiled else self._unknown
-        if why:
-            raise ConfigError(f"no FLOPs are known, since {why}: limit something else, such as decisions or seconds")
+    def _require_countable(self) -> None:
+        reason = "" if self._model.host_flops is not None else "torch cannot count those of this model's host"
+        if self._model.compilations.compiled:
+            reason = "passes of a compiled model are not seen"
+        if reason:
+            raise ConfigError(f"no FLOPs are known, since {reason}: limit something else, such as decisions or seconds")
 
     def state_dict(self) -> dict[str, Any]:
-        """What was spent, as plain values."""
+        """FLOPs and seconds spent so far."""
         return to_plain({"flops": self._flops, "seconds": self.seconds})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called.
+        """Continue where `state_dict` was called.
 
         Raises:
-            CheckpointError: it is of another make.
+            CheckpointError: the state is of another kind.
         """
-        spent = from_plain({"flops": 0.0, "seconds": 0.0}, state, "what was spent")
-        self._flops, self._earlier, self._began = spent["flops"], spent["seconds"], time.monotonic()
+        values = from_plain({"flops": 0.0, "seconds": 0.0}, state, "what was spent")
+        self._flops, self._earlier_seconds, self._started = values["flops"], values["seconds"], time.monotonic()
 
 
 def limit_progress(progress: float, spending: Spending, planned: int | None) -> float:
-    """The share of the growth that is over, as controllers are told: of decisions or of the budget, whichever is more.
+    """The progress of growth as controllers see it: the share of decisions or of the budget, whichever is more.
 
-    Without a number of decisions it is that of the budget alone.
+    Without a ``planned`` number of decisions it is the share of the budget.
     """
     if not spending.limited:
         return progress
@@ -169,27 +173,27 @@ def limit_progress(progress: float, spending: Spending, planned: int | None) -> 
 def warmup_stable_decay(
     share: NonNegativeFloat, *, warmup: NonNegativeFloat = 0.02, decay: NonNegativeFloat = 0.2
 ) -> float:
-    """The factor of learning rates where ``share`` of a budget is spent: it rises, stays, and falls to 0 at the end.
+    """The factor of learning rates after ``share`` of a budget: it rises to 1, stays there, and falls to 0 at the end.
 
     ```python
     grower = esper.Grower(model, optimizer, evaluate=validate, training_flops=1e15)
     scheduler = LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share))
     ```
 
-    Any scheduler survives growth, since slots have groups of parameters from the start; each group has a learning rate
-    of its own, which is multiplied. Call ``scheduler.step()`` after the optimizer's: the first step, of which nothing
-    was spent before, has a rate of 0. Policies see the learning rate. In several processes the share, and so the rate,
-    changes at each decision only.
+    Any scheduler survives growth, since slots have parameter groups from the start; the factor multiplies the learning
+    rate of each group. Call ``scheduler.step()`` after the optimizer's: the first step comes before anything is spent,
+    so its rate is 0. Policies see the learning rate. In several processes the share, and so the rate, changes at each
+    decision only.
 
     The fall is ``1 - sqrt(x)`` in the share x of the decay that is over (Hägele et al. 2024, arXiv 2405.18392).
 
     Args:
-        share: Of the budget, from 0 to 1; beyond it the factor is as at 1.
-        warmup: Share in which the factor rises evenly from 0 to 1.
-        decay: Share, at the end, in which it falls.
+        share: Share of the budget that is spent, from 0 to 1; the factor stays the same beyond 1.
+        warmup: Share of the budget in which the factor rises linearly from 0 to 1.
+        decay: Share of the budget, at the end, in which it falls.
 
     Raises:
-        ConfigError: an argument is no share, or the phases overlap.
+        ConfigError: an argument is negative or no number, or the phases overlap.
     """
     if warmup + decay > 1:
         raise ConfigError(f"warmup {warmup} and decay {decay} must be at most 1 together")
@@ -197,5 +201,5 @@ def warmup_stable_decay(
         return float(decay == 0)
     if share < warmup:
         return share / warmup
-    over = share - (1 - decay)
-    return 1.0 if over <= 0 else 1 - math.sqrt(min(over / decay, 1.0))
+    decayed = share - (1 - decay)
+    return 1.0 if decayed <= 0 else 1 - math.sqrt(min(decayed / decay, 1.0))

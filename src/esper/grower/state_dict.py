@@ -1,7 +1,7 @@
-"""What has grown in a model as plain values: enough to plant the same again, and to travel in the model's state dict.
+"""The structure that has grown in a model, as plain values, and a hook that saves it in the model's state dict.
 
-Trainers such as Lightning's save and load nothing else of ours than the state dict, which holds nothing but tensors: so
-`esper.serialization.state_files.pack` makes one tensor of plain values.
+Trainers such as Lightning's save and load nothing of a model but its state dict, which holds only tensors. So plain
+values are packed into one tensor of bytes.
 """
 
 from __future__ import annotations
@@ -19,68 +19,79 @@ from esper.lifecycle.table import SeedTable
 from esper.serialization.state_files import Stateful, pack_state, unpack_state
 
 Structure = dict[str, dict[str, Any]]
-"""By slot, of every seed: ``blueprint`` (its name), ``blend`` (a `Blend`) and ``fossilized``; plain values."""
+"""By slot, for each module: ``blueprint`` (its name), ``blend`` (a `Blend`) and ``fossilized``; plain values."""
+KEY = "growth"
+"""The entry that a model's state dict gains."""
 
 
-def structure(model: GrowingModel) -> Structure:
-    """The structure of ``model`` as it is."""
+def describe_structure(model: GrowingModel) -> Structure:
+    """The modules in ``model`` as plain values."""
     return {
         name: {"blueprint": seed.blueprint.name, "blend": int(seed.blend), "fossilized": seed.fossilized}
         for name, seed in model.seeds.items()
     }
 
 
-def plant_structure(model: GrowingModel, wanted: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give ``model`` the structure ``wanted``; what grew otherwise goes. Fresh seeds await their values, at alpha 0.
+def plant_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, Any]]) -> None:
+    """Plant the modules of ``structure`` in ``model``, and remove all others.
+
+    New modules have alpha 0 and arbitrary values, which are to be loaded.
 
     Raises:
-        CheckpointError: the model has no slot of a name.
+        CheckpointError: the model lacks a slot.
         SlotError, UnknownBlueprintError: a slot does not offer the blueprint.
     """
-    strange = [name for name in wanted if name not in model.slots]
-    if strange:
+    missing = [name for name in structure if name not in model.slots]
+    if missing:
         raise CheckpointError(
-            f"something grew in slot {strange[0]!r} when this state was saved, but the model has only "
+            f"something grew in slot {missing[0]!r} when this state was saved, but the model has only "
             f"{', '.join(model.slots)}: attach the same slots"
         )
-    present = structure(model)
+    current = describe_structure(model)
     for slot in model.slots.values():
-        if present.get(slot.name) == wanted.get(slot.name):
+        module = structure.get(slot.name)
+        if current.get(slot.name) == module:
             continue
         slot.remove()
-        if slot.name not in wanted:
+        if module is None:
             continue
-        seed = wanted[slot.name]
+        # A slot that is disabled now may have a module from before.
         enabled, slot.enabled = slot.enabled, True
         try:
-            slot.germinate(seed["blueprint"], torch.Generator(), blend=Blend(seed["blend"]))
+            slot.germinate(module["blueprint"], torch.Generator(), blend=Blend(module["blend"]))
         finally:
             slot.enabled = enabled
-        if seed["fossilized"]:
+        if module["fossilized"]:
             slot.fossilize()
 
 
-def require_structure(model: GrowingModel, wanted: Mapping[str, Mapping[str, Any]]) -> None:
+def require_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a model of another structure.
 
     Raises:
-        CheckpointError: a slot holds another seed than ``wanted``, or none.
+        CheckpointError: a slot holds another module than in ``structure``, or none.
     """
-    present = structure(model)
-    for name in (*model.slots, *wanted):
-        here, then = present.get(name), wanted.get(name)
-        if here != then:
+    current = describe_structure(model)
+    for name in (*model.slots, *structure):
+        if current.get(name) != structure.get(name):
             raise CheckpointError(
-                f"slot {name!r} holds {_describe(here)}, but held {_describe(then)} when the grower's state was saved: "
-                "restore the model first"
+                f"slot {name!r} holds {_describe_module(current.get(name))}, but held "
+                f"{_describe_module(structure.get(name))} when the grower's state was saved: restore the model first"
             )
 
 
+def _describe_module(module: Mapping[str, Any] | None) -> str:
+    if module is None:
+        return "no seed"
+    kind = "fossilized" if module["fossilized"] else "live"
+    return f"a {kind} {module['blueprint']} ({Blend(module['blend']).name.lower()})"
+
+
 def require_same_slots(model: GrowingModel, table: SeedTable) -> None:
-    """Refuse a model whose seeds came or went without its grower's doing.
+    """Refuse a model in which something else than its grower has planted or pruned.
 
     Raises:
-        ConfigError: a slot holds a seed that the table ``[1, S]`` does not know of, or none where it knows one.
+        ConfigError: a slot holds a module where the lifecycle table ``[1, S]`` has none, or the reverse.
     """
     for owns, slot in zip(table.owning[0].tolist(), model.slots.values(), strict=True):
         if owns != (slot.seed is not None):
@@ -90,69 +101,60 @@ def require_same_slots(model: GrowingModel, table: SeedTable) -> None:
             )
 
 
-def _describe(seed: Mapping[str, Any] | None) -> str:
-    if seed is None:
-        return "no seed"
-    kind = "fossilized" if seed["fossilized"] else "live"
-    return f"a {kind} {seed['blueprint']} ({Blend(seed['blend']).name.lower()})"
-
-
-KEY = "growth"
-"""The entry that a model's state dict gains."""
-
-
 class GrowthInStateDict:
-    """Makes ``model.state_dict()`` say what has grown, and ``model.load_state_dict(...)`` plant the same first.
+    """Adds what has grown to ``model.state_dict()``; ``model.load_state_dict(...)`` then plants it before it loads.
 
-    The state dict gains one tensor of bytes, and names each tensor once that the model uses under several names, as
-    files of safetensors must. Parts that are `carry`-ed, such as a grower, are saved and loaded with it. Copies of the
-    model carry their seeds only.
+    The state dict gains one tensor of bytes. A tensor that the model uses under several names is saved under the first
+    one only, as files of safetensors require. Parts that were added by `add_part`, such as a grower, are saved and
+    loaded with the model. A copy of the model has its modules only.
     """
 
     def __init__(self, model: GrowingModel) -> None:
-        _require_unshared(model)
+        _require_unsharded(model)
         self._parts: dict[str, Stateful] = {}
-        self._arrived: dict[str, dict[str, Any]] = {}
-        """States that were loaded before the part was there."""
+        self._pending: dict[str, dict[str, Any]] = {}
+        """Loaded states of parts that are not added yet."""
         model.register_state_dict_post_hook(self)
-        model.register_load_state_dict_pre_hook(self._take)
+        model.register_load_state_dict_pre_hook(self._load_growth)
 
-    def carry(self, name: str, part: Stateful) -> None:
-        """Save and load ``part`` with the model from now on; it gets the state that was loaded last at once."""
+    def add_part(self, name: str, part: Stateful) -> None:
+        """Save and load ``part`` with the model from now on; a state loaded before is restored now."""
         self._parts[name] = part
-        self._deliver()
+        self._load_parts()
 
-    def _deliver(self) -> None:
-        for name in self._parts.keys() & self._arrived.keys():
-            self._parts[name].load_state_dict(self._arrived.pop(name))
+    def _load_parts(self) -> None:
+        for name in self._parts.keys() & self._pending.keys():
+            self._parts[name].load_state_dict(self._pending.pop(name))
 
     def __call__(self, model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-        """Add to ``state_dict``, as a hook of the model; torch wants an object here, not a method."""
+        """Add what has grown to ``state_dict``. The hook is the object itself: torch sets an attribute on hooks."""
         assert isinstance(model, GrowingModel)
-        _require_unshared(model)
+        _require_unsharded(model)
         state = {
             "seeds": describe_structure(model),
-            "twins": _drop_twins(state_dict, prefix),
+            "twins": _remove_aliases(state_dict, prefix),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
         state_dict[prefix + KEY] = pack_state(state)
 
-    def _take(self, model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    def _load_growth(self, model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
         assert isinstance(model, GrowingModel)
         packed = state_dict.pop(prefix + KEY, None)
         if packed is None:
             return
         state = unpack_state(packed)
-        state_dict.update({prefix + twin: state_dict[prefix + name] for twin, name in state["twins"].items()})
+        # Aliases back first, since torch requires every name; then modules, so that their values have a place.
+        state_dict.update({prefix + alias: state_dict[prefix + name] for alias, name in state["twins"].items()})
         plant_structure(model, state["seeds"])
-        self._arrived = state["parts"]
-        self._deliver()
+        self._pending = state["parts"]
+        self._load_parts()
 
     def __getstate__(self) -> Mapping[str, Any]:
-        return {**self.__dict__, "_parts": {}, "_arrived": {}}
+        # Copies and pickles: a grower belongs to the original model.
+        return {**self.__dict__, "_parts": {}, "_pending": {}}
 
 
-def _require_unshared(model: GrowingModel) -> None:
+def _require_unsharded(model: GrowingModel) -> None:
     if model.sharded:
         raise SlotError(
             "processes share the model's parameters (FSDP2), and its state dict cannot hold what has grown in all: "
@@ -161,15 +163,16 @@ def _require_unshared(model: GrowingModel) -> None:
         )
 
 
-def _drop_twins(state_dict: dict[str, Tensor], prefix: str) -> dict[str, str]:
-    """Remove all but the first name of every tensor; the name that stays by those that went, without ``prefix``."""
-    first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
-    twins: dict[str, str] = {}
+def _remove_aliases(state_dict: dict[str, Tensor], prefix: str) -> dict[str, str]:
+    """Remove all but the first name of every tensor; returns first names by removed ones, without ``prefix``."""
+    first_names: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
+    aliases: dict[str, str] = {}
     for name in [name for name in state_dict if name.startswith(prefix)]:
         tensor = state_dict[name]
-        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-        kept = first.setdefault(place, name) if tensor.numel() else name
-        if kept != name:
-            twins[name.removeprefix(prefix)] = kept.removeprefix(prefix)
+        memory = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        # Empty tensors have no memory by which they could be recognised.
+        first = first_names.setdefault(memory, name) if tensor.numel() else name
+        if first != name:
+            aliases[name.removeprefix(prefix)] = first.removeprefix(prefix)
             del state_dict[name]
-    return twins
+    return aliases

@@ -1,0 +1,320 @@
+"""Makes a grower's controller, by name or from the run that trained it, and fits rules to the planned decisions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from esper.config.loading import load_settings
+from esper.control.controller import Controller, get_promise_settings
+from esper.control.learned import PolicyOrigin, restore_controller
+from esper.control.rules import (
+    ROUNDING,
+    Heuristic,
+    HeuristicSettings,
+    LookRule,
+    LookSettings,
+    Never,
+    Periodic,
+    PeriodicSettings,
+    Planting,
+    Schedule,
+    Uniform,
+)
+from esper.control.shipped import open_policy
+from esper.engine.promises import PromiseSettings
+from esper.errors import ConfigError
+from esper.grower.network import ModelSpec
+from esper.growth.model import GrowingModel
+from esper.growth.probe import probe
+from esper.lifecycle.rules import Isolation, Rules
+from esper.tasks.registry import GENERATED, get_suite
+
+HORIZON = 100
+"""Decisions that controllers reckon with where the number is not planned."""
+MAX_UNPLANNED_PROGRESS = 0.5
+"""Most progress that controllers see where the number of decisions is not planned: until then every rule plants."""
+TRIALS_PER_HORIZON = 4
+"""A trial takes at most one part in so many of the horizon."""
+MIN_LOOKS = 3
+"""Looks while modules may be planted, if growth is long enough for as many."""
+PLANTING_PART = 3
+"""However short growth is, modules may germinate in the first of so many parts of it."""
+_BEFORE_BLENDING = 1
+"""Decisions from germination until a module without isolation begins to count."""
+_BEFORE_END = 1
+"""Decisions for which a module should have counted at the end, so that it has learned with the host."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The planned decisions, and the settings of rules that fit into them.
+
+    Args:
+        planned: Number of decisions; None: not planned.
+        rules: What may happen to modules, and how fast.
+    """
+
+    planned: int | None
+    rules: Rules
+
+    @property
+    def horizon(self) -> int:
+        """Decisions that controllers reckon with."""
+        return HORIZON if self.planned is None else self.planned
+
+    def compute_progress(self, decision: int) -> float:
+        """The share of growth that is over at that decision, from 1, as controllers see it."""
+        return min(decision / self.horizon, MAX_UNPLANNED_PROGRESS if self.planned is None else 1.0)
+
+    @property
+    def isolated_decisions(self) -> int:
+        """Least number of decisions for which a module learns in isolation."""
+        return 0 if self.rules.isolation is Isolation.NONE else self.rules.min_training_steps
+
+    def require_growth(self) -> None:
+        """Refuse a plan in which no module could germinate, count and learn.
+
+        Raises:
+            ConfigError: there are too few decisions.
+        """
+        needed = 1 + self.isolated_decisions + _BEFORE_BLENDING + _BEFORE_END
+        if self.horizon < needed:
+            isolated = f"after {self.isolated_decisions} in isolation {self.rules.isolation}"
+            raise ConfigError(
+                f"{self.horizon} decisions are too few for anything to grow: a seed germinates, counts from the next "
+                f"decision on{', ' + isolated if self.isolated_decisions else ''}, and must learn until another; plan "
+                f"at least {needed}, or choose controller 'none'"
+            )
+
+    def fit_trial(self, default: int) -> int:
+        """Decisions for which a rule holds a module before it judges it: ``default``, or fewer in a short growth."""
+        return min(default, max(self.horizon // TRIALS_PER_HORIZON, 1))
+
+    def fit_stop_after(self, default: float, trial: int, at_a_time: int) -> float:
+        """The share of growth after which a rule plants nothing: ``default``, or less in a short growth.
+
+        Every module can then be judged after a trial before the end. In a very short growth the last ones are left
+        unfinished, and `esper.Grower.finish` judges them.
+        """
+        needed = 1 + self.isolated_decisions + _BEFORE_BLENDING + min(self.rules.tempos) + trial + at_a_time
+        latest = max(self.horizon - needed, (self.horizon - self.isolated_decisions) // PLANTING_PART)
+        return min(default, latest / self.horizon)
+
+    def fit_latest_start(self, default: float, modules: int) -> float:
+        """The share of growth at which a rule must start to plant that many modules, one per decision.
+
+        It is ``default``, or less in a short growth, so that all of them count fully at the end.
+        """
+        needed = self.isolated_decisions + _BEFORE_BLENDING + min(self.rules.tempos) + modules + _BEFORE_END
+        return min(default, max(self.horizon - needed, 0) / self.horizon)
+
+    def fit_promise(self, default: PromiseSettings, stop_after: float) -> PromiseSettings:
+        """When a rule looks: by ``default``, or earlier and more often, to look a few times while it may plant."""
+        latest = max(int(stop_after * self.horizon + ROUNDING), 1)
+        first = min(default.first, latest)
+        every = min(default.every, max((latest - first) // (MIN_LOOKS - 1), 1))
+        return default.model_copy(update={"first": first, "every": every})
+
+
+ALL_AT_START = "all_at_start"
+ALL_AT_PLATEAU = "all_at_plateau"
+PLATEAU_PATIENCE, PLATEAU_LATEST = 2, 0.5
+"""`ALL_AT_PLATEAU` plants after so many decisions without progress, or past that share of growth."""
+
+_RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, ALL_AT_PLATEAU, Uniform.name, Never.name)
+
+
+class ControllerChoice(NamedTuple):
+    """A controller with its timing, and the run that trained it."""
+
+    controller: Controller
+    timing: Timing
+    origin: PolicyOrigin | None
+    """The run that trained the controller; None for a rule."""
+
+
+def choose_controller(
+    controller: str | Path | Controller, spec: ModelSpec, horizon: int | None, rules: Rules | None
+) -> ControllerChoice:
+    """The controller of that name, from that run, or as it is.
+
+    Without ``rules``, a policy has those that it was trained with, and any other controller the default ones.
+
+    Raises:
+        ConfigError: no rule of that name and no such run, or nothing can grow within the horizon.
+        RunError, CheckpointError: the run has no usable policy.
+    """
+    if not isinstance(controller, str | Path):
+        return ControllerChoice(controller, Timing(horizon, rules or Rules()), None)
+    name = str(controller)
+    if name in _RULES:
+        timing = Timing(horizon, rules or Rules())
+        return ControllerChoice(_make_rule(name, spec, timing), timing, None)
+    # Not a rule: the shipped policy, or the directory of a run.
+    run = open_policy(name, _RULES)
+    origin = load_settings(PolicyOrigin, run.config)
+    timing = Timing(horizon, rules or origin.rules)
+    timing.require_growth()
+    return ControllerChoice(restore_controller(run, origin, partial(_make_look, timing)), timing, origin)
+
+
+def _make_rule(name: str, spec: ModelSpec, timing: Timing) -> Controller:
+    if name == Never.name:
+        return Never()
+    timing.require_growth()
+    if name == Uniform.name:
+        return Uniform()
+    if name == LookRule.name:
+        return _make_look(timing, LookSettings())
+    parameters = spec.costs.parameters.blueprints[0]
+    compatible = spec.compatible[0]
+
+    if name in (ALL_AT_START, ALL_AT_PLATEAU):
+        # In each slot the largest blueprint that it offers; of equal ones the first.
+        largest = np.where(compatible, parameters, -1).argmax(axis=1)
+        slots = np.flatnonzero(compatible.any(axis=1)).tolist()
+        plantings = [Planting(0, slot, int(largest[slot])) for slot in slots]
+        if name == ALL_AT_START:
+            return Schedule(plantings, timing.horizon, ALL_AT_START)
+        latest = timing.fit_latest_start(PLATEAU_LATEST, len(plantings))
+        return Schedule(plantings, timing.horizon, ALL_AT_PLATEAU, patience=PLATEAU_PATIENCE, latest=latest)
+
+    # Slot and blueprint in the order of trial: the smallest blueprint first, and each from the last slot to the first.
+    slots, kinds = compatible.nonzero()
+    pairs = zip(slots.tolist(), kinds.tolist(), strict=True)
+    offers = tuple(sorted(pairs, key=lambda pair: (int(parameters[pair]), -pair[0])))
+    defaults = HeuristicSettings()
+    trial = timing.fit_trial(defaults.trial)
+    stop_after = timing.fit_stop_after(defaults.stop_after, trial, defaults.at_a_time)
+    if name == Periodic.name:
+        return Periodic(PeriodicSettings(plantings=offers, trial=trial, stop_after=stop_after), timing.horizon)
+    return Heuristic(HeuristicSettings(preferences=offers, trial=trial, stop_after=stop_after), timing.horizon)
+
+
+def _make_look(timing: Timing, default: LookSettings) -> LookRule:
+    trial = timing.fit_trial(default.trial)
+    stop_after = timing.fit_stop_after(default.stop_after, trial, 1)
+    promise = timing.fit_promise(default.promise, stop_after)
+    settings = default.model_copy(update={"promise": promise, "trial": trial, "stop_after": stop_after})
+    return LookRule(settings, timing.horizon)
+
+
+def require_time_to_plant(controller: Controller, plateau: int | None) -> None:
+    """Refuse a ``plateau``, the decisions without progress that end growth, before the controller reacts to one.
+
+    Raises:
+        ConfigError: the controller plants later than that.
+    """
+    if isinstance(controller, Schedule) and plateau is not None and plateau <= controller.patience:
+        raise ConfigError(
+            f"conduct.plateau {plateau} ends growth before controller {controller.name!r} plants, which is after "
+            f"{controller.patience:g} decisions without progress: give more, or leave it out"
+        )
+
+
+def choose_promise_settings(controller: Controller, requested: PromiseSettings | None) -> PromiseSettings | None:
+    """How promises are measured for the controller: as ``requested``, or by its own settings; None: they are not.
+
+    Raises:
+        ConfigError: they are requested for a controller that does not use them, or uses the other kind.
+    """
+    settings = get_promise_settings(controller)
+    if requested is None:
+        return settings
+    if settings is None:
+        raise ConfigError(
+            f"controller {controller.name!r} does not go by what blueprints promise: leave conduct.promise out, take "
+            f"controller {LookRule.name!r}, or give one of your own an attribute `promise`"
+        )
+    if requested.shown != settings.shown:
+        raise ConfigError(
+            f"conduct.promise.shown is {requested.shown!r}, but controller {controller.name!r} goes by "
+            f"{settings.shown!r}"
+        )
+    return requested
+
+
+_SAMPLED_INSTANCES = 256
+"""Instances that are drawn to find the rents of the suites of a training."""
+_SAMPLED_SUITES = 32
+"""Generated suites that stand for all of them."""
+
+
+def warn_of_unfamiliar(
+    origin: PolicyOrigin | None, model: GrowingModel, timing: Timing, rent: float, classes: int
+) -> None:
+    """Warn of what a policy meets here but met in no suite of its training: its decisions may be useless there."""
+    if origin is None:
+        return
+    suites, slots = tuple(dict.fromkeys((origin.suite, *origin.mix))), model.slots.values()
+    training = _describe_suites(suites)
+    unfamiliar = [
+        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, training.blueprints),
+        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, training.layouts),
+        *_list_outside("a horizon of {:g}", timing.horizon, training.horizons),
+        *_list_outside("rent {:g}", rent, training.rents),
+        *_list_outside("{:g} classes", classes, training.classes),
+    ]
+    if unfamiliar:
+        warnings.warn(
+            f"the policy was trained on {', '.join(suites)} and never met {'; '.join(unfamiliar)}: it may plant and "
+            "prune without keeping anything; compare it with controller 'look', or train one on problems like yours",
+            stacklevel=5,
+        )
+
+
+def _list_unknown(what: str, names: Iterable[str], training: Sequence[str]) -> list[str]:
+    """A description of the names that training did not have, if any."""
+    unknown = sorted(set(names) - set(training))
+    return [f"{what} {', '.join(unknown)} (it knows {', '.join(training)})"] if unknown else []
+
+
+def _list_outside(what: str, value: float, training: Sequence[float]) -> list[str]:
+    """A description of the value, if it is outside of the range of training."""
+    low, high = min(training), max(training)
+    if low <= value <= high:
+        return []
+    bounds = " to ".join(f"{bound:g}" for bound in sorted({low, high}))
+    return [f"{what.format(value)} (it knows {bounds})"]
+
+
+class _Conditions(NamedTuple):
+    """Conditions of training in some suites."""
+
+    blueprints: tuple[str, ...]
+    layouts: tuple[str, ...]
+    horizons: tuple[float, ...]
+    rents: tuple[float, ...]
+    classes: tuple[float, ...]
+
+
+@cache
+def _describe_suites(names: tuple[str, ...]) -> _Conditions:
+    """Conditions in the suites of these names; some generated suites stand for all of them."""
+    numbers = range(_SAMPLED_SUITES if GENERATED in names else 0)
+    suites = [get_suite(name) for name in names if name != GENERATED]
+    suites += [get_suite(f"{GENERATED}:{number}") for number in numbers]
+
+    # Layouts: suites of one kind with the same problems have hosts of one kind.
+    kinds = {(type(suite), suite.families): suite for suite in suites}.values()
+    probed = [probe(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites for suite in kinds]
+    layouts = {site.layout.value for sites in probed for site in sites.values()}
+
+    # Rents: instances are drawn evenly from the suites.
+    rng, count = np.random.default_rng(0), -(-_SAMPLED_INSTANCES // len(suites))
+    rents = [instance.rent for suite in suites for instance in suite.sample(count, "train", rng)]
+    return _Conditions(
+        blueprints=tuple(dict.fromkeys(name for suite in suites for name in suite.blueprints)),
+        layouts=tuple(sorted(layouts)),
+        horizons=tuple(suite.steps for suite in suites),
+        rents=tuple(rents),
+        classes=tuple(suite.classes for suite in suites),
+    )
