@@ -65,4 +65,4 @@ def _wrap(
 
 
 def _warn(what: str, instead: str) -> None:
-    warnings.warn(f"{what}: {instead}; the former way goes in version 0.4", DeprecationWarning, stacklevel=4)
+    warnings.warn(f"{what}: {instead}; the former way goes in version 0.4", DeprecationWarning, stacklevel=3)
