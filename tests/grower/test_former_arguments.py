@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 import esper
 from esper import Grower, GrowingModel
+from esper.engine import governor
 from esper.errors import ConfigError
+from esper.population import governor as former_address
 from grower.training_loop import APART, HELD, data, growing, validate
 
 DECISIONS = 8
@@ -208,10 +210,7 @@ def test_contradictions_are_refused_as_ever(options: dict[str, Any], sentence: s
 
 @pytest.mark.parametrize("name", ["GovernorSettings", "Trouble"])
 def test_the_former_address_of_the_governor_s_settings_warns(name: str) -> None:
-    from esper.engine import governor
-    from esper.population import governor as former
-
     with pytest.warns(DeprecationWarning, match=f"{name} is in esper.engine.governor now"):
-        assert getattr(former, name) is getattr(governor, name)
+        assert getattr(former_address, name) is getattr(governor, name)
     with pytest.raises(AttributeError, match="has no 'Governor' any more: see esper.engine.governor, and esper.grower"):
-        _ = former.Governor
+        _ = former_address.Governor
