@@ -32,7 +32,7 @@ from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import GENERATED, get_suite
 from esper.tasks.suite import Objective, Split, Suite
 from esper.tasks.suite_files import allow_files
-from esper.train.evaluation import EvaluationConfig, baselines, evaluate_controllers
+from esper.train.evaluation import EvaluationConfig, create_baselines, evaluate_controllers
 from esper.train.workers import LocalWorkers
 
 HERE = Path(__file__).parent
@@ -119,7 +119,7 @@ def _game(name: str, instances: int, seed: int, runs: tuple[Path, ...]) -> Game:
 def play(game: Game) -> Outcome:
     """All controllers on the same instances."""
     suite = get_suite(game.suite)
-    controllers = [*baselines(suite), *(_policy_of(run, suite) for run in game.runs)]
+    controllers = [*create_baselines(suite), *(_policy_of(run, suite) for run in game.runs)]
     drawn = (
         sample_for_evaluation(suite, game.split, game.instances, game.seed)
         if game.split != "train"
@@ -135,7 +135,7 @@ def play(game: Game) -> Outcome:
 
 
 def _policy_of(path: Path, suite: Suite) -> Controller:
-    run = RunDirectory.open_own(path)
+    run = RunDirectory.open_training_run(path)
     origin = load_settings(PolicyOrigin, run.config)
     return restore_controller(run, origin, lambda rule: LookRule(rule, suite.steps), path.name)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from esper.growth.blueprints.registry import get
-from esper.population.execution import Execution, stacked_call
+from esper.population.execution import Execution, make_stacked_call
 from esper.tasks.registry import get_suite
 from esper.train.workers import prepare_process
 
@@ -56,7 +56,7 @@ def main() -> None:
             for key, value in module.named_parameters()
         }
         buffers = {key: value.expand(asked.seeds, *value.shape) for key, value in module.named_buffers()}
-        plain = stacked_call(module)
+        plain = make_stacked_call(module)
 
         def learn(call: Callable[..., Tensor], own: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
             output = call(own, held, features, inputs)

@@ -33,7 +33,7 @@ def episodes(networks: int) -> Episodes:
     chosen = SUITE.sample(networks, "train", rng)
     bare = Episodes(SUITE, chosen, Rules()).population
     serving = [
-        [number for number, name in enumerate(SUITE.blueprints) if get(name).serves(site)]
+        [number for number, name in enumerate(SUITE.blueprints) if get(name).supports(site)]
         for site in bare.execution.sites
     ]
     fossils = [tuple(SeedKind(slot, int(rng.choice(kinds))) for slot, kinds in enumerate(serving)) for _ in chosen]
@@ -64,7 +64,7 @@ def main() -> None:
         for every in asked.every:
             conduct = EpisodeConfig(counterfactual_every=every)
             numbers = [np.full(asked.networks, number) for number in range(every)]
-            turns = [seconds(conduct.counterfactuals_due(number, shape[1])) for number in numbers]
+            turns = [seconds(conduct.find_due_counterfactuals(number, shape[1])) for number in numbers]
             costs[every].append(sum(turns) / every)
     lines = [f"{asked.networks} networks, {shape[1]} seeds each: {1e3 * median(plain):.1f} ms without counterfactuals"]
     for every, found in costs.items():

@@ -42,7 +42,7 @@ SLOTS = {f"{2 * layer + 1}": "auto" for layer in range(LAYERS)}
 """Behind every activation of `plain`."""
 FACTORS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 LOOKS = LookSettings().promise
-GROWTHS = [decision for decision in range(EPOCHS) if LOOKS.due(np.array([decision]))[0]][:-1]
+GROWTHS = [decision for decision in range(EPOCHS) if LOOKS.is_due(np.array([decision]))[0]][:-1]
 """The last one would come when the rule plants nothing any more."""
 
 

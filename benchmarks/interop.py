@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tyro
+from esper.lab.experiment import Experiment, Trial, run_experiment
 from pydantic import TypeAdapter
 from sb3_contrib import MaskablePPO, RecurrentPPO
 
@@ -23,9 +24,8 @@ from esper.errors import ConfigError, EsperError
 from esper.files import write_atomically
 from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController
-from esper.lab.contest import Contest, Trial, run_contest
 from esper.tasks.registry import get_suite
-from esper.train.evaluation import evaluate_controllers, evaluation_config
+from esper.train.evaluation import evaluate_controllers, make_evaluation_config
 from esper.train.iteration import Iteration
 from esper.train.settings import TrainSettings
 from esper.train.workers import LocalWorkers, prepare_process
@@ -115,8 +115,8 @@ def main(
 
 def ours(folder: Path, setup: Setup, seed: int) -> float:
     """Mean score of Esper's policy."""
-    contest = Contest(folder, {OURS: setup.settings}, seed + 1, setup.instances)
-    (arm,) = run_contest(contest, _progress)
+    experiment = Experiment(folder, {OURS: setup.settings}, seed + 1, setup.instances)
+    (arm,) = run_experiment(experiment, _progress)
     return float(np.mean([outcome.score for outcome in arm.seeds[seed].outcomes]))
 
 
@@ -135,9 +135,9 @@ def theirs(folder: Path, setup: Setup, name: str, seed: int) -> Done:
         return done
     _say(name, seed)
     controller = trained(name, setup, seed)
-    instances = Contest(folder, {OURS: setup.settings}, 1, setup.instances).sample_instances()
+    instances = Experiment(folder, {OURS: setup.settings}, 1, setup.instances).sample_instances()
     with LocalWorkers(1) as workers:
-        played = evaluate_controllers(workers, [controller], evaluation_config(setup.settings), instances)[0]
+        played = evaluate_controllers(workers, [controller], make_evaluation_config(setup.settings), instances)[0]
     done = Done(setup, [record.score for record in played.records])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, _DONE.dump_json(done))

@@ -29,10 +29,10 @@ from zoo.training import Score
 from esper.control.controller import Actions
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import ActionBuilder
-from esper.engine.observation import MaskTensors, Observation, list_features, mask_tensors
+from esper.engine.observation import MaskTensors, Observation, list_features, make_mask_tensors
 from esper.grower.evaluation import measure_model
 from esper.grower.grower import Grower
-from esper.grower.scores import check_figures
+from esper.grower.scores import parse_metrics
 from esper.growth.attach import attach
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.table import Evidence
@@ -88,7 +88,7 @@ class DeepSuite(DigitsSuite):
         self.sites = tuple(f"layers.{slot}" for slot in range(slots))
         self.host_widths = ((WIDTH,) * slots,)
 
-    def build(self, widths: tuple[int, ...], generator: torch.Generator) -> DeepHost:
+    def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> DeepHost:
         return DeepHost(self.input_shape[0], widths, self.classes, generator)
 
 
@@ -124,7 +124,7 @@ def population_parts(slots: int) -> Parts:
     grow(population, Planter(slots // 2, rng))
     policy = Policy(list_features(False).spec, PolicySettings(advice=None), torch.Generator().manual_seed(0))
     observation, masks = episodes.observe(), episodes.legal_actions()
-    tensors, memory = mask_tensors(masks, CPU), policy.initial_state(NETWORKS)
+    tensors, memory = make_mask_tensors(masks, CPU), policy.initial_state(NETWORKS)
     actions, _ = Planter(1, rng).act(None, masks, None)
     batches = [minibatch(suite, episodes.validation, rng) for _ in range(MINIBATCHES)]
     grown = population.state
@@ -135,7 +135,7 @@ def population_parts(slots: int) -> Parts:
         population.state = grown
 
     return {
-        "masks": lambda: mask_tensors(episodes.legal_actions(), CPU),
+        "masks": lambda: make_mask_tensors(episodes.legal_actions(), CPU),
         "observation": episodes.observe,
         "policy, a decision": lambda: policy.act(observation, tensors, memory),
         "policy, an update": updating(policy, observation, tensors, torch.from_numpy(actions)),
@@ -241,7 +241,7 @@ def model_parts(slots: int) -> Parts:
         "a decision": lambda: grower.step(train_loss=1.0),
         "validation, plain": lambda: validate(growing),
         "validation, all counterfactuals": lambda: measure_model(
-            grower.backend.evaluator, grower.network.table, validate, check_figures, None, every_slot
+            grower.backend.evaluator, grower.network.table, validate, parse_metrics, None, every_slot
         ),
     }
 

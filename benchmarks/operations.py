@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.config.loading import load_settings
 from esper.control.rules import Uniform
 from esper.train.collect import sample_instances
-from esper.train.evaluation import evaluation_config
+from esper.train.evaluation import make_evaluation_config
 from esper.train.settings import TrainSettings
 from esper.train.workers import prepare_process
 
@@ -75,7 +75,7 @@ class Player:
     def __init__(self, settings: TrainSettings, size: int) -> None:
         self.size = size
         instances = sample_instances(settings, 0, 0)[:: settings.environments // size][:size]
-        self._episodes = evaluation_config(settings).episodes(instances)
+        self._episodes = make_evaluation_config(settings).create_episodes(instances)
         self._controller = Uniform()
         self._state = self._controller.start([settings.seed + network for network in range(size)])
         for _ in range(LEAD):

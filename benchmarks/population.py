@@ -30,7 +30,7 @@ from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.table import Evidence
 from esper.lifecycle.transitions import step
 from esper.population.evaluation import evaluate
-from esper.population.learning import Batch, TrainingStream, shuffled_order, stack_data, train
+from esper.population.learning import Batch, TrainingStream, draw_shuffled_order, stack_data, train
 from esper.population.population import STRATEGIES, Population, StrategyChoice
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
@@ -64,9 +64,9 @@ class Work:
         suite, device = episodes.suite, episodes.device
         training = [suite.data(instance, "train") for instance in episodes.instances]
         rng, count = np.random.default_rng(0), suite.batches_per_step * suite.batch_size
-        orders = [shuffled_order(len(part), count, rng) for part in training]
+        orders = [draw_shuffled_order(len(part), count, rng) for part in training]
         stream = TrainingStream(training, orders, suite.batch_size, max(map(len, training)), device)
-        batches = list(stream.take(np.zeros(episodes.size, np.int64), suite.batches_per_step))
+        batches = list(stream.draw_batches(np.zeros(episodes.size, np.int64), suite.batches_per_step))
         validation = stack_data([suite.data(instance, "validation") for instance in episodes.instances], device)
         return cls(draw_script(episodes, evidence, decisions), batches, validation, evidence)
 

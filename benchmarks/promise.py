@@ -25,7 +25,7 @@ from rich.table import Table
 from scipy.stats import spearmanr
 
 from esper.control.rules import Planting, Schedule
-from esper.lifecycle.actions import Blend, wait
+from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU
 from esper.population.evaluation import evaluate_committed
@@ -36,7 +36,7 @@ from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
 from esper.tasks.instance import Data, Instance
 from esper.tasks.registry import get_suite
-from esper.train.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
+from esper.train.evaluation import CohortPart, CohortTask, EvaluationConfig, evaluate_cohort
 from esper.train.workers import prepare_process
 
 SUITE = get_suite("tokens")
@@ -73,7 +73,7 @@ def score_with(instances: Sequence[Instance], fossils: Fossils) -> Floats:
     for some in parts(instances):
         episodes = Episodes(SUITE, some, Rules(), fossils=[fossils] * len(some))
         for _ in range(SUITE.steps):
-            episodes.step(wait(episodes.size))
+            episodes.step(make_wait_actions(episodes.size))
         phases = [int(one.drift_step is not None) for one in some]
         test = [SUITE.data(one, "test", phase) for one, phase in zip(some, phases, strict=True)]
         found.append(evaluate_committed(episodes.population, stack_data(test, torch.device(CPU))).accuracy)
@@ -85,7 +85,7 @@ def score_planted(instances: Sequence[Instance], stage: int, place: tuple[int, i
     controller = Schedule([Planting(stage, *place)], SUITE.steps)
     found: list[Floats] = []
     for some in parts(instances):
-        played = evaluate_cohort(CohortTask(EvaluationConfig(SUITE.name, Rules()), [Part(controller, some)]))
+        played = evaluate_cohort(CohortTask(EvaluationConfig(SUITE.name, Rules()), [CohortPart(controller, some)]))
         found.append(np.array([record.test_accuracy for record in played[0].records]))
     return np.concatenate(found)
 
@@ -96,7 +96,7 @@ def promised(instances: Sequence[Instance], stage: int = LOOKED_BEFORE) -> dict[
     for some in parts(instances):
         episodes = Episodes(SUITE, some, Rules())
         for _ in range(stage):
-            episodes.step(wait(episodes.size))
+            episodes.step(make_wait_actions(episodes.size))
         data = stack_data([_first(one, max(EXAMPLES)) for one in some], torch.device(CPU))
         everywhere = np.ones((len(some), len(SUITE.sites)), np.bool_)
         for count in EXAMPLES:

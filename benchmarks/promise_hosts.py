@@ -31,7 +31,7 @@ from zoo.training import ORDER, SEEDS, build_model, example_losses, measure, num
 
 from esper.growth.model import GrowingModel
 from esper.lifecycle.rules import Rules
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.train.workers import prepare_process
 
 HOSTS = {"mnist1d": "conv1d", "digits": "vit"}
@@ -60,7 +60,7 @@ class Training:
     def plant(self, slot: str, blueprint: str) -> None:
         """For good, at full alpha: a newborn changes nothing yet."""
         place = self.model.slots[slot]
-        generator = seed_generator(self.seed, SEEDS, list(self.model.slots).index(slot))
+        generator = module_generator(self.seed, SEEDS, list(self.model.slots).index(slot))
         place.germinate(blueprint, generator, blend=min(Rules().blends), alpha=1.0)
         place.fossilize()
         self.optimizer.add_param_group({"params": list(place.parameters())})

@@ -31,9 +31,9 @@ from simulated_hosts import HEAD_ADDRESS, Host, Traffic, become_head, make_netwo
 
 from esper.config.loading import load_settings
 from esper.rl.ppo import PPO
-from esper.rl.rollout import concatenate
+from esper.rl.rollout import concatenate_rollouts
 from esper.signals import raise_terminated
-from esper.train.collect import ShardResult, ShardTask, collect, new_policy
+from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy
 from esper.train.ray_workers import RayWorkers
 from esper.train.settings import TrainSettings
 from esper.train.workers import LocalWorkers, Workers
@@ -72,16 +72,16 @@ def wait_for(hosts: Sequence[Host]) -> None:
 def collected(workers: Workers, settings: TrainSettings) -> tuple[float, list[ShardResult]]:
     """Seconds, and the shards of the first rollout."""
     began = time.perf_counter()
-    weights = workers.share(new_policy(settings).state_dict())
+    weights = workers.share(create_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
-    shards = workers.map(collect, tasks)
+    shards = workers.map(collect_rollout, tasks)
     return time.perf_counter() - began, shards
 
 
 def outcome(settings: TrainSettings, shards: Sequence[ShardResult]) -> list[torch.Tensor]:
     """All tensors of the rollout, and of the learner after its update from it."""
-    rollout = concatenate([shard.rollout for shard in shards])
-    learner = PPO(new_policy(settings), settings.ppo, settings.seed)
+    rollout = concatenate_rollouts([shard.rollout for shard in shards])
+    learner = PPO(create_policy(settings), settings.ppo, settings.seed)
     learner.update(rollout, 0.0)
     return [*tensors_of(rollout), *learner.state_tensors().values()]
 
@@ -119,12 +119,12 @@ def measure(workers: RayWorkers, settings: TrainSettings, hosts: Sequence[Host],
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds):
         for count in counts:  # all of them last, whose traffic is told
-            workers.most = count
+            workers.max_tasks = count
             before = [host.traffic() for host in hosts]
             took, _ = collected(workers, settings)
             seconds[count].append(took)
             crossed = [host.traffic() - then for host, then in zip(hosts, before, strict=True)]
-    workers.most = len(hosts)
+    workers.max_tasks = len(hosts)
     for count, found in seconds.items():
         say(f"{count} host(s): {median(found):.2f} s per rollout ({min(found):.2f} to {max(found):.2f})")
     say_traffic(settings, hosts, crossed, expected)

@@ -18,8 +18,8 @@ from statistics import median
 
 from esper.config.loading import load_settings
 from esper.rl.ppo import PPO
-from esper.rl.rollout import concatenate
-from esper.train.collect import ShardResult, ShardTask, collect, new_policy
+from esper.rl.rollout import concatenate_rollouts
+from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy
 from esper.train.ray_workers import RayWorkers
 from esper.train.settings import TrainSettings
 
@@ -27,16 +27,16 @@ from esper.train.settings import TrainSettings
 def collected(workers: RayWorkers, settings: TrainSettings, iteration: int) -> tuple[float, list[ShardResult]]:
     """Seconds, and the shards."""
     began = time.perf_counter()
-    weights = workers.share(new_policy(settings).state_dict())
+    weights = workers.share(create_policy(settings).state_dict())
     tasks = [ShardTask(settings, iteration, shard, weights) for shard in range(settings.shards)]
-    results = workers.map(collect, tasks)
+    results = workers.map(collect_rollout, tasks)
     return time.perf_counter() - began, results
 
 
 def updated(settings: TrainSettings, shards: Sequence[ShardResult]) -> float:
     """Seconds."""
-    learner = PPO(new_policy(settings), settings.ppo, settings.seed)
-    rollout = concatenate([shard.rollout for shard in shards])
+    learner = PPO(create_policy(settings), settings.ppo, settings.seed)
+    rollout = concatenate_rollouts([shard.rollout for shard in shards])
     began = time.perf_counter()
     learner.update(rollout, 0.0)
     return time.perf_counter() - began
@@ -55,7 +55,7 @@ def main() -> None:
         collected(workers, settings, 0)  # its processes import torch now
         for number in range(asked.rounds):
             for count in asked.workers if number % 2 else asked.workers[::-1]:
-                workers.most = count
+                workers.max_tasks = count
                 seconds, shards = collected(workers, settings, number)
                 collecting[count].append(seconds)
             updating.append(updated(settings, shards))

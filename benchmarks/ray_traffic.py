@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from esper.config.loading import load_settings
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardTask, collect, new_policy
+from esper.train.collect import ShardTask, collect_rollout, create_policy
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared, prepare_process
 
@@ -37,10 +37,10 @@ class Sizes:
 
 def sizes(settings: TrainSettings) -> Sizes:
     """Of the first rollout; computes one shard of it."""
-    weights = new_policy(settings).state_dict()
+    weights = create_policy(settings).state_dict()
     # Weights go to each machine once, by reference; a task holds but the reference, here an empty value.
     task = ShardTask(settings, 0, 0, Shared({}))
-    result = collect(ShardTask(settings, 0, 0, Shared(weights)))
+    result = collect_rollout(ShardTask(settings, 0, 0, Shared(weights)))
     return Sizes(_size(task), _size(weights), _size(result), _size(result.rollout), _size(result.events))
 
 

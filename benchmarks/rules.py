@@ -28,7 +28,7 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.train.evaluation import EvaluationConfig, baselines, evaluate_controllers
+from esper.train.evaluation import EvaluationConfig, create_baselines, evaluate_controllers
 from esper.train.results import SPLITS, Result
 from esper.train.settings import TrainSettings
 from esper.train.workers import LocalWorkers
@@ -60,7 +60,7 @@ def renamed(name: str, **changed: float) -> Controller:
 
 def policy_of(path: Path) -> Controller:
     """The newest policy of a run, greedy, under the run's name."""
-    run = RunDirectory.open_own(path)
+    run = RunDirectory.open_training_run(path)
     controller = load_policy(run, load_settings(TrainSettings, run.config)).controller
     controller.name = path.name
     return controller
@@ -69,7 +69,7 @@ def policy_of(path: Path) -> Controller:
 def main(instances: int = 512, seed: int = 77, runs: tuple[Path, ...] = ()) -> None:
     """Print a table per split."""
     rules = [
-        *baselines(SUITE),
+        *create_baselines(SUITE),
         Misled(LookSettings(), SUITE.steps),
         renamed("look, fitted only", fitted=1.0),
         renamed("look, held out only", fitted=0.0),

@@ -122,11 +122,14 @@ def main(options: Options) -> None:
         return sum(float(F.cross_entropy(model(inputs), targets, reduction="sum")) for inputs, targets in pairs)
 
     shared, separate = SharedForwardEvaluator(model), SharedForwardEvaluator(model)
-    separate.separate = "for comparison"
+    separate.fallback_reason = "for comparison"
     due = {every: [dict.fromkeys(SLOTS[turn::every], 0.0) for turn in range(every)] for every in EVERY}
     for changes in (one for turns in due.values() for one in turns):  # each set is verified once, which does not count
-        if shared.measure(evaluate, changes) != separate.measure(evaluate, changes) or shared.separate is not None:
-            raise SystemExit(f"passes were not shared: {shared.separate}")
+        if (
+            shared.measure(evaluate, changes) != separate.measure(evaluate, changes)
+            or shared.fallback_reason is not None
+        ):
+            raise SystemExit(f"passes were not shared: {shared.fallback_reason}")
     seconds: dict[str, list[float]] = {"training": [], "validation": []}
     for number in range(options.rounds):
         seconds["training"].append(measure_seconds(train))

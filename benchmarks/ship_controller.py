@@ -25,7 +25,7 @@ MOST_BYTES = 2 * 10**6
 
 def main(run: tyro.conf.Positional[Path]) -> None:
     """Replace what is shipped."""
-    source, shipped = RunDirectory.open_own(run), open_policy(ESPER)
+    source, shipped = RunDirectory.open_training_run(run), open_policy(ESPER)
     if load_settings(TrainSettings, source.config).start_from not in (None, ESPER):
         raise SystemExit("it started from a run that nobody else has: ship one that says all that it learned from")
     newest = Checkpoints(source.checkpoints).latest()

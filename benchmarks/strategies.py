@@ -140,7 +140,7 @@ def needs(name: str) -> Needs:
     return Needs(counter.get_total_flops(), TRANSFERS_PER_VALUE * values + TRANSFERS_PER_ACTIVATION * activations)
 
 
-class Contest:
+class Experiment:
     """One size of one host's population."""
 
     def __init__(self, name: str, networks: int, device: torch.device) -> None:
@@ -165,13 +165,13 @@ def measured(
     name: str, networks: int, device: torch.device, rounds: int, allowed: Sequence[Strategy]
 ) -> dict[Strategy, list[float]]:
     """Seconds of each turn, by strategy; none of one that the memory does not suffice for."""
-    contest = Contest(name, networks, device)
+    experiment = Experiment(name, networks, device)
     seconds: dict[Strategy, list[float]] = {strategy: [] for strategy in allowed}
     for number in range(1 + rounds):  # the first one warms up
         for strategy in allowed if number % 2 else allowed[::-1]:
             if strategy in seconds:
                 try:
-                    seconds[strategy].append(contest.turn(strategy))
+                    seconds[strategy].append(experiment.turn(strategy))
                 except torch.OutOfMemoryError:
                     del seconds[strategy]
     return {strategy: own[1:] for strategy, own in seconds.items()}

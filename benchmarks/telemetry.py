@@ -31,15 +31,15 @@ from esper.errors import RunError
 from esper.lifecycle.actions import Head
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.ppo import PPO
-from esper.rl.rollout import concatenate
+from esper.rl.rollout import concatenate_rollouts
 from esper.runs.events import Event, StepTaken
 from esper.runs.reader import RunReader
-from esper.runs.store import RunStore, as_rows
+from esper.runs.store import RunStore, encode_events
 from esper.tasks.registry import get_suite
-from esper.train.collect import new_advisor, new_policy, run_policy, sample_instances
-from esper.train.evaluation import evaluation_config
-from esper.train.event_recorder import EventRecorder, Scope
-from esper.train.iteration import record, summarise_iteration
+from esper.train.collect import create_advisor, create_policy, run_policy, sample_instances
+from esper.train.evaluation import make_evaluation_config
+from esper.train.event_recorder import EventRecorder
+from esper.train.iteration import record_iteration, summarise_iteration
 from esper.train.settings import TrainSettings
 from esper.train.workers import prepare_process
 
@@ -73,7 +73,7 @@ def measure_rate(seconds: float) -> tuple[float, float]:
         ours.recv()  # it has opened the store
         began, count = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
-            store.append(as_rows(step_events(count)))
+            store.append(encode_events(step_events(count)))
             count += AT_ONCE
         store.flush()
         written = time.perf_counter() - began
@@ -133,8 +133,8 @@ def follow(path: Path, connection: Connection[Any, Any]) -> None:
 class TimedRecorder(EventRecorder):
     """Counts the CPU time in which its events are made and, as whoever takes them does it one by one, encoded."""
 
-    def __init__(self, episodes: Episodes, scope: Scope) -> None:
-        super().__init__(episodes, scope)
+    def __init__(self, episodes: Episodes, iteration: int, *, watched: range) -> None:
+        super().__init__(episodes, iteration, watched=watched)
         self.seconds = 0.0
 
     def record_start(self) -> Iterator[Event]:
@@ -155,7 +155,7 @@ class TimedRecorder(EventRecorder):
 def measure_training(settings: TrainSettings) -> list[Lap]:
     """Train for the settings' iterations in this process, in one shard, and look at each."""
     prepare_process()
-    learner = PPO(new_policy(settings), settings.ppo, settings.seed)
+    learner = PPO(create_policy(settings), settings.ppo, settings.seed)
     with TemporaryDirectory() as folder, RunStore.create(Path(folder) / "run.db") as store:
         return [measure_iteration(settings, learner, store, number) for number in range(settings.iterations)]
 
@@ -164,21 +164,22 @@ def measure_iteration(settings: TrainSettings, learner: PPO, store: RunStore, nu
     lap, began, committed = Lap(), time.process_time(), store.thread_seconds
 
     suite, size = get_suite(settings.suite), settings.environments
-    rewards = [settings.reward[0].at(0.0)] * size
+    rewards = [settings.reward[0].at_progress(0.0)] * size
     instances = sample_instances(settings, number, 0)
-    episodes = evaluation_config(settings).measuring(settings.promise).episodes(instances, rewards=rewards)
-    recorder = TimedRecorder(episodes, Scope(number + 1, 0, True, settings.telemetry.watched_of(size)))
+    config = make_evaluation_config(settings).with_promise(settings.promise)
+    episodes = config.create_episodes(instances, rewards=rewards)
+    recorder = TimedRecorder(episodes, number + 1, watched=settings.telemetry.select_watched(size))
     generator = torch.Generator().manual_seed(number)
     noise = torch.rand(suite.steps, size, len(Head), generator=generator)
-    shard = run_policy(learner.policy, new_advisor(settings, suite), episodes, noise, recorder)
+    shard = run_policy(learner.policy, create_advisor(settings, suite), episodes, noise, recorder)
     start = time.thread_time()
     store.append(shard.events)
     lap.telemetry += time.thread_time() - start
     lap.events = len(shard.events)
-    update = learner.update(concatenate([shard.rollout]), number / settings.iterations)
+    update = learner.update(concatenate_rollouts([shard.rollout]), number / settings.iterations)
     result = summarise_iteration(settings, number + 1, [shard], (update,), None, 0.0)
     start = time.thread_time()
-    record(store, result, {})
+    record_iteration(store, result, {})
     lap.telemetry += time.thread_time() - start + recorder.seconds + store.thread_seconds - committed
     lap.total = time.process_time() - began
     lap.steps = result.environment_steps

@@ -18,7 +18,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from esper.config.loading import settings_text
+from esper.config.loading import format_settings
 from esper.config.settings import Settings
 from esper.control.controller import Controller
 from esper.control.rules import Heuristic, HeuristicSettings, LookRule, LookSettings, Periodic, PeriodicSettings
@@ -135,7 +135,7 @@ def main(
     with LocalWorkers(WORKERS) as workers:
         rules = TrainSettings(suite=suite).rules
         tuned = tune(rule, get_suite(suite), rules, environment_steps, seed, workers)
-    text = settings_text(tuned.settings)
+    text = format_settings(tuned.settings)
     seconds = time.perf_counter() - began
     console = Console()
     console.print(text, markup=False)

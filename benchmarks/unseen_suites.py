@@ -14,7 +14,7 @@ from torch import nn
 
 from esper.tasks.instance import PARTS, Data, Instance, Part
 from esper.tasks.registry import register
-from esper.tasks.suite import OptimizerSettings, Suite, log_uniform
+from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform
 
 SIZES = {"train": 512, "validation": 128, "test": 512}
 RENTS = (0.02, 0.05, 0.1)
@@ -55,7 +55,7 @@ class UnseenSuite(Suite):
             variant=variant,
             seed=seed,
             widths=self.widths,
-            learning_rate=log_uniform(0.003, 0.01, rng),
+            learning_rate=draw_log_uniform(0.003, 0.01, rng),
             train_size=SIZES["train"],
             rent=float(rng.choice(RENTS)),
         )

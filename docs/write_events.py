@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from esper.runs.events import Event, NetworkEvent, event_types
-from esper.runs.views import VIEWS, definitions
+from esper.runs.views import VIEWS, build_view_statements
 
 _BAR = "\\|"
 """A bar in a cell of a table."""
@@ -77,7 +77,7 @@ def view_columns() -> dict[str, tuple[str, ...]]:
     """Names of the columns of every view, by view; they are the same in every run."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute("CREATE TABLE events (id, time, type, version, iteration, payload)")
-        connection.executescript(definitions("VIEW"))
+        connection.executescript(build_view_statements("VIEW"))
         return {
             name: tuple(column for column, *_ in connection.execute(f"SELECT * FROM {name} LIMIT 0").description)
             for name in VIEWS

@@ -62,7 +62,7 @@ def offer_everywhere(network: nn.Module, host: str, inputs: Tensor) -> dict[str,
     offers = dict.fromkeys(layers, ("lora_4",))
     offers |= dict.fromkeys(HOSTS[host].sites, (*HOSTS[host].blueprints, "block_copy"))
     slots = esper.attach(copy.deepcopy(network), list(offers), inputs).slots  # of a copy, to see what fits where
-    served = {name: [one for one in offers[name] if get(one).serves(slot.site)] for name, slot in slots.items()}
+    served = {name: [one for one in offers[name] if get(one).supports(slot.site)] for name, slot in slots.items()}
     return {name: blueprints for name, blueprints in served.items() if blueprints}
 
 

@@ -24,7 +24,7 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.learning import Batch
 from esper.population.population import Actions, NetworkSpec, PopulationConfig
 from esper.tasks.suite import OptimizerSettings
@@ -58,7 +58,7 @@ class ReferencePopulation:
         """Take one action per network; arguments and errors as `Population.decide`."""
         kinds = [get(name) for name in self.config.blueprints]
         compatible = np.array(
-            [[[kind.serves(slot.site) for kind in kinds] for slot in self._slots(model)] for model in self.models]
+            [[[kind.supports(slot.site) for kind in kinds] for slot in self._slots(model)] for model in self.models]
         )
         result = step(self.table, self.evidence, actions, self.config.rules, compatible)
         self.table = result.table
@@ -75,7 +75,7 @@ class ReferencePopulation:
         return [model.slots[name] for name in self.config.slots]
 
     def _germinate(self, network: int, slot: int, blueprint: str, blend: Blend) -> None:
-        generator = seed_generator(self.networks[network].seed, slot, int(self.germinations[network, slot]))
+        generator = module_generator(self.networks[network].seed, slot, int(self.germinations[network, slot]))
         self.germinations[network, slot] += 1
         place = self.models[network].slots[self.config.slots[slot]]
         self.seeds[network, slot] = place.germinate(blueprint, generator, blend=blend)

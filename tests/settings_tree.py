@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 import esper
 from esper.config.loading import load_settings
-from esper.config.settings import Settings, models_in
+from esper.config.settings import Settings, find_models
 from esper.errors import EsperError
 
 Dump = dict[str, Any]
@@ -74,7 +74,7 @@ def fields_of(model: type[BaseModel], key: str = "") -> Iterator[tuple[str, Fiel
     """The dotted keys of all leaves, with their fields."""
     for name, field in model.model_fields.items():
         dotted = f"{key}.{name}".removeprefix(".")
-        inner = models_in(field.annotation)
+        inner = find_models(field.annotation)
         if inner:
             for one in inner:
                 yield from fields_of(one, dotted)
@@ -108,7 +108,7 @@ def _with_parents(root: type[Settings], dump: Dump, key: str) -> Dump:
     models: list[type[BaseModel]] = [root]
     parts = key.split(".")
     for depth, part in enumerate(parts[:-1], start=1):
-        models = [inner for model in models for inner in models_in(model.model_fields[part].annotation)]
+        models = [inner for model in models for inner in find_models(model.model_fields[part].annotation)]
         if _at(dump, ".".join(parts[:depth])) is None:
             dump = changed(dump, ".".join(parts[:depth]), models[0]().model_dump(mode="json"))
     return dump

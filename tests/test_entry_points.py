@@ -9,16 +9,16 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
+from esper.lab.experiment import Experiment
 
 from esper.commands import evaluate
 from esper.config.loading import load_settings
 from esper.config.settings import Settings
 from esper.errors import ConfigError
 from esper.grower import Grower, GrowerConfig
-from esper.lab.contest import Contest
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import Growth, GrowthSettings
-from esper.train.evaluation import evaluation_config
+from esper.train.evaluation import make_evaluation_config
 from esper.train.settings import TrainSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -88,7 +88,7 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
             *("networks_per_pass=3", "devices=[cuda:1, cpu]", "seed=7", "reward=sparse"),
         ],
     )
-    terms = asdict(evaluation_config(settings))
+    terms = asdict(make_evaluation_config(settings))
     taken = ("own", "a run's own; any for a controller")
     own = [setting for setting, cells in table().items() if cells["evaluate"] in taken and setting != "seed"]
     assert {setting: terms[setting] for setting in own} == {setting: vars(settings)[setting] for setting in own}
@@ -97,7 +97,7 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
 
 
 def test_auto_is_refused_by_training_and_says_why() -> None:
-    with pytest.raises(ConfigError, match=r"auto goes by the clock.*name stacked or looped"):
+    with pytest.raises(ConfigError, match=r"auto depends on timings.*set stacked or looped"):
         load_settings(TrainSettings, None, ["strategy=auto"])
     assert GrowthSettings.parse({"strategy": "auto"}).strategy == "auto"
 
@@ -125,7 +125,7 @@ def test_devices_are_refused_alike() -> None:
 
 def test_a_seed_that_a_comparison_would_not_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one has seed 3, .* leave seed out"):
-        Contest(tmp_path, {"one": TrainSettings(seed=3)}, 5, 2)
+        Experiment(tmp_path, {"one": TrainSettings(seed=3)}, 5, 2)
 
 
 @pytest.mark.parametrize("root", [TrainSettings, GrowthSettings])

@@ -47,7 +47,7 @@ class Installed(Distribution):
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize(("origin", "arguments"), ORIGINS.values(), ids=ORIGINS)
 def test_an_extra_comes_from_where_esper_came(extra: str, origin: dict[str, Any], arguments: str) -> None:
-    assert extras.command_for(Installed(origin), extra) == f"pip install {arguments.format(extra)}"
+    assert extras.build_install_command(Installed(origin), extra) == f"pip install {arguments.format(extra)}"
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -57,12 +57,12 @@ def test_of_a_checkout_that_is_not_installed_too(extra: str, monkeypatch: pytest
 
     monkeypatch.setattr(extras, "distribution", missing)
     with pytest.raises(ExportError) as caught:
-        extras.require(extra, "this", "json", "no_such", error=ExportError)
+        extras.require_extra(extra, "this", "json", "no_such", error=ExportError)
     assert str(caught.value) == f"this needs no_such: pip install -e '.[{extra}]' in Esper's folder"
 
 
 def test_what_is_there_is_not_asked_for() -> None:
-    extras.require("ui", "this", "json", "sys")
+    extras.require_extra("ui", "this", "json", "sys")
 
 
 @pytest.mark.landing

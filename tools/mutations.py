@@ -45,7 +45,7 @@ MUTATIONS = (
     ),
     Mutation(
         "population/parameters.py",
-        "new = self._make_untrained(values, buffers, learning_rates, self.owners[rows])",
+        "new = self._make_untrained_rows(values, buffers, learning_rates, self.owners[rows])",
         "new = replace(self.select(rows), values=values, buffers=dict(buffers), learning_rates=learning_rates)",
         "population",
     ),
@@ -57,11 +57,13 @@ MUTATIONS = (
     ),
     Mutation(
         "rl/ppo.py",
-        "rewards + gamma * following - values, gamma * lam",
-        "rewards + gamma * following - values, lam",
+        "rewards + gamma * next_values - values, gamma * lam",
+        "rewards + gamma * next_values - values, lam",
         "rl",
     ),
-    Mutation("growth/promise.py", "_grant(halves[0], second)", "_grant(halves[0], first)", "growth population"),
+    Mutation(
+        "growth/promise.py", "_apply_step(halves[0], second)", "_apply_step(halves[0], first)", "growth population"
+    ),
     Mutation("population/optimizers.py", ".clamp(max=1)", ".clamp(max=2)", "population"),
     Mutation("population/learning.py", "if settings.clip_norm is not None:", "if False:", "population"),
 )

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import esper
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Rules
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
@@ -61,7 +61,7 @@ def trace_minibatch() -> CallTrace:
     """A minibatch of a population whose networks have seeds."""
     start_training = find("esper.population.learning:start_training", "esper.training.learning:start_training")
     episodes = make_episodes()
-    batch = next(iter(episodes._stream.take(episodes.step_index, 1)))
+    batch = next(iter(episodes._stream.draw_batches(episodes.step_index, 1)))
     start_training(episodes.population, [batch]).fetch()
     with CallTrace() as trace:
         start_training(episodes.population, [batch]).fetch()
@@ -72,7 +72,7 @@ def trace_reward() -> CallTrace:
     """One action of every network to its reward."""
     episodes = make_episodes()
     with CallTrace() as trace:
-        episodes.step(wait(episodes.size))
+        episodes.step(make_wait_actions(episodes.size))
     return trace
 
 
@@ -80,9 +80,9 @@ def make_episodes() -> Episodes:
     """Four networks in the middle of an episode, with a seed each."""
     suite = get_suite("tokens")
     episodes = Episodes(suite, suite.sample(4, "train", np.random.default_rng(0)), Rules())
-    episodes.step(np.stack([action(Op.GERMINATE, 1, 0)] * 4))
+    episodes.step(np.stack([make_action(Op.GERMINATE, 1, 0)] * 4))
     for _ in range(4):
-        episodes.step(wait(4))
+        episodes.step(make_wait_actions(4))
     return episodes
 
 

@@ -13,7 +13,7 @@ from esper.grower import (
     RunRecorder,
 )
 from esper.grower.branch import branch
-from esper.grower.constraints import Score
+from esper.grower.scores import Score
 from esper.grower.spending import Spending, warmup_stable_decay
 from esper.grower.validation import Validation
 from esper.growth.attach import attach

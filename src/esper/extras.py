@@ -20,24 +20,24 @@ def require(extra: str, what: str, *modules: str, error: type[EsperError] = Conf
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise error(find_missing(extra, what, *missing))
+        raise error(describe_missing(extra, what, *missing))
 
 
-def find_missing(extra: str, what: str, *modules: str | None) -> str:
+def describe_missing(extra: str, what: str, *modules: str | None) -> str:
     """The sentence that ``what`` needs these modules, which the extra installs."""
-    return f"{what} needs {', '.join(map(str, modules))}: {install_command(extra)}"
+    return f"{what} needs {', '.join(map(str, modules))}: {find_install_command(extra)}"
 
 
-def install_command(extra: str) -> str:
+def find_install_command(extra: str) -> str:
     """What completes this installation by an extra, from where Esper itself came."""
     try:
-        return command_for(distribution(DISTRIBUTION), extra)
+        return build_install_command(distribution(DISTRIBUTION), extra)
     except PackageNotFoundError:
         return f"pip install -e '.[{extra}]' in Esper's folder"
 
 
-def command_for(esper: Distribution, extra: str) -> str:
-    """As `install_command`: the folder, file or repository that `direct_url.json` names (PEP 610), else the index."""
+def build_install_command(esper: Distribution, extra: str) -> str:
+    """As `find_install_command`: the folder, file or repository that `direct_url.json` names (PEP 610), else the index."""
     origin = json.loads(esper.read_text("direct_url.json") or "{}")
     name = f"{DISTRIBUTION}[{extra}]"
     if "dir_info" in origin:

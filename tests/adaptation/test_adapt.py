@@ -285,7 +285,7 @@ def test_who_stops_it_finds_the_bare_host() -> None:
     with pytest.raises(KeyboardInterrupt):
         adapt(model, loss=stopping)
     assert not model.seeds
-    assert not model.tap.clocks
+    assert not model.tap.pass_counters
     adapt(model)  # and may begin anew
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.telemetry import AT_ONCE, follow, measure_rate, measure_training, step_events
-from esper.runs.store import RunStore, as_rows
+from esper.runs.store import RunStore, encode_events
 from train.runs import tiny
 from train.short_suite import short_suite
 
@@ -21,7 +21,7 @@ def judged(path: Path, starts: list[int], expected: int) -> str | None:
     ours, theirs = Pipe()
     with RunStore.create(path) as store:
         for first in starts:
-            store.append(as_rows(step_events(first)))
+            store.append(encode_events(step_events(first)))
         store.flush()
         ours.send(expected)
         thread = threading.Thread(target=follow, args=(path, theirs))

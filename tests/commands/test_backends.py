@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.extras import install_command
+from esper.extras import find_install_command
 from esper.runs.run_directory import RunDirectory
 from train.launching import ENVIRONMENT, assert_same_end
 
@@ -38,7 +38,7 @@ RAY = ["--backend", "ray", "--workers", "2"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--workers", "0"], "--workers 0: ask for at least 1"),
+        (["--workers", "0"], "--workers 0: give at least 1"),
         (["--address", "auto"], "--address is that of a Ray cluster: add --backend ray"),
     ],
 )
@@ -51,7 +51,7 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path, capsys: Capture, 
 def test_without_ray_a_sentence_names_the_extra(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main([*WORDS, "--run-dir", str(tmp_path / "run"), "--backend", "ray"]) == 2
-    assert capsys.readouterr().err == f"error: --backend ray needs ray: {install_command('ray')}\n"
+    assert capsys.readouterr().err == f"error: --backend ray needs ray: {find_install_command('ray')}\n"
     assert not (tmp_path / "run").exists()
 
 
@@ -89,7 +89,7 @@ def test_ctrl_c_ends_the_run_with_a_checkpoint_and_its_ray(tmp_path: Path):
     [
         (
             "127.0.0.1:1",
-            "no Ray cluster answers at 127.0.0.1:1 ([Errno 111] Connection refused): give its head's host:port",
+            "no Ray cluster is reachable at 127.0.0.1:1 ([Errno 111] Connection refused): give its head's host:port",
         ),
         ("127.0.0.1", "--address 127.0.0.1: write it as host:port, or auto"),
     ],

@@ -147,7 +147,7 @@ class TestProblems:
             return 1e-15
 
         monkeypatch.setattr(doctor, "compare_strategies", compare)
-        monkeypatch.setattr(doctor, "devices_here", lambda: ("cuda:0", "cpu"))
+        monkeypatch.setattr(doctor, "list_devices", lambda: ("cuda:0", "cpu"))
         record = examine(capsys, 1)
         assert record["devices"] == {"cpu": 1e-15}
         assert record["problems"] == [

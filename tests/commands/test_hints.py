@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.runs.run_directory import MADE
+from esper.runs.run_directory import RUN_ADVICE
 from grower.training_loop import Loop
 from train.runs import TINY
 from train.short_suite import short_suite
@@ -99,4 +99,4 @@ def test_where_there_is_no_run_the_kinds_are_named_that_the_command_takes(
     assert main(["nowhere" if word == TAKEN else word for word in words]) == 2
     told = capsys.readouterr().err
     assert "`esper train`" in told
-    assert (MADE in told) == (name in FOR_ALL)
+    assert (RUN_ADVICE in told) == (name in FOR_ALL)

@@ -38,7 +38,7 @@ def test_runs_are_listed_by_state_the_newest_first(tmp_path: Path, capsys: Captu
         "done": [RunEnded(iteration=2, seconds=9.0)],
     }.items():
         with begin(tmp_path / name) as store:
-            store.scalars(2, {"objective": 0.25, "probe_score": 0.5})
+            store.record_scalars(2, {"objective": 0.25, "probe_score": 0.5})
             for event in ends:
                 store.emit(event)
     begin(tmp_path / "live").close()

@@ -48,6 +48,6 @@ def test_a_run_that_was_killed_before_it_had_a_store_is_nobody_elses(tmp_path: P
     run = RunDirectory.create(tmp_path / "run")
     run.config.write_text("{}\n")
     run.lock.touch()
-    assert RunDirectory.open_own(tmp_path / "run") == run
+    assert RunDirectory.open_training_run(tmp_path / "run") == run
     run.store.touch()
-    assert RunDirectory.open_own(tmp_path / "run") == run
+    assert RunDirectory.open_training_run(tmp_path / "run") == run

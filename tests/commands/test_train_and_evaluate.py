@@ -95,7 +95,7 @@ def test_training_says_in_what_it_differs_from_the_defaults(
     assert [pair for pair in zip(*lines, strict=True) if pair[0] != pair[1]] == [("  clip: 0.2", "  clip: 0.1")]
 
     monkeypatch.setattr(Trainer, "train", lambda *_: None)
-    monkeypatch.setattr(Trainer, "baseline_levels", lambda _: {})
+    monkeypatch.setattr(Trainer, "measure_baseline_levels", lambda _: {})
     assert main(["train", "--run-dir", str(tmp_path / "usual")]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "settings: the defaults"
 

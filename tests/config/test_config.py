@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
-from esper.config.loading import dump_settings, load_settings, settings_text
+from esper.config.loading import dump_settings, format_settings, load_settings
 from esper.config.settings import Settings
 from esper.errors import ConfigError
 from esper.train.settings import TrainSettings
@@ -93,7 +93,9 @@ class TestMerging:
         assert load(tmp_path, "tempos: [1]", "tempos=[2, 3]").tempos == (2, 3)
 
     def test_the_example_of_the_readme_changes_two_lines(self):
-        usual, found = (settings_text(load_settings(TrainSettings, None, given)).splitlines() for given in ((), README))
+        usual, found = (
+            format_settings(load_settings(TrainSettings, None, given)).splitlines() for given in ((), README)
+        )
         assert [(old, new) for old, new in zip(usual, found, strict=True) if old != new] == [
             ("iterations: 20", "iterations: 60"),
             ("  clip: 0.2", "  clip: 0.1"),
@@ -248,7 +250,7 @@ class TestDumping:
         assert load_settings(Train, tmp_path / "dumped.yaml").name == name
 
     def test_the_order_of_fields_is_kept(self):
-        assert list(settings_text(Train()).splitlines())[:3] == ["seed: 0", "name: run", "isolation: none"]
+        assert list(format_settings(Train()).splitlines())[:3] == ["seed: 0", "name: run", "isolation: none"]
 
 
 def test_settings_cannot_be_changed():

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from esper.config.loading import load_settings, merge, put
-from esper.config.settings import Settings, compare_settings, models_in
+from esper.config.loading import load_settings, merge_override, put_value
+from esper.config.settings import Settings, compare_settings, find_models
 from esper.control.rules import HeuristicSettings, LookSettings, PeriodicSettings
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError
@@ -111,8 +111,8 @@ def _by_base(leaf: Leaf, folder: Path) -> Settings:
 def _by_keyword(leaf: Leaf, _: Path) -> Settings:
     keywords: dict[str, Any] = {}
     for override in leaf.given:
-        merge(GrowthSettings, keywords, override)
-    put(GrowthSettings, keywords, leaf.key, leaf.value, leaf.key)
+        merge_override(GrowthSettings, keywords, override)
+    put_value(GrowthSettings, keywords, leaf.key, leaf.value, leaf.key)
     return GrowthSettings.parse(keywords)
 
 
@@ -172,7 +172,7 @@ def test_every_class_of_settings_belongs_to_an_entry_point() -> None:
     while ends:
         one = ends.pop()
         reached.add(one.__name__)
-        ends += [inner for field in one.model_fields.values() for inner in models_in(field.annotation)]
+        ends += [inner for field in one.model_fields.values() for inner in find_models(field.annotation)]
     assert {one.__name__ for one in settings_classes()} == reached | WRITTEN_BY_ESPER
 
 
@@ -186,7 +186,7 @@ def test_a_mapping_that_names_no_key_changes_nothing(model: type[Settings]) -> N
     if any(field.is_required() for field in model.model_fields.values()):
         return  # parts of files, and numbers per head, which have no defaults of their own
     for name, field in model.model_fields.items():
-        if models_in(field.annotation) and field.default is not None:
+        if find_models(field.annotation) and field.default is not None:
             assert model.model_validate({name: {}}) == model(), name
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import esper
 from conformance.kind import Kind, tensors
 from esper.growth.model import GrowingModel
-from esper.growth.probe import call
+from esper.growth.probe import call_host
 
 HORIZON = 12
 DECISIONS = 4
@@ -92,6 +92,6 @@ def outputs(kind: Kind, model: nn.Module, *, training: bool = False) -> list[Ten
     found: list[Tensor] = []
     for minibatch in kind.minibatches(2, seed=500):
         with torch.autocast("cpu", torch.bfloat16, enabled=kind.autocast), torch.set_grad_enabled(training):
-            found += [tensor.detach().clone() for tensor in tensors(call(model, minibatch.inputs))]
+            found += [tensor.detach().clone() for tensor in tensors(call_host(model, minibatch.inputs))]
     assert found
     return found

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.growth.model import GrowingModel
-from esper.growth.probe import Arguments, call
+from esper.growth.probe import Arguments, call_host
 
 EXAMPLES = 6
 CLASSES = 4
@@ -71,7 +71,7 @@ class Kind:
 
     def loss_of(self, model: nn.Module, minibatch: Minibatch) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
-            return self.loss(call(model, minibatch.inputs), minibatch.target)
+            return self.loss(call_host(model, minibatch.inputs), minibatch.target)
 
     def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int = 2, seed: int = 0) -> float:
         """A user's loop over so many minibatches; the mean loss."""
@@ -97,7 +97,7 @@ class Kind:
             loss = sum(losses) / len(losses)
             if self.accuracy is None:
                 return loss
-            right = [self.accuracy(call(model, one.inputs), one.target) for one in minibatches]
+            right = [self.accuracy(call_host(model, one.inputs), one.target) for one in minibatches]
             return loss, sum(right) / len(right)
 
         return evaluate

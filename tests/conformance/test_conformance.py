@@ -27,7 +27,7 @@ from conformance.kinds import (
 from esper.config.loading import load_settings
 from esper.errors import EsperError
 from esper.growth.model import GrowingModel
-from esper.growth.probe import call
+from esper.growth.probe import call_host
 from esper.lifecycle.stages import Stage
 from esper.train.settings import TrainSettings
 from train.runs import TINY, started
@@ -180,7 +180,7 @@ def test_grower_finish_keeps_what_is_worth_something_and_prunes_the_rest(kind: K
 
     training = grown(kind, evaluate=esper.Metric(evaluate, "likeness", higher_is_better=True))
     first, *others = training.model.slots
-    with training.model.slots[first].vacate():
+    with training.model.slots[first].disabled():
         wanted = outputs(kind, training.model)
     ending = training.grower.finish()
     assert {change.slot: change.after for change in ending.changes} == {
@@ -280,7 +280,9 @@ def test_padding_changes_nothing_whatever_grows(kind: Kind) -> None:
             with right_or_a_sentence("masks", kind):
                 for gradient in (False, True):
                     with torch.set_grad_enabled(gradient):
-                        found = [tensors(call(model, one.inputs)) for one in (minibatch, kind.padded(minibatch, 5))]
+                        found = [
+                            tensors(call_host(model, one.inputs)) for one in (minibatch, kind.padded(minibatch, 5))
+                        ]
                     for mine, wanted in zip(*found, strict=True):
                         torch.testing.assert_close(mine, wanted, msg=lambda told, who=blueprint: f"{who}: {told}")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.control.policy import OpPrior, Policy, PolicySettings
 from esper.engine.observation import MaskTensors, Observation, ObservationSpec
-from esper.lifecycle.actions import Head, Op, head_sizes
+from esper.lifecycle.actions import Head, Op, count_choices
 
 SPEC = ObservationSpec(globals=7, slots=9, blueprints=5)
 NO_PRIOR = OpPrior(wait=0, germinate=0, advance=0, set_alpha=0, fossilize=0, prune=0)
@@ -46,7 +46,7 @@ def masks(leading: tuple[int, ...], slots: int = 3, blueprints: int = 4, seed: i
         np.put_along_axis(legal, picks[..., None], True, axis=-1)
         return legal
 
-    _, _, _, blend, tempo, target, speed, curve = head_sizes(slots, blueprints)
+    _, _, _, blend, tempo, target, speed, curve = count_choices(slots, blueprints)
     op = some(len(Op))
     op[..., Op.WAIT] = True
     slot = some(len(Op), slots)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from esper.config.loading import load_settings
-from esper.control.advice import ADVICE_NAMES, AdviceSettings, advise, read_advice
+from esper.control.advice import ADVICE_NAMES, AdviceSettings, append_advice, read_advice
 from esper.control.controller import Actions
-from esper.control.learned import LearnedController, name_features, policy_spec
+from esper.control.learned import LearnedController, count_policy_features, name_features
 from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.config import EpisodeConfig
@@ -33,7 +33,7 @@ def running() -> Episodes:
 def controller(**weights: float) -> LearnedController:
     """A policy that has learned nothing, advised by the rule."""
     settings = PolicySettings(hidden=16, width=8, advice=AdviceSettings(rule=RULE, **weights))
-    policy = Policy(policy_spec(settings, OFTEN), settings, torch.Generator().manual_seed(0))
+    policy = Policy(count_policy_features(settings, OFTEN), settings, torch.Generator().manual_seed(0))
     return LearnedController(policy, greedy=True, advisor=LookRule(RULE, SUITE.steps))
 
 
@@ -71,7 +71,7 @@ def test_what_is_shown_is_what_the_rule_does() -> None:
     while not game.finished.all():
         observation, masks = game.observe(), game.legal_actions()
         actions, _ = rule.act(observation, masks, None)
-        shown = advise(rule, observation, masks)
+        shown = append_advice(rule, observation, masks)
         for part, own in zip(shown, observation, strict=True):
             assert torch.equal(part[..., : own.shape[-1]], own)
         advice = read_advice(shown)
@@ -92,7 +92,7 @@ def test_what_is_shown_is_what_the_rule_does() -> None:
 def test_every_feature_has_a_name() -> None:
     settings = PolicySettings()
     names = name_features(settings, OFTEN)
-    assert [len(part) for part in names.values()] == list(policy_spec(settings, OFTEN))
+    assert [len(part) for part in names.values()] == list(count_policy_features(settings, OFTEN))
     assert [tuple(part[-len(own) :]) for part, own in zip(names.values(), ADVICE_NAMES, strict=True)] == [*ADVICE_NAMES]
     plain = name_features(PolicySettings(advice=None), OFTEN)
     assert not any("advised" in name for part in plain.values() for name in part)
@@ -109,7 +109,7 @@ def test_a_policy_without_its_advisor_is_refused() -> None:
     advised, plain = controller().policy, PolicySettings(hidden=8, width=8, advice=None)
     with pytest.raises(ConfigError, match="advisor"):
         LearnedController(advised, greedy=True)
-    alone = Policy(policy_spec(plain, None), plain, torch.Generator().manual_seed(0))
+    alone = Policy(count_policy_features(plain, None), plain, torch.Generator().manual_seed(0))
     with pytest.raises(ConfigError, match="advisor"):
         LearnedController(alone, greedy=True, advisor=LookRule(RULE, SUITE.steps))
 
@@ -131,4 +131,4 @@ def test_an_advisor_needs_promises() -> None:
     game = episodes(instances(2))
     assert not FeatureReader(game.observe()).shows_promise
     with pytest.raises(ConfigError, match="promise"):
-        advise(LookRule(RULE, SUITE.steps), game.observe(), game.legal_actions())
+        append_advice(LookRule(RULE, SUITE.steps), game.observe(), game.legal_actions())

@@ -155,7 +155,7 @@ def test_the_first_policy_is_nearly_uniform_over_what_is_legal(
     actor = policy()
     actions = actions_of(play(actor, seen, legality, noise))
     now = actor.evaluate(seen, legality, actions, actor.initial_state(ENVIRONMENTS))
-    chosen = actor.open_heads(legality, actions)
+    chosen = actor.find_open_heads(legality, actions)
     assert now.entropy[chosen].min() > 0.99
     assert (now.entropy[~chosen] == 0).all()
 
@@ -239,7 +239,7 @@ FLOOR = 0.08
 
 def floored(*heads: Head, floor: float = FLOOR) -> Policy:
     """A policy sure of itself whose ``heads`` have a floor."""
-    floors = PerHead.every(0.0).model_copy(update={head.name.lower(): floor for head in heads})
+    floors = PerHead.fill(0.0).model_copy(update={head.name.lower(): floor for head in heads})
     return policy(SMALL.model_copy(update={"head_gain": 1.0, "probability_floor": floors}))
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from control.synthetic import generator, masks
 from esper.control.policy.heads import (
     draw,
+    gather_log_probs,
     legal_choices,
-    log_prob_of,
     masked_log_softmax,
     normalised_entropy,
     raise_to_floor,
@@ -176,4 +176,4 @@ def test_draws_follow_the_distribution_with_its_floor(floor: float) -> None:
     frequencies = torch.bincount(choices, minlength=4) / DRAWS
     least = min(floor, 1 / 3)
     torch.testing.assert_close(frequencies, torch.tensor([least, 0.0, 1 - 2 * least, least]), atol=5e-3, rtol=0)
-    torch.testing.assert_close(log_prob_of(log_probs[:1], torch.tensor([3])).exp(), torch.tensor([least]))
+    torch.testing.assert_close(gather_log_probs(log_probs[:1], torch.tensor([3])).exp(), torch.tensor([least]))

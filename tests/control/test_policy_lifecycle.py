@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from control.synthetic import SMALL, observations, policy, uniforms
-from esper.engine.observation import mask_tensors
+from esper.engine.observation import make_mask_tensors
 from esper.errors import IllegalActionError
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.legality import legal_actions
@@ -39,7 +39,7 @@ def test_no_illegal_action_in_fifty_thousand_decisions(isolation: Isolation) -> 
     table, state, used = SeedTable.dormant(ENVIRONMENTS, SLOTS), actor.initial_state(ENVIRONMENTS), set[int]()
     for t in range(STEPS):
         seen, measured = observations((ENVIRONMENTS,), SLOTS, BLUEPRINTS, seed=t), evidence(random)
-        legality = mask_tensors(legal_actions(table, measured, rules, compatible), torch.device("cpu"))
+        legality = make_mask_tensors(legal_actions(table, measured, rules, compatible), torch.device("cpu"))
         decision = actor.act(seen, legality, state, uniforms((ENVIRONMENTS,), seed=t))
         actions, state = decision.actions.numpy(), decision.state
         table = step(table, measured, actions, rules, compatible).table  # raises if one of them is illegal
@@ -54,7 +54,7 @@ def test_a_policy_shown_wrong_masks_does_make_illegal_actions() -> None:
     empty = SeedTable.dormant(ENVIRONMENTS, SLOTS)
     nothing = Evidence.none(ENVIRONMENTS, SLOTS)
     everywhere = np.ones((ENVIRONMENTS, SLOTS, BLUEPRINTS), np.bool_)
-    masks = mask_tensors(legal_actions(empty, nothing, rules, everywhere), torch.device("cpu"))
+    masks = make_mask_tensors(legal_actions(empty, nothing, rules, everywhere), torch.device("cpu"))
     wrong = masks._replace(op=torch.ones_like(masks.op))
     seen = observations((ENVIRONMENTS,), SLOTS, BLUEPRINTS)
     actions = actor.act(seen, wrong, actor.initial_state(ENVIRONMENTS), uniforms((ENVIRONMENTS,))).actions

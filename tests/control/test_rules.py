@@ -29,7 +29,7 @@ from esper.engine.config import EpisodeConfig
 from esper.engine.observation import Observation
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
-from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op, action, wait
+from esper.lifecycle.actions import ALPHA_TARGETS, Curve, Head, Op, make_action, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
@@ -360,7 +360,10 @@ def test_the_same_actions_on_the_same_networks_lead_to_the_same_end() -> None:
 def test_what_is_not_legal_or_not_recorded_is_waiting() -> None:
     running = episodes(instances(2))
     seeds = [one.seed for one in running.instances]
-    recording = {seeds[0]: np.stack([action(Op.PRUNE, 1), action(Op.GERMINATE, 0, 1)]), seeds[1]: wait(1)}
+    recording = {
+        seeds[0]: np.stack([make_action(Op.PRUNE, 1), make_action(Op.GERMINATE, 0, 1)]),
+        seeds[1]: make_wait_actions(1),
+    }
     replay = Replay(recording)
     state = replay.start(seeds)
     ops: list[list[int]] = []
@@ -385,7 +388,7 @@ def test_what_cannot_be_replayed_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the actions for seed 3 are \(8,\), but must be \[T, 8\]"):
         Replay({3: np.zeros(8, np.int64)})
     with pytest.raises(ConfigError, match="no actions were recorded for seed 9"):
-        Replay({3: wait(4)}).start([3, 9])
+        Replay({3: make_wait_actions(4)}).start([3, 9])
     with pytest.raises(ConfigError, match="at least two"):
         shuffle_actions(np.zeros((2, 1, 8), np.int64), [1], np.random.default_rng(0))
 

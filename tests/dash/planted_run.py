@@ -14,7 +14,7 @@ from esper.runs.events import (
     Event,
     GateJudged,
     LifecycleTransition,
-    Place,
+    NetworkStep,
     PolicyLooked,
     PolicyProbed,
     PPOUpdated,
@@ -101,8 +101,8 @@ def episode(plan: Plan, number: int) -> Iterator[Event]:
         yield from advance(plan, number, step)
 
 
-def place_of(number: int, network: int, step: int) -> Place:
-    return Place(iteration=number, episode=number, environment=network, step=step)
+def place_of(number: int, network: int, step: int) -> NetworkStep:
+    return NetworkStep(iteration=number, episode=number, environment=network, step=step)
 
 
 def begin(plan: Plan, number: int) -> Iterator[Event]:
@@ -162,7 +162,7 @@ def accuracy(network: int, step: int) -> float:
     return round(0.4 + 0.003 * (network % 40) + 0.012 * step + 0.02 * math.sin(network + step), 5)
 
 
-def changes(plan: Plan, place: Place) -> Iterator[Event]:
+def changes(plan: Plan, place: NetworkStep) -> Iterator[Event]:
     network, step = place["environment"], place["step"]
     for slot in range(plan.slots):
         before, after = stage(plan, slot, step - 1), stage(plan, slot, step)
@@ -181,7 +181,7 @@ def changes(plan: Plan, place: Place) -> Iterator[Event]:
             yield GateJudged(**place, slot=slot, gate="G3", passed=True, reason=plan.reason)
 
 
-def taken(plan: Plan, place: Place) -> StepTaken:
+def taken(plan: Plan, place: NetworkStep) -> StepTaken:
     network, step = place["environment"], place["step"]
     stages = tuple(stage(plan, slot, step) for slot in range(plan.slots))
     living = [name != "dormant" for name in stages]
@@ -206,7 +206,7 @@ def taken(plan: Plan, place: Place) -> StepTaken:
     )
 
 
-def looked(plan: Plan, place: Place) -> PolicyLooked:
+def looked(plan: Plan, place: NetworkStep) -> PolicyLooked:
     even = tuple(1 / plan.slots for _ in range(plan.slots))
     return PolicyLooked(
         **place,
@@ -229,8 +229,8 @@ def learn(writer: RunStore, plan: Plan, iteration: int) -> None:
         **{f"module_gradient_norm/{head}": 0.1 for head in HEADS},
     }
     score = 0.55 + 0.01 * iteration
-    writer.scalars(iteration, {"objective": score, "probe_score": score + 0.02, "seconds": 1.0})
-    writer.scalars(iteration, {f"ppo/{name}": value for name, value in metrics.items()})
+    writer.record_scalars(iteration, {"objective": score, "probe_score": score + 0.02, "seconds": 1.0})
+    writer.record_scalars(iteration, {f"ppo/{name}": value for name, value in metrics.items()})
     writer.emit(
         PPOUpdated(
             iteration=iteration, optimizer_steps=16, stopped_early=False, kl=0.01, anomalies=("kl",), metrics=metrics

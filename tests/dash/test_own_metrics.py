@@ -103,7 +103,7 @@ def test_the_list_of_runs_shows_it(run: Run, capsys: Capture, monkeypatch: pytes
 
 def test_the_report_names_it_with_its_numbers(run: Run):
     name = run.kind.metric
-    page = text_of(report_on([run.path]).html)
+    page = text_of(report_on([run.path]).render())
     others = {"accuracy", "mae"} - {name}
     assert not [word for word in others if re.search(rf"\b{word}\b", page, re.IGNORECASE)]
     learned = {"accuracy": "accuracy and loss", "loss": "loss", "mae": "mae (lower is better) and loss"}
@@ -117,15 +117,15 @@ def test_the_report_names_it_with_its_numbers(run: Run):
 
 def test_every_figure_and_table_of_the_report_names_it(run: Run, tmp_path: Path):
     name = run.kind.metric
-    exhibits = {what.name: (what, rows) for what, rows in report_on([run.path]).exhibits}
-    assert name in exhibits["curves"][0].caption
-    assert name in exhibits["contributions"][0].caption
-    _, rows = exhibits["curves"]
-    found = rows.by("measure")[name].by("data")["validation"]
-    assert found.numbers("value") == run.values
-    assert set(rows.by("measure")) == {name, "loss", "added_parameters"}
+    exhibits = {exhibit.name: exhibit for exhibit in report_on([run.path]).exhibits}
+    assert name in exhibits["curves"].caption
+    assert name in exhibits["contributions"].caption
+    rows = exhibits["curves"].rows
+    found = [row["value"] for row in rows if (row["measure"], row["data"]) == (name, "validation")]
+    assert found == run.values
+    assert {row["measure"] for row in rows} == {name, "loss", "added_parameters"}
     assert main(["report", str(run.path), "--out", str(tmp_path)]) == 0
-    heads = [column.heading for column in exhibits["decisions"][0].columns]
+    heads = [column.heading for column in exhibits["decisions"].columns]
     assert heads[heads.index("gates") + 1 :] == (["loss"] if name == "loss" else ["loss", name])
     assert (tmp_path / "tables" / "decisions.csv").is_file()
 

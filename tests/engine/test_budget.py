@@ -8,7 +8,7 @@ import pytest
 from esper.engine.budget import Budget
 from esper.errors import IllegalActionError
 from esper.growth.blueprints.registry import get
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.population.population import Population
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
@@ -41,7 +41,7 @@ def test_what_would_exceed_a_cap_is_masked(what: str) -> None:
         held = population(Budget(**{what: cap}))
         assert held.legal_actions().blueprint[0, 0, MLP] == mlp_first
         if mlp_first:
-            held.decide(action(Op.GERMINATE, 0, MLP)[None])
+            held.decide(make_action(Op.GERMINATE, 0, MLP)[None])
         assert held.legal_actions().blueprint[0, 1, NORM] == norm_after
 
 
@@ -58,25 +58,25 @@ def test_memory_is_that_of_values_gradients_and_moments(name: str, moments: int)
 def test_a_pruned_seed_gives_its_share_back_and_a_fossil_does_not() -> None:
     price = cost(population(Budget()), "mlp", 0, "parameters")
     held = population(Budget(parameters=2 * price - 1))
-    held.decide(action(Op.GERMINATE, 0, MLP)[None])
+    held.decide(make_action(Op.GERMINATE, 0, MLP)[None])
     np.testing.assert_allclose(held.budget_left, 1 - price / (2 * price - 1))
     assert not held.legal_actions().blueprint[0, 0, MLP]
-    held.decide(action(Op.PRUNE, 0)[None])
+    held.decide(make_action(Op.PRUNE, 0)[None])
     assert held.budget_left.tolist() == [1.0]
     for _ in range(3):
-        held.decide(wait(1))
-    held.decide(action(Op.GERMINATE, 0, MLP)[None])
+        held.decide(make_wait_actions(1))
+    held.decide(make_action(Op.GERMINATE, 0, MLP)[None])
     for _ in range(5):
         held.evidence = good_evidence(held)
-        held.decide(wait(1))
+        held.decide(make_wait_actions(1))
     held.evidence = good_evidence(held)
-    held.decide(action(Op.FOSSILIZE, 0)[None])
+    held.decide(make_action(Op.FOSSILIZE, 0)[None])
     assert held.budget_left[0] < 0.5
 
 
 def test_the_scarcest_cap_is_what_is_left() -> None:
     held = population(Budget(parameters=10**9, flops=2 * cost(population(Budget()), "mlp", 0, "flops")))
-    held.decide(action(Op.GERMINATE, 0, MLP)[None])
+    held.decide(make_action(Op.GERMINATE, 0, MLP)[None])
     assert held.budget_left.tolist() == [0.5]
     assert population(Budget(parameters=0)).budget_left.tolist() == [0.0]
 
@@ -84,9 +84,9 @@ def test_the_scarcest_cap_is_what_is_left() -> None:
 def test_a_refusal_names_the_budget() -> None:
     held = population(Budget(parameters=cost(population(Budget()), "norm", 0, "parameters")))
     with pytest.raises(IllegalActionError, match=f"blueprint {MLP} does not fit into what is left of the budget"):
-        held.decide(action(Op.GERMINATE, 0, MLP)[None])
+        held.decide(make_action(Op.GERMINATE, 0, MLP)[None])
     with pytest.raises(IllegalActionError, match="no blueprint is compatible with this slot and within the budget"):
-        population(Budget(parameters=0)).decide(action(Op.GERMINATE, 0, MLP)[None])
+        population(Budget(parameters=0)).decide(make_action(Op.GERMINATE, 0, MLP)[None])
 
 
 def test_nobody_who_stays_within_the_masks_exceeds_a_cap() -> None:

@@ -14,10 +14,10 @@ from esper.engine.backend import Promises
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import Trouble
 from esper.errors import CheckpointError, IllegalActionError
-from esper.lifecycle.actions import Head, Op, action, wait
+from esper.lifecycle.actions import Head, Op, make_action, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.numerics.arrays import Bools
-from esper.serialization.state_files import pack
+from esper.serialization.state_files import pack_state
 
 Make = Callable[..., Cycle]
 
@@ -30,7 +30,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 def germinate(cycle: Cycle) -> np.ndarray:
     """One action per network: the first blueprint that may germinate in the first slot."""
     masks = cycle.engine.legal_actions()
-    return np.stack([action(Op.GERMINATE, 0, int(masks.blueprint[row, 0].argmax())) for row in range(cycle.size)])
+    return np.stack([make_action(Op.GERMINATE, 0, int(masks.blueprint[row, 0].argmax())) for row in range(cycle.size)])
 
 
 def test_the_same_sequence_of_calls_works_over_both_backends(make: Make) -> None:
@@ -68,7 +68,7 @@ def test_modules_are_measured_when_it_is_their_turn(make: Make) -> None:
     cycle = make()
     cycle.turn(germinate(cycle))
     for number in range(2, 6):
-        _, assessment = cycle.turn(wait(cycle.size))
+        _, assessment = cycle.turn(make_wait_actions(cycle.size))
         expected = (number - 1 + np.arange(cycle.engine.networks.table.slots)) % 2 == 0
         assert (assessment.evaluation.fresh == expected).all()
         assert np.isfinite(assessment.evaluation.loss_contribution[:, 0]).all(), "as last known"
@@ -81,7 +81,7 @@ def test_an_illegal_action_changes_nothing(make: Make) -> None:
     cycle.turn(germinate(cycle))
     state, table = pack(cycle.engine.state_dict()), cycle.engine.networks.table
     with pytest.raises(IllegalActionError):
-        cycle.engine.apply(np.stack([action(Op.GERMINATE, 0, 0)] * cycle.size))
+        cycle.engine.apply(np.stack([make_action(Op.GERMINATE, 0, 0)] * cycle.size))
     assert cycle.engine.networks.table is table
     assert torch.equal(pack(cycle.engine.state_dict()), state)
 
@@ -105,8 +105,8 @@ def test_disallowed_operations_are_left_out_in_those_networks_only(make: Make) -
 def test_decisions_and_rollbacks_are_of_networks_that_are_running(make: Make) -> None:
     cycle = make()
     running = np.arange(cycle.size) != 0
-    cycle.turn(wait(cycle.size))
-    cycle.engine.apply(wait(cycle.size), running=running)
+    cycle.turn(make_wait_actions(cycle.size))
+    cycle.engine.apply(make_wait_actions(cycle.size), running=running)
     assert cycle.engine.decisions.tolist() == [1] + [2] * (cycle.size - 1)
     for network in range(cycle.size):
         cycle.poison(network)
@@ -117,7 +117,7 @@ def test_decisions_and_rollbacks_are_of_networks_that_are_running(make: Make) ->
     assert not np.isfinite(assessment.before_rollback.loss).any()
     assert np.isfinite(assessment.evaluation.loss).tolist() == running.tolist()
     assert cycle.engine.governor.rollbacks.tolist() == running.tolist()
-    cycle.engine.apply(wait(cycle.size))
+    cycle.engine.apply(make_wait_actions(cycle.size))
     assessment = cycle.engine.assess(cycle.train(), cycle.everyone)
     assert assessment.intervention.rows.tolist() == (~running).tolist(), "now the first one is running, too"
     assert np.isfinite(assessment.evaluation.loss).all()
@@ -126,8 +126,8 @@ def test_decisions_and_rollbacks_are_of_networks_that_are_running(make: Make) ->
 def test_after_a_rollback_modules_are_gone_and_what_was_measured_is_of_the_networks_as_they_are(make: Make) -> None:
     cycle = make()
     cycle.turn(germinate(cycle))
-    cycle.turn(wait(cycle.size))
-    cycle.engine.apply(wait(cycle.size))
+    cycle.turn(make_wait_actions(cycle.size))
+    cycle.engine.apply(make_wait_actions(cycle.size))
     cycle.poison(0)
     assessment = cycle.engine.assess(cycle.train(), cycle.everyone)
     assert assessment.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
@@ -143,9 +143,9 @@ def test_after_a_rollback_modules_are_gone_and_what_was_measured_is_of_the_netwo
 
 def test_without_a_governor_nothing_is_rolled_back(make: Make) -> None:
     cycle = make(CONFIG.model_copy(update={"governor": None}))
-    cycle.turn(wait(cycle.size))
+    cycle.turn(make_wait_actions(cycle.size))
     cycle.poison(0)
-    _, assessment = cycle.turn(wait(cycle.size))
+    _, assessment = cycle.turn(make_wait_actions(cycle.size))
     assert not assessment.intervention.rows.any()
     assert np.isnan(assessment.evaluation.loss[0])
     assert not cycle.engine.governor.rollbacks_used.any()
@@ -165,7 +165,7 @@ def test_promises_are_measured_in_free_slots_when_they_are_due(make: Make) -> No
     ages: list[float] = []
     for _ in range(5):
         assert cycle.engine.promises_due().all() == (cycle.engine.decisions[0] in (2, 5)), "by now they are measured"
-        cycle.turn(wait(cycle.size))
+        cycle.turn(make_wait_actions(cycle.size))
         ages.append(float(cycle.engine.promises.age[0]))
     assert ages == [0, 1, 2, 0, 1], "first after two decisions, then after every third"
     figures = cycle.engine.promises.fitted
@@ -181,7 +181,7 @@ def make_promises(cycle: Cycle, missing: Bools, value: float = 0.5) -> Promises:
 def test_supplied_promises_hold_at_once_where_they_are_not_missing(make: Make) -> None:
     cycle = make()
     assert cycle.engine.promises is not None
-    cycle.engine.apply(wait(cycle.size))
+    cycle.engine.apply(make_wait_actions(cycle.size))
     assert not cycle.engine.promises_due().any()
     missing = np.arange(cycle.size) == 0
     cycle.engine.measure_promises(cycle.everyone, supplied=make_promises(cycle, missing))
@@ -229,14 +229,14 @@ def test_growth_that_makes_no_progress_has_stalled_unless_something_is_unfinishe
 def test_a_network_that_loses_a_module_may_do_worse(make: Make, forget_skill: bool | None) -> None:
     """Its usual losses are forgotten, its skill only where that was taken away; other networks keep both."""
     cycle = make()
-    for actions in (germinate(cycle), *[wait(cycle.size)] * 3):
+    for actions in (germinate(cycle), *[make_wait_actions(cycle.size)] * 3):
         cycle.turn(actions)
     monitor = cycle.engine.governor._monitor
     assert monitor is not None
     skill = monitor._best_skill.copy()
     assert np.isfinite(skill).any()
-    actions = wait(cycle.size)
-    actions[0] = action(Op.PRUNE, 0)
+    actions = make_wait_actions(cycle.size)
+    actions[0] = make_action(Op.PRUNE, 0)
     cycle.engine.apply(actions, forget_skill=None if forget_skill is None else np.full(cycle.size, forget_skill))
     assert np.isnan(monitor._losses[0]).all()
     assert np.isfinite(monitor._losses[1:]).any(axis=-1).all()
@@ -272,9 +272,9 @@ def test_an_engine_goes_on_where_it_was_saved(make: Make) -> None:
         if number == 5:
             state = resumed.engine.state_dict()
             resumed.engine = resumed.remake(CONFIG)
-            assert not torch.equal(pack(resumed.engine.state_dict()), pack(state))
+            assert not torch.equal(pack(resumed.engine.state_dict()), pack_state(state))
             resumed.engine.load_state_dict(state)
-            assert torch.equal(pack(resumed.engine.state_dict()), pack(state))
+            assert torch.equal(pack(resumed.engine.state_dict()), pack_state(state))
         for cycle in (usual, resumed):
             if number == 8:
                 cycle.poison(0)

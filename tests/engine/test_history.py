@@ -9,7 +9,7 @@ import numpy as np
 from esper.engine.gradients import HealthTable
 from esper.engine.history import LOOKBACK, PLATEAU_IMPROVEMENT, History
 from esper.engine.measurements import Evaluation, TrainingReport
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 
@@ -39,7 +39,7 @@ def trained(one: TrainingReport) -> dict[str, np.ndarray]:
 
 
 def record(past: History, measured: Evaluation, actions: np.ndarray | None = None) -> None:
-    past.record(wait(E) if actions is None else actions, SeedTable.dormant(E, S), report(), measured)
+    past.record(make_wait_actions(E) if actions is None else actions, SeedTable.dormant(E, S), report(), measured)
 
 
 def test_it_begins_at_guessing() -> None:
@@ -73,17 +73,17 @@ def test_a_plateau_ends_when_the_loss_improves_enough() -> None:
 
 def test_tries_and_outcomes_belong_to_slot_and_blueprint() -> None:
     past, table = history(), SeedTable.dormant(E, S)
-    planting = np.stack([action(Op.GERMINATE, 1, 2), action(Op.PRUNE, 1)])
+    planting = np.stack([make_action(Op.GERMINATE, 1, 2), make_action(Op.PRUNE, 1)])
     past.record(planting, table, report(), evaluation(1.0))
     past.record(planting, table, report(), evaluation(1.0))
     assert past.tries[0, 1, 2] == 2
     assert past.tries.sum() == 2
     table.stage[0, 1], table.blueprint[0, 1] = Stage.HOLDING, 2
     record_with = evaluation(1.0, contribution=0.3)
-    past.record(wait(E), table, report(), record_with)
+    past.record(make_wait_actions(E), table, report(), record_with)
     assert past.outcomes[0, 1, 2] == 0.3
     assert past.outcomes.sum() == 0.3, "slots without a seed have no outcome, whatever was measured"
-    past.record(wait(E), SeedTable.dormant(E, S), report(), evaluation(1.0))
+    past.record(make_wait_actions(E), SeedTable.dormant(E, S), report(), evaluation(1.0))
     assert past.outcomes[0, 1, 2] == 0.3, "what a pruned seed last contributed is remembered"
 
 
@@ -110,7 +110,7 @@ def test_the_contribution_before_is_that_of_the_measurement_before() -> None:
 def test_a_restart_forgets_one_episode_only() -> None:
     past, fresh = history(), history()
     for loss in (1.0, 0.5):
-        record(past, evaluation(loss, contribution=0.2), np.stack([action(Op.GERMINATE, 0, 1)] * E))
+        record(past, evaluation(loss, contribution=0.2), np.stack([make_action(Op.GERMINATE, 0, 1)] * E))
     kept = {name: np.copy(value[0]) for name, value in vars(past).items() if isinstance(value, np.ndarray)}
     past.restart(np.array([False, True]))
     for name, value in kept.items():

@@ -19,7 +19,7 @@ from esper.engine.observation import (
     FeatureReader,
     Observation,
     list_features,
-    mask_tensors,
+    make_mask_tensors,
 )
 from esper.engine.promises import PromiseSettings
 from esper.growth.blueprints.registry import Family, get
@@ -295,7 +295,7 @@ def test_every_conditional_mask_is_the_lifecycle_s(rules) -> None:
     for _ in range(STEPS):
         evidence = random_evidence(E, S, rng)
         masks = legal_actions(table, evidence, rules, compatible)
-        tensors = mask_tensors(masks, torch.device("cpu"))
+        tensors = make_mask_tensors(masks, torch.device("cpu"))
         assert all(tensor.dtype == torch.bool for tensor in tensors)
         actions = sample(masks, rng)
         op, slot = actions[:, Head.OP], actions[:, Head.SLOT]

@@ -61,10 +61,10 @@ def test_a_host_grows_and_leaves_a_run_that_all_views_read(tmp_path: Path, capsy
     assert answer["ending"]["step"] == len(answer["decisions"]) == 3
     after = dict(zip(metadata["slots"], answer["ending"]["stages"], strict=True))
     assert {slot: after[slot] for slot in stages} == stages
-    exhibits = {one.what.name: one.rows for one in grown_exhibits(store, metadata)}
-    lanes = exhibits["stages"].by("slot_name")
-    assert {slot: lanes[slot].texts("stage")[-1] for slot in stages} == stages
-    assert all(f"to {stage} (finish)" in exhibits["decisions"].texts("changes")[-1] for stage in stages.values())
+    exhibits = {exhibit.name: exhibit.rows for exhibit in grown_exhibits(store, metadata)}
+    lanes = {row["slot_name"]: row["stage"] for row in exhibits["stages"]}
+    assert {slot: lanes[slot] for slot in stages} == stages
+    assert all(f"to {stage} (finish)" in exhibits["decisions"][-1]["changes"] for stage in stages.values())
     assert main(["report", str(path)]) == 0
 
 

@@ -77,7 +77,7 @@ def main(folder: Path, rank: int, how: str) -> None:
     schedule = LambdaLR(
         optimizer, (lambda _: warmup_stable_decay(grower.spending.share)) if how == "budget" else _steady
     )
-    carrier.carry("grower", grower)
+    carrier.add_part("grower", grower)
     if saved is not None:
         optimizer.load_state_dict(saved["optimizer"])
     mine = slice(rank * 48, (rank + 1) * 48)

@@ -13,7 +13,7 @@ from esper.engine.budget import Budget
 from esper.engine.config import EpisodeConfig
 from esper.engine.observation import Observation
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, wait
+from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from grower.training_loop import Loop, growing
@@ -72,7 +72,7 @@ class Retargeting:
         return 0
 
     def act(self, observation: Observation, masks: ActionMasks, state: int) -> tuple[Actions, int]:
-        actions = wait(1)
+        actions = make_wait_actions(1)
         if masks.slot[0, Op.SET_ALPHA, 0]:
             actions[0, Head.OP] = Op.SET_ALPHA
             actions[0, Head.ALPHA_TARGET] = masks.alpha_target[0, 0].argmax()

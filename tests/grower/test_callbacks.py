@@ -11,7 +11,7 @@ import pytest
 from esper.engine.config import EpisodeConfig
 from esper.errors import DivergedError
 from esper.grower import DecisionRecord, Ending, Grower, GrowerCallback, PrintDecisions, RunRecorder
-from esper.grower.state_dict import regrow
+from esper.grower.state_dict import plant_structure
 from grower.training_loop import Loop, growing
 
 
@@ -105,7 +105,7 @@ def test_its_state_comes_back_to_it() -> None:
     assert state["grower"]["callbacks"] == {"Diary": {"calls": 9}}
     again, newcomer = Diary(), Newcomer()
     model = growing()
-    regrow(model, state["grower"]["seeds"])
+    plant_structure(model, state["grower"]["seeds"])
     model.load_state_dict(state["model"])
     resumed = Loop("all_at_start", model, callbacks=[newcomer, again])
     resumed.optimizer.load_state_dict(state["optimizer"])

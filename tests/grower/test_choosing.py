@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from esper.grower.controllers import HORIZON
 from torch import nn
 
 import esper
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError
-from esper.grower.choosing import HORIZON
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from open_rules import open_rules

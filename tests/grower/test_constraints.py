@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import esper
 from esper.control.rules import Never
 from esper.errors import ConfigError
-from esper.grower.constraints import PENALTY, ConstraintSet
+from esper.grower.scores import PENALTY, ConstraintSet
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
@@ -217,7 +217,7 @@ def test_excess_has_no_limit_and_nan_is_the_largest() -> None:
     constraints = ConstraintSet("target", {"source": 0.1})
     constraints.set_references({"loss": 1.0, "source loss": 2.0})
     losses = (2.2, 2.4, 8.0, 20.0, float("nan"))
-    found = [constraints.excess({"loss": 1.0, "source loss": loss}) for loss in losses]
+    found = [constraints.compute_excess({"loss": 1.0, "source loss": loss}) for loss in losses]
     assert found == [0.0, pytest.approx(0.1), pytest.approx(2.9), pytest.approx(8.9), float("inf")]
 
 
@@ -225,10 +225,10 @@ def test_excess_has_no_limit_and_nan_is_the_largest() -> None:
 def test_whatever_breaks_a_constraint_loses_a_whole_accuracy_at_least(level: float) -> None:
     constraints = ConstraintSet("target", {"source": 0.1})
     constraints.set_references({"loss": 1.0, "source loss": 2.0})
-    assert constraints.penalty({"loss": 1.0, "source loss": 2.2}) == 0
+    assert constraints.compute_penalty({"loss": 1.0, "source loss": 2.2}) == 0
     assert constraints.find_broken({"loss": 1.0, "source loss": 2.2}) == {}
     loss = 2.2 * (1.0001 + level)
-    assert constraints.penalty({"loss": 1.0, "source loss": loss}) >= PENALTY
+    assert constraints.compute_penalty({"loss": 1.0, "source loss": loss}) >= PENALTY
     assert constraints.find_broken({"loss": 1.0, "source loss": loss}) == {"source": pytest.approx(loss / 2 - 1)}
     assert constraints.find_broken({"loss": 1.0, "source loss": float("nan")})
 

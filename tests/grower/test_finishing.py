@@ -19,7 +19,7 @@ import esper
 from esper import Grower, GrowingModel
 from esper.errors import RunError, SlotError
 from esper.grower.decision import Ending
-from esper.grower.state_dict import regrow
+from esper.grower.state_dict import plant_structure
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
 from grower.divergence import WAYS, Training
@@ -225,7 +225,7 @@ def test_training_may_go_on_also_from_a_state_that_was_saved():
     saved = copy.deepcopy(whole.saved())
 
     model = growing(seed=5)
-    regrow(model, saved["grower"]["seeds"])
+    plant_structure(model, saved["grower"]["seeds"])
     model.load_state_dict(saved["model"])
     half = Loop("heuristic", model, rules=open_rules())
     half.optimizer.load_state_dict(saved["optimizer"])
@@ -242,7 +242,7 @@ def test_what_a_resumed_grower_knows_finalize_knows():
     for _ in range(3):
         whole.epoch()
     model = growing(seed=5)
-    regrow(model, whole.grower.state_dict()["seeds"])
+    plant_structure(model, whole.grower.state_dict()["seeds"])
     half = Loop("all_at_start", model)
     half.grower.load_state_dict(whole.grower.state_dict())
     known = {name: seed.contribution for name, seed in whole.model.seeds.items()}

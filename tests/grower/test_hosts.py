@@ -14,7 +14,7 @@ from esper.control.policy import Policy, PolicySettings
 from esper.engine.observation import list_features
 from esper.grower import Decision, Grower
 from esper.grower.evaluation import compute_contributions, measure_model
-from esper.grower.scores import check_figures
+from esper.grower.scores import parse_metrics
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
 from growth.hosts import CLASSES, RESNET, Host, every_host, loss, score
@@ -86,10 +86,10 @@ def test_counterfactuals_are_what_taking_the_seed_out_by_hand_shows(host: Host) 
         table = training.grower.network.table
         due = np.ones(table.stage.shape, np.bool_)
         found = compute_contributions(
-            measure_model(training.grower.backend.evaluator, table, training.evaluate, check_figures, None, due),
+            measure_model(training.grower.backend.evaluator, table, training.evaluate, parse_metrics, None, due),
             training.model,
             table,
-            training.grower.scores.score,
+            training.grower.scores.compute_score,
         )
         usual = training.evaluate(training.model)
         for place, name in enumerate(training.model.slots):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.grower.controllers import choose_controller
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,7 +19,6 @@ from esper import EpisodeConfig, Grower, GrowingModel
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
-from esper.grower.choosing import choose_controller
 from esper.grower.network import ModelSpec
 from esper.growth.blueprints import registry
 from esper.growth.blueprints.registry import Blueprint, Family
@@ -198,7 +198,7 @@ def test_it_listens_only_before_decisions_at_which_it_is_due() -> None:
     loop = Loop("look", conduct=EpisodeConfig(promise=PromiseSettings(every=3, first=2, examples=8)))
     listening = []
     for _ in range(7):
-        listening.append(all(slot.listener is not None for slot in loop.model.slots.values()))
+        listening.append(all(slot.feature_hook is not None for slot in loop.model.slots.values()))
         loop.epoch()
     assert listening == [False, True, False, False, True, False, False]
 
@@ -227,8 +227,8 @@ def test_copies_and_pickles_do_not_listen() -> None:
     model = growing()
     grower_of(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert all(slot.listener is None for slot in other.slots.values())
-    assert all(slot.listener is not None for slot in model.slots.values())
+        assert all(slot.feature_hook is None for slot in other.slots.values())
+    assert all(slot.feature_hook is not None for slot in model.slots.values())
 
 
 @pytest.mark.parametrize("first", [1, 2], ids=["of the first epoch", "of one that begins anew"])
@@ -356,9 +356,9 @@ def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horiz
     assert isinstance(controller, LookRule)
     assert controller.promise is not None
     usual = LookSettings()
-    stop = timing.stop_after(usual.stop_after, timing.trial(usual.trial), 1)
-    may_plant = [one for one in range(1, timing.horizon + 1) if timing.progress(one) <= stop + 1e-6]
-    looks = [one for one in may_plant if controller.promise.due(np.array([one]))[0]]
+    stop = timing.fit_stop_after(usual.stop_after, timing.fit_trial(usual.trial), 1)
+    may_plant = [one for one in range(1, timing.horizon + 1) if timing.compute_progress(one) <= stop + 1e-6]
+    looks = [one for one in may_plant if controller.promise.is_due(np.array([one]))[0]]
     assert len(looks) >= min(3, len(may_plant) - 1, 1 + len(may_plant) // 2)
     assert looks
     assert controller.promise.every <= usual.promise.every
@@ -453,9 +453,9 @@ def test_a_look_that_could_not_be_taken_is_taken_next_time() -> None:
 
 def test_nobody_listens_after_the_end_nor_where_another_grower_takes_over() -> None:
     loop = Loop("look", conduct=CONDUCT)
-    assert all(slot.listener for slot in loop.model.slots.values())
+    assert all(slot.feature_hook for slot in loop.model.slots.values())
     loop.grower.finish()
-    assert not any(slot.listener for slot in loop.model.slots.values())
+    assert not any(slot.feature_hook for slot in loop.model.slots.values())
     other = Loop("look", conduct=CONDUCT)
     Loop("heuristic", other.model)
-    assert not any(slot.listener for slot in other.model.slots.values())
+    assert not any(slot.feature_hook for slot in other.model.slots.values())

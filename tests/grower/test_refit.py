@@ -22,9 +22,9 @@ from esper import Grower, GrowingModel
 from esper.control.rules import Heuristic, HeuristicSettings, Planting, Schedule
 from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError
-from esper.grower.isolated import REFIT, SeedlessFork
-from esper.grower.state_dict import regrow
-from esper.lifecycle.rules import Reason, Rules, gate_ahead
+from esper.grower.isolated import REFIT_DECISIONS, SeedlessFork
+from esper.grower.state_dict import plant_structure
+from esper.lifecycle.rules import Reason, Rules, evaluate_gates
 from esper.lifecycle.stages import Stage
 from grower.training_loop import APART, CLASSES, HELD, SLOTS, WIDTH, data, packed, validate, with_evidence
 
@@ -176,7 +176,7 @@ class ByHand:
                 continue
             if own.seed is None:
                 own.occupant = copy.deepcopy(slot.seed)
-                own.ownership.extend(own.name, list(own.seed.parameters()))
+                own.ownership.add_parameters(own.name, list(own.seed.parameters()))
             own.seed.alpha.copy_(slot.seed.alpha)
             own.seed.requires_grad_(next(slot.seed.parameters()).requires_grad)
 
@@ -221,7 +221,7 @@ def compared(training: Training, grower: Grower) -> int:
         decision = grower.step(train_loss=1.0)
         if hand is not None:
             checked += 1
-            if checked >= REFIT:
+            if checked >= REFIT_DECISIONS:
                 assert decision.contributions["0"] == with_seed[1] - without[1]
             else:
                 assert "0" not in decision.contributions
@@ -234,13 +234,13 @@ def compared(training: Training, grower: Grower) -> int:
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_fork_is_a_branch_without_the_seed(host: Build) -> None:
     training = Training(host)
-    assert compared(training, grown(training, planting(0, 1))) > REFIT
+    assert compared(training, grown(training, planting(0, 1))) > REFIT_DECISIONS
 
 
 @pytest.mark.parametrize("how", ["accumulated", "scaled", "mixed"])
 def test_a_fork_learns_however_the_loop_is_written(how: str) -> None:
     training = Training(Batched, how=how)
-    assert compared(training, grown(training, planting(0, 1))) > REFIT
+    assert compared(training, grown(training, planting(0, 1))) > REFIT_DECISIONS
 
 
 @pytest.mark.parametrize(
@@ -253,12 +253,12 @@ def test_a_fork_learns_however_the_loop_is_written(how: str) -> None:
 )
 def test_a_fork_has_the_optimizers_moments(optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
     training = Training(Batched, optimizer)
-    assert compared(training, grown(training, planting(0, 1))) > REFIT
+    assert compared(training, grown(training, planting(0, 1))) > REFIT_DECISIONS
 
 
 def test_a_seed_that_comes_later_comes_into_the_fork() -> None:
     training = Training(Batched)
-    assert compared(training, grown(training, planting(0, 6))) > REFIT
+    assert compared(training, grown(training, planting(0, 6))) > REFIT_DECISIONS
     assert training.model.slots["2"].seed is not None
 
 
@@ -348,8 +348,8 @@ def test_nothing_judges_a_seed_before_its_fork_is_old_enough(every: int) -> None
     changes = [(decision.number, change) for decision in decisions for change in decision.changes]
     entered = next(number for number, change in changes if change.after is Stage.HOLDING)
     left = next(number for number, change in changes if change.before is Stage.HOLDING)
-    assert left >= entered + REFIT
-    for decision in decisions[entered : entered + REFIT - 1]:
+    assert left >= entered + REFIT_DECISIONS
+    for decision in decisions[entered : entered + REFIT_DECISIONS - 1]:
         assert "0" not in decision.contributions
     assert "0" in decisions[left - 1].contributions
     usual = judged("dependence", 0, 1, 6, conduct=EpisodeConfig(counterfactual_every=1))
@@ -364,7 +364,7 @@ def test_the_gate_says_that_nothing_was_measured() -> None:
         training.learn(grower.isolated_backward)
         before = grower.network.table
         grower.step(train_loss=1.0)
-        verdicts = gate_ahead(before, grower.network.evidence, grower.rules)
+        verdicts = evaluate_gates(before, grower.network.evidence, grower.rules)
         reasons.append([int(verdicts.reason[0, 0])] if before.stage[0, 0] == Stage.HOLDING else [])
     said = [Reason(reason) for told in reasons for reason in told]
     assert said[0] is Reason.NOT_MEASURED
@@ -410,7 +410,7 @@ def resumed(training: Training, grower: Grower, how: Callable[[Training], Grower
     file.seek(0)
     saved = torch.load(file, weights_only=True)
     other = Training(Batched, seed=5)
-    regrow(other.model, saved["grower"]["seeds"])
+    plant_structure(other.model, saved["grower"]["seeds"])
     other.model.load_state_dict(saved["model"])
     other.optimizer = adam(other.model.parameter_groups())
     other.begin()

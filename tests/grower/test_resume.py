@@ -25,9 +25,9 @@ from esper.engine.observation import list_features
 from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.grower import Grower, GrowerConfig
 from esper.grower.evaluators import Criterion
-from esper.grower.state_dict import KEY, GrowthInStateDict, regrow, structure
+from esper.grower.state_dict import KEY, GrowthInStateDict, describe_structure, plant_structure
 from esper.lifecycle.actions import Op
-from esper.serialization.state_files import from_plain, pack, to_plain, unpack
+from esper.serialization.state_files import from_plain, pack_state, to_plain, unpack_state
 from grower.training_loop import HELD, SLOTS, Loop, growing, host, packed, validate, with_evidence
 
 DECISIONS = 8
@@ -56,7 +56,7 @@ def _resumed(saved: dict[str, Any], controller: str | Controller) -> Loop:
     file.seek(0)
     state = torch.load(file, weights_only=True)
     model = growing(seed=5)
-    regrow(model, state["grower"]["seeds"])
+    plant_structure(model, state["grower"]["seeds"])
     model.load_state_dict(state["model"])
     loop = Loop(controller, model)
     loop.optimizer.load_state_dict(state["optimizer"])
@@ -249,7 +249,7 @@ def test_what_torch_would_not_read_again_is_not_saved(part: Any):
 def test_a_state_of_every_make_comes_back():
     state = {1: (2, [3.5, None]), "b": {"c": np.arange(3)}, "d": torch.ones(2)}
     like = {1: (0, [0.0, None]), "b": {"c": np.zeros(3, np.int64)}, "d": torch.zeros(2)}
-    found = from_plain(like, unpack(pack(to_plain(state))), "a state")
+    found = from_plain(like, unpack_state(pack_state(to_plain(state))), "a state")
     assert found.keys() == state.keys()
     assert found[1] == state[1]
     assert found["b"]["c"].tolist() == [0, 1, 2]
@@ -273,7 +273,7 @@ def test_fossils_from_before_are_known():
     for _ in range(4):
         decision = loop.epoch()
     assert "2" in decision.contributions
-    assert structure(model)["2"] == {"blueprint": "lowrank", "blend": 0, "fossilized": True}
+    assert describe_structure(model)["2"] == {"blueprint": "lowrank", "blend": 0, "fossilized": True}
     assert "0" in model.seeds
 
 
@@ -288,7 +288,7 @@ def test_evaluation_leaves_every_module_in_the_mode_that_it_had():
 
 def test_a_state_dict_carries_growth_into_a_model_that_has_none():
     loop = Loop("all_at_start")
-    GrowthInStateDict(loop.model).carry("grower", loop.grower)
+    GrowthInStateDict(loop.model).add_part("grower", loop.grower)
     for _ in range(DECISIONS):
         loop.epoch()
     saved = {name: tensor.clone() for name, tensor in loop.model.state_dict().items()}
@@ -296,9 +296,9 @@ def test_a_state_dict_carries_growth_into_a_model_that_has_none():
     other = Loop("all_at_start", growing(seed=5))
     late = GrowthInStateDict(other.model)
     other.model.load_state_dict(saved)
-    late.carry("grower", other.grower)
+    late.add_part("grower", other.grower)
 
-    assert structure(other.model) == structure(loop.model) != {}
+    assert describe_structure(other.model) == describe_structure(loop.model) != {}
     assert other.grower.decisions == DECISIONS
     assert torch.equal(packed(other.grower.state_dict()), packed(loop.grower.state_dict()))
     inputs = loop.inputs
@@ -339,23 +339,23 @@ def test_what_cannot_be_planted_again_leaves_a_disabled_slot_disabled():
     model = growing()
     model.disable("0")
     with pytest.raises(SlotError, match="not on offer"):
-        regrow(model, {"0": {"blueprint": "lowrank", "blend": 0, "fossilized": False}})
+        plant_structure(model, {"0": {"blueprint": "lowrank", "blend": 0, "fossilized": False}})
     assert not model.slots["0"].enabled
 
 
 def test_copies_of_the_model_leave_the_grower_behind():
     loop = Loop("all_at_start")
-    GrowthInStateDict(loop.model).carry("grower", loop.grower)
+    GrowthInStateDict(loop.model).add_part("grower", loop.grower)
     loop.epoch()
     twin = copy.deepcopy(loop.model)
-    state = unpack(twin.state_dict()[KEY])
-    assert state["seeds"] == structure(loop.model)
+    state = unpack_state(twin.state_dict()[KEY])
+    assert state["seeds"] == describe_structure(loop.model)
     assert state["parts"] == {}
 
 
 def test_packed_state_is_what_it_was():
     state = {"a": [1, 2.5, None, True, "x", math.inf, 2**100], "b": {"c": torch.arange(3), "d": torch.tensor(1.5)}}
-    found = unpack(pack(state))
+    found = unpack_state(pack_state(state))
     assert torch.equal(found["b"].pop("c"), state["b"].pop("c"))
     assert found["b"].pop("d") == 1.5
     assert found["a"] == state["a"]
@@ -364,4 +364,4 @@ def test_packed_state_is_what_it_was():
 @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:4], lambda data: data * 0])
 def test_damaged_packed_state_is_refused(damage: Any):
     with pytest.raises(CheckpointError, match="damaged"):
-        unpack(damage(pack({"a": [torch.zeros(3)]})))
+        unpack_state(damage(pack_state({"a": [torch.zeros(3)]})))

@@ -22,7 +22,7 @@ from esper import Decision, GrowerConfig, attach
 from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.grower.decision import Change, Ending
-from esper.grower.state_dict import regrow
+from esper.grower.state_dict import plant_structure
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
@@ -39,7 +39,7 @@ from esper.runs.events import (
     StepTaken,
 )
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import RunDirectory, State, read_progress
+from esper.runs.run_directory import RunDirectory, RunState, read_progress
 from grower.training_loop import Loop, growing, host, packed, validate
 
 BLOWN_UP = 6
@@ -55,7 +55,7 @@ def train(loop: Loop, decisions: int) -> list[Decision]:
 
 def resumed(saved: dict[str, Any], controller: str, **options: Any) -> Loop:
     model = growing(seed=5)
-    regrow(model, saved["grower"]["seeds"])
+    plant_structure(model, saved["grower"]["seeds"])
     model.load_state_dict(saved["model"])
     loop = Loop(controller, model, **options)
     loop.optimizer.load_state_dict(saved["optimizer"])
@@ -76,7 +76,7 @@ def kept(run: Path) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
         return [str(event) for event in events(run, *TOLD)], scalars, {**reader.metadata(), "id": None}
 
 
-def state(run: Path) -> State:
+def state(run: Path) -> RunState:
     with RunReader.open(run / "run.db") as reader:
         return read_progress(RunDirectory(run), reader).state
 
@@ -231,9 +231,9 @@ def test_a_run_that_another_process_writes_is_refused(tmp_path: Path):
         assert other.stdout.readline()
         with pytest.raises(RunError, match="in use by `esper.Grower`"):
             Loop("none", run=run)
-        assert state(run) is State.RUNNING
+        assert state(run) is RunState.RUNNING
         other.communicate()
-    assert state(run) is State.INTERRUPTED
+    assert state(run) is RunState.INTERRUPTED
     train(Loop("none", run=run), 1)
 
 
@@ -246,11 +246,11 @@ def test_a_mistake_in_another_argument_leaves_no_folder(tmp_path: Path):
 def test_a_run_ends_with_its_last_planned_decision_and_goes_on_after_it(tmp_path: Path):
     loop = Loop("none", run=tmp_path / "run")  # whose horizon is 20
     train(loop, 19)
-    assert state(tmp_path / "run") is State.RUNNING
+    assert state(tmp_path / "run") is RunState.RUNNING
     train(loop, 1)
-    assert state(tmp_path / "run") is State.FINISHED
+    assert state(tmp_path / "run") is RunState.FINISHED
     train(loop, 1)
-    assert state(tmp_path / "run") is State.RUNNING
+    assert state(tmp_path / "run") is RunState.RUNNING
     assert [event.iteration for event in events(tmp_path / "run", StepTaken)] == list(range(1, 22))
 
 
@@ -259,7 +259,7 @@ def test_a_loop_that_stops_early_says_so(tmp_path: Path):
     train(loop, 2)
     for _ in range(2):  # again does no harm
         loop.grower.close()
-    assert state(tmp_path / "run") is State.FINISHED
+    assert state(tmp_path / "run") is RunState.FINISHED
     assert [event.iteration for event in events(tmp_path / "run", RunEnded)] == [2]
     Loop("none").grower.close()
 
@@ -270,7 +270,7 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
     (recorder,) = loop.grower.callbacks
     recorder.on_finish(loop.grower, Ending((kept,), {"0": 0.25}))
-    assert state(tmp_path / "run") is State.FINISHED
+    assert state(tmp_path / "run") is RunState.FINISHED
     assert events(tmp_path / "run", LifecycleTransition)[-1] == LifecycleTransition(
         iteration=3,
         episode=1,
@@ -287,7 +287,7 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     with RunReader.open(tmp_path / "run" / "run.db") as reader:
         assert reader.rows("SELECT outcome, contribution FROM seeds WHERE slot = 0") == [("fossilized", 0.25)]
     train(loop, 1)
-    assert state(tmp_path / "run") is State.RUNNING
+    assert state(tmp_path / "run") is RunState.RUNNING
 
 
 def test_the_report_s_headline_tells_what_the_end_of_growth_made_of_seeds(tmp_path: Path):

@@ -22,7 +22,7 @@ from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import Blend, Head, Op, wait
+from esper.lifecycle.actions import Blend, Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.rl.episodes import Episodes
@@ -54,7 +54,7 @@ class Recorded:
     def act(self, observation: Observation, masks: ActionMasks, state: Any) -> tuple[Actions, Any]:
         if self._late:
             self._late = False
-            return wait(1), state
+            return make_wait_actions(1), state
         actions, state = self.controller.act(observation, masks, state)
         self.seen.append(observation)
         self.actions.append(actions)
@@ -140,7 +140,7 @@ def by_itself(
     for step in range(STEPS):
         losses, right = list[float](), list[float]()
         first = np.array([step * SUITE.batches_per_step])
-        for batch in data._stream.take(first, SUITE.batches_per_step):
+        for batch in data._stream.draw_batches(first, SUITE.batches_per_step):
             own, answers = batch.inputs[0], batch.labels[0]
             optimizer.zero_grad()
             logits = model(own)

@@ -269,7 +269,7 @@ def alone(tmp_path: Path) -> Iterator[GrowingModel]:
 
 def test_passes_are_separate(alone: GrowingModel) -> None:
     """What a process finds out about its own passes must not make their number another one."""
-    assert make(alone, "random").backend.evaluator.separate == "processes share its parameters"
+    assert make(alone, "random").backend.evaluator.fallback_reason == "processes share its parameters"
 
 
 def test_what_learns_apart_is_refused(alone: GrowingModel) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.grower import shared_forward
-from esper.grower.shared_forward import FEWEST_BESIDE_THE_WHOLE, SharedForwardEvaluator
+from esper.grower.shared_forward import MIN_SHARED_VARIANTS, SharedForwardEvaluator
 from esper.growth.model import GrowingModel
 from growth.hosts import Host, every_host, outputs, stir
 
@@ -28,7 +28,7 @@ def separately(model: GrowingModel, evaluate: Measure, changes: Mapping[str, flo
     """What shared passes must equal."""
     usual, others = evaluate(model), {}
     for name, weight in changes.items():
-        with model.slots[name].seed.weigh(weight):
+        with model.slots[name].seed.temporary_alpha(weight):
             others[name] = evaluate(model)
     return usual, others
 
@@ -88,7 +88,7 @@ def test_what_lies_before_a_seed_is_computed_once_and_figures_are_the_same(host:
     for proofs in (1 + len(changes), 0):
         counter.calls = 0
         usual, others = passes.measure(evaluate, changes)
-        assert passes.separate is None
+        assert passes.fallback_reason is None
         assert counter.calls == MINIBATCHES + proofs
         for one, other in zip((usual, *others.values()), (expected[0], *expected[1].values()), strict=True):
             assert all(map(torch.equal, one, other))
@@ -316,8 +316,8 @@ def test_figures_are_those_of_separate_passes_whatever_the_measure_does(name: st
     for _ in range(2):
         found = passes.measure(evaluate, changes)
         torch.testing.assert_close(flat(found), flat(expected), rtol=0, atol=0)
-    assert (passes.separate is None) == (why is None), passes.separate
-    assert why is None or why in str(passes.separate)
+    assert (passes.fallback_reason is None) == (why is None), passes.fallback_reason
+    assert why is None or why in str(passes.fallback_reason)
     assert all("forward" not in vars(module) for module in other.modules()), "nothing stays behind"
 
 
@@ -338,13 +338,13 @@ def flat(found: tuple[Any, dict[str, Any]]) -> list[Tensor]:
 def test_randomness_makes_passes_separate() -> None:
     passes = SharedForwardEvaluator(grown(Random))
     passes.measure(plainly, {"last": 0.0})
-    assert "do not follow" in str(passes.separate)
+    assert "do not follow" in str(passes.fallback_reason)
 
 
 def test_what_nobody_can_compare_makes_passes_separate() -> None:
     passes = SharedForwardEvaluator(grown(Listing))
     passes.measure(lambda model: [list(one) for one in plainly(model)], {"last": 0.0})
-    assert "returns a list_iterator" in str(passes.separate)
+    assert "returns a list_iterator" in str(passes.fallback_reason)
 
 
 def test_other_inputs_in_later_calls_are_computed() -> None:
@@ -367,16 +367,16 @@ def test_other_inputs_in_later_calls_are_computed() -> None:
 
 def test_not_too_much_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model, changes = grown(Net), {"block.0": 0.0, "last": 1.0}
-    monkeypatch.setattr(shared_forward, "MOST_KEPT", 300)
+    monkeypatch.setattr(shared_forward, "MAX_KEPT_BYTES", 300)
     passes = SharedForwardEvaluator(model)
     found = passes.measure(plainly, changes)
     torch.testing.assert_close(flat(found), flat(separately(model, plainly, changes)), rtol=0, atol=0)
-    assert "have to be kept" in str(passes.separate)
+    assert "have to be kept" in str(passes.fallback_reason)
 
 
 def test_a_known_figure_spares_a_pass_unless_sharing_spares_more() -> None:
     model = grown(Net)
-    assert len(model.slots) < FEWEST_BESIDE_THE_WHOLE
+    assert len(model.slots) < MIN_SHARED_VARIANTS
     counter = Counter(model.host.embed)
     known = plainly(model)
     counter.calls = 0

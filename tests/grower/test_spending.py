@@ -301,7 +301,7 @@ def test_one_beside_another_leaves_it_counting() -> None:
     before = first.flops
     copy.deepcopy(model)(inputs())
     assert first.flops == before, "a copy is not counted"
-    assert not copy.deepcopy(model).tap.clocks
+    assert not copy.deepcopy(model).tap.pass_counters
 
 
 @pytest.mark.parametrize(

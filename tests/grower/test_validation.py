@@ -131,7 +131,7 @@ def test_a_grower_shares_its_passes() -> None:
         loss.backward()
         optimizer.step()
         decision = grower.step(train_loss=loss)
-    assert grower.backend.evaluator.separate is None
+    assert grower.backend.evaluator.fallback_reason is None
     assert len(decision.contributions) == len(SLOTS)
     assert decision.metric == "accuracy"
     assert model(inputs).shape[1] == CLASSES
@@ -173,5 +173,5 @@ def test_a_grower_knows_that_yes_or_no_is_guessed_half_of_the_time() -> None:
         chances[told] = grower.scores.chance_score
         assert grower.config.classes == 2
     assert chances == {None: 0.5, 2: 0.5}
-    with pytest.raises(ConfigError, match="classes is 3, but multi_label asks for yes or no"):
+    with pytest.raises(ConfigError, match="classes is 3, but multi_label has labels 0 and 1"):
         esper.Grower(model, optimizer, controller="none", evaluate=esper.Validation("multi_label", batches), classes=3)

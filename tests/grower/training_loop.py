@@ -17,7 +17,7 @@ from esper.grower.evaluation import Evaluate
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Isolation, Rules
-from esper.serialization.state_files import pack
+from esper.serialization.state_files import pack_state
 
 CLASSES = 3
 WIDTH = 8
@@ -76,7 +76,7 @@ def with_evidence(evidence: str, evaluate: Evaluate = validate) -> Evaluate:
 def packed(state: dict[str, Any]) -> Tensor:
     """A grower's state but for what was spent: no two runs take the same seconds, and a resumed one compares its first
     shared pass with single ones anew."""
-    return pack({**state, "memory": {name: part for name, part in state["memory"].items() if name != "spending"}})
+    return pack_state({**state, "memory": {name: part for name, part in state["memory"].items() if name != "spending"}})
 
 
 def remembered(grower: Grower) -> Tensor:

@@ -15,7 +15,7 @@ import tiny_transformers
 from esper.growth.attach import Places, attach
 from esper.growth.model import GrowingModel
 from esper.growth.positions import find_output_tensor
-from esper.growth.probe import Arguments, call
+from esper.growth.probe import Arguments, call_host
 
 CLASSES = 5
 EXAMPLES = 6
@@ -229,7 +229,7 @@ def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> 
 
 def outputs(network: nn.Module, arguments: Arguments) -> Tensor:
     """Logits ``[N, classes]``, whatever the network's way of returning them."""
-    returned = find_output_tensor(call(network, arguments))
+    returned = find_output_tensor(call_host(network, arguments))
     assert returned is not None
     return returned.movedim(1, -1).flatten(0, -2) if returned.dim() == 4 else returned.flatten(0, -2)
 

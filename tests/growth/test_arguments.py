@@ -174,5 +174,5 @@ def test_a_scripted_part_takes_no_slot_and_hinders_none() -> None:
 
     usual, others = SharedForwardEvaluator(model).measure(measure, {"0": 0.0, "2": 0.0})
     assert usual == measure(model)
-    with model.slots["0"].vacate():
+    with model.slots["0"].disabled():
         assert others["0"] == measure(model)

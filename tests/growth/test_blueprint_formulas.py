@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from esper.growth.blueprints.registry import get
 from esper.growth.site import Layout, Site
-from esper.population.execution import stacked_call
+from esper.population.execution import make_stacked_call
 from growth.blueprint_cases import SITES, batch, grown
 
 TOKENS = SITES[2]
@@ -82,7 +82,7 @@ def test_attention(tokens: int, causal: bool):
     h, inputs = (torch.stack(parts) for parts in zip(*(batch(site, seed=seed) for seed in range(3)), strict=True))
     stacked = {name: torch.stack([seed.get_parameter(name) for seed in seeds]) for name in PARAMETERS}
     live = {"live": torch.stack([seed.live for seed in seeds])}
-    together = stacked_call(seeds[0])(stacked, live, h, inputs)
+    together = make_stacked_call(seeds[0])(stacked, live, h, inputs)
     for seed, own, own_inputs, found in zip(seeds, h, inputs, together, strict=True):
         z = F.rms_norm(own, (site.width,), eps=1e-5)
         scores = F.linear(z, seed.queries) @ F.linear(z, seed.keys).mT

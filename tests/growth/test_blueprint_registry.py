@@ -122,4 +122,4 @@ def test_a_site_that_is_not_served_raises():
     ],
 )
 def test_sites_where_parameters_would_be_dead_are_not_served(name: str, site: Site):
-    assert not get(name).serves(site)
+    assert not get(name).supports(site)

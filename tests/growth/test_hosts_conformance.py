@@ -109,7 +109,7 @@ def ablated(model: GrowingModel, host: Host) -> Tensor:
 def test_a_seed_at_weight_zero_is_no_seed(host: Host) -> None:
     model = host.grown_by_hand().eval()
     with torch.no_grad():
-        with model.slots[host.slots[0]].seed.weigh(0.0):
+        with model.slots[host.slots[0]].seed.temporary_alpha(0.0):
             off = outputs(model, host.arguments())
         torch.testing.assert_close(off, ablated(model, host))
         assert not torch.allclose(off, outputs(model, host.arguments()), atol=1e-4)

@@ -440,7 +440,7 @@ def test_a_layer_that_takes_more_than_its_class_is_attached_to_and_gets_no_lora(
             return self.layer(features, scale=2.0)
 
     model = esper.attach(Scaled(), {"layer": ["mlp"]}, torch.randn(2, 4))
-    assert not LoRA.serves(model.slots["layer"].site)
+    assert not LoRA.supports(model.slots["layer"].site)
 
 
 def test_a_layer_whose_weight_is_elsewhere_is_attached_to_and_gets_no_lora() -> None:
@@ -449,4 +449,4 @@ def test_a_layer_whose_weight_is_elsewhere_is_attached_to_and_gets_no_lora() -> 
     del layer.weight
     layer.forward = lambda features: features @ weight.T
     model = esper.attach(nn.Sequential(layer), {"0": ["mlp"]}, torch.randn(2, 4))
-    assert not LoRA.serves(model.slots["0"].site)
+    assert not LoRA.supports(model.slots["0"].site)

@@ -17,8 +17,8 @@ import esper
 from esper.errors import LookError
 from esper.growth.look import Look
 from esper.growth.model import GrowingModel
-from esper.growth.promise import held_out_promise, promise
-from esper.numerics.random_streams import seed_generator
+from esper.growth.promise import compute_held_out_promise, promise
+from esper.numerics.random_streams import module_generator
 from growth.hosts import EXAMPLES, HOSTS, RESNET, Host, classes, every_host, outputs
 
 ERROR = 0.03
@@ -34,7 +34,7 @@ def example_losses(model: nn.Module, batch: Any) -> Tensor:
 def planted_grams(host: Host, slot: str, blueprint: str, draw: int) -> Tensor:
     """K by planting the seed at full weight, and asking autograd for each example's own loss."""
     model = host.attached().eval()
-    seed = model.slots[slot].germinate(blueprint, seed_generator(0, list(model.slots).index(slot), draw), alpha=1.0)
+    seed = model.slots[slot].germinate(blueprint, module_generator(0, list(model.slots).index(slot), draw), alpha=1.0)
     rows = []
     for loss in example_losses(model, host.arguments()):
         found = torch.autograd.grad(loss, list(seed.parameters()), retain_graph=True, allow_unused=True)
@@ -53,7 +53,7 @@ def test_it_promises_what_planted_seeds_ask_for(host: Host) -> None:
     for row in looked.rows:
         grams = torch.stack([planted_grams(host, row.slot, row.blueprint, draw) for draw in range(2)])
         assert row.promise == pytest.approx(float(promise(grams).mean()), abs=1e-3)
-        assert row.promise_held_out == pytest.approx(float(held_out_promise(grams).mean()), abs=1e-3)
+        assert row.promise_held_out == pytest.approx(float(compute_held_out_promise(grams).mean()), abs=1e-3)
     assert [row.promise for row in looked.rows] == sorted((row.promise for row in looked.rows), reverse=True)
     assert looked.slots == host.slots
 

@@ -64,7 +64,9 @@ def test_a_blueprint_says_whether_it_mixes_positions(kind, site):
 def test_only_what_keeps_positions_apart_serves_where_they_are(name):
     kind = get(name)
     for site in SITES:
-        assert kind.serves(replace(site, apart="a test says so")) is (kind.serves(site) and not kind.mixes_positions)
+        assert kind.supports(replace(site, apart="a test says so")) is (
+            kind.supports(site) and not kind.mixes_positions
+        )
 
 
 def test_a_blueprint_that_says_nothing_is_taken_to_mix():

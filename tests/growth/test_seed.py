@@ -14,7 +14,7 @@ from esper.growth.blueprints.registry import Blueprint
 from esper.growth.seed import Seed, blend_blueprint, count_blend_flops, count_blend_parameters
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
-from esper.population.execution import stacked_call
+from esper.population.execution import make_stacked_call
 from esper.population.parameters import ParameterLayout
 from growth.blueprint_cases import CASES, batch, draw, every_case, grown, newborn, padded, shape_of
 
@@ -87,18 +87,18 @@ def test_a_newborn_changes_nothing_and_within_two_steps_all_of_it_moves(
 def test_stacks_and_padded_seeds_are_computed_as_one_by_one(kind: type[Blueprint], site: Site, blend: Blend) -> None:
     """The second seed is narrower than the others: its parameters and features are padded with zeros."""
     narrow = site.with_width(site.width - 1)
-    sites = [site, narrow if kind.serves(narrow) else site, site]
+    sites = [site, narrow if kind.supports(narrow) else site, site]
     seeds = [trained(kind, one, blend, number) for number, one in enumerate(sites)]
     template = blend_blueprint(newborn(kind, site), site, blend).double()
-    shape = ParameterLayout.of(template)
-    values = torch.stack([shape.row(held(seed)) for seed in seeds]).requires_grad_()
+    shape = ParameterLayout.from_module(template)
+    values = torch.stack([shape.flatten_module(held(seed)) for seed in seeds]).requires_grad_()
     buffers = {
         name: torch.stack([padded(held(seed).get_buffer(name), buffer.shape) for seed in seeds])
         for name, buffer in template.named_buffers()
     }
     drawn = [batch(one, seed=10 * number) for number, one in enumerate(sites)]
     wide = torch.stack([padded(features, (len(features), *shape_of(site))) for features, _ in drawn])
-    found = stacked_call(template)(shape.unflatten(values), buffers, wide, torch.stack([x for _, x in drawn]))
+    found = make_stacked_call(template)(shape.unflatten(values), buffers, wide, torch.stack([x for _, x in drawn]))
     directions = [draw(*features.shape, seed=7 + number) for number, (features, _) in enumerate(drawn)]
     live = [tuple(slice(size) for size in direction.shape) for direction in directions]
     (gradients,) = torch.autograd.grad(

@@ -10,7 +10,7 @@ import pytest
 
 from esper.errors import IllegalActionError
 from esper.integrations.joint import JointActions, JointVectorEnv
-from esper.lifecycle.actions import Op, clear_irrelevant_heads, head_sizes
+from esper.lifecycle.actions import Op, clear_irrelevant_heads, count_choices
 from esper.lifecycle.legality import ActionMasks, is_legal
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthVectorEnv
@@ -33,7 +33,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 def every_canonical_action() -> np.ndarray:
     """All combinations of all heads, whatever the rules, with irrelevant heads at 0."""
-    sizes = head_sizes(len(SUITE.sites), len(SUITE.blueprints))
+    sizes = count_choices(len(SUITE.sites), len(SUITE.blueprints))
     return np.unique(clear_irrelevant_heads(np.array(list(product(*map(range, sizes))))), axis=0)
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, DivergedError, SlotError
-from esper.grower.state_dict import structure
+from esper.grower.state_dict import describe_structure
 from esper.lifecycle.stages import Stage
 from grower.training_loop import APART, HELD, data, growing, host, last_layer_moved, remembered, validate, with_evidence
 
@@ -91,7 +91,7 @@ def test_a_resumed_fit_equals_one_that_was_never_cut(tmp_path: Path):
     resumed, late = Classifier(seed=5), callback()
     again = fit(tmp_path / "half", resumed, late, 2 * EPOCHS, tmp_path / "half" / "last.ckpt")
 
-    assert structure(resumed.model) == structure(whole.model) != {}
+    assert describe_structure(resumed.model) == describe_structure(whole.model) != {}
     assert growth.grower is not None
     assert late.grower is not None
     assert late.grower.decisions == growth.grower.decisions == 2 * EPOCHS
@@ -108,7 +108,7 @@ def test_a_frozen_host_stays_as_it_was_and_resumes(tmp_path: Path):
     resumed = Classifier(frozen=True)
     fit(tmp_path / "half", resumed, callback(), 2 * EPOCHS, tmp_path / "half" / "last.ckpt")
 
-    assert structure(resumed.model) == structure(whole.model) != {}
+    assert describe_structure(resumed.model) == describe_structure(whole.model) != {}
     for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     points, untouched = data(16, seed=1)[0], host(0)
@@ -300,7 +300,7 @@ class Validated(Classifier):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         self.log("val_loss", float(abs(self.current_epoch - self.best)))
-        self.then[self.current_epoch] = (structure(self.model), self.model(batch[0]).clone())
+        self.then[self.current_epoch] = (describe_structure(self.model), self.model(batch[0]).clone())
 
 
 def validated(folder: Path, *callbacks: Any, epochs: int = 2 * EPOCHS, module: Validated | None = None) -> Any:
@@ -328,12 +328,12 @@ def test_the_best_checkpoint_holds_what_had_grown_by_then(tmp_path: Path):
     kept = lightning.callbacks.ModelCheckpoint(dirpath=tmp_path, monitor="val_loss")
     _, module = validated(tmp_path, callback(), kept)
     planted, outputs = module.then[module.best]
-    assert planted != structure(module.model), "growth went on"
+    assert planted != describe_structure(module.model), "growth went on"
     again = Validated(seed=5)
     growth = callback()
     growth.setup(None, again, "fit")  # as a Trainer does before it loads
     again.load_state_dict(torch.load(kept.best_model_path, weights_only=True)["state_dict"])
-    assert structure(again.model) == planted
+    assert describe_structure(again.model) == planted
     assert torch.equal(again.eval().model(data(16, seed=2)[0]), outputs)
 
 
@@ -371,7 +371,9 @@ def test_an_average_of_the_weights_grows_and_resumes_with_the_model(tmp_path: Pa
     whole, bare = Classifier(), Classifier()
     fit(tmp_path / "whole", whole, callback(), 2 * EPOCHS, others=[average()])
     fit(tmp_path / "bare", bare, callback(), 2 * EPOCHS)
-    assert structure(whole.model) == structure(bare.model) != {}  # training is the same, what is left is the average
+    assert (
+        describe_structure(whole.model) == describe_structure(bare.model) != {}
+    )  # training is the same, what is left is the average
     assert not all(torch.equal(*pair) for pair in zip(whole.parameters(), bare.parameters(), strict=True))
 
     fit(tmp_path / "half", Classifier(), callback(), EPOCHS, others=[average()])

@@ -19,7 +19,7 @@ from esper.integrations.joint import JointVectorEnv
 from esper.integrations.sb3 import GrowthVecEnv, ModelController, flatten_observations
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthVectorEnv, make_vector
-from esper.train.evaluation import CohortTask, EvaluationConfig, Part, evaluate_cohort
+from esper.train.evaluation import CohortPart, CohortTask, EvaluationConfig, evaluate_cohort
 from train.short_suite import ShortSuite, short_suite
 
 E = 4
@@ -219,7 +219,7 @@ def test_a_model_plays_what_esper_s_policies_play(kind: str) -> None:
     controller = ModelController(kind, model_of(kind, env), env.envs.actions)
     suite = env.envs.growth.suite
     instances = suite.sample(3, "heldout", np.random.default_rng(0))
-    played = evaluate_cohort(CohortTask(EvaluationConfig("short", Rules()), [Part(controller, instances)]))[0]
+    played = evaluate_cohort(CohortTask(EvaluationConfig("short", Rules()), [CohortPart(controller, instances)]))[0]
     assert [record.controller for record in played.records] == [kind] * 3
     assert [record.instance for record in played.records] == [instance.name for instance in instances]
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import esper
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, DivergedError, SlotError
-from esper.grower.state_dict import structure
+from esper.grower.state_dict import describe_structure
 from esper.lifecycle.stages import Stage
 from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_moved, remembered, with_evidence
 
@@ -101,7 +101,7 @@ def test_a_resumed_training_equals_one_that_was_never_cut(tmp_path: Path, loggin
     resumed, late = prepared(tmp_path / "again", seed=5, logging_steps=logging_steps)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{2 * EPOCHS}"))
 
-    assert structure(late.grower.model) == structure(growth.grower.model) != {}
+    assert describe_structure(late.grower.model) == describe_structure(growth.grower.model) != {}
     assert late.grower.decisions == growth.grower.decisions == 2 * EPOCHS
     assert torch.equal(remembered(late.grower), remembered(growth.grower))
     for mine, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
@@ -115,7 +115,7 @@ def test_a_frozen_host_stays_as_it_was_and_resumes(tmp_path: Path):
     resumed, late = prepared(tmp_path / "again", frozen=True)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{2 * EPOCHS}"))
 
-    assert structure(late.grower.model) == structure(growth.grower.model) != {}
+    assert describe_structure(late.grower.model) == describe_structure(growth.grower.model) != {}
     for mine, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     model, untouched = growth.grower.model, Classifier(0).eval()
@@ -246,7 +246,7 @@ def test_a_tiny_gpt2_with_tied_weights_saves_and_resumes(tmp_path: Path):
     trainer.train()
     resumed, late = language_model(1)
     resumed.train(resume_from_checkpoint=str(tmp_path / "0" / "checkpoint-4"))
-    assert structure(late.grower.model) == structure(growth.grower.model) != {}
+    assert describe_structure(late.grower.model) == describe_structure(growth.grower.model) != {}
     assert torch.equal(remembered(late.grower), remembered(growth.grower))
 
 
@@ -374,7 +374,7 @@ class Then(transformers.TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         inputs, labels = data(16, seed=2)
         logits = model.eval()(inputs=inputs, labels=labels)["logits"]
-        self.epochs[round(state.epoch)] = (structure(model), logits.detach().clone())
+        self.epochs[round(state.epoch)] = (describe_structure(model), logits.detach().clone())
 
 
 def evaluated(folder: Path, **arguments: Any) -> tuple[Any, GrowerCallback, Then]:
@@ -401,7 +401,7 @@ def test_the_best_model_is_loaded_with_what_had_grown_by_then(tmp_path: Path):
     assert then.epochs[2 * EPOCHS][0] != planted, "growth went on"
     inputs, labels = data(16, seed=2)
     assert torch.equal(trainer.model.eval()(inputs=inputs, labels=labels)["logits"], logits)
-    assert set(structure(trainer.model)) == set(planted)
+    assert set(describe_structure(trainer.model)) == set(planted)
     assert growth.grower.decisions >= BEST
     growth.grower.step(train_loss=1.0)
 

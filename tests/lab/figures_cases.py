@@ -10,7 +10,7 @@ from esper.lab.behaviour import Behaviour, Usage, write_behaviour
 from esper.runs.events import EpisodeEnded, EpisodeStarted, Event, LifecycleTransition, StepTaken
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
-from esper.train.iteration import LEVELS, record
+from esper.train.iteration import LEVELS, record_iteration
 from esper.train.results import Result, write_results
 from esper.train.settings import TrainSettings
 from lab import planted
@@ -30,7 +30,9 @@ def trained(path: Path, *, steps: bool = True, name: str = "norm", family: str =
                     if steps or not isinstance(event, StepTaken):
                         store.emit(event)
             probe = 0.6 if number == ITERATIONS else None
-            record(store, planted.iteration(number, ITERATIONS, probe=probe, kl=0.001 * number), planted.LEVELS)
+            record_iteration(
+                store, planted.iteration(number, ITERATIONS, probe=probe, kl=0.001 * number), planted.LEVELS
+            )
     return run
 
 
@@ -55,7 +57,7 @@ def grown(path: Path, *, name: str = "norm") -> RunDirectory:
         for event in _episode(1, 0, name, "digits"):
             store.emit(event)
         figures = {"train_accuracy": 0.5, "validation_accuracy": 0.4, "train_loss": 1.0, "validation_loss": 1.2}
-        store.scalars(1, {**figures, "added_parameters": 12})
+        store.record_scalars(1, {**figures, "added_parameters": 12})
     return run
 
 

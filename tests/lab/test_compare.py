@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from esper.lab.experiment import Experiment, Trial, run_experiment
 
 from esper.cli import main
 from esper.errors import ConfigError
-from esper.lab.contest import Contest, Trial, run_contest
 from esper.train.evaluation import evaluate_controllers
 from esper.train.iteration import Iteration
 from train.runs import TINY, tiny
@@ -31,14 +31,14 @@ def unseen(done: int, total: int, trial: Trial, iteration: Iteration | None) -> 
     """Progress that nobody watches."""
 
 
-def contest(folder: Path, seeds: int = 2, instances: int = 6) -> Contest:
+def experiment(folder: Path, seeds: int = 2, instances: int = 6) -> Experiment:
     arms = {"plain": tiny("iterations=1"), "sparse": tiny("iterations=1", "reward=sparse")}
-    return Contest(folder, arms, seeds, instances)
+    return Experiment(folder, arms, seeds, instances)
 
 
 @pytest.mark.usefixtures("_short_suite")
 def test_arms_take_turns_at_going_first(tmp_path: Path) -> None:
-    assert contest(tmp_path).trials() == [
+    assert experiment(tmp_path).trials() == [
         Trial("plain", 0),
         Trial("sparse", 0),
         Trial("sparse", 1),
@@ -50,9 +50,9 @@ def test_arms_take_turns_at_going_first(tmp_path: Path) -> None:
 def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_contest(contest(tmp_path / "whole"), unseen)
+    whole = run_experiment(experiment(tmp_path / "whole"), unseen)
     assert {arm.name: [len(one.outcomes) for one in arm.seeds] for arm in whole} == {"plain": [6, 6], "sparse": [6, 6]}
-    stopped, seen = contest(tmp_path / "stopped"), list[Trial]()
+    stopped, seen = experiment(tmp_path / "stopped"), list[Trial]()
 
     def stop(done: int, total: int, trial: Trial, iteration: Iteration | None) -> None:
         if iteration is not None and done == 2:
@@ -63,13 +63,13 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
             seen.append(trial)
 
     with pytest.raises(KeyboardInterrupt):
-        run_contest(stopped, stop)
+        run_experiment(stopped, stop)
     plays = list[int]()
     monkeypatch.setattr(
-        "esper.lab.contest.evaluate_controllers",
+        "esper.lab.experiment.evaluate_controllers",
         lambda *given: (plays.append(1), evaluate_controllers(*given))[1],
     )
-    again = run_contest(stopped, watch)
+    again = run_experiment(stopped, watch)
     assert len(plays) == 2, "of the third, whose policy had not played, and the last"
     assert seen == [Trial("plain", 1)], "the third had its checkpoint, the first two their scores"
     assert again == whole
@@ -77,22 +77,22 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
 
 @pytest.mark.usefixtures("_short_suite")
 def test_other_settings_in_the_same_place_are_refused(tmp_path: Path) -> None:
-    run_contest(contest(tmp_path, seeds=1), unseen)
-    changed = Contest(tmp_path, {"plain": tiny("iterations=2"), "sparse": tiny("iterations=1")}, 1, 6)
+    run_experiment(experiment(tmp_path, seeds=1), unseen)
+    changed = Experiment(tmp_path, {"plain": tiny("iterations=2"), "sparse": tiny("iterations=1")}, 1, 6)
     with pytest.raises(ConfigError, match="trained with other settings: choose another --run-dir"):
-        run_contest(changed, unseen)
+        run_experiment(changed, unseen)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "", "a b"])
 def test_an_arm_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="an arm cannot be called"):
-        Contest(tmp_path, {name: tiny("suite=tokens"), "b": tiny("suite=tokens")}, 1, 6)
+        Experiment(tmp_path, {name: tiny("suite=tokens"), "b": tiny("suite=tokens")}, 1, 6)
 
 
 def test_suites_do_not_mix(tmp_path: Path) -> None:
     arms = {"a": tiny("suite=tokens"), "b": tiny("suite=digits")}
     with pytest.raises(ConfigError, match=r"different suites \(digits, tokens\)"):
-        Contest(tmp_path, arms, 1, 6)
+        Experiment(tmp_path, arms, 1, 6)
 
 
 @pytest.mark.usefixtures("_short_suite")

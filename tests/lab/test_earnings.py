@@ -34,7 +34,7 @@ from esper.train.evaluation import (
     EvaluationConfig,
     EvaluationProgress,
     attribute_kept_seeds,
-    baselines,
+    create_baselines,
     evaluate_cohort,
     split_into_cohorts,
 )
@@ -56,7 +56,7 @@ def _short_suite() -> Iterator[None]:
 
 def keeper() -> Controller:
     """One that fossilizes several seeds in most networks."""
-    return next(one for one in baselines(get_suite("short")) if one.name == "all_at_start")
+    return next(one for one in create_baselines(get_suite("short")) if one.name == "all_at_start")
 
 
 def instances() -> list[Instance]:
@@ -119,18 +119,18 @@ def test_where_growth_is_about_the_loss_they_earn_shares_of_it(
 def test_cohorts_tell_of_earnings_only_if_asked(tmp_path: Path) -> None:
     terms = EvaluationConfig("short", Rules())
     (plain,) = split_into_cohorts([keeper()], terms, instances())
-    (asked,) = split_into_cohorts([keeper()], terms, instances(), attributed=True)
+    (asked,) = split_into_cohorts([keeper()], terms, instances(), with_shapley=True)
     first, second = evaluate_cohort(plain)[0], evaluate_cohort(asked)[0]
     assert first.earnings == []
     assert first.records == second.records
     assert [one.instance for one in second.earnings] == [one.instance for one in second.records]
     assert sum(len(one.pairs) for one in second.earnings) > 3
     # And they survive being stored.
-    EvaluationProgress(tmp_path / "progress", {}, [asked]).play(LocalWorkers(1), [asked])
+    EvaluationProgress(tmp_path / "progress", {}, [asked]).evaluate_cohorts(LocalWorkers(1), [asked])
     known = EvaluationProgress(tmp_path / "progress", {}, [asked])
-    assert known.taken_over == 1
-    assert known.play(LocalWorkers(1), [asked])[0][0].earnings == second.earnings
-    assert EvaluationProgress(tmp_path / "progress", {}, [plain]).taken_over == 0
+    assert known.cached_count == 1
+    assert known.evaluate_cohorts(LocalWorkers(1), [asked])[0][0].earnings == second.earnings
+    assert EvaluationProgress(tmp_path / "progress", {}, [plain]).cached_count == 0
 
 
 def test_an_evaluation_stores_what_the_policy_alone_kept(tmp_path: Path) -> None:

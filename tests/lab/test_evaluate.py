@@ -19,7 +19,7 @@ from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
-from esper.train.evaluation import EvaluationConfig, baselines, evaluate_controllers, evaluation_config
+from esper.train.evaluation import EvaluationConfig, create_baselines, evaluate_controllers, make_evaluation_config
 from esper.train.results import read_evaluation, select_split
 from esper.train.workers import LocalWorkers
 from train.runs import ignore, started, tiny
@@ -59,7 +59,7 @@ def found(run: RunDirectory, progress: list[tuple[int, int, str]]) -> RunEvaluat
 
 
 def test_everyone_plays_the_same_instances_of_each_split(found: RunEvaluation):
-    names = ["policy", *(controller.name for controller in baselines(get_suite("short"))), SHUFFLED]
+    names = ["policy", *(controller.name for controller in create_baselines(get_suite("short"))), SHUFFLED]
     for split, count in (("heldout", HELDOUT), ("transfer", TRANSFER)):
         results = select_split(found.results, split)
         played = {name: [one.instance for one in results if one.controller == name] for name in names}
@@ -84,7 +84,7 @@ def test_instances_follow_from_the_runs_seed_and_are_new():
 
 def test_the_file_holds_a_record_per_controller_and_instance(run: RunDirectory, found: RunEvaluation):
     records = json.loads(run.evaluation.read_text())
-    assert len(records) == (HELDOUT + TRANSFER) * (2 + len(baselines(get_suite("short"))))
+    assert len(records) == (HELDOUT + TRANSFER) * (2 + len(create_baselines(get_suite("short"))))
     assert {"controller", "instance", "score", "test_accuracy", "added_parameters"} <= records[0].keys()
     assert read_evaluation(run.evaluation) == found.results
 
@@ -103,12 +103,12 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
     policy = load_policy(run, settings).controller
     chosen = instances_for(settings, "heldout", HELDOUT)
     with LocalWorkers(1) as workers:
-        actions = evaluate_controllers(workers, [policy], evaluation_config(settings), chosen)[0].logs[0].actions
+        actions = evaluate_controllers(workers, [policy], make_evaluation_config(settings), chosen)[0].logs[0].actions
         scores = {
             donor: evaluate_controllers(
                 workers,
                 [Replay({one.seed: actions[:, donor] for one in chosen})],
-                evaluation_config(settings),
+                make_evaluation_config(settings),
                 chosen,
             )[0].records
             for donor in range(HELDOUT)
@@ -126,10 +126,10 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
 
 def test_baselines_score_as_when_played_alone(run: RunDirectory, found: RunEvaluation):
     settings = tiny()
-    controller = baselines(get_suite("short"))[-1]
+    controller = create_baselines(get_suite("short"))[-1]
     with LocalWorkers(1) as workers:
         instances = instances_for(settings, "heldout", HELDOUT)
-        alone = evaluate_controllers(workers, [controller], evaluation_config(settings), instances)[0].records
+        alone = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0].records
     results = select_split(found.results, "heldout")
     together = [one.score for one in results if one.controller == controller.name]
     assert together == [one.score for one in alone]
@@ -163,7 +163,7 @@ def test_an_episode_of_each_family_is_kept(found: RunEvaluation):
 
 
 def test_progress_is_told(found: RunEvaluation, progress: list[tuple[int, int, str]]):
-    total = 2 * (2 + len(baselines(get_suite("short"))))
+    total = 2 * (2 + len(create_baselines(get_suite("short"))))
     assert [done for done, _, _ in progress] == list(range(total + 1))
     assert {most for _, most, _ in progress} == {total}
     assert progress[0][2] == "policy, heldout instances"

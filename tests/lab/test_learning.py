@@ -11,7 +11,7 @@ import pytest
 from esper.config.loading import load_settings
 from esper.control.learned import LearnedController
 from esper.lab.evaluate import instances_for
-from esper.train.evaluation import evaluate_controllers, evaluation_config, mean_score
+from esper.train.evaluation import compute_mean_score, evaluate_controllers, make_evaluation_config
 from esper.train.settings import TrainSettings
 from esper.train.workers import LocalWorkers
 from train.runs import ignore, started
@@ -34,9 +34,9 @@ def gain(path: Path, *overrides: str) -> float:
         trainer.train(ignore)
         policies.append(trainer.policy)
         controllers = [LearnedController(policy, greedy=False) for policy in policies]
-        before, after = evaluate_controllers(workers, controllers, evaluation_config(settings), chosen)
+        before, after = evaluate_controllers(workers, controllers, make_evaluation_config(settings), chosen)
     assert np.isfinite([record.score for record in before.records]).all()
-    return mean_score(after) - mean_score(before)
+    return compute_mean_score(after) - compute_mean_score(before)
 
 
 @pytest.mark.slow

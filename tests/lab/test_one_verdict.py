@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from esper.lab.experiment import arm_file
 
 from esper.cli import main
 from esper.dash.app import Access, dashboard
 from esper.dash.formats import p_value, signed_score
 from esper.dash.run_view import RunFinder
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Contrast, Difference, Verdict, judge
-from esper.lab.contest import arm_file
 from esper.lab.evaluate import RunEvaluation
 from esper.lab.standings import RULE
 from esper.runs.events import RunStarted

@@ -34,7 +34,7 @@ from esper.lifecycle.stages import Stage
 from esper.rl.diagnostics import Anomaly
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
-from esper.train.iteration import record
+from esper.train.iteration import record_iteration
 from grower.training_loop import Loop
 from lab import planted
 from lab.figures_cases import grown, trained
@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with RunStore.open(made.store) as store:
         for number, objective in enumerate(OBJECTIVES, 5):
             odd = (Anomaly.EXPLAINED_VARIANCE,) if number in (6, 9) else ()
-            record(
+            record_iteration(
                 store,
                 planted.iteration(number, 12, objective=objective, probe=0.6, anomalies=odd, kl=0.001 * number),
                 {},
@@ -68,7 +68,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with RunStore.open(made.store) as store:
         for epoch in (2, 3):
             figures = {"train_accuracy": 0.5 + epoch / 20, "validation_accuracy": 0.4, "train_loss": 1 / epoch}
-            store.scalars(epoch, {**figures, "validation_loss": 1.3 / epoch, "added_parameters": 12 * epoch})
+            store.record_scalars(epoch, {**figures, "validation_loss": 1.3 / epoch, "added_parameters": 12 * epoch})
         store.emit(EXPLODED)
     return made.path
 

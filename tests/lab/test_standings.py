@@ -16,9 +16,9 @@ from esper.lab.standings import (
     ABOUT,
     Answer,
     describe_arm,
-    did_it_help,
     format_interval,
     format_signed_interval,
+    judge_learning,
     record_comparison,
     standings_rows,
     standings_table,
@@ -68,7 +68,7 @@ def compared(means: Mapping[str, float], noise: float = 0.02) -> Comparison:
 
 
 def answered(means: Mapping[str, float], noise: float = 0.02) -> Answer:
-    return did_it_help(compared(means, noise))
+    return judge_learning(compared(means, noise))
 
 
 def test_above_all_is_yes_and_names_the_closest():
@@ -98,7 +98,7 @@ def test_below_is_said():
 def test_a_policy_that_never_grows_is_told():
     results = planted({"policy": 0.5, "none": 0.5}, noise=0)
     idle = [type(one)(**{**vars(one), "added_parameters": 0}) for one in results]
-    found = did_it_help(compare_evaluated(idle))
+    found = judge_learning(compare_evaluated(idle))
     assert found.short == "Not shown"
     assert found.sentence.endswith("It keeps no seed at all.")
 

@@ -15,10 +15,10 @@ from esper.lifecycle.actions import (
     Head,
     Op,
     PerHead,
-    action,
     clear_irrelevant_heads,
-    head_sizes,
-    wait,
+    count_choices,
+    make_action,
+    make_wait_actions,
 )
 
 
@@ -36,26 +36,35 @@ def test_each_operation_reads_its_heads() -> None:
 
 
 def test_head_sizes_follow_the_heads() -> None:
-    assert head_sizes(slots=3, blueprints=7) == (6, 3, 7, 3, 3, 3, 4, 3)
+    assert count_choices(slots=3, blueprints=7) == (6, 3, 7, 3, 3, 3, 4, 3)
 
 
 def test_the_builder_takes_values_and_stores_indices() -> None:
-    chosen = action(Op.SET_ALPHA, 2, alpha_target=0.7, alpha_speed=8, alpha_curve=Curve.SIGMOID)
+    chosen = make_action(Op.SET_ALPHA, 2, alpha_target=0.7, alpha_speed=8, alpha_curve=Curve.SIGMOID)
     assert chosen.tolist() == [Op.SET_ALPHA, 2, 0, 0, 0, 1, 3, 2]
     assert chosen.dtype == np.int64
-    germination = action(Op.GERMINATE, 1, 3, blend=Blend.MULTIPLY, tempo=8, alpha_target=0.5)
+    germination = make_action(Op.GERMINATE, 1, 3, blend=Blend.MULTIPLY, tempo=8, alpha_target=0.5)
     assert germination.tolist() == [Op.GERMINATE, 1, 3, 2, 2, 0, 0, 0]
 
 
 def test_the_builder_leaves_out_what_the_operation_does_not_read() -> None:
-    assert action(Op.FOSSILIZE, 1, blueprint=3, tempo=8, alpha_speed=5).tolist() == [Op.FOSSILIZE, 1, 0, 0, 0, 0, 0, 0]
-    assert action(Op.GERMINATE, 1, 3).tolist() == [Op.GERMINATE, 1, 3, 0, 0, 2, 0, 0]
+    assert make_action(Op.FOSSILIZE, 1, blueprint=3, tempo=8, alpha_speed=5).tolist() == [
+        Op.FOSSILIZE,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert make_action(Op.GERMINATE, 1, 3).tolist() == [Op.GERMINATE, 1, 3, 0, 0, 2, 0, 0]
 
 
 @pytest.mark.parametrize("value", [{"tempo": 4}, {"alpha_target": 0.6}, {"alpha_speed": 1}])
 def test_the_builder_refuses_values_that_are_not_on_offer(value: dict[str, float]) -> None:
     with pytest.raises(IllegalActionError, match=f"{next(iter(value))} .* is not on offer, choose one of"):
-        action(Op.GERMINATE, **value)
+        make_action(Op.GERMINATE, **value)
 
 
 def test_canonical_zeroes_irrelevant_heads_only() -> None:
@@ -68,14 +77,14 @@ def test_canonical_zeroes_irrelevant_heads_only() -> None:
 
 @pytest.mark.parametrize("op", [-1, 6])
 def test_canonical_refuses_unknown_operations(op: int) -> None:
-    rows = wait(3)
+    rows = make_wait_actions(3)
     rows[2, Head.OP] = op
     with pytest.raises(IllegalActionError, match=f"environment 2: operation {op} is unknown"):
         clear_irrelevant_heads(rows)
 
 
 def test_wait_is_all_zeros() -> None:
-    assert np.array_equal(wait(4), np.zeros((4, 8)))
+    assert np.array_equal(make_wait_actions(4), np.zeros((4, 8)))
 
 
 NAMES = [head.name.lower() for head in Head]
@@ -99,7 +108,7 @@ def test_numbers_come_in_the_order_of_heads() -> None:
 @pytest.mark.parametrize("number", [0, 0.02, "1e-3"])
 def test_one_number_stands_for_all_heads(number: object) -> None:
     assert PerHead.model_validate(number) == PerHead(**dict.fromkeys(NAMES, float(number)))
-    assert PerHead.model_validate(number) == PerHead.every(float(number))
+    assert PerHead.model_validate(number) == PerHead.fill(float(number))
 
 
 @pytest.mark.parametrize("head", NAMES)
@@ -109,7 +118,7 @@ def test_heads_that_are_not_named_keep_their_default(head: str) -> None:
 
 
 def test_a_number_leaves_no_head_at_its_default() -> None:
-    assert Holder.model_validate({"numbers": 9.0}).numbers == PerHead.every(9.0)
+    assert Holder.model_validate({"numbers": 9.0}).numbers == PerHead.fill(9.0)
 
 
 @pytest.mark.parametrize("given", [-0.1, float("nan"), float("inf"), "much", None, [0.1] * 8, {"op": 0.1}])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import Blend, wait
+from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.lifecycle.transitions import Cause, step, with_fossils
+from esper.lifecycle.transitions import Cause, add_fossils, step
 from lifecycle.soundness import assert_sound
 from open_rules import open_rules
 
@@ -20,7 +20,7 @@ BLENDS = np.array([[Blend.GATE, Blend.ADD, Blend.MULTIPLY], [Blend.ADD] * 3])
 
 
 def test_fossils_count_fully_from_the_start_and_stay() -> None:
-    table, changes = with_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, COMPATIBLE)
+    table, changes = add_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, COMPATIBLE)
     assert_sound(table, RULES)
     assert (table.stage == Stage.FOSSILIZED).tolist() == (GIVEN >= 0).tolist()
     assert table.blueprint.tolist() == GIVEN.tolist()
@@ -31,7 +31,7 @@ def test_fossils_count_fully_from_the_start_and_stay() -> None:
     assert changes.born.all()
     assert set(changes.cause.tolist()) == {Cause.START}
     for _ in range(3):
-        after = step(table, Evidence.none(2, 3), wait(2), RULES, COMPATIBLE)
+        after = step(table, Evidence.none(2, 3), make_wait_actions(2), RULES, COMPATIBLE)
         assert len(after.transitions) == 0
         assert_sound(after.table, RULES)
         assert after.table.alpha.tolist() == table.alpha.tolist()
@@ -40,24 +40,24 @@ def test_fossils_count_fully_from_the_start_and_stay() -> None:
 
 def test_nothing_given_changes_nothing() -> None:
     before = SeedTable.dormant(2, 3)
-    table, changes = with_fossils(before, np.full((2, 3), -1), BLENDS, COMPATIBLE)
+    table, changes = add_fossils(before, np.full((2, 3), -1), BLENDS, COMPATIBLE)
     assert len(changes) == 0
     assert all(np.array_equal(vars(table)[name], value) for name, value in vars(before).items())
 
 
 def test_the_given_table_is_left_as_it_is() -> None:
     before = SeedTable.dormant(2, 3)
-    with_fossils(before, GIVEN, BLENDS, COMPATIBLE)
+    add_fossils(before, GIVEN, BLENDS, COMPATIBLE)
     assert not before.owning.any()
 
 
 def test_slots_that_are_taken_or_do_not_suit_are_refused() -> None:
-    taken, _ = with_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, COMPATIBLE)
+    taken, _ = add_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, COMPATIBLE)
     with pytest.raises(
         IllegalActionError, match=r"network 0 .* slot 0, which is in stage FOSSILIZED: choose a dormant"
     ):
-        with_fossils(taken, GIVEN, BLENDS, COMPATIBLE)
+        add_fossils(taken, GIVEN, BLENDS, COMPATIBLE)
     unfit = COMPATIBLE.copy()
     unfit[0, 2, 0] = False
     with pytest.raises(IllegalActionError, match="network 0 cannot start with blueprint 0 in slot 2"):
-        with_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, unfit)
+        add_fossils(SeedTable.dormant(2, 3), GIVEN, BLENDS, unfit)

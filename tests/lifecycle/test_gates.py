@@ -9,7 +9,7 @@ import pytest
 
 from esper.lifecycle.actions import Op
 from esper.lifecycle.legality import legal_actions
-from esper.lifecycle.rules import GATES, Reason, gate_ahead
+from esper.lifecycle.rules import GATES, Reason, evaluate_gates
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from lifecycle.support import good_evidence
@@ -36,7 +36,7 @@ def seen(**values: float):
 
 @pytest.mark.parametrize(("probed", "reason"), [(True, Reason.PASSED), (False, Reason.NOT_PROBED)])
 def test_g1_asks_for_a_probe(probed: bool, reason: Reason) -> None:
-    verdicts = gate_ahead(slot(Stage.GERMINATED), seen(probed=probed), RULES)
+    verdicts = evaluate_gates(slot(Stage.GERMINATED), seen(probed=probed), RULES)
     assert (verdicts.reason[0, 0], verdicts.passed[0, 0]) == (reason, probed)
 
 
@@ -51,7 +51,7 @@ def test_g1_asks_for_a_probe(probed: bool, reason: Reason) -> None:
     ],
 )
 def test_g2_asks_for_training_and_healthy_gradients(age: int, healthy: bool, reason: Reason) -> None:
-    verdicts = gate_ahead(slot(Stage.TRAINING, stage_age=age), seen(gradient_healthy=healthy), RULES)
+    verdicts = evaluate_gates(slot(Stage.TRAINING, stage_age=age), seen(gradient_healthy=healthy), RULES)
     assert verdicts.reason[0, 0] == reason
     assert verdicts.passed[0, 0] == (reason == Reason.PASSED)
 
@@ -59,7 +59,7 @@ def test_g2_asks_for_training_and_healthy_gradients(age: int, healthy: bool, rea
 @pytest.mark.parametrize(("elapsed", "reason"), [(3, Reason.PASSED), (2, Reason.ALPHA_MOVING)])
 def test_g3_asks_for_alpha_at_its_target(elapsed: int, reason: Reason) -> None:
     table = slot(Stage.BLENDING, alpha_elapsed=elapsed, alpha_duration=3)
-    assert gate_ahead(table, good_evidence(), RULES).reason[0, 0] == reason
+    assert evaluate_gates(table, good_evidence(), RULES).reason[0, 0] == reason
 
 
 @pytest.mark.parametrize(("elapsed", "legal"), [(3, True), (2, False)])
@@ -82,14 +82,14 @@ def test_a_held_seed_whose_alpha_moves_is_not_fossilized(elapsed: int, legal: bo
     ],
 )
 def test_g5_asks_for_a_fresh_harmless_contribution(contribution: float, age: int, reason: Reason) -> None:
-    verdicts = gate_ahead(slot(Stage.HOLDING), seen(contribution=contribution, contribution_age=age), RULES)
+    verdicts = evaluate_gates(slot(Stage.HOLDING), seen(contribution=contribution, contribution_age=age), RULES)
     assert verdicts.reason[0, 0] == reason
     assert verdicts.passed[0, 0] == (reason == Reason.PASSED)
 
 
 def test_gates_say_nothing_of_slots_elsewhere() -> None:
     for stage in Stage:
-        verdict = gate_ahead(slot(stage, stage_age=9), good_evidence(), RULES)
+        verdict = evaluate_gates(slot(stage, stage_age=9), good_evidence(), RULES)
         assert verdict.reason[0, 0] == (Reason.PASSED if stage in GATES else Reason.NO_GATE)
         assert verdict.passed[0, 0] == (stage in GATES)
 
@@ -104,4 +104,4 @@ def test_gate_ahead_is_the_gate_of_the_stage() -> None:
         Stage.HOLDING: Reason.HARMFUL,
     }
     for stage, reason in stopped.items():
-        assert gate_ahead(slot(stage, alpha_duration=1), evidence, RULES).reason[0, 0] == reason
+        assert evaluate_gates(slot(stage, alpha_duration=1), evidence, RULES).reason[0, 0] == reason

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Curve, Head, Op, action, wait
+from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Curve, Head, Op, make_action, make_wait_actions
 from esper.lifecycle.legality import ActionMasks, canonicalise, is_legal, legal_actions, require_legal
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
@@ -27,13 +27,13 @@ from lifecycle.support import (
 from lifecycle.test_reference import measured
 from open_rules import open_rules
 
-WAIT = wait(1)[0]
+WAIT = make_wait_actions(1)[0]
 EMPTY = SeedTable.dormant(1, 2)
-RISING = play(EMPTY, open_rules(), action(Op.GERMINATE), WAIT).table
+RISING = play(EMPTY, open_rules(), make_action(Op.GERMINATE), WAIT).table
 HELD = play(RISING, open_rules(), WAIT, WAIT, WAIT).table
-FALLING = play(HELD, open_rules(), action(Op.PRUNE, alpha_speed=3)).table
-TRAINING = play(EMPTY, open_rules(isolation="shadow"), action(Op.GERMINATE), WAIT).table
-FOSSIL = play(HELD, open_rules(), action(Op.FOSSILIZE)).table
+FALLING = play(HELD, open_rules(), make_action(Op.PRUNE, alpha_speed=3)).table
+TRAINING = play(EMPTY, open_rules(isolation="shadow"), make_action(Op.GERMINATE), WAIT).table
+FOSSIL = play(HELD, open_rules(), make_action(Op.FOSSILIZE)).table
 
 
 def masks_of(table: SeedTable, rules: Rules | None = None, evidence: Evidence | None = None) -> ActionMasks:
@@ -44,32 +44,42 @@ def masks_of(table: SeedTable, rules: Rules | None = None, evidence: Evidence | 
 
 
 REFUSALS = {
-    "germinate where a seed is": (RISING, action(Op.GERMINATE), "BLENDING", "needs stage DORMANT"),
-    "advance a blending seed": (RISING, action(Op.ADVANCE), "BLENDING", "needs stage TRAINING"),
-    "retarget nothing": (EMPTY, action(Op.SET_ALPHA), "DORMANT", "needs stage BLENDING or HOLDING"),
-    "fossilize too early": (RISING, action(Op.FOSSILIZE), "BLENDING", "needs stage HOLDING"),
-    "prune nothing": (EMPTY, action(Op.PRUNE), "DORMANT", "needs stage GERMINATED or TRAINING or BLENDING or HOLDING"),
-    "prune a fossil": (FOSSIL, action(Op.PRUNE), "FOSSILIZED", "needs stage GERMINATED"),
-    "prune twice": (FALLING, action(Op.PRUNE), "BLENDING", "already being pruned"),
-    "rescue a falling seed": (FALLING, action(Op.SET_ALPHA), "BLENDING", "already being pruned"),
-    "advance too early": (TRAINING, action(Op.ADVANCE), "TRAINING", "gate G2 is closed, TOO_YOUNG"),
-    "germinate where nothing fits": (EMPTY, action(Op.GERMINATE, slot=1), "DORMANT", "no blueprint is compatible"),
+    "germinate where a seed is": (RISING, make_action(Op.GERMINATE), "BLENDING", "needs stage DORMANT"),
+    "advance a blending seed": (RISING, make_action(Op.ADVANCE), "BLENDING", "needs stage TRAINING"),
+    "retarget nothing": (EMPTY, make_action(Op.SET_ALPHA), "DORMANT", "needs stage BLENDING or HOLDING"),
+    "fossilize too early": (RISING, make_action(Op.FOSSILIZE), "BLENDING", "needs stage HOLDING"),
+    "prune nothing": (
+        EMPTY,
+        make_action(Op.PRUNE),
+        "DORMANT",
+        "needs stage GERMINATED or TRAINING or BLENDING or HOLDING",
+    ),
+    "prune a fossil": (FOSSIL, make_action(Op.PRUNE), "FOSSILIZED", "needs stage GERMINATED"),
+    "prune twice": (FALLING, make_action(Op.PRUNE), "BLENDING", "already being pruned"),
+    "rescue a falling seed": (FALLING, make_action(Op.SET_ALPHA), "BLENDING", "already being pruned"),
+    "advance too early": (TRAINING, make_action(Op.ADVANCE), "TRAINING", "gate G2 is closed, TOO_YOUNG"),
+    "germinate where nothing fits": (EMPTY, make_action(Op.GERMINATE, slot=1), "DORMANT", "no blueprint is compatible"),
     "germinate what does not fit": (
         EMPTY,
-        action(Op.GERMINATE, blueprint=2),
+        make_action(Op.GERMINATE, blueprint=2),
         "DORMANT",
         "blueprint 2 is not compatible with this slot",
     ),
     "blueprint off the list": (
         EMPTY,
-        action(Op.GERMINATE, blueprint=3),
+        make_action(Op.GERMINATE, blueprint=3),
         "DORMANT",
         "blueprint 3 is out of range 0 to 2",
     ),
-    "retarget to the same": (HELD, action(Op.SET_ALPHA), "HOLDING", r"\(1.0\) is the target that the seed already has"),
+    "retarget to the same": (
+        HELD,
+        make_action(Op.SET_ALPHA),
+        "HOLDING",
+        r"\(1.0\) is the target that the seed already has",
+    ),
     "blend not allowed": (
         EMPTY,
-        action(Op.GERMINATE, blend=Blend.GATE),
+        make_action(Op.GERMINATE, blend=Blend.GATE),
         "DORMANT",
         r"leave blend 1 \(gate\) out",
     ),
@@ -105,25 +115,27 @@ def test_without_a_slot_the_refusal_names_the_value(chosen: np.ndarray, rule: st
 
 def test_what_the_rules_leave_out_is_refused() -> None:
     with pytest.raises(IllegalActionError, match="the rules leave this operation out"):
-        require_legal(action(Op.PRUNE)[None], masks_of(HELD, open_rules(operations=(Op.WAIT, Op.FOSSILIZE))))
+        require_legal(make_action(Op.PRUNE)[None], masks_of(HELD, open_rules(operations=(Op.WAIT, Op.FOSSILIZE))))
     with pytest.raises(IllegalActionError, match=r"leave alpha_target 0 \(0.5\) out"):
         require_legal(
-            action(Op.SET_ALPHA, alpha_target=0.5)[None], masks_of(HELD, open_rules(alpha_targets=(0.7, 1.0)))
+            make_action(Op.SET_ALPHA, alpha_target=0.5)[None], masks_of(HELD, open_rules(alpha_targets=(0.7, 1.0)))
         )
     with pytest.raises(IllegalActionError, match=r"leave alpha_speed 1 \(3\) out"):
-        require_legal(action(Op.PRUNE, alpha_speed=3)[None], masks_of(HELD, open_rules(alpha_speeds=(0, 8))))
+        require_legal(make_action(Op.PRUNE, alpha_speed=3)[None], masks_of(HELD, open_rules(alpha_speeds=(0, 8))))
     with pytest.raises(IllegalActionError, match=r"leave alpha_curve 1 \(cosine\) out"):
         require_legal(
-            action(Op.PRUNE, alpha_curve=Curve.COSINE)[None], masks_of(HELD, open_rules(alpha_curves=("linear",)))
+            make_action(Op.PRUNE, alpha_curve=Curve.COSINE)[None], masks_of(HELD, open_rules(alpha_curves=("linear",)))
         )
 
 
 def test_a_closed_gate_5_is_named() -> None:
     with pytest.raises(IllegalActionError, match="gate G5 is closed, NOT_MEASURED"):
-        require_legal(action(Op.FOSSILIZE)[None], masks_of(HELD, evidence=Evidence.none(1, 2)))
+        require_legal(make_action(Op.FOSSILIZE)[None], masks_of(HELD, evidence=Evidence.none(1, 2)))
 
 
-@pytest.mark.parametrize("actions", [WAIT, wait(3), np.zeros((1, 7), np.int64), np.zeros((1, 8), np.float32)])
+@pytest.mark.parametrize(
+    "actions", [WAIT, make_wait_actions(3), np.zeros((1, 7), np.int64), np.zeros((1, 8), np.float32)]
+)
 def test_arrays_of_another_shape_or_kind_are_refused(actions: np.ndarray) -> None:
     for refuse in (require_legal, canonicalise):
         with pytest.raises(IllegalActionError, match=r"integer array of shape \(1, 8\)"):
@@ -152,7 +164,7 @@ def test_check_refuses_exactly_what_the_plain_rules_forbid(name: str) -> None:
         for number, environment in enumerate(population):
             allowed = reference.is_legal(environment, facts[number], tried[number].tolist(), rules, fits[number])
             verdicts[allowed] += 1
-            actions = wait(environments)
+            actions = make_wait_actions(environments)
             actions[number] = tried[number]
             if allowed:
                 require_legal(actions, masks)
@@ -202,10 +214,10 @@ def test_canonicalise_gives_legal_actions_and_keeps_them(number: int, integers: 
 def test_canonicalise_keeps_what_is_legal_but_for_irrelevant_heads() -> None:
     """WAIT is the answer only where nothing of the action can be kept."""
     masks = masks_of(EMPTY.rows([0, 0, 0, 0]))
-    germinate = action(Op.GERMINATE, blueprint=1, tempo=5)
+    germinate = make_action(Op.GERMINATE, blueprint=1, tempo=5)
     noisy = germinate.copy()
     noisy[Head.ALPHA_CURVE], noisy[Head.ALPHA_SPEED] = 99, -5
-    effective, changed = canonicalise(np.stack([germinate, noisy, action(Op.PRUNE), np.full(8, 3) * 9]), masks)
+    effective, changed = canonicalise(np.stack([germinate, noisy, make_action(Op.PRUNE), np.full(8, 3) * 9]), masks)
     assert np.array_equal(effective, np.stack([germinate, germinate, WAIT, WAIT]))
     assert changed.tolist() == [False, True, True, True]
 
@@ -265,7 +277,7 @@ def test_a_slot_that_no_blueprint_fits_stays_empty() -> None:
 
 
 def test_a_seed_is_not_retargeted_to_where_it_is_or_goes() -> None:
-    rising = play(SeedTable.dormant(1, 1), DEFAULT, action(Op.GERMINATE, alpha_target=0.7), WAIT).table
+    rising = play(SeedTable.dormant(1, 1), DEFAULT, make_action(Op.GERMINATE, alpha_target=0.7), WAIT).table
     held = play(rising, DEFAULT, WAIT, WAIT, WAIT).table
     assert (rising.stage[0, 0], held.stage[0, 0]) == (Stage.BLENDING, Stage.HOLDING)
     for table in (rising, held):
@@ -274,13 +286,13 @@ def test_a_seed_is_not_retargeted_to_where_it_is_or_goes() -> None:
 
 
 def test_fossilizing_needs_evidence() -> None:
-    held = play(SeedTable.dormant(1, 1), DEFAULT, action(Op.GERMINATE), *[WAIT] * 4).table
+    held = play(SeedTable.dormant(1, 1), DEFAULT, make_action(Op.GERMINATE), *[WAIT] * 4).table
     assert masks_where_all_fit(held).op[0, Op.FOSSILIZE]
     assert not masks_where_all_fit(held, evidence=Evidence.none(1, 1)).op[0, Op.FOSSILIZE]
 
 
 def test_a_fossil_leaves_nothing_to_do() -> None:
-    life = (action(Op.GERMINATE), WAIT, WAIT, WAIT, WAIT, action(Op.FOSSILIZE))
+    life = (make_action(Op.GERMINATE), WAIT, WAIT, WAIT, WAIT, make_action(Op.FOSSILIZE))
     fossil = play(SeedTable.dormant(1, 1), DEFAULT, *life).table
     assert np.flatnonzero(masks_where_all_fit(fossil).op[0]).tolist() == [Op.WAIT]
 
@@ -293,7 +305,7 @@ def test_the_rules_narrow_the_choices() -> None:
     assert masks.find_legal(Head.BLEND, op, slot).tolist() == [[True, False, False]]
     assert masks.find_legal(Head.TEMPO, op, slot).tolist() == [[False, True, False]]
     assert masks.find_legal(Head.ALPHA_TARGET, op, slot).tolist() == [[True, False, True]]
-    germinated = play(table, rules, action(Op.GERMINATE, tempo=5)).table
+    germinated = play(table, rules, make_action(Op.GERMINATE, tempo=5)).table
     assert np.flatnonzero(masks_where_all_fit(germinated, rules).op[0]).tolist() == [Op.WAIT]
 
 
@@ -318,7 +330,7 @@ def test_flat_masks_start_each_head_with_a_legal_choice() -> None:
 def test_those_who_must_wait_may_do_nothing_else() -> None:
     masks = masks_where_all_fit(SeedTable.dormant(3, 2)).allow_only_waiting(np.array([True, False, True]))
     assert masks.op.sum(axis=1).tolist() == [1, 2, 1]
-    assert is_legal(wait(3), masks).all()
-    germinate = np.stack([action(Op.GERMINATE)] * 3)
+    assert is_legal(make_wait_actions(3), masks).all()
+    germinate = np.stack([make_action(Op.GERMINATE)] * 3)
     assert is_legal(germinate, masks).tolist() == [False, True, False]
     assert canonicalise(germinate, masks)[0][:, 0].tolist() == [Op.WAIT, Op.GERMINATE, Op.WAIT]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.legality import is_legal, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.lifecycle.transitions import Cause, finish, step
+from esper.lifecycle.transitions import Cause, finish_growth, step
 from esper.numerics.arrays import Bools
 from lifecycle.soundness import assert_obeyed, assert_prunable, assert_sound, assert_step_is_sound
 from lifecycle.support import RULE_SETS, every_action, evidence_rows, good_evidence
@@ -105,14 +105,16 @@ def test_every_live_seed_can_be_pruned_and_leaves_a_dormant_slot(name: str) -> N
     states = reachable(name)
     table = states.rows(states.live.ravel() & ~states.pruning.ravel())
     speed = max(rules.alpha_speeds)
-    actions = np.tile(action(Op.PRUNE, alpha_speed=speed, alpha_curve=rules.alpha_curves[0]), (table.environments, 1))
+    actions = np.tile(
+        make_action(Op.PRUNE, alpha_speed=speed, alpha_curve=rules.alpha_curves[0]), (table.environments, 1)
+    )
     evidence = good_evidence(table.environments, 1)
     at_once = (table.alpha == 0) | (speed == 0)
     # After the ramp one more step takes the seed away.
     gone = np.where(at_once, 1, speed + 1)
     for number in range(1, speed + 1 + sum(rules.cooldown) + 1):
         table = step(table, evidence, actions, rules, fits(table)).table
-        actions = wait(table.environments)
+        actions = make_wait_actions(table.environments)
         assert np.array_equal(table.live, number < gone)
         assert np.array_equal(table.stage == Stage.DORMANT, number >= gone + sum(rules.cooldown))
     assert np.all(table.stage == Stage.DORMANT)
@@ -126,7 +128,7 @@ def test_growth_can_end_in_every_reachable_state(name: str) -> None:
     weighty = states.live & (states.alpha > 0)
     for kept in (weighty, np.zeros_like(weighty)):
         pruned = states.live & ~kept
-        after, changes = finish(states, kept, pruned)
+        after, changes = finish_growth(states, kept, pruned)
         assert_sound(after, rules, ended=True)
         assert not after.live.any()
         assert np.array_equal(after.stage == Stage.FOSSILIZED, kept | (states.stage == Stage.FOSSILIZED))
@@ -136,7 +138,9 @@ def test_growth_can_end_in_every_reachable_state(name: str) -> None:
         others = ~(kept | pruned).ravel()
         for field in fields(SeedTable):
             assert np.array_equal(getattr(after, field.name)[others], getattr(states, field.name)[others])
-        result = step(after, good_evidence(after.environments, 1), wait(after.environments), rules, fits(after))
+        result = step(
+            after, good_evidence(after.environments, 1), make_wait_actions(after.environments), rules, fits(after)
+        )
         assert np.array_equal(result.table.alpha[kept], states.alpha[kept]), "time goes on, and fossils stay"
         assert_sound(result.table, rules, ended=True)
     assert all(np.array_equal(getattr(states, field.name), getattr(before, field.name)) for field in fields(SeedTable))
@@ -151,4 +155,4 @@ def test_growth_cannot_end_otherwise(name: str) -> None:
         refused = [(one, one), *([] if table.live.all() else [(~one, one)]), *([] if weighty else [(one, ~one)])]
         for kept, pruned in refused:
             with pytest.raises(IllegalActionError, match="growth of network 0 cannot end with slot 0"):
-                finish(table, kept, pruned)
+                finish_growth(table, kept, pruned)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.lifecycle.actions import ALPHA_TARGETS, TEMPOS, Curve, Op, action, wait
+from esper.lifecycle.actions import ALPHA_TARGETS, TEMPOS, Curve, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
@@ -18,7 +18,7 @@ from esper.lifecycle.transitions import LONGEST, alpha_at, progress
 from lifecycle.support import SHADOW, play
 from open_rules import open_rules
 
-WAIT = wait(1)[0]
+WAIT = make_wait_actions(1)[0]
 
 
 def alphas(table: SeedTable, steps: int, rules: Rules) -> list[float]:
@@ -31,7 +31,7 @@ def alphas(table: SeedTable, steps: int, rules: Rules) -> list[float]:
 
 
 def germinated(tempo: int, target: float, rules: Rules) -> SeedTable:
-    return play(SeedTable.dormant(1, 1), rules, action(Op.GERMINATE, tempo=tempo, alpha_target=target)).table
+    return play(SeedTable.dormant(1, 1), rules, make_action(Op.GERMINATE, tempo=tempo, alpha_target=target)).table
 
 
 @pytest.mark.parametrize("tempo", TEMPOS)
@@ -49,7 +49,7 @@ def test_a_new_seed_in_isolation_rises_once_advanced() -> None:
     table = play(germinated(3, 1.0, SHADOW), SHADOW, WAIT, WAIT, WAIT).table
     assert table.stage[0, 0] == Stage.TRAINING
     assert table.alpha[0, 0] == 0
-    table = play(table, SHADOW, action(Op.ADVANCE)).table
+    table = play(table, SHADOW, make_action(Op.ADVANCE)).table
     assert [float(table.alpha[0, 0]), *alphas(table, 3, SHADOW)] == pytest.approx([1 / 3, 2 / 3, 1, 1], abs=1e-6)
 
 
@@ -58,7 +58,7 @@ def test_a_new_seed_in_isolation_rises_once_advanced() -> None:
 def test_a_change_of_alpha_follows_its_curve(curve: Curve, speed: int) -> None:
     holding = play(germinated(3, 1.0, open_rules()), open_rules(), *[WAIT] * 4).table
     assert holding.stage[0, 0] == Stage.HOLDING
-    chosen = action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=speed, alpha_curve=curve)
+    chosen = make_action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=speed, alpha_curve=curve)
     table = play(holding, open_rules(), chosen).table
     parts = {
         Curve.LINEAR: lambda x: x,
@@ -73,7 +73,7 @@ def test_a_change_of_alpha_follows_its_curve(curve: Curve, speed: int) -> None:
 
 def test_a_change_at_once_is_there_in_the_same_step() -> None:
     holding = play(germinated(3, 1.0, open_rules()), open_rules(), *[WAIT] * 4).table
-    table = play(holding, open_rules(), action(Op.SET_ALPHA, alpha_target=0.7, alpha_speed=0)).table
+    table = play(holding, open_rules(), make_action(Op.SET_ALPHA, alpha_target=0.7, alpha_speed=0)).table
     assert (table.alpha[0, 0], table.stage[0, 0]) == (np.float32(0.7), Stage.BLENDING)
     table = play(table, open_rules(), WAIT).table
     assert (table.alpha[0, 0], table.stage[0, 0]) == (np.float32(0.7), Stage.HOLDING)
@@ -81,7 +81,7 @@ def test_a_change_at_once_is_there_in_the_same_step() -> None:
 
 def test_pruning_falls_from_where_alpha_is() -> None:
     """Two thirds up, down again in three steps."""
-    table = play(germinated(3, 1.0, open_rules()), open_rules(), WAIT, WAIT, action(Op.PRUNE, alpha_speed=3)).table
+    table = play(germinated(3, 1.0, open_rules()), open_rules(), WAIT, WAIT, make_action(Op.PRUNE, alpha_speed=3)).table
     assert [float(table.alpha[0, 0]), *alphas(table, 2, open_rules())] == pytest.approx([4 / 9, 2 / 9, 0], abs=1e-6)
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from esper.lifecycle.actions import Head, Op, wait
+from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks, legal_actions, require_legal
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -45,7 +45,7 @@ class Lifecycle(RuleBasedStateMachine):
     def let_time_pass(self, steps: int) -> None:
         """So that ramps and cooldowns end, and gates open."""
         for _ in range(steps):
-            self.advance(wait(ENVIRONMENTS), good_evidence(ENVIRONMENTS, SLOTS))
+            self.advance(make_wait_actions(ENVIRONMENTS), good_evidence(ENVIRONMENTS, SLOTS))
 
     def advance(self, actions: Ints, evidence: Evidence) -> Step:
         before = self.table
@@ -82,7 +82,7 @@ class Lifecycle(RuleBasedStateMachine):
 
 def draw_legal(data: st.DataObject, masks: ActionMasks) -> Ints:
     """A legal action for each environment; shrinking goes towards WAIT and first choices."""
-    actions = wait(ENVIRONMENTS)
+    actions = make_wait_actions(ENVIRONMENTS)
     for head in Head:
         legal = masks.find_legal(head, actions[:, Head.OP], actions[:, Head.SLOT])
         for environment in range(ENVIRONMENTS):

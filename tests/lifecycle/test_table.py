@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.stages import BLENDED, COOLDOWN, LIVE, OWNING, Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from lifecycle.support import DEFAULT, play
@@ -15,7 +15,7 @@ from lifecycle.support import DEFAULT, play
 
 def grown() -> SeedTable:
     """Two environments with seeds in different stages."""
-    one = play(SeedTable.dormant(1, 2), DEFAULT, action(Op.GERMINATE), wait(1)[0]).table
+    one = play(SeedTable.dormant(1, 2), DEFAULT, make_action(Op.GERMINATE), make_wait_actions(1)[0]).table
     return one.rows([0, 0])
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from esper.errors import IllegalActionError
-from esper.lifecycle.actions import Curve, Op, action, wait
+from esper.lifecycle.actions import Curve, Op, make_action, make_wait_actions
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Reason, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
-from esper.lifecycle.transitions import Cause, Step, Transitions, concatenate, revoke, step
+from esper.lifecycle.transitions import Cause, Step, Transitions, concatenate_transitions, remove_seeds, step
 from lifecycle.support import (
     DEFAULT,
     RULE_SETS,
@@ -28,9 +28,9 @@ from lifecycle.support import (
 )
 from open_rules import open_rules
 
-WAIT = wait(1)[0]
+WAIT = make_wait_actions(1)[0]
 EMPTY = SeedTable.dormant(1, 1)
-GERMINATE = action(Op.GERMINATE, blueprint=2)
+GERMINATE = make_action(Op.GERMINATE, blueprint=2)
 
 
 def stages(table: SeedTable, rules: Rules, *actions: np.ndarray) -> list[str]:
@@ -63,37 +63,37 @@ def holding(rules: Rules = DEFAULT) -> SeedTable:
 
 
 def test_a_seed_without_isolation_blends_in_the_next_step() -> None:
-    life = stages(EMPTY, DEFAULT, GERMINATE, WAIT, WAIT, WAIT, WAIT, action(Op.FOSSILIZE), WAIT)
+    life = stages(EMPTY, DEFAULT, GERMINATE, WAIT, WAIT, WAIT, WAIT, make_action(Op.FOSSILIZE), WAIT)
     assert life == ["GERMINATED", "BLENDING", "BLENDING", "BLENDING", "HOLDING", "FOSSILIZED", "FOSSILIZED"]
 
 
 def test_a_seed_in_isolation_trains_until_it_is_advanced() -> None:
-    life = stages(EMPTY, SHADOW, GERMINATE, WAIT, WAIT, WAIT, WAIT, action(Op.ADVANCE), WAIT, WAIT, WAIT)
+    life = stages(EMPTY, SHADOW, GERMINATE, WAIT, WAIT, WAIT, WAIT, make_action(Op.ADVANCE), WAIT, WAIT, WAIT)
     assert life == ["GERMINATED", *["TRAINING"] * 4, "BLENDING", "BLENDING", "BLENDING", "HOLDING"]
 
 
 def test_advance_waits_for_the_third_step_of_training() -> None:
     young = play(EMPTY, SHADOW, GERMINATE, WAIT, WAIT).table
     with pytest.raises(IllegalActionError, match="TOO_YOUNG"):
-        play(young, SHADOW, action(Op.ADVANCE))
-    play(young, SHADOW, WAIT, action(Op.ADVANCE))
+        play(young, SHADOW, make_action(Op.ADVANCE))
+    play(young, SHADOW, WAIT, make_action(Op.ADVANCE))
 
 
 @pytest.mark.parametrize("cooldown", [(1, 5, 1), (2, 1, 3)])
 def test_the_cooldown_lasts_exactly(cooldown: tuple[int, int, int]) -> None:
     rules = open_rules(cooldown=cooldown)
     first, second, third = cooldown
-    life = stages(holding(rules), rules, action(Op.PRUNE), *[WAIT] * (sum(cooldown) + 1))
+    life = stages(holding(rules), rules, make_action(Op.PRUNE), *[WAIT] * (sum(cooldown) + 1))
     assert life == ["PRUNED"] * first + ["EMBARGOED"] * second + ["RESETTING"] * third + ["DORMANT"] * 2
 
 
 def test_a_slot_can_be_used_again_after_the_cooldown() -> None:
-    table = play(holding(), DEFAULT, action(Op.PRUNE), *[WAIT] * 7, action(Op.GERMINATE, blueprint=1)).table
+    table = play(holding(), DEFAULT, make_action(Op.PRUNE), *[WAIT] * 7, make_action(Op.GERMINATE, blueprint=1)).table
     assert (table.stage[0, 0], table.blueprint[0, 0], table.seed_age[0, 0]) == (Stage.GERMINATED, 1, 1)
 
 
 def test_pruning_ramps_down_and_then_removes() -> None:
-    life = stages(holding(), DEFAULT, action(Op.PRUNE, alpha_speed=3), WAIT, WAIT, WAIT, WAIT)
+    life = stages(holding(), DEFAULT, make_action(Op.PRUNE, alpha_speed=3), WAIT, WAIT, WAIT, WAIT)
     assert life == ["BLENDING", "BLENDING", "BLENDING", "PRUNED", "EMBARGOED"]
 
 
@@ -101,11 +101,11 @@ def test_pruning_ramps_down_and_then_removes() -> None:
 def test_a_seed_without_weight_is_pruned_at_once(rules: Rules, waits: int) -> None:
     """Whatever the speed, there is nothing to ramp."""
     unblended = play(EMPTY, rules, GERMINATE, *[WAIT] * waits).table
-    assert stages(unblended, rules, action(Op.PRUNE, alpha_speed=8)) == ["PRUNED"]
+    assert stages(unblended, rules, make_action(Op.PRUNE, alpha_speed=8)) == ["PRUNED"]
 
 
 def test_a_seed_being_pruned_is_left_alone() -> None:
-    falling = play(holding(), DEFAULT, action(Op.PRUNE, alpha_speed=8)).table
+    falling = play(holding(), DEFAULT, make_action(Op.PRUNE, alpha_speed=8)).table
     masks = legal_actions(falling, good_evidence(), DEFAULT, np.ones((1, 1, 3), np.bool_))
     assert np.flatnonzero(masks.op[0]).tolist() == [Op.WAIT]
 
@@ -119,7 +119,7 @@ def test_a_failed_probe_prunes_the_seed() -> None:
 
 def test_retargeting_returns_a_held_seed_to_blending() -> None:
     rules = open_rules(**WIDE)
-    retarget = action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=3, alpha_curve=Curve.COSINE)
+    retarget = make_action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=3, alpha_curve=Curve.COSINE)
     result = play(holding(rules), rules, retarget)
     assert only_change(result) == (0, 0, Stage.HOLDING, Stage.BLENDING, 2, Cause.SET_ALPHA, Reason.NO_GATE)
     table = result.table
@@ -130,7 +130,7 @@ def test_retargeting_returns_a_held_seed_to_blending() -> None:
 
 def test_retargeting_a_blending_seed_is_no_change_of_stage() -> None:
     rising = play(EMPTY, DEFAULT, GERMINATE, WAIT).table
-    result = play(rising, DEFAULT, action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=5))
+    result = play(rising, DEFAULT, make_action(Op.SET_ALPHA, alpha_target=0.5, alpha_speed=5))
     assert len(result.transitions) == 0
     assert result.table.stage_age[0, 0] == 2
     assert result.table.alpha_start[0, 0] == rising.alpha[0, 0]
@@ -140,7 +140,7 @@ def test_every_change_of_stage_is_recorded() -> None:
     """With its cause, its gate's reason and the seed's blueprint, from birth to the next dormancy."""
     events = [
         only_change(result)
-        for result in _results(GERMINATE, WAIT, WAIT, WAIT, WAIT, action(Op.PRUNE, alpha_speed=0), *[WAIT] * 7)
+        for result in _results(GERMINATE, WAIT, WAIT, WAIT, WAIT, make_action(Op.PRUNE, alpha_speed=0), *[WAIT] * 7)
         if len(result.transitions)
     ]
     assert [event[2:] for event in events] == [
@@ -163,7 +163,7 @@ def _results(*actions: np.ndarray) -> list[Step]:
 
 
 def test_fossilizing_passes_gate_5_and_fixes_alpha() -> None:
-    result = play(holding(), DEFAULT, action(Op.FOSSILIZE))
+    result = play(holding(), DEFAULT, make_action(Op.FOSSILIZE))
     assert only_change(result) == (0, 0, Stage.HOLDING, Stage.FOSSILIZED, 2, Cause.FOSSILIZE, Reason.PASSED)
     later = play(result.table, DEFAULT, *[WAIT] * 20).table
     assert (later.stage[0, 0], later.alpha[0, 0], later.blueprint[0, 0]) == (Stage.FOSSILIZED, 1, 2)
@@ -171,8 +171,8 @@ def test_fossilizing_passes_gate_5_and_fixes_alpha() -> None:
 
 def test_only_the_slot_acted_on_changes_by_the_action() -> None:
     """Its neighbours tick as if the environment had waited."""
-    table = play(SeedTable.dormant(1, 3), DEFAULT, GERMINATE, action(Op.GERMINATE, slot=1), WAIT).table
-    pruned = play(table, DEFAULT, action(Op.PRUNE, slot=1)).table
+    table = play(SeedTable.dormant(1, 3), DEFAULT, GERMINATE, make_action(Op.GERMINATE, slot=1), WAIT).table
+    pruned = play(table, DEFAULT, make_action(Op.PRUNE, slot=1)).table
     waited = play(table, DEFAULT, WAIT).table
     for field in fields(SeedTable):
         ours, theirs = getattr(pruned, field.name)[0], getattr(waited, field.name)[0]
@@ -191,7 +191,7 @@ def test_ages_stop_at_the_largest_int16() -> None:
 def test_an_illegal_action_anywhere_changes_nothing() -> None:
     table = SeedTable.dormant(2, 1)
     before = table.copy()
-    actions = np.stack([GERMINATE, action(Op.FOSSILIZE)])
+    actions = np.stack([GERMINATE, make_action(Op.FOSSILIZE)])
     with pytest.raises(IllegalActionError, match="environment 1"):
         step(table, good_evidence(2, 1), actions, DEFAULT, np.ones((2, 1, 3), np.bool_))
     assert all(np.array_equal(getattr(table, name), getattr(before, name)) for name in vars(before))
@@ -224,11 +224,11 @@ def test_environments_do_not_touch_each_other(name: str) -> None:
 
 def test_a_rollback_removes_seeds_at_once_and_lets_no_time_pass() -> None:
     table, everything = SeedTable.dormant(2, 2), (good_evidence(2, 2), DEFAULT, np.ones((2, 2, 3), np.bool_))
-    for actions in ((GERMINATE, GERMINATE), (action(Op.GERMINATE, 1), WAIT)):
+    for actions in ((GERMINATE, GERMINATE), (make_action(Op.GERMINATE, 1), WAIT)):
         table = step(table, everything[0], np.stack(actions), *everything[1:]).table
     before = table.copy()
     chosen = np.array([[True, True], [False, True]])
-    after, changes = revoke(table, chosen)
+    after, changes = remove_seeds(table, chosen)
     assert [Stage(stage).name for stage in after.stage.ravel()] == ["PRUNED", "PRUNED", "BLENDING", "DORMANT"]
     assert after.stage_age[0].tolist() == [1, 1]
     assert not after.seed_age[0].any()
@@ -241,15 +241,15 @@ def test_a_rollback_removes_seeds_at_once_and_lets_no_time_pass() -> None:
 
 
 def test_a_rollback_may_take_a_fossil() -> None:
-    fossil = play(holding(), DEFAULT, action(Op.FOSSILIZE)).table
-    after, changes = revoke(fossil, np.array([[True]]))
+    fossil = play(holding(), DEFAULT, make_action(Op.FOSSILIZE)).table
+    after, changes = remove_seeds(fossil, np.array([[True]]))
     assert (Stage(changes.before[0]), Stage(after.stage[0, 0])) == (Stage.FOSSILIZED, Stage.PRUNED)
     assert stages(after, DEFAULT, *[WAIT] * 7)[-1] == "DORMANT"
 
 
 def test_changes_that_follow_one_another_make_one_record() -> None:
     first = play(EMPTY, DEFAULT, GERMINATE)
-    second = revoke(first.table, np.array([[True]]))[1]
+    second = remove_seeds(first.table, np.array([[True]]))[1]
     both = concatenate([first.transitions, second])
     assert both.after.tolist() == [Stage.GERMINATED, Stage.PRUNED]
     assert both.cause.tolist() == [Cause.GERMINATE, Cause.ROLLBACK]

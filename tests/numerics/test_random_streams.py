@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.numerics.random_streams import Stream, child_generator, numpy_generator, seed_generator, torch_generator
+from esper.numerics.random_streams import Stream, child_generator, module_generator, numpy_generator, torch_generator
 
 
 def test_only_one_number_has_two_names_and_that_is_said() -> None:
@@ -62,7 +62,7 @@ def test_torch_generators_are_seeded_with_bits_of_the_hash(bits: Literal[32, 63,
 
 def test_a_seeds_weights_follow_from_network_slot_and_tries() -> None:
     drawn = {
-        float(torch.rand(1, generator=seed_generator(*key))) for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
+        float(torch.rand(1, generator=module_generator(*key))) for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
     }
 
     assert len(drawn) == 4

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.population.learning import Batch, stack_data, train
 from esper.population.population import Actions, Population
 from open_rules import open_rules
@@ -53,12 +53,12 @@ def planted_seeds() -> Planted:
 
     decide(_germinate(useful, "token_mix"))
     for _ in range(5):
-        decide(wait(3))
+        decide(make_wait_actions(3))
         train(population, [minibatch() for _ in range(20)])
     decide(_germinate(useless, "mlp"))
     decide(_germinate(harmful, "mlp"))
     for _ in range(5):
-        decide(wait(3))
+        decide(make_wait_actions(3))
     assert (population.table.blended & (population.table.alpha == 1)).all()
     for kind, bank in population.banks.items():
         for row in np.flatnonzero(harmful[bank.block.owners.numpy()] == kind.slot):
@@ -69,4 +69,4 @@ def planted_seeds() -> Planted:
 
 
 def _germinate(slots: Slots, blueprint: str) -> Actions:
-    return np.stack([action(Op.GERMINATE, slot, SUITE.blueprints.index(blueprint)) for slot in slots])
+    return np.stack([make_action(Op.GERMINATE, slot, SUITE.blueprints.index(blueprint)) for slot in slots])

@@ -12,9 +12,9 @@ import torch
 from esper.engine.budget import Budget
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import Seed
-from esper.lifecycle.actions import Blend, Op, action, wait
+from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.evaluation import evaluate
 from esper.population.learning import train
 from esper.population.parameters import SeedKind
@@ -45,7 +45,7 @@ def with_seeds(blend: Blend, isolation: Isolation = Isolation.NONE, strategy: St
     """All networks have the same kind of seed, which has learned for three decisions."""
     chosen = instances(COUNT)
     population, draws = Population(plan(rules(isolation), strategy=strategy), networks(chosen)), Draws(chosen)
-    for actions in ([action(Op.GERMINATE, SLOT, MLP, blend=blend)] * COUNT, *[wait(COUNT)] * 3):
+    for actions in ([make_action(Op.GERMINATE, SLOT, MLP, blend=blend)] * COUNT, *[make_wait_actions(COUNT)] * 3):
         population.evidence = good_evidence(population)
         population.decide(np.stack(actions))
         train(population, [draws.batch() for _ in range(3)])
@@ -80,7 +80,7 @@ def test_a_new_alpha_leaves_a_seed_its_blend_and_all_it_has_learned() -> None:
         population = with_seeds(blend)
         before = state_of(population, 0)
         population.evidence = good_evidence(population)
-        population.decide(np.stack([action(Op.SET_ALPHA, SLOT, alpha_target=0.5)] * COUNT))
+        population.decide(np.stack([make_action(Op.SET_ALPHA, SLOT, alpha_target=0.5)] * COUNT))
         assert population.table.blend[:, SLOT].tolist() == [blend] * COUNT
         after = state_of(population, 0)
         for name in before:
@@ -102,7 +102,7 @@ def test_seeds_cost_what_they_are_made_of(isolation: Isolation, strategy: Strate
         assert memory[network, slot] == own * 8 * 4  # float64; value, gradient and two moments
         site = slow.models[network].slots[SUITE.sites[slot]].site
         assert flops[network, slot] == (0 if seed is None else seed.flops_at(site))
-    assert fast.parameters_in(fast.table.owning).tolist() == parameters.sum(1).tolist()
+    assert fast.count_seed_parameters(fast.table.owning).tolist() == parameters.sum(1).tolist()
 
 
 @pytest.mark.parametrize("what", ["parameters", "flops", "memory"])
@@ -116,7 +116,9 @@ def test_budgets_have_room_for_what_the_dearest_blend_needs(blend: Blend, what: 
         population = Population(capped, networks(instances(COUNT)))
         assert population.legal_actions().blueprint[0, SLOT, MLP] == fits
         if fits:
-            population.decide(np.stack([action(Op.GERMINATE, SLOT, MLP, blend=blend), *wait(COUNT - 1)]))
+            population.decide(
+                np.stack([make_action(Op.GERMINATE, SLOT, MLP, blend=blend), *make_wait_actions(COUNT - 1)])
+            )
             assert population.budget_left[0] == 0.0
 
 
@@ -132,8 +134,8 @@ def test_nobody_who_stays_within_the_masks_exceeds_a_cap_with_any_blend() -> Non
         for kind, bank in population.banks.items():
             for owner in bank.block.owners.tolist():
                 site = population.execution.sites[kind.slot].with_width(int(population.specs.widths[owner, kind.slot]))
-                blueprint = get(SUITE.blueprints[kind.blueprint])(site, seed_generator(0, 0, 0))
+                blueprint = get(SUITE.blueprints[kind.blueprint])(site, module_generator(0, 0, 0))
                 spent[owner] += sum(one.numel() for one in Seed(blueprint, site, kind.blend).parameters())
         most = max(most, int(spent.max()))
-        assert (population.parameters_in(population.table.owning) == spent).all()
+        assert (population.count_seed_parameters(population.table.owning) == spent).all()
     assert 0 < most <= cap

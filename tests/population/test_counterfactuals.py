@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from esper.engine.measurements import Evaluation
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import SeedTable
 from esper.population.evaluation import evaluate, evaluate_committed
-from esper.population.learning import Batch, network_accuracies, network_losses, train
+from esper.population.learning import Batch, compute_accuracies, compute_losses, train
 from esper.population.population import Population, Strategy
 from esper.population.slot_ops import append_branches
 from esper.tasks.token_suite import TokenLayer
@@ -32,7 +32,7 @@ def separately(slow: ReferencePopulation, table: SeedTable, batch: Batch) -> Eva
 
     def measured(alphas: dict[tuple[int, int], float]) -> tuple[Tensor, Tensor]:
         logits = slow.logits(batch.inputs, alphas)
-        return network_losses(logits, batch.labels), network_accuracies(logits, batch.labels)
+        return compute_losses(logits, batch.labels), compute_accuracies(logits, batch.labels)
 
     loss, accuracy = measured({})
     by_accuracy, by_loss = (np.full(table.stage.shape, np.nan) for _ in range(2))
@@ -74,7 +74,7 @@ def test_committed_networks_have_fossils_only() -> None:
     assert fossils.any()
     assert (fast.table.blended & ~fossils).any()
     off = {where: 0.0 for where in slow.seeds if not fossils[where]}
-    expected = network_accuracies(slow.logits(batch.inputs, off), batch.labels)
+    expected = compute_accuracies(slow.logits(batch.inputs, off), batch.labels)
     np.testing.assert_allclose(evaluate_committed(fast, batch).accuracy, expected.numpy(), **TOLERANCE)
 
 
@@ -93,9 +93,9 @@ def test_evaluating_keeps_nothing_for_gradients(
 
     def watched(logits: Tensor, labels: Tensor) -> Tensor:
         kept.append(not logits.is_inference())
-        return network_losses(logits, labels)
+        return compute_losses(logits, labels)
 
-    monkeypatch.setattr("esper.population.evaluation.network_losses", watched)
+    monkeypatch.setattr("esper.population.evaluation.compute_losses", watched)
     fast, _, batch = grown(Isolation.NONE, "stacked")
     kept.clear()
     measure(fast, batch)
@@ -187,10 +187,10 @@ def test_connections_across_slots_are_found_and_measured_exactly(kind: type[Chai
         return Batch(inputs, torch.randint(3, (3, count), generator=generator))
 
     plantings = [
-        np.stack([action(Op.GERMINATE, 0, 0), action(Op.GERMINATE, 1, 1), action(Op.GERMINATE, 0, 2)]),
-        np.stack([action(Op.GERMINATE, 1, 2), action(Op.GERMINATE, 0, 0), wait(1)[0]]),
+        np.stack([make_action(Op.GERMINATE, 0, 0), make_action(Op.GERMINATE, 1, 1), make_action(Op.GERMINATE, 0, 2)]),
+        np.stack([make_action(Op.GERMINATE, 1, 2), make_action(Op.GERMINATE, 0, 0), make_wait_actions(1)[0]]),
     ]
-    for actions in [*plantings, wait(3), wait(3)]:
+    for actions in [*plantings, make_wait_actions(3), make_wait_actions(3)]:
         for population in (fast, slow):
             population.evidence = good_evidence(fast)
             population.decide(actions)
@@ -206,7 +206,7 @@ def test_sharing_prefixes_where_a_connection_forbids_it_would_fail() -> None:
     shared, hosts = small(Residual, 1)
     population = Population(shared, hosts)
     population.evidence = good_evidence(population)
-    population.decide(action(Op.GERMINATE, 1, 0)[None])
+    population.decide(make_action(Op.GERMINATE, 1, 0)[None])
     population.shares_prefixes = True
     with pytest.raises(RuntimeError):
         evaluate(population, Batch(torch.zeros(1, 6, 4, dtype=torch.float64), torch.zeros(1, 6, dtype=torch.int64)))
@@ -215,7 +215,7 @@ def test_sharing_prefixes_where_a_connection_forbids_it_would_fail() -> None:
 def test_slots_without_seeds_are_not_a_number() -> None:
     shared, hosts = small(Chain, 2)
     population = Population(replace(shared, blueprints=("mlp",)), hosts)
-    population.decide(np.stack([action(Op.GERMINATE, 1, 0), wait(1)[0]]))
+    population.decide(np.stack([make_action(Op.GERMINATE, 1, 0), make_wait_actions(1)[0]]))
     batch = Batch(torch.zeros(2, 6, 4, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.int64))
     result = evaluate(population, batch)
     assert np.isfinite(result.loss_contribution).tolist() == [[False, True], [False, False]]
@@ -231,7 +231,7 @@ def test_slots_without_seeds_are_not_a_number() -> None:
 def test_newborns_are_probed_whether_they_are_due_or_not(finite: bool, due: bool) -> None:
     shared, hosts = small(Chain, 2)
     population = Population(replace(shared, blueprints=("mlp",)), hosts)
-    population.decide(np.stack([action(Op.GERMINATE, 1, 0), wait(1)[0]]))
+    population.decide(np.stack([make_action(Op.GERMINATE, 1, 0), make_wait_actions(1)[0]]))
     batch = Batch(torch.zeros(2, 6, 4, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.int64))
     report = train(population, [batch])
     if not finite:
@@ -254,8 +254,8 @@ def test_slots_that_are_not_passed_in_their_order_share_nothing() -> None:
         torch.randn(2, 30, 4, generator=generator, dtype=torch.float64),
         torch.randint(3, (2, 30), generator=generator),
     )
-    plantings = [np.stack([action(Op.GERMINATE, slot, 0)] * 2) for slot in (0, 1)]
-    for actions in [*plantings, wait(2), wait(2)]:
+    plantings = [np.stack([make_action(Op.GERMINATE, slot, 0)] * 2) for slot in (0, 1)]
+    for actions in [*plantings, make_wait_actions(2), make_wait_actions(2)]:
         for population in (fast, slow):
             population.evidence = good_evidence(fast)
             population.decide(actions)

@@ -19,12 +19,12 @@ from esper.numerics.stacking import Stackable
 from esper.population.evaluation import evaluate
 from esper.population.execution import (
     Execution,
-    Functional,
+    FunctionalModule,
     can_merge,
     enable_merging,
+    make_stacked_call,
     merge_networks,
     split_networks,
-    stacked_call,
 )
 from esper.population.learning import Batch, train
 from esper.population.parameters import ParameterLayout, SeedKind
@@ -54,7 +54,7 @@ class Host(nn.Module):
 
 def test_it_returns_what_functional_call_does_and_passes_gradients() -> None:
     host, inputs = Host(), torch.arange(6.0).view(2, 3)
-    functional = Functional(copy.deepcopy(host))
+    functional = FunctionalModule(copy.deepcopy(host))
     for scale in (1.0, 2.0):
         parameters = {name: (scale * own.detach()).requires_grad_() for name, own in host.named_parameters()}
         counts = {"calls": torch.tensor(scale)}, {"calls": torch.tensor(scale)}
@@ -70,7 +70,7 @@ def test_it_returns_what_functional_call_does_and_passes_gradients() -> None:
 def test_until_it_is_handed_anything_the_module_computes_with_what_it_had() -> None:
     host = Host()
     expected = copy.deepcopy(host)(torch.ones(2, 3))
-    Functional(host)
+    FunctionalModule(host)
     assert torch.equal(host(torch.ones(2, 3)), expected)
 
 
@@ -97,13 +97,13 @@ def hosts_of(name: str, count: int) -> tuple[nn.Module, list[nn.Module], Tensor]
 def test_stackable_hosts_equal_vmap_and_their_loop(name: str) -> None:
     template, hosts, inputs = hosts_of(name, 5)
     assert isinstance(template, Stackable)
-    shape = ParameterLayout.of(template)
-    values = torch.stack([shape.row(host) for host in hosts]).requires_grad_()
+    shape = ParameterLayout.from_module(template)
+    values = torch.stack([shape.flatten_module(host) for host in hosts]).requires_grad_()
     buffers = {key: torch.stack([host.get_buffer(key) for host in hosts]) for key, _ in template.named_buffers()}
-    direct = stacked_call(template)(shape.unflatten(values), buffers, inputs)
+    direct = make_stacked_call(template)(shape.unflatten(values), buffers, inputs)
     under = {f"host.{key}": tensor for key, tensor in shape.unflatten(values).items()}
     held = {f"host.{key}": tensor for key, tensor in buffers.items()}
-    mapped = stacked_call(Unstackable(template))(under, held, inputs)
+    mapped = make_stacked_call(Unstackable(template))(under, held, inputs)
     alone = torch.stack([host(own) for host, own in zip(hosts, inputs, strict=True)])
     torch.testing.assert_close(direct, mapped, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(direct, alone, rtol=1e-12, atol=1e-12)
@@ -268,7 +268,7 @@ def test_merged_hosts_equal_their_loop_in_values_and_gradients(name: str, networ
     assert can_merge(plain, torch.zeros(2, *shape, dtype=torch.float64))
     host = copy.deepcopy(plain)
     enable_merging(host)
-    call = Functional(host)
+    call = FunctionalModule(host)
     weights = {key: drawn(networks, *own.shape).requires_grad_() for key, own in plain.named_parameters()}
     inputs = drawn(networks, EXAMPLES, *shape, seed=1)
     together = split_networks(call(weights, {}, merge_networks(inputs)), networks)
@@ -347,7 +347,9 @@ def batch_of(name: str, seed: int) -> Batch:
 
 
 def host_rows(fast: Population, slow: ReferencePopulation) -> Sequence[Tensor]:
-    return fast.host.values.detach(), torch.stack([fast.host.layout.row(model.host) for model in slow.models])
+    return fast.host.values.detach(), torch.stack(
+        [fast.host.layout.flatten_module(model.host) for model in slow.models]
+    )
 
 
 @pytest.mark.parametrize("name", HOSTS)

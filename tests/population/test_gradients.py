@@ -16,8 +16,7 @@ from esper.errors import ConfigError
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.population.evaluation import evaluate
-from esper.population.gradients import row_norms
-from esper.population.learning import Batch, train
+from esper.population.learning import Batch, compute_row_norms, train
 from esper.population.population import Population
 from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
@@ -144,7 +143,7 @@ def test_a_network_that_blows_up_is_told_from_its_neighbours() -> None:
 
 def test_the_norms_of_a_minibatch_are_taken_without_looking_at_them() -> None:
     """Tensors without data stand for those of a device that has not computed them yet."""
-    norms = row_norms([torch.ones(3, 5, device="meta"), torch.ones(2, 4, device="meta")])
+    norms = compute_row_norms([torch.ones(3, 5, device="meta"), torch.ones(2, 4, device="meta")])
     assert norms.shape == (5,)
 
 

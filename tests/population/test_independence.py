@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
@@ -80,7 +80,7 @@ def test_a_trajectory_does_not_depend_on_what_neighbours_do() -> None:
     followed = everyone[1]
 
     def only_the_followed(draws: Draws, masks: ActionMasks) -> Actions:
-        actions = wait(len(everyone))
+        actions = make_wait_actions(len(everyone))
         actions[1] = draws.actions(masks)[1]
         return actions
 

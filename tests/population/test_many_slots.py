@@ -49,7 +49,7 @@ def test_estimated_values_add_up_and_cost_no_more_than_their_orders(
     found = attribute_networks(learned.population, learned.validation, np.random.default_rng(0), pairs=PAIRS)
     for worth in (ACCURACY, LOSS):
         earned = found.values[worth].sum(1)
-        np.testing.assert_allclose(earned, found.whole[worth] - found.host[worth], atol=1e-9)
+        np.testing.assert_allclose(earned, found.full_value[worth] - found.host_value[worth], atol=1e-9)
     assert ((found.values[LOSS] != 0) == found.players).all()
     places = int(found.players.any(0).sum())
     assert sum(computed) <= (2 * PAIRS * (places - 1) + 2) * SUITE.validation_size

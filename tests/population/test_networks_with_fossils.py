@@ -16,9 +16,9 @@ from esper.errors import IllegalActionError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import Seed
 from esper.growth.site import Site
-from esper.lifecycle.actions import Blend, wait
+from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.lifecycle.stages import Stage
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.backend import PopulationBackend
 from esper.population.learning import start_training, train
 from esper.population.parameters import SeedKind
@@ -69,7 +69,7 @@ class Plain(nn.Module):
         self.seeds = nn.ModuleDict()
         for slot, kind, blend in network.fossils:
             site = sites[slot].with_width(network.widths[slot])
-            blueprint = get(SUITE.blueprints[kind])(site, seed_generator(network.seed, slot, 0))
+            blueprint = get(SUITE.blueprints[kind])(site, module_generator(network.seed, slot, 0))
             seed = Seed(blueprint, site, blend).double()
             seed.alpha.fill_(1.0)
             self.seeds[str(slot)] = seed
@@ -93,7 +93,7 @@ def test_it_learns_as_a_plain_network_from_scratch(strategy: Strategy) -> None:
     ]
     draws = Draws(instances(len(starts)))
     for _ in range(DECISIONS):
-        population.decide(wait(len(starts)))
+        population.decide(make_wait_actions(len(starts)))
         batches = [draws.batch() for _ in range(BATCHES)]
         train(population, batches)
         for network, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
@@ -103,14 +103,14 @@ def test_it_learns_as_a_plain_network_from_scratch(strategy: Strategy) -> None:
                 optimizer.step()
     for network, model in enumerate(models):
         torch.testing.assert_close(
-            population.host.values.detach()[network], population.host.layout.row(model.host), **TOLERANCE
+            population.host.values.detach()[network], population.host.layout.flatten_module(model.host), **TOLERANCE
         )
         for kind in starts[network].fossils:
             row, seed = seed_values(population, network, kind.slot), model.seeds[str(kind.slot)]
             assert row is not None
             assert isinstance(seed, Seed)
             shape = population.banks[kind].block.layout
-            torch.testing.assert_close(row, shape.row(parameters_of(seed)), **TOLERANCE)
+            torch.testing.assert_close(row, shape.flatten_module(parameters_of(seed)), **TOLERANCE)
 
 
 def test_rows_belong_to_fossils_and_replaced_networks_take_theirs_along() -> None:
@@ -128,8 +128,8 @@ def test_neighbours_and_their_fossils_do_not_matter() -> None:
     together, alone = Population(plan(open_rules()), given()), Population(plan(open_rules()), given()[2:3])
     draws, own = Draws(instances(len(SHAPES))), Draws(instances(len(SHAPES))[2:3])
     for _ in range(DECISIONS):
-        together.decide(wait(len(SHAPES)))
-        alone.decide(wait(1))
+        together.decide(make_wait_actions(len(SHAPES)))
+        alone.decide(make_wait_actions(1))
         train(together, [draws.batch()])
         train(alone, [own.batch()])
     assert_same_state(state_of(together, 2), state_of(alone, 0), 1e-12)
@@ -148,7 +148,7 @@ def test_a_start_that_cannot_be_made_changes_nothing(monkeypatch: pytest.MonkeyP
             population.replace(np.array([1]), given()[:1])
     assert population.state is state
     unfit = given()[1]._replace(fossils=(SeedKind(0, 0),))
-    monkeypatch.setattr(get(SUITE.blueprints[0]), "serves", classmethod(lambda cls, site: False))
+    monkeypatch.setattr(get(SUITE.blueprints[0]), "supports", classmethod(lambda cls, site: False))
     with pytest.raises(IllegalActionError, match="cannot start with blueprint 0 in slot 0"):
         population.replace(np.array([1]), [unfit])
     assert population.state is state
@@ -161,7 +161,7 @@ def test_a_rollback_keeps_the_fossils_of_the_start() -> None:
     draws = Draws(instances(len(SHAPES)))
     backend = PopulationBackend(population, SUITE, draws.batch(VALIDATION), draws.batch)
     governor = Governor(backend, GovernorSettings())
-    population.decide(wait(len(SHAPES)))
+    population.decide(make_wait_actions(len(SHAPES)))
     batch = draws.batch()
     batch.inputs[0] = torch.nan
     everywhere = np.ones(population.table.stage.shape, np.bool_)

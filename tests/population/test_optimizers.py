@@ -11,7 +11,7 @@ from esper.population.parameters import FlatParameters, ParameterLayout, Stacked
 from esper.tasks.suite import OptimizerSettings
 
 MODULE = nn.Linear(3, 2)
-SHAPE = ParameterLayout.of(MODULE)
+SHAPE = ParameterLayout.from_module(MODULE)
 RATES = torch.tensor([0.1, 0.03, 0.2, 0.01, 0.05], dtype=torch.float64)
 STARTS = (0, 0, 2, 5, 11)
 STEPS = 12
@@ -47,7 +47,7 @@ def alone(values: Tensor, rate: float, settings: OptimizerSettings) -> tuple[Ten
 def test_every_row_equals_torch_optim(settings: OptimizerSettings) -> None:
     generator = torch.Generator().manual_seed(0)
     first = torch.randn(len(RATES), SHAPE.size, generator=generator, dtype=torch.float64)
-    pool = FlatParameters.of([block(settings, first, RATES)])
+    pool = FlatParameters.from_blocks([block(settings, first, RATES)])
     expected = [alone(values, float(rate), settings) for values, rate in zip(first, RATES, strict=True)]
     for step in range(STEPS):
         started = torch.tensor([step >= start for start in STARTS])
@@ -65,7 +65,7 @@ def test_every_row_equals_torch_optim(settings: OptimizerSettings) -> None:
 @pytest.mark.parametrize("settings", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_rows_that_have_not_started_stay_as_they_are(settings: OptimizerSettings) -> None:
     first = torch.randn(2, SHAPE.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    pool = FlatParameters.of([block(settings, first, RATES[:2])])
+    pool = FlatParameters.from_blocks([block(settings, first, RATES[:2])])
     optimizer_step(pool, torch.zeros_like(first).flatten(), torch.tensor([False, False]), settings)
     rows = pool.blocks[0]
     assert torch.equal(rows.values.detach(), first)
@@ -86,7 +86,7 @@ def test_clipping_is_by_network_over_all_its_rows() -> None:
         block(settings, torch.zeros_like(gradient), RATES[: len(own)], own)
         for gradient, own in zip(gradients, owners, strict=True)
     ]
-    flat_gradient = clip_by_network(FlatParameters.of(blocks), concatenate_flat(gradients), 3, clip_norm=1.0)
+    flat_gradient = clip_by_network(FlatParameters.from_blocks(blocks), concatenate_flat(gradients), 3, clip_norm=1.0)
     parts = flat_gradient.split([gradient.numel() for gradient in gradients])
     clipped = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
     for network in range(3):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor, nn
 
-from esper.population.parameters import ParameterLayout, StackedParameters, pad
+from esper.population.parameters import ParameterLayout, StackedParameters, pad_to_shape
 
 MOMENTS = ("mean", "square")
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ class Module(nn.Linear):
 
 
 def shape() -> ParameterLayout:
-    return ParameterLayout.of(Module())
+    return ParameterLayout.from_module(Module())
 
 
 @dataclass
@@ -145,7 +145,7 @@ TestBlocks.settings = settings(max_examples=40, stateful_step_count=20, deadline
 
 def test_a_row_is_the_module_s_parameters_in_order() -> None:
     module = nn.Linear(2, 3).double()
-    row = shape().row(module)
+    row = shape().flatten_module(module)
     assert torch.equal(row, torch.cat([module.weight.flatten(), module.bias]))
     named = shape().unflatten(torch.stack([row, row + 1]))
     assert torch.equal(named["weight"], torch.stack([module.weight, module.weight + 1]))
@@ -154,7 +154,7 @@ def test_a_row_is_the_module_s_parameters_in_order() -> None:
 
 def test_a_narrower_module_is_padded_with_zeros() -> None:
     narrow = nn.Linear(1, 2)
-    parameters = shape().unflatten(shape().row(narrow).unsqueeze(0))
+    parameters = shape().unflatten(shape().flatten_module(narrow).unsqueeze(0))
     assert torch.equal(parameters["weight"][0, :2, :1], narrow.weight)
     assert torch.equal(parameters["bias"][0, :2], narrow.bias)
     assert parameters["weight"].count_nonzero() == narrow.weight.count_nonzero()
@@ -162,9 +162,9 @@ def test_a_narrower_module_is_padded_with_zeros() -> None:
 
 def test_modules_of_other_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="do not match"):
-        shape().row(nn.Linear(2, 3, bias=False))
+        shape().flatten_module(nn.Linear(2, 3, bias=False))
     with pytest.raises(ValueError, match=r"shape \(4, 2\) does not fit into \(3, 2\)"):
-        shape().row(nn.Linear(2, 4))
+        shape().flatten_module(nn.Linear(2, 4))
 
 
 def test_rows_must_come_with_all_that_belongs_to_them() -> None:
@@ -176,7 +176,7 @@ def test_rows_must_come_with_all_that_belongs_to_them() -> None:
 @pytest.mark.parametrize(("small", "large"), [((), ()), ((2,), (5,)), ((2, 3, 1), (2, 4, 3))])
 def test_padding_adds_zeros_at_the_end_of_every_axis(small: tuple[int, ...], large: tuple[int, ...]) -> None:
     tensor = torch.randn(small, generator=torch.Generator().manual_seed(0))
-    padded = pad(tensor, large)
+    padded = pad_to_shape(tensor, large)
     assert padded.shape == large
     assert torch.equal(padded[tuple(slice(extent) for extent in small)], tensor)
     assert padded.count_nonzero() == tensor.count_nonzero()

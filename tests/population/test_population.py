@@ -11,7 +11,7 @@ import torch
 
 from esper.errors import IllegalActionError, SlotError, UnknownBlueprintError
 from esper.growth.blueprints.registry import get
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.population import learning
@@ -63,12 +63,12 @@ def test_rows_are_the_live_seeds_after_every_transition(isolation: Isolation) ->
 def test_a_seed_keeps_its_moments_when_others_come_and_go_and_when_it_fossilizes() -> None:
     chosen = instances(3)
     fast, draws = Population(plan(QUICK), networks(chosen)), Draws(chosen)
-    advance(fast, draws, np.stack([action(Op.GERMINATE, 1, MLP)] * 3))
+    advance(fast, draws, np.stack([make_action(Op.GERMINATE, 1, MLP)] * 3))
     for _ in range(4):
-        advance(fast, draws, wait(3))
+        advance(fast, draws, make_wait_actions(3))
     before = state_of(fast, 1)
     fast.evidence = good_evidence(fast)
-    fast.decide(np.stack([action(Op.PRUNE, 1), action(Op.FOSSILIZE, 1), action(Op.GERMINATE, 0, MLP)]))
+    fast.decide(np.stack([make_action(Op.PRUNE, 1), make_action(Op.FOSSILIZE, 1), make_action(Op.GERMINATE, 0, MLP)]))
     after = state_of(fast, 1)
     names = [name for name in before if name.startswith("seed.")]
     assert names
@@ -81,10 +81,12 @@ def test_a_seed_keeps_its_moments_when_others_come_and_go_and_when_it_fossilizes
 def test_a_blueprint_that_fails_to_build_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = instances(3)
     fast, draws = Population(plan(QUICK), networks(chosen)), Draws(chosen)
-    advance(fast, draws, np.stack([action(Op.GERMINATE, 2, MLP)] * 3))
-    advance(fast, draws, wait(3))
+    advance(fast, draws, np.stack([make_action(Op.GERMINATE, 2, MLP)] * 3))
+    advance(fast, draws, make_wait_actions(3))
     before = [state_of(fast, network) for network in range(3)]
-    actions = np.stack([action(Op.PRUNE, 2), action(Op.GERMINATE, 0, MLP), action(Op.GERMINATE, 0, TOKEN_CONV)])
+    actions = np.stack(
+        [make_action(Op.PRUNE, 2), make_action(Op.GERMINATE, 0, MLP), make_action(Op.GERMINATE, 0, TOKEN_CONV)]
+    )
 
     def broken(*arguments: object) -> None:
         raise SlotError("out of order")
@@ -109,7 +111,7 @@ def test_an_illegal_action_leaves_everything_as_it_was() -> None:
     fast = population(2)
     before = [state_of(fast, network) for network in range(2)]
     with pytest.raises(IllegalActionError, match="environment 1, slot 0"):
-        fast.decide(np.stack([action(Op.GERMINATE, 0, MLP), action(Op.PRUNE, 0)]))
+        fast.decide(np.stack([make_action(Op.GERMINATE, 0, MLP), make_action(Op.PRUNE, 0)]))
     for network in range(2):
         assert_same_state(state_of(fast, network), before[network])
 
@@ -119,11 +121,11 @@ def test_a_second_seed_in_a_slot_starts_from_other_weights() -> None:
     first: list[torch.Tensor] = []
     for _ in range(2):
         fast.evidence = good_evidence(fast)
-        fast.decide(action(Op.GERMINATE, 0, MLP)[None])
+        fast.decide(make_action(Op.GERMINATE, 0, MLP)[None])
         first.append(fast.banks[SeedKind(0, MLP)].block.values.detach()[0].clone())
-        fast.decide(action(Op.PRUNE, 0)[None])
+        fast.decide(make_action(Op.PRUNE, 0)[None])
         for _ in range(3):
-            fast.decide(wait(1))
+            fast.decide(make_wait_actions(1))
     assert fast.germinations[0].tolist() == [2, 0, 0]
     assert not torch.equal(first[0], first[1])
 
@@ -152,16 +154,16 @@ def test_replace_puts_new_networks_in_and_leaves_the_others_untouched() -> None:
 def test_parameters_are_counted_at_the_live_width() -> None:
     chosen = [one for one in instances(14) if one.widths == (2, 10, 10)][:1]
     fast = Population(plan(QUICK), networks(chosen))
-    fast.decide(action(Op.GERMINATE, 0, MLP)[None])
+    fast.decide(make_action(Op.GERMINATE, 0, MLP)[None])
     fast.evidence = good_evidence(fast)
-    fast.decide(action(Op.GERMINATE, 1, TOKEN_CONV)[None])
+    fast.decide(make_action(Op.GERMINATE, 1, TOKEN_CONV)[None])
     narrow, wide = (get(name).parameters_at(site) for name, site in [
         ("mlp", fast.execution.sites[0].with_width(2)), ("token_conv", fast.execution.sites[1])
     ])  # fmt: skip
     everywhere = np.ones((1, 3), np.bool_)
-    assert fast.parameters_in(everywhere).tolist() == [narrow + wide]
-    assert fast.parameters_in(fast.table.blended).tolist() == [narrow]
-    assert fast.parameters_in(~everywhere).tolist() == [0]
+    assert fast.count_seed_parameters(everywhere).tolist() == [narrow + wide]
+    assert fast.count_seed_parameters(fast.table.blended).tolist() == [narrow]
+    assert fast.count_seed_parameters(~everywhere).tolist() == [0]
 
 
 def test_names_that_do_not_exist_are_refused() -> None:

@@ -39,14 +39,14 @@ OPTIMIZERS = [
 
 def assert_equal_parameters(fast: Population, slow: ReferencePopulation) -> None:
     for network, model in enumerate(slow.models):
-        expected = fast.host.layout.row(model.host)
+        expected = fast.host.layout.flatten_module(model.host)
         torch.testing.assert_close(fast.host.values.detach()[network], expected, **TOLERANCE)
         for slot in range(len(SUITE.sites)):
             row, seed = seed_values(fast, network, slot), slow.seeds.get((network, slot))
             assert (row is None) == (seed is None)
             if row is not None and seed is not None:
                 shape = fast.banks[kind_of(fast, network, slot)].block.layout
-                torch.testing.assert_close(row, shape.row(parameters_of(seed)), **TOLERANCE)
+                torch.testing.assert_close(row, shape.flatten_module(parameters_of(seed)), **TOLERANCE)
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))

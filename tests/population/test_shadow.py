@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.population.forward import forward, select_blended
@@ -34,9 +34,18 @@ def decided(population: Population, *actions: np.ndarray) -> None:
 def populations(optimizer: OptimizerSettings) -> tuple[Population, Population]:
     """Both have a seed in HOLDING; the first one also has one in TRAINING."""
     pair = [Population(plan(SHADOW, optimizer), networks(instances(COUNT))) for _ in range(2)]
-    stay = wait(1)[0]
-    for population, second in zip(pair, (action(Op.GERMINATE, 0, MLP), stay), strict=True):
-        decided(population, action(Op.GERMINATE, 2, ATTENTION), stay, action(Op.ADVANCE, 2), stay, stay, second, stay)
+    stay = make_wait_actions(1)[0]
+    for population, second in zip(pair, (make_action(Op.GERMINATE, 0, MLP), stay), strict=True):
+        decided(
+            population,
+            make_action(Op.GERMINATE, 2, ATTENTION),
+            stay,
+            make_action(Op.ADVANCE, 2),
+            stay,
+            stay,
+            second,
+            stay,
+        )
         assert population.table.stage[0, 2] == Stage.HOLDING
     assert pair[0].table.stage[0].tolist() == [Stage.TRAINING, Stage.DORMANT, Stage.HOLDING]
     return pair[0], pair[1]
@@ -73,7 +82,7 @@ def test_the_output_is_bit_identical_while_a_seed_trains() -> None:
 def test_a_germinated_seed_does_not_learn() -> None:
     for isolation in Isolation:
         population = Population(plan(open_rules(isolation=isolation)), networks(instances(COUNT)))
-        decided(population, action(Op.GERMINATE, 0, MLP))
+        decided(population, make_action(Op.GERMINATE, 0, MLP))
         before = [state_of(population, network) for network in range(COUNT)]
         train(population, [Draws(instances(COUNT)).batch()])
         for network in range(COUNT):

@@ -13,14 +13,14 @@ from esper.errors import ConfigError
 from esper.numerics.arrays import Bools, Floats
 from esper.population.shapley import (
     MOST_EXACT,
-    Worth,
-    antithetic_orders,
-    every_coalition,
-    shapley_interactions,
-    shapley_values,
-    solve,
+    ValueFunction,
+    compute_shapley_interactions,
+    compute_shapley_values,
+    draw_antithetic_orders,
+    list_coalitions,
     solve_by_sampling,
     solve_exactly,
+    solve_game,
 )
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -31,7 +31,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def table(worths: Floats) -> Worth:
+def table(worths: Floats) -> ValueFunction:
     """A game of n players whose worths ``[..., 2**n]`` are known."""
 
     def worth(coalitions: Bools) -> Floats:
@@ -44,7 +44,7 @@ def random_worths(players: int, seed: int, *games: int) -> Floats:
     return rng(seed).normal(size=(*games, 2**players))
 
 
-def planted(players: int, seed: int = 0) -> tuple[Floats, Floats, Worth]:
+def planted(players: int, seed: int = 0) -> tuple[Floats, Floats, ValueFunction]:
     """``v = a x + sum over i < j of b_ij x_i x_j``."""
     alone = rng(seed).normal(size=players)
     upper = np.triu(rng(seed + 1).normal(size=(players, players)), 1)
@@ -71,11 +71,11 @@ def by_permutations(worths: Floats) -> Floats:
 @pytest.mark.parametrize("players", [1, 2, 3, 5, 6])
 def test_in_an_additive_game_everyone_earns_what_he_adds(players: int) -> None:
     alone = rng().normal(size=players)
-    solution = solve(lambda coalitions: coalitions @ alone + 3.0, players, rng())
+    solution = solve_game(lambda coalitions: coalitions @ alone + 3.0, players, rng())
     np.testing.assert_allclose(solution.values, alone, atol=1e-12)
     np.testing.assert_allclose(solution.interactions, np.zeros((players, players)), atol=1e-12)
     assert (solution.errors == 0).all()
-    assert (solution.nobody, solution.everyone) == (3.0, pytest.approx(3.0 + alone.sum()))
+    assert (solution.empty_value, solution.grand_value) == (3.0, pytest.approx(3.0 + alone.sum()))
 
 
 @pytest.mark.parametrize("players", [2, 4, 6])
@@ -106,13 +106,13 @@ def test_unanimity_games() -> None:
 @given(PLAYERS, SEEDS)
 def test_values_are_the_mean_over_all_orders(players: int, seed: int) -> None:
     worths = random_worths(min(players, 5), seed)
-    np.testing.assert_allclose(shapley_values(worths), by_permutations(worths), atol=1e-12)
+    np.testing.assert_allclose(compute_shapley_values(worths), by_permutations(worths), atol=1e-12)
 
 
 @given(PLAYERS, SEEDS)
 def test_efficiency(players: int, seed: int) -> None:
     worths = random_worths(players, seed, 3)
-    np.testing.assert_allclose(shapley_values(worths).sum(-1), worths[:, -1] - worths[:, 0], atol=1e-12)
+    np.testing.assert_allclose(compute_shapley_values(worths).sum(-1), worths[:, -1] - worths[:, 0], atol=1e-12)
 
 
 @given(st.integers(2, 6), SEEDS, st.data())
@@ -120,12 +120,12 @@ def test_a_dummy_earns_exactly_nothing_and_changes_nothing(players: int, seed: i
     dummy = data.draw(st.integers(0, players - 1))
     others = [player for player in range(players) if player != dummy]
     smaller = random_worths(players - 1, seed)
-    worths = table(smaller)(every_coalition(players)[:, others])
-    values, interactions = shapley_values(worths), shapley_interactions(worths)
+    worths = table(smaller)(list_coalitions(players)[:, others])
+    values, interactions = compute_shapley_values(worths), compute_shapley_interactions(worths)
     assert values[dummy] == 0
     assert (interactions[dummy] == 0).all()
-    np.testing.assert_allclose(values[others], shapley_values(smaller), atol=1e-12)
-    np.testing.assert_allclose(interactions[np.ix_(others, others)], shapley_interactions(smaller), atol=1e-12)
+    np.testing.assert_allclose(values[others], compute_shapley_values(smaller), atol=1e-12)
+    np.testing.assert_allclose(interactions[np.ix_(others, others)], compute_shapley_interactions(smaller), atol=1e-12)
 
 
 @given(st.integers(2, 6), SEEDS)
@@ -133,24 +133,24 @@ def test_names_do_not_matter(players: int, seed: int) -> None:
     names = rng(seed).permutation(players)
     worths = random_worths(players, seed)
     # Who is called i there is called names[i] here.
-    renamed = table(worths)(every_coalition(players)[:, np.argsort(names)])
-    np.testing.assert_allclose(shapley_values(renamed), shapley_values(worths)[names], atol=1e-12)
+    renamed = table(worths)(list_coalitions(players)[:, np.argsort(names)])
+    np.testing.assert_allclose(compute_shapley_values(renamed), compute_shapley_values(worths)[names], atol=1e-12)
 
 
 @given(st.integers(2, 6), SEEDS)
 def test_equal_players_earn_the_same(players: int, seed: int) -> None:
     """The worth does not change if the first two players change places."""
     worths = random_worths(players, seed)
-    swapped = every_coalition(players)
+    swapped = list_coalitions(players)
     swapped[:, [0, 1]] = swapped[:, [1, 0]]
-    values = shapley_values((worths + table(worths)(swapped)) / 2)
+    values = compute_shapley_values((worths + table(worths)(swapped)) / 2)
     np.testing.assert_allclose(values[0], values[1], atol=1e-12)
 
 
 @given(PLAYERS, SEEDS, st.floats(-3, 3))
 def test_linearity(players: int, seed: int, factor: float) -> None:
     one, other = random_worths(players, seed, 2)
-    for found in (shapley_values, shapley_interactions):
+    for found in (compute_shapley_values, compute_shapley_interactions):
         np.testing.assert_allclose(found(one + factor * other), found(one) + factor * found(other), atol=1e-11)
 
 
@@ -158,45 +158,45 @@ def test_linearity(players: int, seed: int, factor: float) -> None:
 def test_an_interaction_is_what_one_player_changes_in_the_others_value(players: int, seed: int) -> None:
     """``I_ij`` is the value of i in the game with j less that in the game without (Grabisch and Roubens, 1999)."""
     worths = random_worths(players, seed)
-    coalitions = every_coalition(players)
-    interactions = shapley_interactions(worths)
+    coalitions = list_coalitions(players)
+    interactions = compute_shapley_interactions(worths)
     np.testing.assert_array_equal(interactions, interactions.T)
     for j in range(players):
         others = [player for player in range(players) if player != j]
-        expected = shapley_values(worths[coalitions[:, j]]) - shapley_values(worths[~coalitions[:, j]])
+        expected = compute_shapley_values(worths[coalitions[:, j]]) - compute_shapley_values(worths[~coalitions[:, j]])
         np.testing.assert_allclose(interactions[j, others], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("players", [7, 8])
 def test_estimates_lie_within_their_errors(players: int) -> None:
     worths = random_worths(players, 3, 5)
-    found = solve(table(worths), players, rng(1))
+    found = solve_game(table(worths), players, rng(1))
     assert (found.errors > 0).all()
     assert found.interactions is None
-    assert (np.abs(found.values - shapley_values(worths)) < 4 * found.errors).all()
+    assert (np.abs(found.values - compute_shapley_values(worths)) < 4 * found.errors).all()
 
 
 def test_the_standard_error_is_what_repetitions_scatter_by() -> None:
     players, repetitions = 7, 400
     worths = random_worths(players, 3)
-    found = [solve(table(worths), players, rng(seed), pairs=16) for seed in range(repetitions)]
+    found = [solve_game(table(worths), players, rng(seed), pairs=16) for seed in range(repetitions)]
     values = np.stack([one.values for one in found])
     errors = np.stack([one.errors for one in found])
     np.testing.assert_allclose(np.sqrt((errors**2).mean(0)), values.std(axis=0, ddof=1), rtol=0.15)
-    within = (np.abs(values - shapley_values(worths)) < 2 * errors).mean()
+    within = (np.abs(values - compute_shapley_values(worths)) < 2 * errors).mean()
     assert 0.90 < within < 0.97  # Student's t of 15 degrees of freedom: 0.936
 
 
 def test_values_add_up_order_by_order() -> None:
     worths = random_worths(8, 4, 2)
     for pairs in (2, 5):
-        values = solve(table(worths), 8, rng(), pairs).values
+        values = solve_game(table(worths), 8, rng(), pairs).values
         np.testing.assert_allclose(values.sum(-1), worths[:, -1] - worths[:, 0], atol=1e-12)
 
 
 def test_an_order_and_its_reverse_are_exact_where_players_interact_in_pairs() -> None:
     alone, together, worth = planted(9)
-    found = solve(worth, 9, rng(), pairs=2)
+    found = solve_game(worth, 9, rng(), pairs=2)
     np.testing.assert_allclose(found.values, alone + together.sum(axis=1) / 2, atol=1e-12)
     np.testing.assert_allclose(found.errors, 0, atol=1e-12)
 
@@ -209,7 +209,7 @@ def test_sampling_gives_dummies_exactly_nothing() -> None:
 
 
 def test_every_order_has_its_reverse_and_any_is_as_likely() -> None:
-    orders = antithetic_orders(3, 6000, rng())
+    orders = draw_antithetic_orders(3, 6000, rng())
     np.testing.assert_array_equal(orders[1::2], orders[::2, ::-1])
     _, counts = np.unique(orders[::2], axis=0, return_counts=True)
     assert len(counts) == 6
@@ -218,21 +218,21 @@ def test_every_order_has_its_reverse_and_any_is_as_likely() -> None:
 
 def test_the_generator_alone_decides_and_is_left_alone_where_values_are_exact() -> None:
     worths = random_worths(7, 6)
-    first, second, third = (solve(table(worths), 7, rng(seed)).values for seed in (1, 1, 2))
+    first, second, third = (solve_game(table(worths), 7, rng(seed)).values for seed in (1, 1, 2))
     assert (first == second).all()
     assert (first != third).any()
     used = rng(1)
-    solve(table(random_worths(MOST_EXACT, 6)), MOST_EXACT, used)
+    solve_game(table(random_worths(MOST_EXACT, 6)), MOST_EXACT, used)
     assert used.random() == rng(1).random()
 
 
 def test_no_standard_error_without_two_pairs() -> None:
     for players in (3, 7):
-        with pytest.raises(ConfigError, match="1 pairs of orders give no standard error: ask for at least 2"):
-            solve(table(random_worths(players, 0)), players, rng(), pairs=1)
+        with pytest.raises(ConfigError, match="1 pairs of orders give no standard error: set at least 2"):
+            solve_game(table(random_worths(players, 0)), players, rng(), pairs=1)
 
 
 def test_without_players_nothing_is_earned() -> None:
-    found = solve(lambda coalitions: np.full(len(coalitions), 0.5), 0, rng())
+    found = solve_game(lambda coalitions: np.full(len(coalitions), 0.5), 0, rng())
     assert found.values.shape == (0,)
-    assert found.nobody == found.everyone == 0.5
+    assert found.empty_value == found.grand_value == 0.5

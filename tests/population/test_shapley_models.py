@@ -66,19 +66,19 @@ def test_values_are_those_of_models_with_their_seeds_taken_out() -> None:
     assert found.values == pytest.approx({"first": first - none + synergy / 2, "second": second - none + synergy / 2})
     assert found.interactions == pytest.approx({("first", "second"): synergy})
     assert found.errors == {"first": 0.0, "second": 0.0}
-    assert (found.host, found.whole) == (pytest.approx(none), pytest.approx(both))
+    assert (found.host_value, found.full_value) == (pytest.approx(none), pytest.approx(both))
 
 
 def test_a_single_seed_earns_the_difference_it_makes() -> None:
     found = attribute_model(growing({"second": 0.7}), spread, rng())
-    assert found.values == {"second": pytest.approx(found.whole - found.host)}
+    assert found.values == {"second": pytest.approx(found.full_value - found.host_value)}
     assert found.interactions == {}
 
 
 def test_without_seeds_nobody_earns() -> None:
     found = attribute_model(growing({}), spread, rng())
     assert found.values == {}
-    assert found.host == found.whole == spread(growing({}))
+    assert found.host_value == found.full_value == spread(growing({}))
 
 
 def test_alphas_are_what_they_were() -> None:

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.numerics.arrays import Bools, Floats
 from esper.population.evaluation import evaluate
 from esper.population.forward import ActiveSeeds, select_blended, select_committed
-from esper.population.learning import Batch, network_accuracies, network_losses, train
+from esper.population.learning import Batch, compute_accuracies, compute_losses, train
 from esper.population.population import NetworkSpec, Population, PopulationConfig, Strategy
-from esper.population.prefix_sharing import replicate, share_prefixes
+from esper.population.prefix_sharing import plan_replicas, plan_shared_prefixes
 from esper.population.shapley import (
     ACCURACY,
     LOSS,
     Attribution,
-    Worth,
+    ValueFunction,
     attribute_networks,
     solve_by_sampling,
     solve_exactly,
@@ -41,7 +41,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def by_hand(slow: ReferencePopulation, batch: Batch, network: int, players: Bools) -> Worth:
+def by_hand(slow: ReferencePopulation, batch: Batch, network: int, players: Bools) -> ValueFunction:
     """The worth function of one network, for accuracy and minus loss: a separate pass for every coalition."""
     slots = np.flatnonzero(players)
 
@@ -52,7 +52,7 @@ def by_hand(slow: ReferencePopulation, batch: Batch, network: int, players: Bool
             off |= {(network, slot): 0.0 for slot in slots[~coalition]}
             logits = slow.logits(batch.inputs, off)[[network]]
             own = batch.labels[[network]]
-            found.append([float(network_accuracies(logits, own)), -float(network_losses(logits, own))])
+            found.append([float(compute_accuracies(logits, own)), -float(compute_losses(logits, own))])
         return np.array(found).T
 
     return worth
@@ -65,8 +65,8 @@ def assert_as_by_hand(found: Attribution, slow: ReferencePopulation, batch: Batc
         assert (found.values[:, network, ~players] == 0).all()
         places = np.ix_([ACCURACY, LOSS], [network], players.nonzero()[0], players.nonzero()[0])
         np.testing.assert_allclose(found.interactions[places][:, 0], expected.interactions, **TOLERANCE)
-        np.testing.assert_allclose(found.host[:, network], expected.nobody, **TOLERANCE)
-        np.testing.assert_allclose(found.whole[:, network], expected.everyone, **TOLERANCE)
+        np.testing.assert_allclose(found.host_value[:, network], expected.empty_value, **TOLERANCE)
+        np.testing.assert_allclose(found.full_value[:, network], expected.grand_value, **TOLERANCE)
     assert (found.errors == 0).all()
     assert (found.players == participation.slots).all()
 
@@ -90,10 +90,10 @@ def test_values_are_exact_whatever_connections_a_host_has(kind: type[Chain], str
     shared = replace(shared, strategy=strategy)
     fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
     plantings = [
-        np.stack([action(Op.GERMINATE, 0, 0), action(Op.GERMINATE, 1, 1), action(Op.GERMINATE, 0, 2)]),
-        np.stack([action(Op.GERMINATE, 1, 2), action(Op.GERMINATE, 0, 0), wait(1)[0]]),
+        np.stack([make_action(Op.GERMINATE, 0, 0), make_action(Op.GERMINATE, 1, 1), make_action(Op.GERMINATE, 0, 2)]),
+        np.stack([make_action(Op.GERMINATE, 1, 2), make_action(Op.GERMINATE, 0, 0), make_wait_actions(1)[0]]),
     ]
-    for actions in [*plantings, wait(3), wait(3)]:
+    for actions in [*plantings, make_wait_actions(3), make_wait_actions(3)]:
         for population in (fast, slow):
             population.evidence = good_evidence(fast)
             population.decide(actions)
@@ -115,8 +115,8 @@ def draw(count: int, examples: int, seed: int) -> Batch:
 def test_values_add_up_and_the_whole_is_what_an_evaluation_says() -> None:
     fast, _, batch = grown(Isolation.NONE, "stacked")
     found, evaluation = attribute_networks(fast, batch, rng()), evaluate(fast, batch)
-    np.testing.assert_allclose(found.values.sum(-1), found.whole - found.host, **TOLERANCE)
-    np.testing.assert_allclose(found.whole, [evaluation.accuracy, -evaluation.loss], **TOLERANCE)
+    np.testing.assert_allclose(found.values.sum(-1), found.full_value - found.host_value, **TOLERANCE)
+    np.testing.assert_allclose(found.full_value, [evaluation.accuracy, -evaluation.loss], **TOLERANCE)
 
 
 def test_a_single_seed_earns_its_leave_one_out_contribution() -> None:
@@ -162,7 +162,7 @@ def subsets(slots: int, environments: int = 1) -> Bools:
 
 def passes(toggled: Bools) -> float:
     """Forward passes of a host whose slots cut it into equal parts."""
-    reaching = [1, *(len(fork.toggled) for fork in share_prefixes(toggled).slots)]
+    reaching = [1, *(len(fork.toggled) for fork in plan_shared_prefixes(toggled).slots)]
     return sum(reaching) / len(reaching)
 
 
@@ -171,7 +171,7 @@ def test_what_variants_have_in_common_is_computed_once() -> None:
     assert passes(one_out) == 2.5
     assert passes(subsets(3)) == 3.75
     assert passes(subsets(3, environments=4)) == 3.75
-    assert [len(fork.toggled) for fork in replicate(subsets(3)).slots] == [8, 8, 8]
+    assert [len(fork.toggled) for fork in plan_replicas(subsets(3)).slots] == [8, 8, 8]
 
 
 def test_the_host_computes_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_the_host_computes_no_more_than_that(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_way_through_the_forks_is_the_variants_own() -> None:
     """Follow each block from slot to slot: what was toggled on its way is what its variant says."""
     toggled = rng(3).random((40, 3, 5)) < 0.3
-    for forks in (share_prefixes(toggled), replicate(toggled)):
+    for forks in (plan_shared_prefixes(toggled), plan_replicas(toggled)):
         ways = [np.zeros((3, 0), np.bool_)] * (len(forks.slots[0].toggled) - len(forks.slots[0].parents))
         for fork in forks.slots:
             ways += [ways[parent] for parent in fork.parents]
@@ -238,9 +238,10 @@ def deep(counts: list[int]) -> tuple[Population, ReferencePopulation]:
     hosts = [NetworkSpec(stirred(Deep(), count), (4,) * 8, 0.05, count) for count in counts]
     fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
     rows = [
-        [action(Op.GERMINATE, 7 - seed, 0) if seed < count else wait(1)[0] for count in counts] for seed in range(8)
+        [make_action(Op.GERMINATE, 7 - seed, 0) if seed < count else make_wait_actions(1)[0] for count in counts]
+        for seed in range(8)
     ]
-    for actions in [*map(np.stack, rows), *[wait(len(counts))] * 5]:
+    for actions in [*map(np.stack, rows), *[make_wait_actions(len(counts))] * 5]:
         for population in (fast, slow):
             population.evidence = good_evidence(fast)
             population.decide(actions)
@@ -249,7 +250,7 @@ def deep(counts: list[int]) -> tuple[Population, ReferencePopulation]:
             seed = slow.seeds[owner, slot].blueprint
             stirred(seed, 100 * counts[owner] + slot)
             with torch.no_grad():
-                bank.block.values[row] = bank.block.layout.row(seed)
+                bank.block.values[row] = bank.block.layout.flatten_module(seed)
     return fast, slow
 
 
@@ -284,9 +285,9 @@ def test_many_seeds_are_estimated_and_few_are_exact_whoever_else_is_there() -> N
             assert (found.values[:, network, ~players] == 0).all()
         alone = attribute_networks(deep([count])[0], Batch(batch.inputs[:1], batch.labels[:1]), rng(7), pairs=3)
         np.testing.assert_allclose(found.values[:, network], alone.values[:, 0], **TOLERANCE)
-    np.testing.assert_allclose(found.values.sum(-1), found.whole - found.host, **TOLERANCE)
+    np.testing.assert_allclose(found.values.sum(-1), found.full_value - found.host_value, **TOLERANCE)
 
 
-def by_hand_everywhere(worth: Worth, players: Bools) -> Worth:
+def by_hand_everywhere(worth: ValueFunction, players: Bools) -> ValueFunction:
     """The same game with those who do not exist as players too."""
     return lambda coalitions: worth(coalitions[:, players])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.engine.governor import Governor, GovernorSettings, Intervention, Trouble
 from esper.engine.measurements import TrainingReport
-from esper.lifecycle.actions import Blend, Op, action, wait
+from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.numerics.arrays import Bools
@@ -91,7 +91,7 @@ def grown(strategy: Strategy = "stacked", isolation: Isolation = Isolation.NONE)
     rules = QUICK.model_copy(update={"isolation": isolation})
     population, draws = Population(plan(rules, strategy=strategy), networks(chosen)), Draws(chosen)
     seeds = ((MLP, Blend.ADD), (MLP, Blend.GATE), (MLP, Blend.GATE), (NORM, Blend.MULTIPLY))
-    advance(population, draws, np.stack([action(Op.GERMINATE, 1, kind, blend=blend) for kind, blend in seeds]))
+    advance(population, draws, np.stack([make_action(Op.GERMINATE, 1, kind, blend=blend) for kind, blend in seeds]))
     return population, draws
 
 
@@ -112,11 +112,11 @@ def test_live_seeds_are_pruned_and_the_host_is_as_in_the_snapshot(stage: Stage) 
     population, draws = grown()
     guard = guard_of(population)
     for _ in range(STEPS_TO[stage]):
-        population.decide(wait(SIZE))
+        population.decide(make_wait_actions(SIZE))
         assert not checked(population, guard, draws).rows.any()
     assert population.table.stage[ILL, 1] == stage
     kept = state_of(population, ILL)
-    population.decide(wait(SIZE))
+    population.decide(make_wait_actions(SIZE))
     found = checked(population, guard, draws, poison)
     assert found.trouble.tolist() == [0, 0, Trouble.NOT_FINITE, 0]
     assert (found.transitions.env.tolist(), found.transitions.slot.tolist()) == ([ILL], [1])
@@ -133,11 +133,11 @@ def test_a_seed_that_was_just_fossilized_stays_with_the_values_of_the_snapshot()
     population, draws = grown()
     guard = guard_of(population)
     for _ in range(4):
-        population.decide(wait(SIZE))
+        population.decide(make_wait_actions(SIZE))
         checked(population, guard, draws)
     kept = state_of(population, ILL)
     population.evidence = good_evidence(population)
-    population.decide(np.stack([*wait(2), action(Op.FOSSILIZE, 1), *wait(1)]))
+    population.decide(np.stack([*make_wait_actions(2), make_action(Op.FOSSILIZE, 1), *make_wait_actions(1)]))
     found = checked(population, guard, draws, poison)
     assert len(found.transitions) == 0
     restored = state_of(population, ILL)
@@ -154,11 +154,11 @@ def test_a_fossil_of_which_no_good_values_are_known_goes() -> None:
     population, draws = Population(plan(QUICK), networks(chosen)), Draws(chosen)
     guard = guard_of(population)
     before = state_of(population, ILL)
-    advance(population, draws, np.stack([action(Op.GERMINATE, 1, MLP)] * SIZE))
+    advance(population, draws, np.stack([make_action(Op.GERMINATE, 1, MLP)] * SIZE))
     for _ in range(4):
-        advance(population, draws, wait(SIZE))
+        advance(population, draws, make_wait_actions(SIZE))
     population.evidence = good_evidence(population)
-    population.decide(np.stack([action(Op.FOSSILIZE, 1)] * SIZE))
+    population.decide(np.stack([make_action(Op.FOSSILIZE, 1)] * SIZE))
     checked(population, guard, draws, poison)
     assert population.table.stage[:, 1].tolist() == [Stage.FOSSILIZED] * 2 + [Stage.PRUNED, Stage.FOSSILIZED]
     assert torch.equal(state_of(population, ILL)["host.values"], before["host.values"])
@@ -168,10 +168,15 @@ def test_a_fossil_of_which_no_good_values_are_known_goes() -> None:
 def test_another_seed_in_the_same_place_is_not_taken_for_the_one_in_the_snapshot() -> None:
     population, draws = grown()
     guard = guard_of(population)
-    for actions in (action(Op.PRUNE, 1), *wait(3), action(Op.GERMINATE, 1, MLP), *wait(4)):
-        advance(population, draws, np.stack([*wait(2), actions, *wait(1)]))
+    for actions in (
+        make_action(Op.PRUNE, 1),
+        *make_wait_actions(3),
+        make_action(Op.GERMINATE, 1, MLP),
+        *make_wait_actions(4),
+    ):
+        advance(population, draws, np.stack([*make_wait_actions(2), actions, *make_wait_actions(1)]))
     population.evidence = good_evidence(population)
-    population.decide(np.stack([*wait(2), action(Op.FOSSILIZE, 1), *wait(1)]))
+    population.decide(np.stack([*make_wait_actions(2), make_action(Op.FOSSILIZE, 1), *make_wait_actions(1)]))
     checked(population, guard, draws, poison)
     assert population.table.stage[ILL, 1] == Stage.PRUNED
 
@@ -220,7 +225,7 @@ def test_the_first_step_after_a_rollback_is_that_of_a_new_optimizer(name: str) -
     population, draws = Population(shared, networks(chosen)), Draws(chosen)
     guard = guard_of(population)
     for _ in range(3):
-        population.decide(wait(SIZE))
+        population.decide(make_wait_actions(SIZE))
         checked(population, guard, draws)
     checked(population, guard, draws, poison)
     host = SUITE.host(chosen[ILL]).double()
@@ -273,7 +278,7 @@ def test_running_statistics_are_restored_with_the_row(strategy: Strategy) -> Non
     guard, everyone = Guard(population, GovernorSettings(), suite), np.ones(3, np.bool_)
 
     def advance(seed: int, batch: Batch) -> Intervention:
-        population.decide(wait(3))
+        population.decide(make_wait_actions(3))
         return guard.check(train(population, [batch]), some(seed), everyone)
 
     assert not advance(1, some(10)).rows.any()
@@ -294,7 +299,7 @@ def test_resting_networks_keep_their_running_statistics() -> None:
     train(population, [some(10)])
     before = {name: buffer.clone() for name, buffer in population.host.buffers.items()}
     assert before
-    train(population, [some(11), some(12)], resting=np.array([True, False, True]))
+    train(population, [some(11), some(12)], frozen=np.array([True, False, True]))
     for name, buffer in population.host.buffers.items():
         assert [torch.equal(buffer[row], before[name][row]) for row in range(3)] == [True, False, True], name
 
@@ -306,8 +311,8 @@ def test_running_statistics_do_not_notice_a_seed_that_trains_apart(strategy: Str
     for _ in range(2):
         torch.manual_seed(0)
         pair.append(normed((1, 2, 3), strategy, rules))
-    for population, first in zip(pair, (action(Op.GERMINATE, 0, 0), wait(1)[0]), strict=True):
-        for chosen in (first, wait(1)[0]):
+    for population, first in zip(pair, (make_action(Op.GERMINATE, 0, 0), make_wait_actions(1)[0]), strict=True):
+        for chosen in (first, make_wait_actions(1)[0]):
             population.evidence = good_evidence(population)
             population.decide(np.stack([chosen] * 3))
     assert (pair[0].table.stage == Stage.TRAINING).all()
@@ -358,13 +363,13 @@ def test_resting_networks_keep_all_they_have(name: str) -> None:
     chosen = instances(SIZE)
     population = Population(plan(QUICK, OptimizerSettings(name=name, weight_decay=0.1)), networks(chosen))
     draws = Draws(chosen)
-    advance(population, draws, np.stack([action(Op.GERMINATE, 1, MLP)] * SIZE))
+    advance(population, draws, np.stack([make_action(Op.GERMINATE, 1, MLP)] * SIZE))
     for _ in range(3):
-        advance(population, draws, wait(SIZE))
+        advance(population, draws, make_wait_actions(SIZE))
     before = [state_of(population, network) for network in range(SIZE)]
     batch = draws.batch()
     batch.inputs[1] = torch.nan
-    train(population, [batch, batch], resting=np.array([False, True, True, False]))
+    train(population, [batch, batch], frozen=np.array([False, True, True, False]))
     for network in range(SIZE):
         values = [name for name in before[network] if name.endswith(".values")]
         rests = network in (1, 2)

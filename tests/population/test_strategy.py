@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.rules import Rules
 from esper.population import forward
 from esper.population.population import STRATEGIES, Population, Strategy
@@ -38,5 +38,5 @@ def test_auto_gives_what_a_named_strategy_gives() -> None:
     chosen = instances(2)
     auto, named = (Episodes(SUITE, chosen, Rules(), strategy=one) for one in ("auto", "stacked"))
     assert auto.population.strategy in STRATEGIES
-    results = [episodes.step(wait(2)).evaluation.loss for episodes in (auto, named)]
+    results = [episodes.step(make_wait_actions(2)).evaluation.loss for episodes in (auto, named)]
     np.testing.assert_allclose(*results, rtol=1e-4)

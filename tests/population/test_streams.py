@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.population.learning import TrainingStream, shuffled_order, stack_data
+from esper.population.learning import TrainingStream, draw_shuffled_order, stack_data
 from esper.tasks.instance import Data
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def data(network: int, examples: int) -> Data:
 
 
 def order(network: int, examples: int) -> np.ndarray:
-    return shuffled_order(examples, COUNT, np.random.default_rng(network))
+    return draw_shuffled_order(examples, COUNT, np.random.default_rng(network))
 
 
 def stream(networks: Sequence[int], sizes: Sequence[int], capacity: int | None = None) -> TrainingStream:
@@ -36,7 +36,7 @@ def stream(networks: Sequence[int], sizes: Sequence[int], capacity: int | None =
 
 def labels(source: TrainingStream, first: Sequence[int], count: int) -> torch.Tensor:
     """``[E, count * B]``."""
-    batches = list(source.take(np.array(first), count))
+    batches = list(source.draw_batches(np.array(first), count))
     for batch in batches:
         assert torch.equal(batch.inputs[..., 0], batch.labels.float()), "inputs and labels belong together"
     return torch.cat([batch.labels for batch in batches], dim=1)
@@ -44,7 +44,7 @@ def labels(source: TrainingStream, first: Sequence[int], count: int) -> torch.Te
 
 @given(examples=st.integers(1, 30), count=st.integers(1, 100), seed=st.integers(0, 99))
 def test_orders_are_whole_epochs(examples: int, count: int, seed: int) -> None:
-    drawn = shuffled_order(examples, count, np.random.default_rng(seed))
+    drawn = draw_shuffled_order(examples, count, np.random.default_rng(seed))
     assert len(drawn) == count
     for start in range(0, count, examples):
         epoch = drawn[start : start + examples]
@@ -53,7 +53,7 @@ def test_orders_are_whole_epochs(examples: int, count: int, seed: int) -> None:
 
 
 def test_epochs_are_shuffled_anew() -> None:
-    drawn = shuffled_order(20, 40, np.random.default_rng(0))
+    drawn = draw_shuffled_order(20, 40, np.random.default_rng(0))
     assert drawn[:20].tolist() != drawn[20:].tolist() != sorted(drawn[20:].tolist())
 
 

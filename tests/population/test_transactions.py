@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from esper.errors import IllegalActionError, SlotError
 from esper.growth.blueprints.registry import get
-from esper.lifecycle.actions import Blend, Op, action, wait
+from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
@@ -102,9 +102,9 @@ def grown(isolation: Isolation = Isolation.NONE) -> tuple[Population, Draws]:
     chosen = instances(3)
     population = Population(plan(QUICK.model_copy(update={"isolation": isolation})), networks(chosen))
     draws = Draws(chosen)
-    advance(population, draws, np.stack([action(Op.GERMINATE, 2, MLP, blend=blend) for blend in Blend]))
+    advance(population, draws, np.stack([make_action(Op.GERMINATE, 2, MLP, blend=blend) for blend in Blend]))
     for _ in range(4):
-        advance(population, draws, wait(3))
+        advance(population, draws, make_wait_actions(3))
     population.evidence = good_evidence(population)
     return population, draws
 
@@ -113,13 +113,21 @@ Call = Callable[[Population], object]
 
 
 CALLS: dict[str, Call] = {
-    "germinate": lambda held: held.decide(np.stack([action(Op.GERMINATE, 0, MLP, blend=blend) for blend in Blend])),
-    "prune": lambda held: held.decide(np.stack([action(Op.PRUNE, 2)] * 3)),
+    "germinate": lambda held: held.decide(
+        np.stack([make_action(Op.GERMINATE, 0, MLP, blend=blend) for blend in Blend])
+    ),
+    "prune": lambda held: held.decide(np.stack([make_action(Op.PRUNE, 2)] * 3)),
     "all of them": lambda held: held.decide(
-        np.stack([action(Op.PRUNE, 2), action(Op.FOSSILIZE, 2), action(Op.GERMINATE, 0, MLP, blend=Blend.GATE)])
+        np.stack(
+            [
+                make_action(Op.PRUNE, 2),
+                make_action(Op.FOSSILIZE, 2),
+                make_action(Op.GERMINATE, 0, MLP, blend=Blend.GATE),
+            ]
+        )
     ),
     "replace": lambda held: held.replace(np.array([1]), networks(instances(4)[3:])),
-    "roll back": lambda held: roll_back(held, np.array([True, False, True]), Snapshots.of(held.state)),
+    "roll back": lambda held: roll_back(held, np.array([True, False, True]), Snapshots.from_state(held.state)),
 }
 
 
@@ -148,7 +156,7 @@ def test_a_decision_without_births_and_deaths_needs_no_memory() -> None:
     population, _ = grown()
     held = population.state.parameters
     with OutOfMemory(1):
-        population.decide(np.stack([action(Op.FOSSILIZE, 2)] * 3))
+        population.decide(np.stack([make_action(Op.FOSSILIZE, 2)] * 3))
     assert population.state.parameters is held
     assert_aligned(population)
 
@@ -157,7 +165,9 @@ def test_a_blueprint_that_raises_changes_nothing() -> None:
     population, _ = grown()
     before = everything(population)
     conv = SUITE.blueprints.index("token_conv")
-    actions = np.stack([action(Op.PRUNE, 2), action(Op.GERMINATE, 0, MLP), action(Op.GERMINATE, 0, conv)])
+    actions = np.stack(
+        [make_action(Op.PRUNE, 2), make_action(Op.GERMINATE, 0, MLP), make_action(Op.GERMINATE, 0, conv)]
+    )
     with broken_blueprint("token_conv"), pytest.raises(SlotError, match="injected"):
         population.decide(actions)
     assert_unchanged(population, before)
@@ -170,7 +180,7 @@ def test_a_gate_that_refuses_changes_nothing() -> None:
     population.evidence = evidence
     before = everything(population)
     with pytest.raises(IllegalActionError, match="environment 1, slot 2 .* gate G5 is closed, HARMFUL"):
-        population.decide(np.stack([action(Op.FOSSILIZE, 2)] * 3))
+        population.decide(np.stack([make_action(Op.FOSSILIZE, 2)] * 3))
     assert_unchanged(population, before)
 
 
@@ -207,7 +217,7 @@ class RandomCalls:
 
     def _keep(self, rows: NDArray[np.bool_], before: Snapshots | None) -> None:
         state = self.population.state
-        self._snapshots = Snapshots.of(state) if before is None else before.retake(rows, state)
+        self._snapshots = Snapshots.from_state(state) if before is None else before.retake(rows, state)
         self._replaced = np.zeros(self._size, np.bool_)
 
 

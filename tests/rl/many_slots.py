@@ -47,7 +47,7 @@ class DeepSuite(DigitsSuite):
     sites = tuple(f"layers.{slot}" for slot in range(SLOTS))
     host_widths = ((WIDTH,) * SLOTS,)
 
-    def build(self, widths: tuple[int, ...], generator: torch.Generator) -> DeepHost:
+    def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> DeepHost:
         return DeepHost(self.input_shape[0], widths, self.classes, generator)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from control.synthetic import NO_PRIOR
 from esper.control.policy import Policy, PolicySettings
 from esper.engine.observation import MaskTensors, Observation, ObservationSpec
-from esper.lifecycle.actions import Head, Op, head_sizes
+from esper.lifecycle.actions import Head, Op, count_choices
 from esper.rl.diagnostics import UpdateMetrics
 from esper.rl.ppo import PPO
 from esper.rl.rollout import Rollout, RolloutBuffer
@@ -63,7 +63,7 @@ def blank_observation(environments: int) -> Observation:
 
 
 def free_masks(environments: int) -> MaskTensors:
-    _, slots, blueprints, blend, tempo, target, speed, curve = head_sizes(SLOTS, BLUEPRINTS)
+    _, slots, blueprints, blend, tempo, target, speed, curve = count_choices(SLOTS, BLUEPRINTS)
     shapes = (
         (len(Op),),
         (len(Op), slots),

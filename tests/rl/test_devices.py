@@ -45,7 +45,7 @@ def test_everything_happens_on_the_networks_device(suite: Suite, strategy: Strat
         play(running, steps=4)
         population = running.population
         assert population.table.owning.any()
-        snapshots = Snapshots.of(population.state)
+        snapshots = Snapshots.from_state(population.state)
         play(running, steps=1)
         roll_back(population, np.isin(np.arange(population.size), [1, 3]), snapshots)
         running.restart(np.array([0, 2]), running.instances[2:4])

@@ -13,7 +13,7 @@ from esper.engine.budget import Budget
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import GovernorSettings
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Reason, Rules
 from esper.lifecycle.stages import Stage
 from esper.population.evaluation import evaluate
@@ -120,7 +120,7 @@ def test_neighbours_do_not_notice() -> None:
 
 def test_seeds_are_pruned_into_their_cooldown_and_the_controller_sees_it() -> None:
     running = spoilt()
-    germinate = np.stack([action(Op.GERMINATE, 0, 0)] * 3)
+    germinate = np.stack([make_action(Op.GERMINATE, 0, 0)] * 3)
     result = running.step(germinate)
     assert result.rollbacks[0].pruned == (0,)
     assert running.population.table.stage[ILL, 0] == Stage.PRUNED
@@ -138,13 +138,13 @@ def _feature(name: str) -> int:
 
 def test_an_ended_episode_rests_until_it_is_restarted() -> None:
     running = spoilt(SINGLE)
-    running.step(wait(3))
+    running.step(make_wait_actions(3))
     assert running.finished.tolist() == [False, True, False]
     host, score = running.population.host.values[ILL].clone(), running.final_score()
     masks = running.legal_actions()
     assert masks.op[ILL].tolist() == [True, False, False, False, False, False]
     assert masks.op[0].sum() > 1
-    result = running.step(np.stack([action(Op.GERMINATE, 0, 0)] * 3))  # not even read where the episode has ended
+    result = running.step(np.stack([make_action(Op.GERMINATE, 0, 0)] * 3))  # not even read where the episode has ended
     assert result.reward[ILL] == 0
     assert result.running.tolist() == [True, False, True]
     assert running.population.table.stage[:, 0].tolist() == [Stage.GERMINATED, Stage.DORMANT, Stage.GERMINATED]
@@ -154,7 +154,7 @@ def test_an_ended_episode_rests_until_it_is_restarted() -> None:
     healthy = instances(5)[4]
     running.restart(np.array([ILL]), [healthy])
     assert not running.finished.any()
-    running.step(wait(3))
+    running.step(make_wait_actions(3))
     assert running.step_index.tolist() == [3, 1, 3]
     assert not torch.equal(running.population.host.values[ILL], host)
 
@@ -163,8 +163,8 @@ def test_a_plateau_ends_an_episode_unless_a_seed_is_unfinished() -> None:
     conduct = EpisodeConfig(governor=None, plateau=3)
     chosen = [replace(one, learning_rate=1e-12, drift_step=None) for one in instances(2)]
     running = Episodes(ShortSuite(), chosen, QUICK, conduct)
-    running.step(np.stack([*wait(1), action(Op.GERMINATE, 0, 0)]))
-    results = [running.step(wait(2)) for _ in range(4)]
+    running.step(np.stack([*make_wait_actions(1), make_action(Op.GERMINATE, 0, 0)]))
+    results = [running.step(make_wait_actions(2)) for _ in range(4)]
     assert [result.finished.tolist() for result in results] == [[False, False], *[[True, False]] * 3]
     assert running.step_index.tolist() == [3, 5]
 
@@ -180,7 +180,7 @@ def test_caps_hold_in_episodes() -> None:
     seen = [running.observe().globals[:, _feature("budget_left")]]
     while not running.finished.all():
         play(running, steps=1)
-        assert (running.population.parameters_in(running.population.table.owning) <= 120).all()
+        assert (running.population.count_seed_parameters(running.population.table.owning) <= 120).all()
         seen.append(running.observe().globals[:, _feature("budget_left")])
     left = torch.stack(seen)
     assert (left[0] == 1).all()
@@ -199,7 +199,7 @@ def episodes(chosen: Sequence[Instance], every: int, rules: Rules = QUICK, rewar
 
 def plant(running: Episodes, slot: int, blueprint: int = MLP) -> StepResult:
     """Germinate in one slot of every network."""
-    return running.step(np.stack([action(Op.GERMINATE, slot, blueprint)] * running.size))
+    return running.step(np.stack([make_action(Op.GERMINATE, slot, blueprint)] * running.size))
 
 
 def ages(running: Episodes) -> list[list[int]]:
@@ -216,7 +216,7 @@ def due(step: int, every: int) -> list[bool]:
 
 def test_slots_take_turns_and_the_last_measurement_stands() -> None:
     every, running = 3, episodes(instances(2), 3)
-    results = [plant(running, slot) for slot in range(SLOTS)] + [running.step(wait(2)) for _ in range(7)]
+    results = [plant(running, slot) for slot in range(SLOTS)] + [running.step(make_wait_actions(2)) for _ in range(7)]
     for step, (before, result) in enumerate(zip([None, *results], results, strict=False)):
         found = result.evaluation
         assert found.fresh.tolist() == [due(step, every)] * 2
@@ -235,7 +235,7 @@ def test_what_is_measured_is_what_is_true_now() -> None:
     for slot in range(SLOTS):
         plant(running, slot)
     for _ in range(4):
-        found = running.step(wait(4)).evaluation
+        found = running.step(make_wait_actions(4)).evaluation
         truth = evaluate(running.population, running.validation)
         np.testing.assert_allclose(found.loss, truth.loss, **TOLERANCE)
         np.testing.assert_allclose(
@@ -261,7 +261,7 @@ def test_ages_grow_until_the_next_turn_and_controllers_see_them() -> None:
     assert ages(running)[0][0] == 0
     seen: list[int] = []
     for _ in range(7):
-        running.step(wait(1))
+        running.step(make_wait_actions(1))
         seen.append(ages(running)[0][0])
         np.testing.assert_allclose(feature(running, "evidence_age")[0, 0], seen[-1] / SUITE.steps, rtol=1e-6)
     assert seen == [1, 2, 0, 1, 2, 0, 1]
@@ -273,23 +273,23 @@ def test_a_newborn_is_probed_at_once_and_measured_in_its_turn() -> None:
     assert np.isnan(result.evaluation.loss_contribution[0, 1])
     assert running.population.evidence.probed[0].tolist() == [False, True, False]
     assert feature(running, "measured")[0, 1] == 0
-    result = running.step(wait(1))
+    result = running.step(make_wait_actions(1))
     assert running.population.table.stage[0, 1] == Stage.BLENDING, "gate G1 does not wait for its turn"
     assert np.isnan(result.evaluation.loss_contribution[0, 1])
     assert ages(running)[0][1] == 0, "what is not known has no age"
-    assert np.isfinite(running.step(wait(1)).evaluation.loss_contribution[0, 1])
+    assert np.isfinite(running.step(make_wait_actions(1)).evaluation.loss_contribution[0, 1])
     assert feature(running, "measured")[0, 1] == 1
 
 
 def test_a_new_seed_does_not_inherit_what_was_known_of_the_last_one() -> None:
     running = episodes(instances(1), 4)
     plant(running, 0)
-    running.step(wait(1))
+    running.step(make_wait_actions(1))
     assert np.isfinite(running.engine.history.loss_contribution[0, 0])
-    running.step(np.stack([action(Op.PRUNE, 0)]))
+    running.step(np.stack([make_action(Op.PRUNE, 0)]))
     assert np.isnan(running.engine.history.loss_contribution[0, 0])
     while running.population.table.stage[0, 0] != Stage.DORMANT:
-        running.step(wait(1))
+        running.step(make_wait_actions(1))
     assert running.step_index[0] % 4 != 0, "the test means to germinate when slot 0 is not due"
     plant(running, 0, CONV)
     assert np.isnan(running.engine.history.loss_contribution[0, 0])
@@ -307,7 +307,7 @@ def test_gate_g5_refuses_what_is_older_than_the_rules_allow(oldest: int, stale: 
         age = ages(running)[0][0]
         holding = running.population.table.stage[0, 0] == Stage.HOLDING
         legal = bool(running.legal_actions().op[0, Op.FOSSILIZE])
-        reason = running.step(wait(1)).verdicts.reason[0, 0]
+        reason = running.step(make_wait_actions(1)).verdicts.reason[0, 0]
         if holding:
             assert legal == (reason == Reason.PASSED)
             (passed if legal else refused).add(age)
@@ -319,8 +319,13 @@ def test_gate_g5_refuses_what_is_older_than_the_rules_allow(oldest: int, stale: 
 def test_turns_follow_from_a_networks_own_decisions() -> None:
     """Networks at different steps, and each of them alone."""
     first, other, later = instances(3)
-    script = [action(Op.GERMINATE, 2, MLP), action(Op.GERMINATE, 0, CONV), *wait(1), action(Op.GERMINATE, 1, MLP)]
-    script += [*wait(5)]
+    script = [
+        make_action(Op.GERMINATE, 2, MLP),
+        make_action(Op.GERMINATE, 0, CONV),
+        *make_wait_actions(1),
+        make_action(Op.GERMINATE, 1, MLP),
+    ]
+    script += [*make_wait_actions(5)]
 
     def alone(instance: Instance, steps: int) -> list[StepResult]:
         running = episodes([instance], 3)
@@ -351,10 +356,10 @@ def test_a_network_that_was_rolled_back_is_measured_whole() -> None:
     fossils = [(SeedKind(0, MLP), SeedKind(1, CONV))] * 3
     running = Episodes(SUITE, chosen, QUICK, conduct, fossils=fossils)
     for _ in range(4):
-        running.step(wait(3))
+        running.step(make_wait_actions(3))
     with torch.no_grad():
         running.population.host.values[1] = torch.nan
-    found = running.step(wait(3))
+    found = running.step(make_wait_actions(3))
     assert {one.environment for one in found.rollbacks} == {1}
     assert found.evaluation.fresh[1].all()
     assert found.evaluation.fresh[[0, 2]].tolist() == [due(4, 3)] * 2
@@ -371,7 +376,7 @@ def test_rewards_are_paid_on_what_is_known(reward: str) -> None:
     name = "contribution" if reward == "escrow" else "attribution"
     results = [plant(running, 0)]
     while not running.finished.all():
-        results.append(running.step(wait(4)))
+        results.append(running.step(make_wait_actions(4)))
     for step, result in enumerate(results[:-1]):
         if step % 3:
             assert not result.terms[name].any()

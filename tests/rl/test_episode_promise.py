@@ -9,9 +9,9 @@ import torch
 from esper.engine.config import EpisodeConfig
 from esper.engine.observation import FeatureReader
 from esper.engine.promises import PromiseSettings
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.population.learning import Batch, shuffled_order
+from esper.population.learning import Batch, draw_shuffled_order
 from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
 from esper.tasks.instance import Instance
@@ -29,7 +29,7 @@ def looking(chosen: list[Instance], settings: PromiseSettings = SETTINGS) -> Epi
 def newest(instance: Instance, steps: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The last examples that an instance's network trained on in so many steps, in its order."""
     rng = numpy_generator(instance.seed, Stream.DATA_ORDER)
-    order = shuffled_order(instance.train_size, SUITE.steps * EACH_STEP, rng)[steps * EACH_STEP - count :][:count]
+    order = draw_shuffled_order(instance.train_size, SUITE.steps * EACH_STEP, rng)[steps * EACH_STEP - count :][:count]
     data = SUITE.data(instance, "train")
     return data.inputs[order], data.labels[order]
 
@@ -40,8 +40,8 @@ def test_it_is_of_the_newest_examples_and_the_network_as_it_is(wanted: int) -> N
     settings = SETTINGS.model_copy(update={"examples": wanted})
     running, twin = looking(chosen, settings), episodes(chosen)
     for _ in range(settings.first):
-        running.step(wait(3))
-        twin.step(wait(3))
+        running.step(make_wait_actions(3))
+        twin.step(make_wait_actions(3))
     count = min(wanted, EACH_STEP)
     inputs, labels = zip(*(newest(one, settings.first, count) for one in chosen), strict=True)
     expected = (
@@ -61,7 +61,7 @@ def test_it_is_measured_when_it_is_due_and_has_an_age() -> None:
         reading = FeatureReader(running.observe())
         ages.append(float(reading.network("promise_age")[0]) * SUITE.steps)
         figures.append(reading.blueprint("promise")[0].copy())
-        running.step(wait(2))
+        running.step(make_wait_actions(2))
     assert ages == pytest.approx([12, 12, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1])
     assert not np.any(figures[:2])
     assert np.array_equal(figures[2], figures[5])
@@ -80,14 +80,14 @@ def test_each_network_is_measured_by_its_own_clock() -> None:
     chosen = instances(3)
     running = looking(chosen)
     for _ in range(3):
-        running.step(wait(3))
+        running.step(make_wait_actions(3))
     running.restart(np.array([1]), [chosen[1]])
     assert not FeatureReader(running.observe()).blueprint("promise")[1].any()
     for _ in range(2):
-        running.step(wait(3))
+        running.step(make_wait_actions(3))
     alone = looking([chosen[1]])
     for _ in range(2):
-        alone.step(wait(1))
+        alone.step(make_wait_actions(1))
     for name in ("promise", "promise_held_out"):
         now, own = (FeatureReader(one.observe()).blueprint(name) for one in (running, alone))
         np.testing.assert_allclose(now[1], own[0], rtol=1e-5, atol=1e-6)
@@ -96,8 +96,8 @@ def test_each_network_is_measured_by_its_own_clock() -> None:
 
 def test_only_free_slots_are_measured() -> None:
     running = looking(instances(3))
-    running.step(np.stack([action(Op.GERMINATE, 0), wait(1)[0], action(Op.GERMINATE, 2)]))
-    running.step(wait(3))
+    running.step(np.stack([make_action(Op.GERMINATE, 0), make_wait_actions(1)[0], make_action(Op.GERMINATE, 2)]))
+    running.step(make_wait_actions(3))
     seen = FeatureReader(running.observe())
     assert (seen.network("promise_age") == 0).all()
     measured = (seen.blueprint("promise") > 0).any(axis=2)

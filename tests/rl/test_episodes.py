@@ -14,7 +14,7 @@ from esper.engine.measurements import CommittedEvaluation, Evaluation
 from esper.engine.observation import Observation
 from esper.errors import TaskError
 from esper.growth.model import GrowingModel
-from esper.lifecycle.actions import Blend, Op, action, wait
+from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.population.parameters import ParameterLayout
@@ -98,7 +98,7 @@ def test_before_the_end_the_potential_is_of_the_whole_network() -> None:
     running = episodes(instances(3), open_rules(cooldown=(1, 1, 1)))
     play(running, Schedule([Planting(0, 0, MLP)], SUITE.steps, keep_after=1000), SUITE.steps - 1)
     population = running.population
-    added = population.parameters_in(population.table.blended)
+    added = population.count_seed_parameters(population.table.blended)
     assert (added > 0).all()
     rent = np.array([one.rent for one in running.instances])
     expected = running.engine.history.accuracies[:, 0] - rent * np.log1p(added / population.host_parameters)
@@ -222,7 +222,7 @@ def test_data_drift_at_their_step() -> None:
     with_drift, without = (Episodes(suite, [drifting(step)], QUICK) for step in (4, None))
     suite.taken()
     for step in range(SUITE.steps):
-        results = [one.step(wait(1)) for one in (with_drift, without)]
+        results = [one.step(make_wait_actions(1)) for one in (with_drift, without)]
         assert suite.taken() == ({("train", 1), ("validation", 1)} if step == 4 else set())
         same = results[0].evaluation.loss == results[1].evaluation.loss
         assert same == (step < 4)
@@ -264,12 +264,19 @@ def test_a_restart_midway_leaves_the_others_as_they_are() -> None:
 def test_a_restart_without_seeds_leaves_the_others_bit_equal_to_the_end() -> None:
     chosen, newcomer = instances(4), instances(11)[10]
     restarted, undisturbed = (episodes(chosen) for _ in range(2))
-    actions = np.stack([action(Op.GERMINATE, 0, MLP), action(Op.GERMINATE, 1, ATTENTION), wait(1)[0], wait(1)[0]])
+    actions = np.stack(
+        [
+            make_action(Op.GERMINATE, 0, MLP),
+            make_action(Op.GERMINATE, 1, ATTENTION),
+            make_wait_actions(1)[0],
+            make_wait_actions(1)[0],
+        ]
+    )
     for running in (restarted, undisturbed):
         running.step(actions)
     restarted.restart(np.array([2]), [newcomer])
     for _ in range(SUITE.steps - 1):
-        rewards = [running.step(wait(4)).reward for running in (restarted, undisturbed)]
+        rewards = [running.step(make_wait_actions(4)).reward for running in (restarted, undisturbed)]
         assert rewards[0][[0, 1, 3]].tolist() == rewards[1][[0, 1, 3]].tolist()
         assert_same_rows(restarted.observe(), undisturbed.observe(), [0, 1, 3])
 
@@ -292,9 +299,9 @@ def test_a_restarted_episode_is_as_a_new_one(steps: int) -> None:
 def test_a_drift_that_happened_is_undone_by_a_restart() -> None:
     suite = Watched()
     running = Episodes(suite, [drifting(2)], QUICK)
-    first = [running.step(wait(1)).evaluation.loss[0] for _ in range(5)]
+    first = [running.step(make_wait_actions(1)).evaluation.loss[0] for _ in range(5)]
     running.restart(np.array([0]), [drifting(2)])
-    assert [running.step(wait(1)).evaluation.loss[0] for _ in range(5)] == first
+    assert [running.step(make_wait_actions(1)).evaluation.loss[0] for _ in range(5)] == first
 
 
 def test_episodes_that_ended_are_carried_along() -> None:
@@ -303,7 +310,7 @@ def test_episodes_that_ended_are_carried_along() -> None:
     play(running, Never(), steps=3)
     running.restart(np.array([1]), chosen[1:])
     expected = play(episodes(chosen[1:]), Never())
-    rewards = [running.step(wait(2)).reward[1] for _ in range(SUITE.steps)]
+    rewards = [running.step(make_wait_actions(2)).reward[1] for _ in range(SUITE.steps)]
     assert running.finished.tolist() == [True, True]
     np.testing.assert_allclose(rewards, [result.reward[0] for result in expected], atol=1e-5)
 

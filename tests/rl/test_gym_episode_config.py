@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.engine.observation import SLOT_FEATURES
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.rl.gym import GrowthVectorEnv, make_vector
 from rl.gym_support import RULES, STEPS, short_episodes
 
@@ -28,7 +28,7 @@ def test_an_episode_may_end_on_a_plateau() -> None:
     _, info = env.reset(seed=0)
     ended = np.zeros(E, np.bool_)
     for _ in range(STEPS):
-        _, _, terminated, truncated, info = env.step(wait(E))
+        _, _, terminated, truncated, info = env.step(make_wait_actions(E))
         assert not truncated.any()
         ended |= terminated
         if terminated.any():
@@ -46,7 +46,7 @@ def test_counterfactuals_may_take_turns() -> None:
     age = [feature.name for feature in SLOT_FEATURES].index("evidence_age")
     seen = []
     for step in range(4):
-        observation, *_ = env.step(np.stack([action(Op.WAIT) if step else action(Op.GERMINATE, 0, 0)] * E))
+        observation, *_ = env.step(np.stack([make_action(Op.WAIT) if step else make_action(Op.GERMINATE, 0, 0)] * E))
         seen.append(np.rint(observation["slots"][:, 0, age] * STEPS).astype(int).tolist())
     assert seen == [[0] * E, [1] * E, [2] * E, [0] * E]
 
@@ -57,6 +57,6 @@ def test_a_rollback_is_told() -> None:
     episodes = env.growth.episodes
     with torch.no_grad():
         episodes.population.host.values[1] = torch.nan
-    _, rewards, terminated, _, info = env.step(wait(E))
+    _, rewards, terminated, _, info = env.step(make_wait_actions(E))
     assert info["rolled_back"].tolist() == terminated.tolist() == [False, True, False]
     assert rewards[1] < rewards[[0, 2]].min()

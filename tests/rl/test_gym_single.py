@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 
 import esper.rl
 from esper.errors import ConfigError, IllegalActionError
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.rl.gym import GrowthEnv, GrowthVectorEnv
 from rl.gym_support import RULES, STEPS, assert_same, legal_action, short_episodes
 
@@ -67,11 +67,11 @@ def test_it_is_a_view_of_one_network() -> None:
 def test_illegal_actions_become_wait_and_are_told() -> None:
     env = make()
     env.reset(seed=0)
-    *_, info = env.step(action(Op.PRUNE, 1))
-    assert info["action"].tolist() == wait(1)[0].tolist()
+    *_, info = env.step(make_action(Op.PRUNE, 1))
+    assert info["action"].tolist() == make_wait_actions(1)[0].tolist()
     assert info["canonicalised"] is True
-    *_, info = env.step(action(Op.GERMINATE, 1, 2))
-    assert info["action"].tolist() == action(Op.GERMINATE, 1, 2).tolist()
+    *_, info = env.step(make_action(Op.GERMINATE, 1, 2))
+    assert info["action"].tolist() == make_action(Op.GERMINATE, 1, 2).tolist()
     assert info["canonicalised"] is False
     with pytest.raises(IllegalActionError, match="integer array"):
         env.step(np.zeros(8))
@@ -80,12 +80,12 @@ def test_illegal_actions_become_wait_and_are_told() -> None:
 def test_an_episode_must_be_begun_and_ends() -> None:
     env = make()
     with pytest.raises(ResetNeeded):
-        env.step(wait(1)[0])
+        env.step(make_wait_actions(1)[0])
     env.reset(seed=0)
     for _ in range(STEPS):
-        env.step(wait(1)[0])
+        env.step(make_wait_actions(1)[0])
     with pytest.raises(ResetNeeded):
-        env.step(wait(1)[0])
+        env.step(make_wait_actions(1)[0])
     with pytest.raises(ConfigError, match="unknown reset option 'mask'"):
         env.reset(options={"mask": True})
 
@@ -96,5 +96,5 @@ def test_what_is_returned_is_the_caller_s() -> None:
     other.reset(seed=0)
     for array in (*observation.values(), *info["masks"].values()):
         array[...] = 0
-    planting = action(Op.GERMINATE, 0, 1)
+    planting = make_action(Op.GERMINATE, 0, 1)
     assert_same(env.step(planting)[0], other.step(planting)[0])

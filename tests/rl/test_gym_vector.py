@@ -18,7 +18,16 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 import esper.rl
 from esper.engine.observation import list_features
 from esper.errors import ConfigError, IllegalActionError, TaskError
-from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, action, clear_irrelevant_heads, head_sizes, wait
+from esper.lifecycle.actions import (
+    RELEVANT,
+    Blend,
+    Head,
+    Op,
+    clear_irrelevant_heads,
+    count_choices,
+    make_action,
+    make_wait_actions,
+)
 from esper.rl.gym import Arrays, GrowthVectorEnv, NextStepGrowth, SameStepGrowth, make_vector
 from open_rules import open_rules
 from rl.gym_support import RULES, STEPS, assert_same, legal_actions, short_episodes
@@ -39,8 +48,8 @@ def make(mode: AutoresetMode = Mode.DISABLED, count: int = E, **settings: Any) -
 def wait_until_the_end(env: GrowthVectorEnv) -> tuple[Any, ...]:
     """The transition in which the episodes end."""
     for _ in range(STEPS - 1):
-        assert not env.step(wait(env.num_envs))[2].any()
-    return env.step(wait(env.num_envs))
+        assert not env.step(make_wait_actions(env.num_envs))[2].any()
+    return env.step(make_wait_actions(env.num_envs))
 
 
 def rows(arrays: Arrays, chosen: Any) -> Arrays:
@@ -60,8 +69,8 @@ def test_spaces_are_finite_and_hold_what_is_observed(promise: dict[str, int] | N
             assert np.unique(box.low[..., index]).tolist() == [np.float32(feature.low)], feature.name
             assert np.unique(box.high[..., index]).tolist() == [np.float32(feature.high)], feature.name
     assert single["blueprints"].shape == (S, K, lists.spec.blueprints)
-    assert single["action_mask"].shape == (sum(head_sizes(S, K)),)
-    assert env.single_action_space.nvec.tolist() == list(head_sizes(S, K))
+    assert single["action_mask"].shape == (sum(count_choices(S, K)),)
+    assert env.single_action_space.nvec.tolist() == list(count_choices(S, K))
     assert env.action_space.shape == (E, len(Head))
     rng = np.random.default_rng(0)
     observation, info = env.reset(seed=0)
@@ -84,7 +93,7 @@ def test_masks_say_exactly_what_is_legal() -> None:
         flat = env.action_masks()
         assert flat.dtype == np.bool_
         assert np.array_equal(flat, observation["action_mask"])
-        offsets = np.cumsum([0, *head_sizes(S, K)[:-1]])
+        offsets = np.cumsum([0, *count_choices(S, K)[:-1]])
         chosen = legal_actions(env, info, rng)
         observation, _, _, _, after = env.step(chosen)
         for row in range(E):
@@ -114,14 +123,14 @@ def test_an_action_takes_effect_if_and_only_if_the_conditional_masks_allow_it() 
     _, info = env.reset(seed=0)
     verdicts: list[bool] = []
     for _ in range(STEPS):
-        chosen = rng.integers(head_sizes(S, K), size=(E, len(Head)))
+        chosen = rng.integers(count_choices(S, K), size=(E, len(Head)))
         legal_ones = legal_actions(env, info, rng)
         chosen = np.where(rng.random((E, 1)) < 0.5, legal_ones, chosen)
         before, info = info["masks"], env.step(chosen)[-1]
         for row in range(E):
             own = {name: mask[row] for name, mask in before.items() if not name.startswith("_")}
             verdicts.append(legal_by(own, chosen[row]))
-            expected = clear_irrelevant_heads(chosen)[row] if verdicts[-1] else wait(1)[0]
+            expected = clear_irrelevant_heads(chosen)[row] if verdicts[-1] else make_wait_actions(1)[0]
             assert info["action"][row].tolist() == expected.tolist()
             assert info["canonicalised"][row] == (expected != chosen[row]).any()
     assert min(verdicts.count(True), verdicts.count(False)) >= 5
@@ -130,33 +139,41 @@ def test_an_action_takes_effect_if_and_only_if_the_conditional_masks_allow_it() 
 @pytest.mark.parametrize(
     ("given", "effective"),
     [
-        (action(Op.PRUNE, 1), wait(1)[0]),
-        (action(Op.GERMINATE, 1, 2, blend=Blend.GATE), wait(1)[0]),
-        (np.full(8, 99), wait(1)[0]),
-        (np.full(8, -1), wait(1)[0]),
-        (np.array([Op.WAIT, 2, 3, 1, 1, 1, 1, 1]), wait(1)[0]),
+        (make_action(Op.PRUNE, 1), make_wait_actions(1)[0]),
+        (make_action(Op.GERMINATE, 1, 2, blend=Blend.GATE), make_wait_actions(1)[0]),
+        (np.full(8, 99), make_wait_actions(1)[0]),
+        (np.full(8, -1), make_wait_actions(1)[0]),
+        (np.array([Op.WAIT, 2, 3, 1, 1, 1, 1, 1]), make_wait_actions(1)[0]),
         (np.array([Op.GERMINATE, 1, 2, 0, 1, 2, 3, 2]), np.array([Op.GERMINATE, 1, 2, 0, 1, 2, 0, 0])),
     ],
 )
 def test_any_integers_are_made_legal_and_told(given: np.ndarray, effective: np.ndarray) -> None:
     env = make(rules=open_rules())
     env.reset(seed=0)
-    legal = action(Op.GERMINATE, 0, 1)
-    *_, info = env.step(np.stack([legal, given, wait(1)[0]]))
-    assert info["action"].tolist() == [legal.tolist(), effective.tolist(), wait(1)[0].tolist()]
+    legal = make_action(Op.GERMINATE, 0, 1)
+    *_, info = env.step(np.stack([legal, given, make_wait_actions(1)[0]]))
+    assert info["action"].tolist() == [legal.tolist(), effective.tolist(), make_wait_actions(1)[0].tolist()]
     assert info["canonicalised"].tolist() == [False, True, False]
     assert info["_action"].all()
     assert info["_canonicalised"].all()
 
 
-@pytest.mark.parametrize("actions", [wait(E).astype(float), wait(E + 1), wait(E)[:, :3], wait(E)[0]])
+@pytest.mark.parametrize(
+    "actions",
+    [
+        make_wait_actions(E).astype(float),
+        make_wait_actions(E + 1),
+        make_wait_actions(E)[:, :3],
+        make_wait_actions(E)[0],
+    ],
+)
 def test_what_is_no_action_array_is_refused_and_changes_nothing(actions: np.ndarray) -> None:
     env, undisturbed = make(), make()
     env.reset(seed=0)
     undisturbed.reset(seed=0)
     with pytest.raises(IllegalActionError, match="integer array of shape"):
         env.step(actions)
-    assert_same(env.step(wait(E))[0], undisturbed.step(wait(E))[0])
+    assert_same(env.step(make_wait_actions(E))[0], undisturbed.step(make_wait_actions(E))[0])
 
 
 def test_rewards_add_up_to_j_and_the_test_score_is_there_to_ask() -> None:
@@ -234,9 +251,9 @@ def test_a_reset_mask_begins_some_episodes_anew_and_leaves_the_others() -> None:
     undisturbed.reset(seed=0)
     mask = np.array([False, True, False])
     for both in (env, undisturbed):
-        both.step(np.stack([action(Op.GERMINATE, 0, 1), wait(1)[0], action(Op.GERMINATE, 1, 2)]))
-    before = undisturbed.step(wait(E))[0]
-    env.step(wait(E))
+        both.step(np.stack([make_action(Op.GERMINATE, 0, 1), make_wait_actions(1)[0], make_action(Op.GERMINATE, 1, 2)]))
+    before = undisturbed.step(make_wait_actions(E))[0]
+    env.step(make_wait_actions(E))
     options = {"reset_mask": mask}
     observation, info = env.reset(options=options)
     assert options == {"reset_mask": mask}, "options are the caller's"
@@ -244,12 +261,12 @@ def test_a_reset_mask_begins_some_episodes_anew_and_leaves_the_others() -> None:
     assert observation["globals"][:, 0].tolist() == pytest.approx([2 / STEPS, 0, 2 / STEPS])
     assert info["_instance"].all()
     for _ in range(STEPS - 2):
-        *_, terminated, _, _ = env.step(wait(E))
+        *_, terminated, _, _ = env.step(make_wait_actions(E))
     assert terminated.tolist() == [True, False, True]
     with pytest.raises(ResetNeeded, match=r"episodes \[0, 2\] have ended"):
-        env.step(wait(E))
+        env.step(make_wait_actions(E))
     env.reset(options={"reset_mask": ~mask})
-    assert env.step(wait(E))[2].tolist() == [False, False, False]
+    assert env.step(make_wait_actions(E))[2].tolist() == [False, False, False]
 
 
 def test_a_seed_with_a_reset_mask_reaches_the_masked_only() -> None:
@@ -282,7 +299,7 @@ def test_reset_options_are_checked(options: dict[str, Any], message: str) -> Non
 def test_what_was_not_begun_cannot_go_on() -> None:
     env = make()
     with pytest.raises(ResetNeeded, match=r"call reset\(\) before step"):
-        env.step(wait(E))
+        env.step(make_wait_actions(E))
     with pytest.raises(ResetNeeded, match="reset all networks once"):
         env.reset(options={"reset_mask": np.array([True, False, False])})
 
@@ -304,10 +321,10 @@ def staggered(mode: AutoresetMode) -> GrowthVectorEnv:
     env = make(mode)
     env.reset(seed=0)
     for _ in range(3):
-        env.step(wait(E))
+        env.step(make_wait_actions(E))
     env.reset(options={"reset_mask": np.array([False, True, False])})
     for _ in range(STEPS - 4):
-        env.step(wait(E))
+        env.step(make_wait_actions(E))
     return env
 
 
@@ -315,8 +332,8 @@ def test_same_step_begins_anew_in_the_step_that_ends() -> None:
     env, core = staggered(Mode.SAME_STEP), staggered(Mode.DISABLED)
     assert isinstance(env, SameStepGrowth)
     ended = np.array([True, False, True])
-    expected, rewards, terminated, _, info = core.step(wait(E))
-    actual, same_rewards, same_terminated, truncated, same_info = env.step(wait(E))
+    expected, rewards, terminated, _, info = core.step(make_wait_actions(E))
+    actual, same_rewards, same_terminated, truncated, same_info = env.step(make_wait_actions(E))
     assert terminated.tolist() == same_terminated.tolist() == ended.tolist()
     assert not truncated.any()
     assert same_rewards.tolist() == rewards.tolist()
@@ -331,15 +348,15 @@ def test_same_step_begins_anew_in_the_step_that_ends() -> None:
     fresh, fresh_info = core.reset(options={"reset_mask": ended})
     assert_same(actual, fresh)
     assert same_info["instance"].tolist() == fresh_info["instance"].tolist() != info["instance"].tolist()
-    assert_same(env.step(wait(E))[0], core.step(wait(E))[0])
+    assert_same(env.step(make_wait_actions(E))[0], core.step(make_wait_actions(E))[0])
 
 
 def test_next_step_begins_anew_in_the_step_after() -> None:
     env, core = staggered(Mode.NEXT_STEP), staggered(Mode.DISABLED)
     assert isinstance(env, NextStepGrowth)
     ended = np.array([True, False, True])
-    assert_same(env.step(wait(E))[0], core.step(wait(E))[0])
-    planting = np.stack([action(Op.GERMINATE, 0, 1)] * E)
+    assert_same(env.step(make_wait_actions(E))[0], core.step(make_wait_actions(E))[0])
+    planting = np.stack([make_action(Op.GERMINATE, 0, 1)] * E)
     actual, rewards, terminated, truncated, info = env.step(planting)
     fresh, _ = core.reset(options={"reset_mask": ended})
     assert_same(rows(actual, ended), rows(fresh, ended))
@@ -351,7 +368,7 @@ def test_next_step_begins_anew_in_the_step_after() -> None:
     assert info["_action"].tolist() == (~ended).tolist()
     assert info["action"][1].tolist() == planting[1].tolist()
     # From here on they are as if begun by hand; the other network has grown on.
-    assert_same(rows(env.step(wait(E))[0], ended), rows(core.step(wait(E))[0], ended), 1e-4)
+    assert_same(rows(env.step(make_wait_actions(E))[0], ended), rows(core.step(make_wait_actions(E))[0], ended), 1e-4)
 
 
 def test_next_step_when_all_end_together() -> None:
@@ -360,7 +377,7 @@ def test_next_step_when_all_end_together() -> None:
     core.reset(seed=0)
     assert wait_until_the_end(env)[2].all()
     assert wait_until_the_end(core)[2].all()
-    actual, rewards, terminated, _, info = env.step(np.stack([action(Op.GERMINATE, 0, 1)] * E))
+    actual, rewards, terminated, _, info = env.step(np.stack([make_action(Op.GERMINATE, 0, 1)] * E))
     assert_same(actual, core.reset()[0])
     assert not rewards.any()
     assert not terminated.any()
@@ -374,13 +391,13 @@ def test_gymnasium_s_own_statistics_agree(mode: AutoresetMode) -> None:
     env.reset(seed=0)
     total = np.zeros(E)
     for _ in range(STEPS):
-        _, rewards, _, _, info = env.step(wait(E))
+        _, rewards, _, _, info = env.step(make_wait_actions(E))
         total += rewards
     assert info["_episode"].all()
     np.testing.assert_allclose(info["episode"]["r"], total, atol=1e-6)
     assert info["episode"]["l"].tolist() == [STEPS] * E
     if mode is not Mode.DISABLED:
-        env.step(wait(E))
+        env.step(make_wait_actions(E))
 
 
 def test_specs_are_plain_json() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.control.policy import Policy, PolicySettings
-from esper.control.policy.heads import log_prob_of, masked_log_softmax
+from esper.control.policy.heads import gather_log_probs, masked_log_softmax
 from esper.engine.observation import MaskTensors, Observation
 from esper.lifecycle.actions import Head
 from esper.rl.ppo import (
@@ -250,10 +250,10 @@ def test_torchrl_computes_the_same_masked_clip_loss_and_gradient() -> None:
     weight = torch.randn(choices, features, generator=random)
     old = masked_log_softmax(seen @ (weight * 0.7).T, legal)
     action = (old.exp().cumsum(-1) > torch.rand(examples, 1, generator=random)).int().argmax(-1)
-    old_log_prob = log_prob_of(old, action)
+    old_log_prob = gather_log_probs(old, action)
 
     ours = weight.clone().requires_grad_()
-    log_prob = log_prob_of(masked_log_softmax(seen @ ours.T, legal), action)
+    log_prob = gather_log_probs(masked_log_softmax(seen @ ours.T, legal), action)
     loss = joint_surrogate(log_prob, old_log_prob, advantage, 0.2, torch.tensor(examples))
     (gradient,) = torch.autograd.grad(loss, ours, retain_graph=True)
     # With a single head, the factored surrogate is the same.

@@ -19,7 +19,7 @@ from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
 from rl.plain_ppo import plain_ppo
 from rl.probes import SIZES, collect, learner, only_ops
 
-FLOORED = PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.every(0.1))
+FLOORED = PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.fill(0.1))
 
 
 @pytest.mark.parametrize("surrogate", ["joint", "factored"])
@@ -198,8 +198,8 @@ def test_settings_that_do_not_suit_the_environments_are_refused(change: dict[str
 
 
 def test_schedules_end_where_they_should() -> None:
-    floors = PerHead.every(0.02).model_copy(update={"slot": 0.1, "blueprint": 0.2})
-    settings = plain_ppo(entropy_start=PerHead.every(0.1), entropy_floor=floors, entropy_anneal=0.5)
+    floors = PerHead.fill(0.02).model_copy(update={"slot": 0.1, "blueprint": 0.2})
+    settings = plain_ppo(entropy_start=PerHead.fill(0.1), entropy_floor=floors, entropy_anneal=0.5)
     expected = {Head.SLOT: [0.1] * 4, Head.BLUEPRINT: [0.1, 0.15, 0.2, 0.2]}
     for head in Head:
         weights = [settings.entropy_weights(progress)[head] for progress in (0.0, 0.25, 0.5, 1.0)]
@@ -209,7 +209,7 @@ def test_schedules_end_where_they_should() -> None:
 
 
 def test_metrics_are_flat_finite_numbers_under_every_heads_name() -> None:
-    student = learner(plain_ppo(entropy_start=PerHead.every(0.05)))
+    student = learner(plain_ppo(entropy_start=PerHead.fill(0.05)))
     scalars = student.update(*rollouts(student, 1), 0.0).scalars()
     assert all(isinstance(value, float) for value in scalars.values())
     for head in ("op", "slot", "blueprint", "blend", "tempo", "alpha_target", "alpha_speed", "alpha_curve"):
@@ -299,7 +299,7 @@ def test_a_training_in_which_one_head_alone_chooses_is_the_same_to_the_bit_with_
 @pytest.mark.parametrize("head", list(Head))
 def test_a_heads_entropy_weight_teaches_that_head_and_no_other(head: Head, surrogate: str) -> None:
     """Where nothing is to be won, so that only the bonus of the one head with a weight teaches its output."""
-    weights = PerHead.every(0.0).model_copy(update={head.name.lower(): 1.0})
+    weights = PerHead.fill(0.0).model_copy(update={head.name.lower(): 1.0})
     settings = plain_ppo(entropy_start=weights, entropy_floor=weights, surrogate=surrogate, target_kl=1e6)
     student = learner(
         settings, sizes=PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, op_prior=NO_PRIOR)

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
-from esper.lifecycle.actions import Op, action, wait
+from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.numerics.arrays import map_arrays
 from esper.rl.rewards import (
@@ -30,7 +30,7 @@ from esper.rl.rewards import (
     compute_rewards,
     group_by_settings,
     register_reward,
-    total_reward,
+    sum_reward_terms,
 )
 from rl.short import SUITE, episodes, instances
 
@@ -95,7 +95,7 @@ def rewards_of(settings: RewardSettings, course: Sequence[Tick]) -> list[float]:
         after = state_of(tick.slots, finished)
         facts = np.array([finished]), np.array([tick.acted]), np.array([tick.pruned_age])
         terms = compute_rewards(RewardInputs(before, after, *facts), {settings: np.ones(1, np.bool_)})
-        paid.append(float(total_reward(terms)[0]))
+        paid.append(float(sum_reward_terms(terms)[0]))
         before = after
     return paid
 
@@ -192,7 +192,7 @@ def test_each_environment_is_paid_by_its_own_mode() -> None:
     nobody = np.zeros(3, np.bool_)
     inputs = RewardInputs(RewardState.zeros(3, 1), three, nobody, nobody, np.full(3, -1))
     np.testing.assert_allclose(
-        total_reward(compute_rewards(inputs, group_by_settings(settings))), [BASE + 0.2, 0, BASE + 0.2]
+        sum_reward_terms(compute_rewards(inputs, group_by_settings(settings))), [BASE + 0.2, 0, BASE + 0.2]
     )
 
 
@@ -279,7 +279,7 @@ def test_a_weight_acts_or_is_refused(mode: str, weight: str) -> None:
 
 def test_scores_in_loss_are_relative_to_guessing() -> None:
     running = episodes(instances(4))
-    result = running.step(wait(4))
+    result = running.step(make_wait_actions(4))
     chance = np.log(SUITE.classes)
     np.testing.assert_allclose(result.reward_inputs.after.score["loss"], 1 - result.evaluation.loss / chance)
     np.testing.assert_allclose(result.reward_inputs.after.score["accuracy"], result.evaluation.accuracy)
@@ -288,20 +288,20 @@ def test_scores_in_loss_are_relative_to_guessing() -> None:
 
 def test_contributions_are_those_of_blended_seeds_in_both_units() -> None:
     running = episodes(instances(4))
-    result = running.step(np.stack([action(Op.GERMINATE, 1, MLP)] * 4))
+    result = running.step(np.stack([make_action(Op.GERMINATE, 1, MLP)] * 4))
     assert not result.reward_inputs.after.contribution["accuracy"].any(), "a newborn does not count yet"
-    result = running.step(wait(4))
+    result = running.step(make_wait_actions(4))
     found, chance = result.reward_inputs.after, np.log(SUITE.classes)
     np.testing.assert_allclose(found.contribution["accuracy"][:, 1], result.evaluation.accuracy_contribution[:, 1])
     np.testing.assert_allclose(found.contribution["loss"][:, 1], result.evaluation.loss_contribution[:, 1] / chance)
     assert not found.contribution["loss"][:, [0, 2]].any()
-    next_one = running.step(wait(4)).reward_inputs
+    next_one = running.step(make_wait_actions(4)).reward_inputs
     np.testing.assert_array_equal(next_one.before.contribution["loss"], found.contribution["loss"])
 
 
 def test_rent_is_due_on_parameters_and_on_flops() -> None:
     running = episodes(instances(7))
-    for actions in (np.stack([action(Op.GERMINATE, 0, CONV)] * 7), wait(7)):
+    for actions in (np.stack([make_action(Op.GERMINATE, 0, CONV)] * 7), make_wait_actions(7)):
         found = running.step(actions).reward_inputs.after
     for row, instance in enumerate(running.instances):
         site = running.population.execution.sites[0].with_width(instance.widths[0])
@@ -324,19 +324,21 @@ def test_flops_of_a_host_are_those_of_its_products() -> None:
 
 def test_what_was_done_is_told() -> None:
     running = episodes(instances(3))
-    running.step(np.stack([action(Op.GERMINATE, 0, MLP)] * 3))
+    running.step(np.stack([make_action(Op.GERMINATE, 0, MLP)] * 3))
     for _ in range(3):
-        running.step(wait(3))
-    found = running.step(np.stack([action(Op.PRUNE, 0), *wait(1), action(Op.GERMINATE, 1, MLP)])).reward_inputs
+        running.step(make_wait_actions(3))
+    found = running.step(
+        np.stack([make_action(Op.PRUNE, 0), *make_wait_actions(1), make_action(Op.GERMINATE, 1, MLP)])
+    ).reward_inputs
     assert found.acted.tolist() == [True, False, True]
     assert found.pruned_age.tolist() == [4, -1, -1]
 
 
 def test_a_restarted_network_begins_from_nothing() -> None:
     running = episodes(instances(3))
-    running.step(wait(3))
+    running.step(make_wait_actions(3))
     running.restart(np.array([1]), instances(4)[3:])
-    before = running.step(wait(3)).reward_inputs.before.score["accuracy"]
+    before = running.step(make_wait_actions(3)).reward_inputs.before.score["accuracy"]
     assert (before > 0).tolist() == [True, False, True]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from esper.control.policy import Policy, PolicyState, PolicyStep
 from esper.engine.observation import MaskTensors, Observation
-from esper.numerics.arrays import named_arrays
+from esper.numerics.arrays import iterate_arrays
 from esper.rl.rollout import RolloutBuffer, RolloutError, concatenate, select_environments
 from rl.probes import SIZES, SPEC, blank_observation, free_masks
 
@@ -58,7 +58,7 @@ def test_selected_environments_keep_all_their_data() -> None:
     assert part.state.cell.shape[1] == 2
     assert part.running.shape == (STEPS, 2)
     assert part.control_variate.shape == (STEPS, 2)
-    for (name, ours), (_, all_of_them) in zip(named_arrays(part), named_arrays(rollout), strict=True):
+    for (name, ours), (_, all_of_them) in zip(iterate_arrays(part), iterate_arrays(rollout), strict=True):
         axis = 0 if all_of_them.dim() == 1 else 1
         assert torch.equal(ours, all_of_them.index_select(axis, torch.tensor([3, 1]))), name
 
@@ -66,7 +66,7 @@ def test_selected_environments_keep_all_their_data() -> None:
 def test_rollouts_side_by_side_keep_all_their_data() -> None:
     rollout = filled().finish(torch.zeros(ENVIRONMENTS, dtype=torch.bool), torch.arange(4.0))
     parts = [select_environments(rollout, torch.tensor(index)) for index in ([0], [1, 2], [3])]
-    for (name, ours), (_, whole) in zip(named_arrays(concatenate(parts)), named_arrays(rollout), strict=True):
+    for (name, ours), (_, whole) in zip(iterate_arrays(concatenate(parts)), iterate_arrays(rollout), strict=True):
         assert torch.equal(ours, whole), name
 
 

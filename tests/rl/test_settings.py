@@ -47,7 +47,7 @@ def test_one_head_is_set_alone(model: type[Settings], name: str, head: str, tmp_
 @pytest.mark.parametrize(("model", "name"), PER_HEAD)
 def test_one_number_sets_all_heads(model: type[Settings], name: str, tmp_path: Path) -> None:
     settings = load_settings(model, None, [f"{name}={NUMBER}"])
-    assert getattr(settings, name) == PerHead.every(NUMBER)
+    assert getattr(settings, name) == PerHead.fill(NUMBER)
     dump_settings(settings, tmp_path / "config.yaml")
     assert load_settings(model, tmp_path / "config.yaml") == settings
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper.errors import RunError
-from esper.runs.run_directory import RunDirectory, is_held
+from esper.runs.run_directory import RunDirectory, is_locked
 from esper.train.workers import LocalWorkers
 from train.launching import launch, train_words
 from train.worker_tasks import holds
@@ -89,9 +89,9 @@ def test_whoever_only_looks_at_the_lock_hinders_nobody(run: RunDirectory, monkey
     monkeypatch.setattr(time, "sleep", lambda seconds: os.close(descriptor))
     with run.locked("esper train"):
         monkeypatch.undo()
-        assert is_held(run.lock)
-    assert not is_held(run.lock)
-    assert not is_held(run.path / "no such file")
+        assert is_locked(run.lock)
+    assert not is_locked(run.lock)
+    assert not is_locked(run.path / "no such file")
 
 
 def test_lookers_do_not_take_each_other_for_a_holder(run: RunDirectory):
@@ -99,10 +99,10 @@ def test_lookers_do_not_take_each_other_for_a_holder(run: RunDirectory):
     run.lock.chmod(0o444)
     descriptor = os.open(run.lock, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)  # as one who looks now
-    assert not is_held(run.lock)
+    assert not is_locked(run.lock)
     os.close(descriptor)
     run.lock.chmod(0o644)
     with ThreadPoolExecutor(8) as threads:
-        assert not any(threads.map(is_held, [run.lock] * 1000))
+        assert not any(threads.map(is_locked, [run.lock] * 1000))
         with run.locked("esper train"):
-            assert all(threads.map(is_held, [run.lock] * 1000))
+            assert all(threads.map(is_locked, [run.lock] * 1000))

@@ -20,7 +20,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 from dash.planted_run import Plan, plant
 from esper.cli import main
 from esper.errors import ConfigError, RunError
-from esper.extras import install_command
+from esper.extras import find_install_command
 from esper.runs.loggers import LIBRARIES, open_logger, open_loggers, read_metrics
 from esper.runs.reader import RunReader
 from grower.training_loop import Loop
@@ -146,7 +146,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         open_logger("wandb", tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["train", "--run-dir", str(tmp_path / "run"), "--logger", "wandb"]) == 2
-    assert capsys.readouterr().err == f"error: the logger wandb needs wandb: {install_command('wandb')}\n"
+    assert capsys.readouterr().err == f"error: the logger wandb needs wandb: {find_install_command('wandb')}\n"
     assert not (tmp_path / "run").exists()
 
 

@@ -64,9 +64,9 @@ def test_an_event_that_was_made_anew_is_another_one(store: RunStore, reader: Run
 
 
 def test_a_series_can_be_continued(store: RunStore, reader: RunReader):
-    store.scalars(0, {"x": 0.0})
-    store.scalars(1, {"x": 0.1})
-    store.scalars(2, {"x": 0.2})
+    store.record_scalars(0, {"x": 0.0})
+    store.record_scalars(1, {"x": 0.1})
+    store.record_scalars(2, {"x": 0.2})
     store.flush()
     assert reader.series("x") == [(0, 0.0), (1, 0.1), (2, 0.2)]
     assert reader.series("x", after=1) == [(2, 0.2)]

@@ -52,8 +52,8 @@ def test_flushed_events_and_scalars_come_back(path: Path):
         store.set_metadata({"seed": 3, "origin": {"name": "token"}})
         store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
         store.emit(TRANSITION)
-        store.scalars(1, {"return": 0.5, "entropy": 2.0})
-        store.scalars(2, {"return": 0.75})
+        store.record_scalars(1, {"return": 0.5, "entropy": 2.0})
+        store.record_scalars(2, {"return": 0.75})
 
     with RunReader.open(path) as reader:
         assert reader.metadata() == {"seed": 3, "origin": {"name": "token"}}
@@ -70,7 +70,7 @@ def test_flushed_events_and_scalars_come_back(path: Path):
 
 @given(value=st.floats())
 def test_any_float_survives(shared_store: RunStore, value: float):
-    shared_store.scalars(1, {"x": value})
+    shared_store.record_scalars(1, {"x": value})
     shared_store.flush()
     ((_, read),) = shared_store.series("x")
     assert read == value or (math.isnan(read) and math.isnan(value))
@@ -94,7 +94,7 @@ def _no_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_commits")
 def test_uncommitted_values_are_invisible_to_a_reader(path: Path):
     with RunStore.create(path) as store, RunReader.open(path) as reader:
-        store.scalars(1, {"x": 1.0})
+        store.record_scalars(1, {"x": 1.0})
         store.emit(TRANSITION)
         assert reader.last_iteration() == 0
         assert reader.records() == []
@@ -126,7 +126,7 @@ def test_too_many_events_are_committed_by_whoever_emits_one_more(path: Path, mon
 def test_scalars_that_are_replaced_before_a_commit_are_counted(path: Path):
     with RunStore.create(path) as store:
         for value in range(5):
-            store.scalars(1, {"x": value, f"y{value}": 0.0})
+            store.record_scalars(1, {"x": value, f"y{value}": 0.0})
         assert store.coalesced == 4
         store.flush()
         assert store.series("x") == [(1, 4.0)]
@@ -160,16 +160,16 @@ import os, signal
 from pathlib import Path
 from esper.runs.store import RunStore
 store = RunStore.create(Path({str(path)!r}))
-store.scalars(1, {{"x": 1.0}})
+store.record_scalars(1, {{"x": 1.0}})
 store.flush()
-store.scalars(2, {{"x": 2.0}})
+store.record_scalars(2, {{"x": 2.0}})
 os.kill(os.getpid(), signal.SIGKILL)
 """
     process = subprocess.run([sys.executable, "-c", script], check=False)
     assert process.returncode == -signal.SIGKILL
     with RunStore.open(path) as store:
         assert store.series("x") == [(1, 1.0)]
-        store.scalars(2, {"x": 2.5})
+        store.record_scalars(2, {"x": 2.5})
     with RunReader.open(path) as reader:
         assert reader.series("x") == [(1, 1.0), (2, 2.5)]
 
@@ -177,7 +177,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_rewound_run_equals_an_uninterrupted_one(tmp_path: Path):
     def iterate(store: RunStore, iterations: range):
         for iteration in iterations:
-            store.scalars(iteration, {"x": iteration / 7})
+            store.record_scalars(iteration, {"x": iteration / 7})
             store.emit(CheckpointWritten(iteration=iteration, file=f"c{iteration}", sha256="0"))
             store.flush()
 
@@ -199,7 +199,7 @@ def test_a_rewound_run_equals_an_uninterrupted_one(tmp_path: Path):
 @pytest.mark.usefixtures("_no_commits")
 def test_rewinding_drops_what_waits(path: Path):
     with RunStore.create(path) as store:
-        store.scalars(1, {"x": 1.0})
+        store.record_scalars(1, {"x": 1.0})
         store.rewind(0)
     with RunReader.open(path) as reader:
         assert reader.series("x") == []
@@ -207,8 +207,8 @@ def test_rewinding_drops_what_waits(path: Path):
 
 def test_a_later_value_replaces_an_earlier_one(path: Path):
     with RunStore.create(path) as store:
-        store.scalars(1, {"x": 1.0})
-        store.scalars(1, {"x": 2.0})
+        store.record_scalars(1, {"x": 1.0})
+        store.record_scalars(1, {"x": 2.0})
         store.flush()
         assert store.series("x") == [(1, 2.0)]
 
@@ -218,7 +218,7 @@ def test_a_failed_flush_keeps_everything_for_the_next(path: Path):
     with RunStore.create(path) as store:
         pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
         store._connection.execute(f"PRAGMA max_page_count = {pages}")
-        store.scalars(1, {f"a rather long name of a scalar {index}": 0.0 for index in range(2000)})
+        store.record_scalars(1, {f"a rather long name of a scalar {index}": 0.0 for index in range(2000)})
         with pytest.raises(RunError, match=r"run\.db \(database or disk is full\)"):
             store.flush()
         assert store.scalar_names() == []
@@ -273,7 +273,7 @@ def test_another_format_is_refused(path: Path):
 def test_a_truncated_store_is_an_error_not_a_crash(path: Path):
     with RunStore.create(path) as store:
         for iteration in range(2000):
-            store.scalars(iteration, {"x": 1.0})
+            store.record_scalars(iteration, {"x": 1.0})
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(RunError, match=r"run\.db"), RunReader.open(path) as reader:
         reader.series("x")
@@ -288,7 +288,7 @@ def test_a_reader_cannot_write(path: Path):
 def test_paths_with_special_characters_work(tmp_path: Path):
     path = tmp_path / "50% & ? #1.db"
     with RunStore.create(path) as store:
-        store.scalars(1, {"x": 1.0})
+        store.record_scalars(1, {"x": 1.0})
     with RunReader.open(path) as reader:
         assert reader.series("x") == [(1, 1.0)]
 

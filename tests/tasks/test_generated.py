@@ -73,7 +73,7 @@ def test_every_feature_that_a_policy_sees_varies_in_training() -> None:
     high = [np.full(len(part), -np.inf) for part in names]
     for suite in [get_suite("tokens"), *(get_suite(f"generated:{number}") for number in (1, 3, 6, 10, 11, 15, 19, 28))]:
         instances = suite.sample(6, "train", np.random.default_rng(0))
-        episodes = EvaluationConfig(suite.name, Rules()).measuring(LookSettings().promise).episodes(instances)
+        episodes = EvaluationConfig(suite.name, Rules()).with_promise(LookSettings().promise).create_episodes(instances)
         controller = Uniform()
         state = controller.start([instance.seed for instance in instances])
         for _ in range(14):
@@ -90,9 +90,9 @@ def test_every_feature_that_a_policy_sees_varies_in_training() -> None:
 
 def test_shards_draw_their_suites_and_training_never_those_kept_back() -> None:
     plain, mixed = TrainSettings(), TrainSettings(mix=("generated", "digits"), shards=4)
-    assert {plain.suite_of(iteration, shard) for iteration in range(5) for shard in range(2)} == {"tokens"}
-    drawn = [mixed.suite_of(iteration, shard) for iteration in range(60) for shard in range(4)]
-    assert drawn == [mixed.suite_of(iteration, shard) for iteration in range(60) for shard in range(4)]
+    assert {plain.draw_suite(iteration, shard) for iteration in range(5) for shard in range(2)} == {"tokens"}
+    drawn = [mixed.draw_suite(iteration, shard) for iteration in range(60) for shard in range(4)]
+    assert drawn == [mixed.draw_suite(iteration, shard) for iteration in range(60) for shard in range(4)]
     counts = Counter(name.partition(":")[0] for name in drawn)
     assert set(counts) == {"tokens", "generated", "digits"}
     assert min(counts.values()) > 50
@@ -119,12 +119,12 @@ def test_no_more_grows_than_the_suite_allows() -> None:
     suite = get_suite("generated:11")
     assert suite.parameter_cap is not None
     instances = suite.sample(8, "train", np.random.default_rng(0))
-    episodes = EvaluationConfig(suite.name, Rules()).episodes(instances)
+    episodes = EvaluationConfig(suite.name, Rules()).create_episodes(instances)
     controller = Uniform()
     state = controller.start([instance.seed for instance in instances])
     most = 0
     for _ in range(suite.steps):
         actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)
         episodes.step(actions)
-        most = max(most, int(episodes.population.parameters_in(episodes.population.table.owning).max()))
+        most = max(most, int(episodes.population.count_seed_parameters(episodes.population.table.owning).max()))
     assert 0 < most <= suite.parameter_cap

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from esper.rl.rollout import RolloutBuffer
-from esper.train.collect import ShardResult, ShardTask, collect
+from esper.train.collect import ShardResult, ShardTask, collect_rollout
 from esper.train.workers import Shared
 from train.short_suite import short_suite
 

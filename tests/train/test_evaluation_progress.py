@@ -23,7 +23,7 @@ from esper.train.evaluation import (
     EvaluationConfig,
     EvaluationProgress,
     EvaluationResult,
-    baselines,
+    create_baselines,
     evaluate_cohort,
     split_into_cohorts,
 )
@@ -46,7 +46,7 @@ def _short_suite() -> Iterator[None]:
 def tasks() -> list[CohortTask]:
     suite = get_suite("short")
     instances = suite.sample(3, "heldout", np.random.default_rng(1))
-    controllers = [Uniform(), baselines(suite)[-1]]
+    controllers = [Uniform(), create_baselines(suite)[-1]]
     return [
         task for one in controllers for task in split_into_cohorts([one], EvaluationConfig("short", Rules()), instances)
     ]
@@ -103,7 +103,7 @@ class Counting(LocalWorkers):
 def played(folder: Path, tasks: list[CohortTask], **circumstances: str) -> tuple[int, list[list[EvaluationResult]]]:
     """How many cohorts were taken over, and what came of all."""
     progress = EvaluationProgress(folder, {**HERE, **circumstances}, tasks)
-    return progress.taken_over, progress.play(LocalWorkers(1), tasks)
+    return progress.cached_count, progress.evaluate_cohorts(LocalWorkers(1), tasks)
 
 
 @pytest.fixture
@@ -115,8 +115,8 @@ def folder(tmp_path: Path, tasks: list[CohortTask]) -> Path:
 def test_what_was_played_is_taken_over_exactly(folder: Path, tasks: list[CohortTask]):
     workers = Counting()
     progress = EvaluationProgress(folder, HERE, tasks)
-    found = progress.play(workers, tasks)
-    assert (progress.taken_over, workers.played) == (2, 0)
+    found = progress.evaluate_cohorts(workers, tasks)
+    assert (progress.cached_count, workers.played) == (2, 0)
     for task, cohort in zip(tasks, found, strict=True):
         for one, other in zip(cohort, evaluate_cohort(task), strict=True):
             assert one.records == other.records
@@ -163,7 +163,7 @@ def test_a_damaged_file_is_played_anew(folder: Path, tasks: list[CohortTask], da
     whole = played(folder, tasks)[1]
     for path in folder.iterdir():
         damage(path)
-    assert EvaluationProgress(folder, HERE, tasks).taken_over == 0
+    assert EvaluationProgress(folder, HERE, tasks).cached_count == 0
     again = played(folder, tasks)[1]
     assert [one.records for cohort in again for one in cohort] == [one.records for cohort in whole for one in cohort]
 

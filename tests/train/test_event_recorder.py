@@ -24,12 +24,12 @@ from esper.runs.events import (
     PolicyLooked,
     RolledBack,
     StepTaken,
-    decode,
+    decode_event,
 )
 from esper.tasks import registry
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardResult, ShardTask, collect, new_policy
-from esper.train.event_recorder import EventRecorder, Scope
+from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy
+from esper.train.event_recorder import EventRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
 from train.runs import tiny
@@ -59,10 +59,10 @@ class Told:
 
 
 def tell(settings: TrainSettings) -> Told:
-    weights = Shared(new_policy(settings).state_dict())
+    weights = Shared(create_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
-    results = [collect(task) for task in tasks]
-    return Told([decode(row.type, row.version, row.payload) for one in results for row in one.events], results)
+    results = [collect_rollout(task) for task in tasks]
+    return Told([decode_event(row.type, row.version, row.payload) for one in results for row in one.events], results)
 
 
 @pytest.fixture(scope="module", autouse=True)

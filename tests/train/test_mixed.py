@@ -11,7 +11,7 @@ import torch
 
 from esper.cli import main
 from esper.config.loading import load_settings
-from esper.control.controller import wanted_promise
+from esper.control.controller import get_promise_settings
 from esper.control.learned import PolicyOrigin
 from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError
@@ -22,7 +22,7 @@ from esper.runs.events import EpisodeStarted
 from esper.runs.reader import RunReader
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardTask, collect, new_policy
+from esper.train.collect import ShardTask, collect_rollout, create_policy
 from esper.train.evaluation import load_shipped
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
@@ -63,7 +63,7 @@ def test_a_mixed_run_learns_from_all_and_goes_on_bit_exactly(tmp_path: Path) -> 
 
 
 def assert_only_the_runs_own_suite_is_told_of(trainer: Trainer) -> None:
-    drawn = [[trainer.settings.suite_of(iteration, shard) for shard in range(2)] for iteration in range(2)]
+    drawn = [[trainer.settings.draw_suite(iteration, shard) for shard in range(2)] for iteration in range(2)]
     with RunReader.open(trainer.run.store) as reader:
         told = [(event.iteration, event.environment) for event in reader.events(EpisodeStarted)]
     own = [
@@ -78,16 +78,16 @@ def assert_only_the_runs_own_suite_is_told_of(trainer: Trainer) -> None:
 
 
 def rollouts(settings: TrainSettings) -> list[Rollout]:
-    weights = Shared(new_policy(settings).state_dict())
+    weights = Shared(create_policy(settings).state_dict())
     tasks = [ShardTask(settings, 0, shard, weights) for shard in range(settings.shards)]
-    return [collect(task).rollout for task in tasks]
+    return [collect_rollout(task).rollout for task in tasks]
 
 
 def test_rollouts_of_one_shape_are_joined() -> None:
     alike = concatenate_alike(rollouts(tiny("shards=2")))
     assert [one.environments for one in alike] == [8]
     mixed = tiny("shards=2", "seed=1", "mix=[generated]")
-    assert mixed.suite_of(0, 0) != mixed.suite_of(0, 1)
+    assert mixed.draw_suite(0, 0) != mixed.draw_suite(0, 1)
     assert [one.environments for one in concatenate_alike(rollouts(mixed))] == [4, 4]
 
 
@@ -112,7 +112,7 @@ def test_it_plays_any_suite_by_its_name(suite: str) -> None:
     controller, terms = find_controller(ESPER, get_suite(suite))
     assert controller.name == ESPER
     assert terms.suite == suite
-    assert wanted_promise(controller) == SHIPPED.promise
+    assert get_promise_settings(controller) == SHIPPED.promise
     assert load_shipped(get_suite(suite)).name == ESPER
 
 

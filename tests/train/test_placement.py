@@ -14,16 +14,16 @@ from esper.control.rules import Never
 from esper.errors import ConfigError, RunError
 from esper.lab.evaluate import load_policy
 from esper.lifecycle.rules import Rules
-from esper.numerics.arrays import named_arrays
-from esper.numerics.devices import devices_here, usable_device
+from esper.numerics.arrays import iterate_arrays
+from esper.numerics.devices import list_devices, require_device
 from esper.population.execution import Execution, Parameters
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardTask, collect, new_policy, run_policy, sample_instances
-from esper.train.evaluation import EvaluationConfig, evaluate_cohort, evaluation_config, split_into_cohorts
-from esper.train.event_recorder import EventRecorder, Scope
+from esper.train.collect import ShardTask, collect_rollout, create_policy, run_policy, sample_instances
+from esper.train.evaluation import EvaluationConfig, evaluate_cohort, make_evaluation_config, split_into_cohorts
+from esper.train.event_recorder import EventRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import Backend, Shared, require_devices
 from rl.far_away import FAR, FarAway
@@ -40,17 +40,17 @@ def short():
 
 
 def task(settings: TrainSettings, shard: int = 0) -> ShardTask:
-    return ShardTask(settings, 0, shard, Shared(new_policy(settings).state_dict()))
+    return ShardTask(settings, 0, shard, Shared(create_policy(settings).state_dict()))
 
 
 def tensors(rollout: Rollout) -> list[torch.Tensor]:
-    return [part for _, part in named_arrays(rollout)]
+    return [part for _, part in iterate_arrays(rollout)]
 
 
 def test_shards_take_the_devices_in_turns() -> None:
     settings = tiny("environments=16", "shards=4", "devices=[cuda:0, cuda:1, cpu]")
     assert [task(settings, shard).device for shard in range(4)] == ["cuda:0", "cuda:1", "cpu", "cuda:0"]
-    assert evaluation_config(settings).device == "cuda:0"
+    assert make_evaluation_config(settings).device == "cuda:0"
     assert EvaluationConfig("short", Rules()).device == "cpu"
 
 
@@ -68,7 +68,7 @@ def test_a_device_without_a_shard_is_a_mistake() -> None:
 @pytest.mark.parametrize("name", ["nonsense", "cpu:1", "", "meta", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"no device '{name}' on this machine: choose from cpu"):
-        usable_device(name)
+        require_device(name)
 
 
 @pytest.mark.parametrize(("name", "usable"), [("cuda", True), ("cuda:1", True), ("cuda:2", False), ("xpu", False)])
@@ -77,12 +77,12 @@ def test_a_device_may_be_named_with_its_number_and_without(
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert devices_here() == ("cpu", "cuda:0", "cuda:1")
+    assert list_devices() == ("cpu", "cuda:0", "cuda:1")
     if usable:
-        assert usable_device(name) == torch.device(name)
+        assert require_device(name) == torch.device(name)
     else:
         with pytest.raises(ConfigError, match="choose from cpu, cuda:0, cuda:1"):
-            usable_device(name)
+            require_device(name)
 
 
 def test_a_run_asks_for_its_devices_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_run_asks_for_its_devices_before_it_begins(tmp_path: Path, monkeypatch
 @pytest.mark.slow
 def test_ray_refuses_what_it_has_no_gpu_for() -> None:
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    with Backend("ray", workers=1).open(1) as workers:
+    with Backend("ray", workers=1).open_workers(1) as workers:
         if ray.cluster_resources().get("GPU"):
             pytest.skip("Ray has found a GPU")
         require_devices(["cpu"], workers)
@@ -124,7 +124,7 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which knows no such device
     settings = tiny("environments=4", "shards=1", "policy.advice=null")
     with FarAway() as far:
-        policy = new_policy(settings).to(FAR)
+        policy = create_policy(settings).to(FAR)
         running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules, device=FAR)
         told = EventRecorder(running, Scope(1, 0, True, range(4)))
         noise = torch.zeros(running.suite.steps, 4, 8)
@@ -141,7 +141,7 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
 
 def test_what_is_fetched_is_what_was_decided() -> None:
     settings = tiny()
-    policy = new_policy(settings)
+    policy = create_policy(settings)
     running = Episodes(get_suite("short"), sample_instances(settings, 0, 0), settings.rules)
     result = collect(task(settings))
     rollout = result.rollout
@@ -186,6 +186,6 @@ def test_memory_that_runs_out_is_a_sentence(playing: bool, monkeypatch: pytest.M
 
     monkeypatch.setattr(Execution, "run_stacked", full)
     settings = tiny()
-    cohort = split_into_cohorts([Never()], evaluation_config(settings), sample_instances(settings, 0, 0))[0]
+    cohort = split_into_cohorts([Never()], make_evaluation_config(settings), sample_instances(settings, 0, 0))[0]
     with pytest.raises(RunError, match="memory ran out: set networks_per_pass"):
         evaluate_cohort(cohort) if playing else collect(task(settings))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from esper.errors import RunError
-from esper.train.collect import ShardTask, new_policy
+from esper.train.collect import ShardTask, create_policy
 from esper.train.workers import Backend, LocalWorkers, Workers
 from train.launching import ENVIRONMENT
 from train.ray_tasks import (
@@ -42,7 +42,7 @@ def two() -> Iterator[Workers]:
     stopping = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
-        with Backend("ray", workers=2).open(2) as workers:
+        with Backend("ray", workers=2).open_workers(2) as workers:
             assert signal.getsignal(signal.SIGTERM) == stopping
             yield workers
 
@@ -139,7 +139,7 @@ def collected(workers: Workers, marks: list[str]) -> tuple[list[Any], list[Any]]
     """What two shards' rollouts came to, and the events of each."""
     with short_suite():
         settings = tiny("shards=2", "telemetry.watched=2")
-    weights = workers.share(new_policy(settings).state_dict())
+    weights = workers.share(create_policy(settings).state_dict())
     tasks = [Doomed(mark, ShardTask(settings, 1, shard, weights)) for shard, mark in enumerate(marks)]
     results = workers.map(collect_short, tasks)
     events = [(row.type, row.payload) for result in results for row in result.events]

@@ -52,7 +52,7 @@ def _short_suite() -> Iterator[None]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("stopping") / "whole"
     with started(path, SETTINGS) as trainer:
-        trainer.baseline_levels()
+        trainer.measure_baseline_levels()
         trainer.train(ignore)
     return path
 
@@ -66,7 +66,7 @@ def test_the_first_signal_is_only_noted_and_the_second_stops():
         send(signal.SIGTERM)
         assert interrupts.requested == signal.SIGTERM
         with pytest.raises(Terminated) as stopped:
-            interrupts.check()
+            interrupts.raise_if_requested()
         assert stopped.value.code == 143
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
@@ -74,15 +74,15 @@ def test_the_first_signal_is_only_noted_and_the_second_stops():
 
 def test_in_a_region_the_first_signal_stops_at_once_even_one_from_before():
     with Interrupts() as interrupts:
-        with pytest.raises(Terminated), interrupts.at_once():
+        with pytest.raises(Terminated), interrupts.interruptible():
             send(signal.SIGTERM)
-        with pytest.raises(Terminated), interrupts.at_once():
+        with pytest.raises(Terminated), interrupts.interruptible():
             pass
 
 
 def test_handlers_are_put_back():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with Interrupts() as interrupts, interrupts.at_once():
+    with Interrupts() as interrupts, interrupts.interruptible():
         pass
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
@@ -113,7 +113,7 @@ def test_a_run_stops_where_it_is_and_goes_on_exactly(
 
     path = tmp_path / "run"
     with started(path, SETTINGS) as trainer:
-        trainer.baseline_levels()
+        trainer.measure_baseline_levels()
         monkeypatch.setattr(owner, name, interrupted)
         if place == "checkpoint":
             trainer.train(ignore)

@@ -214,7 +214,7 @@ def test_the_record_of_an_update_says_what_the_learner_did(tmp_path: Path, monke
 
 def test_baselines_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with started(tmp_path / "run", SETTINGS) as trainer:
-        levels = trainer.baseline_levels()
+        levels = trainer.measure_baseline_levels()
     assert {"none", "random", "all_at_start", "periodic", "heuristic"} <= levels.keys()
 
     def refuse(*arguments: object) -> None:
@@ -222,7 +222,7 @@ def test_baselines_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("esper.train.trainer.evaluate_controllers", refuse)
     with resumed(tmp_path / "run") as trainer:
-        assert trainer.baseline_levels() == levels
+        assert trainer.measure_baseline_levels() == levels
 
 
 @pytest.mark.slow

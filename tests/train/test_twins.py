@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import make_wait_actions
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout, concatenate
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardResult, ShardTask, collect, new_policy, sample_instances
+from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy, sample_instances
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
 from train.runs import started, tiny
@@ -30,7 +30,7 @@ def _short_suite() -> Iterator[None]:
 
 
 def collected(settings: TrainSettings, shard: int = 0) -> ShardResult:
-    task = ShardTask(settings, 0, shard, Shared(new_policy(settings).state_dict()))
+    task = ShardTask(settings, 0, shard, Shared(create_policy(settings).state_dict()))
     return collect(task)
 
 
@@ -45,7 +45,7 @@ def alone(settings: TrainSettings, environment: int) -> np.ndarray:
     shard, row = divmod(environment, settings.environments // settings.shards)
     instance = sample_instances(settings, 0, shard)[row]
     episodes = Episodes(get_suite(settings.suite), [instance], settings.rules, settings.conduct, rewards=rewards)
-    return np.stack([episodes.step(wait(1)).reward[0] for _ in range(episodes.suite.steps)])
+    return np.stack([episodes.step(make_wait_actions(1)).reward[0] for _ in range(episodes.suite.steps)])
 
 
 def test_twins_change_nothing_but_what_is_known_of_them() -> None:

@@ -36,7 +36,7 @@ from esper.errors import ConfigError, DivergedError
 from esper.grower.spending import Spending
 from esper.growth.blueprints.registry import get
 from esper.growth.hooks import require_attached
-from esper.growth.model import GROWING, GrowingModel
+from esper.growth.model import MODEL_ADVICE, GrowingModel
 from esper.growth.summary import NOTHING, align_columns
 
 SHOWN = 12
@@ -165,7 +165,7 @@ def make_adam(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 @check_arguments(
     ConfigError,
-    model=GROWING,
+    model=MODEL_ADVICE,
     loss="give a function loss(model, batch) that returns the mean loss of a batch",
     score="give a function score(model, batch) that returns a number, the higher the better",
     tolerance="give the share by which the loss on source may rise, such as 0.01",
@@ -300,7 +300,7 @@ def adapt(
             seconds=spending.seconds,
         )
     finally:
-        model.tap.clocks.remove(spending)
+        model.tap.pass_counters.remove(spending)
         model.train(training)
 
 

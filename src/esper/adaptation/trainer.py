@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esper.config.arguments import describe, read_number
+from esper.config.arguments import describe_value, read_number
 from esper.errors import ConfigError, DivergedError
 from esper.growth.model import GrowingModel
-from esper.numerics.random_streams import Stream, seed_generator, torch_generator
+from esper.numerics.random_streams import Stream, module_generator, torch_generator
 
 Structure = Mapping[str, str]
 """Blueprints by the names of the slots where they grow."""
@@ -111,7 +111,7 @@ class Trainer:
         model.swap(None)
         places = {name: at for at, name in enumerate(model.slots)}
         for name, blueprint in structure.items():
-            model.slots[name].germinate(blueprint, seed_generator(recipe.seed, places[name], 0))
+            model.slots[name].germinate(blueprint, module_generator(recipe.seed, places[name], 0))
         optimizer = self._make_optimizer()
         order = torch_generator(recipe.seed, *key, Stream.DATA_ORDER)
         steps = recipe.epochs * len(batches)
@@ -171,7 +171,7 @@ class Trainer:
 
     def measure_without(self, slot: str, batches: Sequence[Any]) -> Figures:
         """As `measure`, with what grew in ``slot`` switched off."""
-        with self.model.slots[slot].vacate():
+        with self.model.slots[slot].disabled():
             return self.measure(batches)
 
     def _retain(self) -> Retention:
@@ -193,7 +193,9 @@ class Trainer:
         groups = self.model.parameter_groups()
         optimizer = self.recipe.optimizer(groups)
         if not isinstance(optimizer, torch.optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"optimizer(groups) returned {describe(optimizer)}: it must return a torch optimizer")
+            raise ConfigError(
+                f"optimizer(groups) returned {describe_value(optimizer)}: it must return a torch optimizer"
+            )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError("optimizer(groups) returned LBFGS, which asks for a closure: take one that does not")
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
@@ -204,11 +206,11 @@ class Trainer:
         return optimizer
 
     def _compute_loss(self, batch: Any) -> Tensor:
-        self.model.tap.forget()
+        self.model.tap.clear()
         loss = self.recipe.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"loss(model, batch) returned {describe(loss)}: it must return a tensor with one real number"
+                f"loss(model, batch) returned {describe_value(loss)}: it must return a tensor with one real number"
             )
         if not self.model.tap.called:
             raise ConfigError("loss(model, batch) does not call the model as a whole: compute the loss from model(...)")
@@ -237,5 +239,5 @@ def _read_score(value: Any) -> float:
     except ValueError:
         read = math.nan
     if not math.isfinite(read):
-        raise ConfigError(f"score(model, batch) returned {describe(value)}: it must return a finite number")
+        raise ConfigError(f"score(model, batch) returned {describe_value(value)}: it must return a finite number")
     return read

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from esper.lab.experiment import Experiment, Trial, run_experiment
 from rich.console import Console
 
 from esper.commands.options import hint_if_stopped, progress_bar
@@ -20,9 +21,8 @@ from esper.errors import ConfigError
 from esper.lab.analysis import FEWEST_SEEDS
 from esper.lab.arms import run_arms
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
-from esper.lab.contest import Contest, FinishedContest, Trial, run_contest
 from esper.lab.report.training import report_configurations
-from esper.lab.standings import record_comparison, show_comparison, verdict_words
+from esper.lab.standings import record_comparison, show_comparison
 from esper.train.iteration import Iteration
 from esper.train.results import Arm
 from esper.train.settings import TrainSettings
@@ -67,17 +67,17 @@ def command(
     for name, settings in compared.items():
         print_differences(console, name, compare_settings(settings, TrainSettings()))
     folder = run_dir or COMPARISONS / "-".join(compared)
-    contest = Contest(folder, compared, seeds, instances)
+    experiment = Experiment(folder, compared, seeds, instances)
     with hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"):
-        trained = _run(contest, computing, console)
-        played = _play(contest, computing, console) if arms else None
+        trained = _run(experiment, computing, console)
+        played = _play(experiment, computing, console) if arms else None
     configurations = compare_configurations(trained)
     show_comparison(console, configurations)
     for one in configurations.standings:
         print_line(console, f"{one.name}: score by seed {' '.join(map(score, one.by_seed))}")
     if played is not None:
         show_comparison(console, played)
-    report = report_configurations(folder, FinishedContest(configurations, played)).write(folder)
+    report = report_configurations(folder, configurations, played).write(folder)
     print_line(console, f"report: {report}")
     print_line(console, f"runs: {folder}")
     if json:
@@ -98,7 +98,7 @@ def _settings(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str
     return compared
 
 
-def _play(contest: Contest, computing: Backend, console: Console) -> Comparison:
+def _play(experiment: Experiment, computing: Backend, console: Console) -> Comparison:
     """The first configuration's policies and all other arms."""
     with progress_bar(console) as bar:
         shown = bar.add_task("loading the policies", total=None)
@@ -106,29 +106,29 @@ def _play(contest: Contest, computing: Backend, console: Console) -> Comparison:
         def show(done: int, total: int, what: str) -> None:
             bar.update(shown, completed=done, total=total, description=what or "all arms played")
 
-        return compare_arms(run_arms(contest, show, computing))
+        return compare_arms(run_arms(experiment, show, computing))
 
 
-def _run(contest: Contest, computing: Backend, console: Console) -> list[Arm]:
-    iterations = {name: settings.iterations for name, settings in contest.arms.items()}
-    total = contest.seeds * sum(iterations.values())
+def _run(experiment: Experiment, computing: Backend, console: Console) -> list[Arm]:
+    iterations = {name: settings.iterations for name, settings in experiment.arms.items()}
+    total = experiment.seeds * sum(iterations.values())
     with progress_bar(console) as bar:
         shown = bar.add_task("starting", total=total)
-        trials = contest.trials()
+        trials = experiment.list_trials()
 
         def show(done: int, _trials: int, trial: Trial, iteration: Iteration | None) -> None:
             before = sum(iterations[one.arm] for one in trials[:done])
             now = 0 if iteration is None else iteration.number
             bar.update(shown, completed=before + now, description=f"{trial.arm}, seed {trial.seed}")
 
-        trained = run_contest(contest, show, computing)
+        trained = run_experiment(experiment, show, computing)
         bar.update(shown, completed=total, description="all trials done")
     return trained
 
 
 def _json(folder: Path, configurations: Comparison, arms: Comparison | None) -> dict[str, Any]:
     judged = configurations if configurations.others or arms is None else arms
-    words = [f"{one.name}: {verdict_words(judged, one)}" for one, _ in judged.others]
+    words = [f"{one.name}: {one.verdict}" for one in judged.others]
     return {
         "run": str(folder),
         "verdict": "; ".join(words),

@@ -12,12 +12,12 @@ import tyro
 from esper.commands.options import RUNS
 from esper.dash.run_view import RunFinder
 from esper.errors import ConfigError
-from esper.extras import find_missing
+from esper.extras import describe_missing
 
 try:
     from esper.dash.app import create_access, serve
 except ModuleNotFoundError as error:
-    raise ConfigError(find_missing("ui", "`esper dash`", error.name)) from error
+    raise ConfigError(describe_missing("ui", "`esper dash`", error.name)) from error
 
 PORT = 8765
 

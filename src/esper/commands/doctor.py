@@ -18,11 +18,11 @@ from esper import __version__
 from esper.commands.options import RUNS
 from esper.control.rules import Uniform
 from esper.dash.output import console_beside, print_json, print_line
-from esper.extras import DISTRIBUTION, command_for
+from esper.extras import DISTRIBUTION, build_install_command
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import Evidence
-from esper.numerics.devices import devices_here
+from esper.numerics.devices import list_devices
 from esper.population.learning import stack_data, train
 from esper.population.population import STRATEGIES, Population
 from esper.rl.episodes import Episodes
@@ -59,7 +59,7 @@ def command(json: bool = False) -> int:
             problems.append(f"{one.name} {state}: `pip install '{one.name}{one.specifier}'`")
         for extra in sorted(esper.metadata.get_all("Provides-Extra") or []):
             lacking = sorted(f"{one.name}{one.specifier}" for one in list_requirements(esper, extra) if is_unmet(one))
-            install = command_for(esper, extra)
+            install = build_install_command(esper, extra)
             record["extras"][extra] = {"lacking": lacking, "install": install}
             print_line(
                 console, f"extra {extra}: " + (f"lacks {', '.join(lacking)}: {install}" if lacking else "complete")
@@ -67,7 +67,7 @@ def command(json: bool = False) -> int:
 
     # Devices, and whether a population computes the same on each as its networks one by one.
     record["devices"] = {}
-    for device in devices_here():
+    for device in list_devices():
         print_line(console, f"{device}: training the same networks stacked and looped ...")
         try:
             difference = compare_strategies(torch.device(device))
@@ -87,10 +87,10 @@ def command(json: bool = False) -> int:
     record["data"] = {}
     for suite in suite_names():
         source = get_suite(suite).source
-        record["data"][suite] = source.words
-        print_line(console, f"suite {suite}: {source.words}")
-        if not source.found:
-            problems.append(f"suite {suite} finds no {source.path}: reinstall what it is {source.words}")
+        record["data"][suite] = source.description
+        print_line(console, f"suite {suite}: {source.description}")
+        if not source.exists:
+            problems.append(f"suite {suite} finds no {source.path}: reinstall what it is {source.description}")
 
     # The folder of runs, or its nearest parent if it is not there yet.
     runs = RUNS.absolute()

@@ -24,7 +24,7 @@ from esper.lab.report.training import write_report
 from esper.lab.standings import (
     SPLIT_TITLES,
     describe_basis,
-    did_it_help,
+    judge_learning,
     record_evaluation,
     record_scores,
     standings_table,
@@ -93,26 +93,26 @@ def _play(
     if own.objective == "loss":
         print_line(console, "that suite is about the loss: read accuracy as the share of a guess's loss that is gone")
     with (
-        computing.open(math.ceil(instances / COHORT)) as workers,
+        computing.open_workers(math.ceil(instances / COHORT)) as workers,
         RegularLines(console, workers.describe_progress),
     ):
         comparison = evaluate_by_name(controller, own, split, instances, seed, workers)
     console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]} of suite {own.name}"))
-    print_line(console, did_it_help(comparison, split).sentence)
+    print_line(console, judge_learning(comparison, split).sentence)
     print_line(console, describe_basis(comparison))
     if json:
         print_json(record_scores(comparison))
 
 
 def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, console: Console, json: bool) -> None:
-    directory = RunDirectory.open_own(run)
+    directory = RunDirectory.open_training_run(run)
     with directory.locked("esper evaluate"):
         evaluation = _evaluate(directory, instances, transfer, computing, console)
     comparisons = compare_splits(evaluation.results)
     report = write_report(directory)
     for split, comparison in comparisons.items():
         console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[split]}"))
-        answer = did_it_help(comparison, split)
+        answer = judge_learning(comparison, split)
         print_line(console, f"Did learning help? {answer.short}. {answer.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
     for line in (f"records: {directory.evaluation}", f"report: {report}", f"run: {directory.path}"):
@@ -125,7 +125,7 @@ def _evaluate_run(run: Path, instances: int, transfer: int, computing: Backend, 
 def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> RunEvaluation:
     cohorts = math.ceil(max(instances, transfer) / COHORT)
     hint = hint_if_stopped(console, "what was played is kept: go on with the same command")
-    with hint, computing.open(cohorts) as workers, progress_bar(console) as bar:
+    with hint, computing.open_workers(cohorts) as workers, progress_bar(console) as bar:
         shown = bar.add_task("loading the policy", total=None)
 
         def show(done: int, total: int, current: str) -> None:

@@ -73,10 +73,10 @@ def hold_run(
     if resume is None:
         run = RunDirectory.create(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
     else:
-        run = RunDirectory.open_own(resume)
+        run = RunDirectory.open_training_run(resume)
     hint = hint_if_stopped(console, f"resume with: {run.command} --resume {shlex.quote(str(run.path))}")
     with run.locked(run.command), hint:
         if resume is None:
-            run.require_new()
+            run.require_empty()
             dump_settings(settings, run.config)
         yield run

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from esper.errors import ConfigError, RunError
-from esper.lab.figures.drawing import export
+from esper.lab.figures.drawing import export_exhibits
 from esper.lab.figures.exhibit import Figure, Table
 from esper.lab.report.training import report_on
 from esper.lab.standings import show_comparison
@@ -45,7 +45,7 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
         show_comparison(console, found, title)
     sys.stdout.write(f"report: {page}\n")
     if out is not None:
-        exported = export(out, report.exhibits)
+        exported = export_exhibits(out, report.exhibits)
         for reason in exported.absent:
             sys.stdout.write(f"left out {reason}\n")
         sys.stdout.write(

@@ -15,10 +15,10 @@ from rich.text import Text
 from esper.commands.options import RUNS
 from esper.dash.formats import measure
 from esper.dash.output import plain_table, print_json, print_line, printable
-from esper.runs.run_directory import ListedRun, RunDirectory, RunProgress, State, list_runs
+from esper.runs.run_directory import ListedRun, RunDirectory, RunProgress, RunState, list_runs
 
 MEGABYTE = 1e6
-_STYLES = {State.RUNNING: "green", State.FAILED: "red", State.DAMAGED: "red", State.INTERRUPTED: "yellow"}
+_STYLES = {RunState.RUNNING: "green", RunState.FAILED: "red", RunState.DAMAGED: "red", RunState.INTERRUPTED: "yellow"}
 
 
 def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = False) -> None:

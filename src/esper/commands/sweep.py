@@ -17,7 +17,7 @@ from esper.config.settings import compare_settings
 from esper.dash.formats import percent, score
 from esper.dash.output import console_beside, plain_table, print_differences, print_json, print_line
 from esper.errors import ConfigError
-from esper.extras import require
+from esper.extras import require_extra
 from esper.train.settings import TrainSettings
 from esper.train.workers import LOCAL, Computing
 
@@ -65,7 +65,7 @@ def command(
     if not 1 <= trials <= MOST_TRIALS:
         raise ConfigError(f"--trials {trials}: ask for 1 to {MOST_TRIALS}")
     require_seed(seed)
-    require("sweep", "`esper sweep`", "optuna")
+    require_extra("sweep", "`esper sweep`", "optuna")
     from esper.lab.sweep import Sweep, is_within, load_space, run_sweep  # noqa: PLC0415 (an extra)
 
     console = console_beside(json)
@@ -79,7 +79,7 @@ def command(
     )
     with (
         hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
-        computing.open(max(one.shards for one in search_space.settings)) as workers,
+        computing.open_workers(max(one.shards for one in search_space.settings)) as workers,
     ):
         ranking = run_sweep(sweep, workers, lambda line: print_line(console, line))
     console.print(draw_ranking(ranking))

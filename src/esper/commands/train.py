@@ -19,11 +19,11 @@ from esper.dash.output import console_beside, print_differences, print_json, pri
 from esper.dash.progress import TrainingProgress, view_training
 from esper.errors import ConfigError
 from esper.lab.report.training import write_report
-from esper.numerics.devices import usable_device
+from esper.numerics.devices import require_device
 from esper.runs.loggers import Tool, open_loggers, require_logger
 from esper.runs.run_directory import RunDirectory
-from esper.train.collect import require_start
-from esper.train.iteration import Iteration, TrainingSummary, summarise
+from esper.train.collect import check_start_policy
+from esper.train.iteration import Iteration, TrainingSummary, summarise_run
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import LOCAL, Backend, Computing
@@ -60,12 +60,12 @@ def command(
         assignments = (*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None))
         settings = load_settings(TrainSettings, config, assignments)
         print_differences(console, "settings", compare_settings(settings, TrainSettings()))
-        require_start(settings)
-        usable_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
+        check_start_policy(settings)
+        require_device(settings.devices[0])  # before there is a directory: the policy learns there, in this process
     elif config or run_dir or seed is not None or start is not None or overrides:
         raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
     else:
-        settings = load_settings(TrainSettings, RunDirectory.open_own(resume).config)
+        settings = load_settings(TrainSettings, RunDirectory.open_training_run(resume).config)
     with hold_run(resume, run_dir, settings, console) as run:
         summary = _train(run, settings, computing, logger, console)
     report = write_report(run)
@@ -78,7 +78,7 @@ def _train(
     run: RunDirectory, settings: TrainSettings, computing: Backend, tools: Sequence[Tool], console: Console
 ) -> TrainingSummary:
     """Do what remains of the run."""
-    with run.open_store() as store, computing.open(settings.shards) as workers:
+    with run.open_store() as store, computing.open_workers(settings.shards) as workers:
         trainer = Trainer.open(run, settings, store, workers)
         past = [value for _, value in store.series("objective")]
         progress = TrainingProgress(settings.iterations, past)
@@ -90,7 +90,7 @@ def _train(
                 open_loggers(tools, run.loggers, run.path.absolute().name, configuration) as log_iteration,
                 view_training(console, progress) as view,
             ):
-                view.show_baselines(trainer.baseline_levels())
+                view.show_baselines(trainer.measure_baseline_levels())
 
                 def report(iteration: Iteration) -> None:
                     view.add_iteration(iteration)
@@ -99,7 +99,7 @@ def _train(
                 trainer.train(report)
         else:
             print_line(console, "the run is complete already")
-        return summarise(store)
+        return summarise_run(store)
 
 
 def _conclude(console: Console, run: RunDirectory, summary: TrainingSummary, report: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, create_model
 from torch import Tensor, nn
 
-from esper.config.settings import describe_first_error, models_in
+from esper.config.settings import describe_first_error, find_models
 from esper.errors import EsperError
 
 P = ParamSpec("P")
@@ -156,7 +156,7 @@ def describe_argument_error(
         return first["msg"].removeprefix("Value error, ")  # of arguments that do not fit each other
     name = str(first["loc"][0])
     field, value = model.model_fields[name], values[name]
-    if len(first["loc"]) > 1 and models_in(field.annotation):
+    if len(first["loc"]) > 1 and find_models(field.annotation):
         return describe_first_error(failure, model).sentence
     shown = show(value) if first["type"] in _RANGE_ERRORS else describe(value)
     expected = advice.get(name) or _find_advice((*field.metadata, field.annotation))

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.scanner import ScannerError
 
-from esper.config.settings import Settings, describe_first_error, models_in
+from esper.config.settings import Settings, describe_first_error, find_models
 from esper.errors import ConfigError
 from esper.files import read_bounded, write_atomically
 
@@ -128,7 +128,7 @@ def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = 
     """
     values = {} if path is None else _read_mapping(path)
     for override in overrides:
-        merge(model, values, override)
+        merge_override(model, values, override)
     return validate_settings(model, values, lambda key: _source(key, path, overrides))
 
 
@@ -149,10 +149,10 @@ def validate_settings(model: type[S], values: dict[str, Any], source: Callable[[
 
 def dump_settings(settings: Settings, path: Path) -> None:
     """Write all settings as YAML that `load_settings` turns into an equal object; RunError if that fails."""
-    write_atomically(path, settings_text(settings))
+    write_atomically(path, format_settings(settings))
 
 
-def settings_text(settings: Settings) -> str:
+def format_settings(settings: Settings) -> str:
     """All settings as YAML."""
     # Not allow_unicode: written raw, some line separators would come back as spaces.
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
@@ -180,7 +180,7 @@ def merge(model: type[Settings], values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"--set {override}: write it as dotted.key=value")
-    put(model, values, key, parse_yaml(text, f"--set {override}"), f"--set {override}")
+    put_value(model, values, key, parse_yaml(text, f"--set {override}"), f"--set {override}")
 
 
 def put(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> None:
@@ -215,7 +215,7 @@ def _put(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, va
 
 def _models_below(models: Sequence[type[BaseModel]], key: str) -> list[type[BaseModel]]:
     fields = [model.model_fields[key] for model in models if key in model.model_fields]
-    return [inner for field in fields for inner in models_in(field.annotation)]
+    return [inner for field in fields for inner in find_models(field.annotation)]
 
 
 def _at(values: dict[str, Any], key: str) -> Any:
@@ -229,7 +229,7 @@ def _enter(values: dict[str, Any], key: str) -> dict[str, Any]:
     return values[key]
 
 
-def override_of(key: str, overrides: Sequence[str]) -> str | None:
+def find_override(key: str, overrides: Sequence[str]) -> str | None:
     """The override that the value at a dotted key comes from."""
     for override in overrides:
         overridden = override.partition("=")[0].strip()
@@ -239,7 +239,7 @@ def override_of(key: str, overrides: Sequence[str]) -> str | None:
 
 
 def _source(key: str, path: Path | None, overrides: Sequence[str]) -> str:
-    override = override_of(key, overrides)
+    override = find_override(key, overrides)
     if override is not None:
         return f"--set {override}: "
     return "" if path is None else f"{path}: "

@@ -33,11 +33,11 @@ class Settings(BaseModel):
         return _complete(cls, cast("Mapping[str, Any]", values), {})
 
 
-def models_in(annotation: Any) -> list[type[BaseModel]]:
+def find_models(annotation: Any) -> list[type[BaseModel]]:
     """The models that an annotation mentions, for instance the members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for argument in get_args(annotation) for model in models_in(argument)]
+    return [model for argument in get_args(annotation) for model in find_models(argument)]
 
 
 def _complete(model: type[BaseModel], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _complete(model: type[BaseModel], given: Mapping[str, Any], defaults: Mappin
     values = {**defaults, **given}
     for name, field in model.model_fields.items():
         default, own = defaults.get(name, field.default), given.get(name)
-        sole = models_in(field.annotation) == [type(default)]  # of several, a mapping may mean another one
+        sole = find_models(field.annotation) == [type(default)]  # of several, a mapping may mean another one
         if sole and isinstance(default, Settings) and isinstance(own, Mapping):
             values[name] = _complete(type(default), cast("Mapping[str, Any]", own), dict(default))
     return values
@@ -149,7 +149,7 @@ def _find(model: type[BaseModel], detail: ErrorDetails) -> _Place:
         parts.append(f".{part}")
         if holders:
             field = holders[0].model_fields[part]
-            models = [inner for holder in holders for inner in models_in(holder.model_fields[part].annotation)]
+            models = [inner for holder in holders for inner in find_models(holder.model_fields[part].annotation)]
     return _Place("".join(parts).removeprefix("."), field, siblings)
 
 
@@ -163,7 +163,7 @@ def _demand(place: _Place, detail: ErrorDetails) -> str:
     if detail["type"] in _BOUNDS and place.field is not None and (bounds := _bounds(place.field)):
         return f"must be {bounds}"
     if detail["type"] == "model_type" and place.field is not None:
-        names = dict.fromkeys(name for model in models_in(place.field.annotation) for name in model.model_fields)
+        names = dict.fromkeys(name for model in find_models(place.field.annotation) for name in model.model_fields)
         return f"must be a mapping of {', '.join(names)}"
     message = detail["msg"].replace("Input should", "must", 1)
     return message[:1].lower() + message[1:]

@@ -55,7 +55,7 @@ ADVICE_NAMES = (tuple(f"advised_{op.name.lower()}" for op in Op), ("advised",), 
 """Of the features that `advise` adds to the three parts of an observation, each 0 or 1."""
 
 
-def advise(rule: LookRule, observation: Observation, masks: ActionMasks) -> Observation:
+def append_advice(rule: LookRule, observation: Observation, masks: ActionMasks) -> Observation:
     """What E networks show, with what the rule would do there as the last features of each part.
 
     The slot and the blueprint are marked where the operation that is advised has one.

@@ -44,7 +44,7 @@ class PromiseReader(Protocol):
     """How promises are measured for it; None: it does not use them."""
 
 
-def wanted_promise(controller: Controller) -> PromiseSettings | None:
+def get_promise_settings(controller: Controller) -> PromiseSettings | None:
     """How what blueprints promise is to be measured for it; None: it need not be."""
     return controller.promise if isinstance(controller, PromiseReader) else None
 

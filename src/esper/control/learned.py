@@ -10,19 +10,19 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from esper.config.settings import Settings
-from esper.control.advice import ADVICE_NAMES, advise
+from esper.control.advice import ADVICE_NAMES, append_advice
 from esper.control.controller import Actions, UniformStreams
 from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.network import PolicyState
 from esper.control.rules import LookRule, LookSettings
-from esper.engine.observation import Observation, ObservationSpec, list_features, mask_tensors
+from esper.engine.observation import Observation, ObservationSpec, list_features, make_mask_tensors
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
-from esper.serialization.state_files import from_plain, take_prefix
+from esper.serialization.state_files import from_plain, strip_prefix
 
 POLICY = "policy"
 """What results call the policy of a run."""
@@ -68,14 +68,14 @@ class LearnedController:
 
     def act(self, observation: Observation, masks: ActionMasks, state: LearnedState) -> tuple[Actions, LearnedState]:
         """One decision per network."""
-        seen = observation if self._advisor is None else advise(self._advisor, observation, masks)
+        seen = observation if self._advisor is None else append_advice(self._advisor, observation, masks)
         noise = None if state.streams is None else torch.from_numpy(state.streams.draw()).to(self.policy.device)
-        tensors = mask_tensors(masks, self.policy.device)
+        tensors = make_mask_tensors(masks, self.policy.device)
         step = self.policy.act(seen.to(self.policy.device), tensors, state.memory, noise)
         return step.actions.cpu().numpy(), LearnedState(step.state, state.streams)
 
 
-def policy_spec(settings: PolicySettings, promise: PromiseSettings | None) -> ObservationSpec:
+def count_policy_features(settings: PolicySettings, promise: PromiseSettings | None) -> ObservationSpec:
     """How many features a policy with these settings sees where ``promise`` is measured so, or not at all."""
     return ObservationSpec(*map(len, name_features(settings, promise).values()))
 
@@ -115,7 +115,7 @@ class PolicyOrigin(Settings):
     @property
     def promise(self) -> PromiseSettings | None:
         """How what is promised was measured for it."""
-        return self.policy.promise_seen(self.conduct.promise)
+        return self.policy.resolve_promise(self.conduct.promise)
 
 
 def restore_controller(
@@ -138,7 +138,7 @@ def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings, prom
     Raises:
         CheckpointError: they are of a policy with other settings.
     """
-    policy = Policy(policy_spec(settings, promise), settings, torch.Generator().manual_seed(0))
-    saved = take_prefix("policy.", tensors)  # the others are the optimizer's and counters
+    policy = Policy(count_policy_features(settings, promise), settings, torch.Generator().manual_seed(0))
+    saved = strip_prefix("policy.", tensors)  # the others are the optimizer's and counters
     policy.load_state_dict(from_plain(policy.state_dict(), saved, "the checkpoint's policy"))
     return policy

@@ -15,7 +15,7 @@ from esper.control.controller import Actions, UniformStreams
 from esper.engine.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
-from esper.lifecycle.actions import Head, Op, wait
+from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.stages import LIVE
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
@@ -26,7 +26,7 @@ class ActionBuilder:
 
     def __init__(self, masks: ActionMasks) -> None:
         self._masks = masks
-        self.actions: Actions = wait(masks.environments)
+        self.actions: Actions = make_wait_actions(masks.environments)
         self.open: Bools = np.ones(masks.environments, np.bool_)
 
     def act_on(self, op: Op, due: Bools) -> None:
@@ -78,10 +78,10 @@ def seed_rent(reading: FeatureReader) -> Float32s:
     """The rent each resident seed adds to the network's, ``[E, S]``: what it would save to be without it."""
     cost = np.expm1(reading.slot("resident_cost"))
     total = np.expm1(reading.network("log_added_parameters"))
-    return marginal_rent(reading.network("rent"), cost, total)
+    return compute_marginal_rents(reading.network("rent"), cost, total)
 
 
-def marginal_rent(rent: Numbers, cost: Numbers, total: Numbers) -> Numbers:
+def compute_marginal_rents(rent: Numbers, cost: Numbers, total: Numbers) -> Numbers:
     """What each seed adds to the rent ``rent * log1p(total)``, ``[E, S]``.
 
     ``rent`` and ``total``, the parameters of all seeds that count, are ``[E]``; ``cost``, those of each, ``[E, S]``;
@@ -113,7 +113,7 @@ class Never:
 
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """WAIT everywhere."""
-        return wait(masks.environments), None
+        return make_wait_actions(masks.environments), None
 
 
 class Uniform:
@@ -130,7 +130,7 @@ class Uniform:
     ) -> tuple[Actions, UniformStreams]:
         """A legal action per network."""
         uniforms = state.draw()
-        actions = wait(masks.environments)
+        actions = make_wait_actions(masks.environments)
         for head in Head:
             legal = masks.find_legal(head, actions[:, Head.OP], actions[:, Head.SLOT])
             actions[:, head] = _pick(legal, uniforms[:, head])

@@ -22,7 +22,7 @@ from esper.runs.events import (
     RolledBack,
     StepTaken,
 )
-from esper.runs.metric import SCORE, Metric, contributions
+from esper.runs.metric import SCORE, Metric, describe_contributions
 from esper.runs.reader import EventRecord, RunReader
 from esper.runs.run_directory import RunDirectory, progress_metric, read_progress
 from esper.train.iteration import LEVELS
@@ -145,7 +145,7 @@ def describe_look(reader: RunReader, number: int, environment: int, step: int) -
 def describe_model(reader: RunReader) -> dict[str, Any]:
     """What a model that grows alone is, its decisions, its seeds' lives, and its figures by decision, from 1."""
     cursor, metadata = reader.last_id(), reader.metadata()
-    metric = Metric.of(metadata)
+    metric = Metric.from_metadata(metadata)
     series = {
         **{name: name for name in _GROWN_FIGURES},
         "metric": metric.scalar,
@@ -157,7 +157,11 @@ def describe_model(reader: RunReader) -> dict[str, Any]:
     return {
         "cursor": cursor,
         **_pick(metadata, _OF_MODEL),
-        "about": {**plain(metric.metadata()), "direction": metric.direction, "contribution": contributions(metadata)},
+        "about": {
+            **plain(metric.metadata()),
+            "direction": metric.direction,
+            "contribution": describe_contributions(metadata),
+        },
         "decisions": network.decisions,
         "ending": network.ending,
         "transitions": network.transitions,

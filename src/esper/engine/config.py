@@ -45,7 +45,7 @@ class EpisodeConfig(Settings):
                 "would be measured in time; lower conduct.promise.first, or policy.advice.rule.promise.first"
             )
 
-    def counterfactuals_due(self, decision: Ints, slots: int) -> Bools:
+    def find_due_counterfactuals(self, decision: Ints, slots: int) -> Bools:
         """The slots, of S, whose counterfactuals are measured after the decision of that number, ``[E]``: ``[E, S]``.
 
         It hangs on each network's own decisions alone, never on its neighbours'.

@@ -14,7 +14,7 @@ from esper.engine.history import History
 from esper.engine.measurements import Evaluation, TrainingReport, update_evidence
 from esper.engine.observation import FeatureInputs, Observation, observe
 from esper.engine.promises import PromiseRecord
-from esper.lifecycle.actions import wait
+from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Step
@@ -79,7 +79,7 @@ class GrowthEngine:
         """What blueprints promise; None where it is not measured."""
         self.decisions: Ints = np.zeros(size, np.int64)
         """Decisions taken in the present episodes, ``[E]``."""
-        self._actions: Ints = wait(size)
+        self._actions: Ints = make_wait_actions(size)
         """The latest actions, ``[E, 8]``."""
         self._overdue: Bools = np.zeros(size, np.bool_)
         """Networks whose promises were due and could not be measured, ``[E]``."""
@@ -132,7 +132,7 @@ class GrowthEngine:
         networks, backend = self.networks, self.backend
 
         # Measure every network, and with it the modules whose turn it is.
-        due = self.config.counterfactuals_due(self.decisions - running, networks.table.slots)
+        due = self.config.find_due_counterfactuals(self.decisions - running, networks.table.slots)
         check_finite = self.governor.settings is not None
         measurement = backend.start_measurement(training, due, check_finite=check_finite).fetch()
         self.history.set_chance_level(*backend.chance_level)
@@ -180,7 +180,7 @@ class GrowthEngine:
         """``[E]``: the networks whose promises are measured before the next decision."""
         if self.promises is None:
             return np.zeros_like(self._overdue)
-        return self.promises.settings.due(self.decisions) | self._overdue
+        return self.promises.settings.is_due(self.decisions) | self._overdue
 
     def find_stalled(self) -> Bools:
         """``[E]``: the networks whose growth ends on a plateau."""

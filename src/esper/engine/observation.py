@@ -142,7 +142,7 @@ class MaskTensors(NamedTuple):
         return MaskTensors(*(_move(part, device) for part in self))
 
 
-def mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
+def make_mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
     """The lifecycle's masks of E environments as tensors on ``device``."""
     arrays: list[Bools] = [getattr(masks, name) for name in MaskTensors._fields]
     return MaskTensors(*(_move(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays))

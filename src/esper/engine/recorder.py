@@ -13,7 +13,7 @@ from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, SeedTable
 from esper.lifecycle.transitions import Cause, Transitions
 from esper.numerics.arrays import Bools, Floats, Int8s
-from esper.runs.events import Event, GateJudged, LifecycleTransition, Place
+from esper.runs.events import Event, GateJudged, LifecycleTransition, NetworkStep
 
 PlaceOf = Callable[[int], Place]
 """The first fields of an event, by the index of the network."""

@@ -15,7 +15,6 @@ import numpy as np
 from esper.engine.backend import Measurement, Promises
 from esper.engine.governor import Vitals
 from esper.engine.measurements import Evaluation, TrainingReport
-from esper.grower.constraints import ConstraintSet
 from esper.grower.distributed import Processes
 from esper.grower.evaluation import Evaluate, ModelMeasurement, compute_contributions, measure_model
 from esper.grower.governor import ModelSnapshot
@@ -24,7 +23,7 @@ from esper.grower.isolated import IsolatedTrainer
 from esper.grower.learning_check import LearningCheck, OptimizerCheck
 from esper.grower.network import GrowingNetwork
 from esper.grower.promise_recorder import PromiseRecorder
-from esper.grower.scores import LOSS, Figures, Scores
+from esper.grower.scores import LOSS, ConstraintSet, Metrics, Scores
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools, Floats
@@ -75,9 +74,9 @@ class ModelBackend:
         self.evaluator = evaluator
         self.measurements: list[ModelMeasurement] = []
         """Of the present decision: the model after training and, if it was rolled back, as it is now."""
-        self.metrics_before: Figures | None = None
+        self.metrics_before: Metrics | None = None
         """Metrics of the model after training, before any rollback; None where it could not be measured."""
-        self.supplied: Figures | None = None
+        self.supplied: Metrics | None = None
         """Metrics of the model as it is, if the user has measured them already."""
         self.pruned: tuple[str, ...] = ()
         """Slots that lost their module in the last rollback."""
@@ -87,7 +86,7 @@ class ModelBackend:
         self._train_loss = math.nan
 
     @property
-    def metrics(self) -> Figures:
+    def metrics(self) -> Metrics:
         """The newest metrics of the model as it is."""
         return self.measurements[-1].baseline
 
@@ -118,7 +117,7 @@ class ModelBackend:
                 diverged = self._learning.has_diverged(self.metrics, self._train_loss)
                 # An output that is the same for all examples shows no skill, whatever its accuracy happens to be.
                 constant = self.measurements[-1].constant_output
-                skills = (0.0, 0.0) if constant else self._scores.skills(self.metrics, self._train_loss)
+                skills = (0.0, 0.0) if constant else self._scores.compute_skills(self.metrics, self._train_loss)
         vitals = Vitals(report.loss, np.array([skills]), np.array([finite]), np.array([diverged]))
         return Deferred((), lambda: Measurement(report, evaluation, vitals))
 
@@ -143,7 +142,7 @@ class ModelBackend:
         """
         measurement = self._run(slots, None)
         contributions = compute_contributions(
-            measurement, self.networks.model, self.networks.table, self._scores.score
+            measurement, self.networks.model, self.networks.table, self._scores.compute_score
         ).accuracy_contribution
         broken = bool(self._constraints.find_broken(measurement.baseline))
         return contributions, measurement.constant_output or broken
@@ -153,10 +152,10 @@ class ModelBackend:
         if self._constraints.limits:
             self._constraints.set_references(self._run(np.zeros_like(self._suspects), None).baseline)
 
-    def _measure(self, due: Bools, baseline: Figures | None) -> Evaluation:
+    def _measure(self, due: Bools, baseline: Metrics | None) -> Evaluation:
         """Measure the model, of which ``baseline`` is known perhaps, and the modules in the slots ``due``."""
         network = self.networks
-        forks = self._isolated.comparable_forks()
+        forks = self._isolated.get_comparable_forks()
         measurement = self._run(due, baseline, forks=forks)
         # Where a constraint is broken, every module that may be pruned for it is measured.
         others = self._suspects & ~due
@@ -165,21 +164,21 @@ class ModelBackend:
             measurement = measurement._replace(ablated={**measurement.ablated, **more.ablated}, due=due | others)
         self.measurements.append(measurement)
         self._scores.set_reference(measurement.baseline, self._train_loss)
-        evaluation = compute_contributions(measurement, network.model, network.table, self._scores.score)
+        evaluation = compute_contributions(measurement, network.model, network.table, self._scores.compute_score)
         return self._add_progress(evaluation, measurement.baseline)
 
-    def _add_progress(self, evaluation: Evaluation, metrics: Figures | None) -> Evaluation:
-        progress = self._scores.progress(metrics)
+    def _add_progress(self, evaluation: Evaluation, metrics: Metrics | None) -> Evaluation:
+        progress = self._scores.compute_progress(metrics)
         return evaluation if progress is None else replace(evaluation, progress=np.array([progress]))
 
-    def _run(self, due: Bools, baseline: Figures | None, **forks: Any) -> ModelMeasurement:
+    def _run(self, due: Bools, baseline: Metrics | None, **forks: Any) -> ModelMeasurement:
         """Measure in the first process, or in all where they share the model."""
         measure = partial(
             measure_model,
             self.evaluator,
             self.networks.table,
             self._evaluate,
-            self._constraints.read,
+            self._constraints.parse_metrics,
             baseline,
             due,
             **forks,
@@ -190,7 +189,7 @@ class ModelBackend:
         """The module without which constraints are broken by least, bool ``[1, S]``; none if none is broken or none of
         those that were measured helps.
         """
-        measurement, suspects, excess = self.measurements[-1], self._suspects, self._constraints.excess
+        measurement, suspects, excess = self.measurements[-1], self._suspects, self._constraints.compute_excess
         left = np.full(suspects.shape, excess(measurement.baseline))
         before = left.max()
         for place, name in enumerate(self.networks.model.slots):

@@ -11,7 +11,7 @@ from esper.config.arguments import Flops, check_arguments
 from esper.errors import ConfigError
 from esper.grower.spending import Spending
 from esper.growth.hooks import require_attached
-from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
+from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,10 @@ class Branch:
 
 
 @check_arguments(
-    ConfigError, model=GROWING, optimizer=OPTIMIZER, counted_in="give an esper.Spending, such as grower.spending"
+    ConfigError,
+    model=MODEL_ADVICE,
+    optimizer=OPTIMIZER_ADVICE,
+    counted_in="give an esper.Spending, such as grower.spending",
 )
 def branch(
     model: GrowingModel,
@@ -69,6 +72,6 @@ def branch(
     require_attached(model)
     model.link(optimizer)
     own, its = copy.deepcopy((model, optimizer))
-    model.copies.dismiss(own.copies)
+    model.copies.unregister(own.copies)
     own.link(its)
     return Branch(own, its, Spending(own, training_flops, counted_in=counted_in))

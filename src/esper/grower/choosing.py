@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from esper.config.loading import load_settings
-from esper.control.controller import Controller, wanted_promise
+from esper.control.controller import Controller, get_promise_settings
 from esper.control.learned import PolicyOrigin, restore_controller
 from esper.control.rules import (
     ROUNDING,
@@ -176,16 +176,16 @@ def _make_rule(name: str, spec: ModelSpec, timing: Timing) -> Controller:
     if name == LookRule.name:
         return _make_look(timing, LookSettings())
     defaults, offered = HeuristicSettings(), tuple(_list_offers(spec))
-    trial = timing.trial(defaults.trial)
-    stop_after = timing.stop_after(defaults.stop_after, trial, defaults.at_a_time)
+    trial = timing.fit_trial(defaults.trial)
+    stop_after = timing.fit_stop_after(defaults.stop_after, trial, defaults.at_a_time)
     if name == Periodic.name:
         return Periodic(PeriodicSettings(plantings=offered, trial=trial, stop_after=stop_after), timing.horizon)
     return Heuristic(HeuristicSettings(preferences=offered, trial=trial, stop_after=stop_after), timing.horizon)
 
 
 def _make_look(timing: Timing, default: LookSettings) -> LookRule:
-    trial = timing.trial(default.trial)
-    stop_after = timing.stop_after(default.stop_after, trial, 1)
+    trial = timing.fit_trial(default.trial)
+    stop_after = timing.fit_stop_after(default.stop_after, trial, 1)
     changed = {"promise": timing.promise(default.promise, stop_after), "trial": trial, "stop_after": stop_after}
     return LookRule(default.model_copy(update=changed), timing.horizon)
 
@@ -205,7 +205,7 @@ def require_promise(controller: Controller, given: PromiseSettings | None) -> Pr
     Raises:
         ConfigError: it was given to a controller that does not go by it, or shows what it does not know.
     """
-    settings = wanted_promise(controller)
+    settings = get_promise_settings(controller)
     if given is None:
         return settings
     if settings is None:
@@ -244,7 +244,7 @@ _GENERATED = 32
 """Generated suites that stand for all of them."""
 
 
-def warn_of_unknown(
+def warn_of_unfamiliar(
     origin: PolicyOrigin | None, model: GrowingModel, timing: Timing, rent: float, classes: int
 ) -> None:
     """Say once what ``model`` and its circumstances have that no suite of a policy's training had.

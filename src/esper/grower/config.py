@@ -28,9 +28,8 @@ from esper.engine.budget import RentBasis
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import GovernorSettings
 from esper.errors import CheckpointError, ConfigError, did_you_mean
-from esper.grower.constraints import ConstraintSet, name_loss
-from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures, check_number
-from esper.growth.blueprints.registry import OF_LAYER, Blueprint
+from esper.grower.scores import ACCURACY, LOSS, ROUNDING, ConstraintSet, Metrics, check_number, name_loss, parse_metrics
+from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 
@@ -144,7 +143,7 @@ def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained
     Raises:
         ConfigError: they have other blends than to add for a blueprint that takes no other; or seeds cannot be pruned.
     """
-    only_adding = next((kind.name for kind in kinds if kind.reads in OF_LAYER), None)
+    only_adding = next((kind.name for kind in kinds if kind.context in LAYER_CONTEXTS), None)
     if only_adding is not None and tuple(rules.blends) != (Blend.ADD,):
         raise ConfigError(f"rules.blends: blueprint {only_adding!r} only adds to the features; leave 'add' alone")
     if constrained and Op.PRUNE not in rules.operations:
@@ -157,7 +156,7 @@ class StepInputs:
 
     train_loss: float
     train_accuracy: float | None
-    metrics: Figures | None
+    metrics: Metrics | None
     """Metrics of the model as it is, if they are known already."""
 
 
@@ -190,7 +189,7 @@ def check_step(
     missing = next((name for name in map(name_loss, constraints.limits) if name not in all_figures), None)
     if missing is not None:
         raise ConfigError(f"metrics: give {missing!r}, too, which is constrained, or no val_loss at all")
-    return StepInputs(loss, fraction, check_figures(all_figures))
+    return StepInputs(loss, fraction, parse_metrics(all_figures))
 
 
 def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: Sequence[str]) -> None:

@@ -16,9 +16,9 @@ from typing import Annotated, Any, NamedTuple, cast
 
 from torch import Tensor
 
-from esper.config.arguments import Advice, NonNegativeFloat, describe
+from esper.config.arguments import Advice, NonNegativeFloat, describe_value
 from esper.errors import ConfigError
-from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Figures, check_figures, check_number
+from esper.grower.scores import ACCURACY, LOSS, ROUNDING, Metrics, check_number, parse_metrics
 
 PENALTY = 1.0
 """What the score of a network loses that breaks a constraint, besides the share by which it does."""
@@ -71,11 +71,11 @@ class ConstraintSet:
             ConfigError: it is none of what is expected.
         """
         if self.objective is None:
-            return check_figures(returned)
+            return parse_metrics(returned)
         names = [self.objective, *self.limits]
         if not isinstance(returned, Mapping) or not all(name in returned for name in names):
             raise ConfigError(
-                f"evaluate returned {describe(cast(object, returned))}: it must return a mapping of "
+                f"evaluate returned {describe_value(cast(object, returned))}: it must return a mapping of "
                 f"{', '.join(names)} to esper.Score(loss=..., accuracy=...) each"
             )
         sets = cast("Mapping[Any, Any]", returned)
@@ -127,6 +127,6 @@ def name_loss(name: str) -> str:
 def _read_score(name: str, value: Any) -> Figures:
     """Figures of one set of data."""
     if not isinstance(value, Score):
-        raise ConfigError(f"evaluate returned {describe(value)} for {name!r}: give an esper.Score")
+        raise ConfigError(f"evaluate returned {describe_value(value)} for {name!r}: give an esper.Score")
     parts = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}
-    return check_figures({part: check_number(figure, f"the {part} of {name!r}") for part, figure in parts.items()})
+    return parse_metrics({part: check_number(figure, f"the {part} of {name!r}") for part, figure in parts.items()})

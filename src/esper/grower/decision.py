@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.control.rules import marginal_rent
+from esper.control.rules import compute_marginal_rents
 from esper.engine.measurements import Evaluation
 from esper.grower.governor import Rollback
 from esper.grower.network import GrowingNetwork
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Cause, Transitions, concatenate
+from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.runs.metric import LOSS
 
@@ -209,10 +209,10 @@ def resolve_unfinished(
             least.flat[worth.argmin()] = True
             parts.append(resolve(nothing, least))
     contributions = {name: value for name, value in zip(slots, known[0].tolist(), strict=True) if math.isfinite(value)}
-    return Ending(describe_changes(slots, network.blueprints, concatenate(parts)), contributions)
+    return Ending(describe_changes(slots, network.blueprints, concatenate_transitions(parts)), contributions)
 
 
 def _compute_rents(network: GrowingNetwork, rent: float) -> Floats:
     """What each seed adds to the model's rent, ``[1, S]``."""
     charge, table = network.charge, network.table
-    return marginal_rent(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))
+    return compute_marginal_rents(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))

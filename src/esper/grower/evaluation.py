@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.engine.measurements import Evaluation
-from esper.grower.constraints import Score
 from esper.grower.isolated import SeedlessFork
-from esper.grower.scores import LOSS, Figures
+from esper.grower.scores import LOSS, Metrics, Score
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.model import GrowingModel
 from esper.growth.sharding import reshard
@@ -53,7 +52,7 @@ def measure_model(
     table: SeedTable,
     evaluate: Evaluate,
     read: Callable[[object], Figures],
-    baseline: Figures | None,
+    baseline: Metrics | None,
     due: Bools,
     forks: Mapping[str, SeedlessFork | None] = MappingProxyType({}),
 ) -> ModelMeasurement:

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 from esper.config.arguments import Advice, Name, check_arguments
 from esper.errors import ConfigError
-from esper.grower.constraints import Limits
 from esper.grower.evaluation import Evaluate
 from esper.grower.isolated import Counterfactual
-from esper.grower.scores import EXPECTED
+from esper.grower.scores import EXPECTED, Limits
 from esper.growth.model import GrowingModel
 
 EVALUATE_ADVICE = f"give a function that takes the model and returns {EXPECTED}"
@@ -54,7 +53,7 @@ class Constrained:
     """Growth is about one of several sets of validation data, and the loss on others may rise by so much at most.
 
     While a constraint is broken, the module without which it is broken by least is pruned, and none is kept;
-    `esper.grower.constraints` has the formula.
+    `esper.grower.scores` has the formula.
 
     ```python
     grower = esper.Grower(model, optimizer, esper.Constrained(measure, "target", {"source": 0.01}))

@@ -15,7 +15,7 @@ from esper.engine.governor import Governor, GovernorSettings, Intervention, Trou
 from esper.errors import CheckpointError, DivergedError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
-from esper.growth.sharding import all_agree, is_sharded, local_part, reshard
+from esper.growth.sharding import holds_in_all_processes, is_sharded, local_part, reshard
 from esper.growth.side_pass import global_generators
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools
@@ -88,7 +88,7 @@ class ModelSnapshot:
         for module, name, saved in self._copies.buffers:
             module.get_buffer(name).copy_(saved)
         if isinstance(self.model, GrowingModel):
-            self.model.copies.restart(self.model)
+            self.model.copies.reset_mirrors(self.model)
         for generator, state in self._copies.generators:
             generator.set_state(state)
         self.optimizer.zero_grad()
@@ -116,7 +116,7 @@ class ModelSnapshot:
         """Whether all parameters of the model and moments of the optimizer are finite, and the ``gradients`` too."""
         reshard(self.model)
         finite = all(bool(local_part(tensor).isfinite().all()) for tensor in self._list_tensors(gradients))
-        return all_agree(finite) if any(map(is_sharded, self.model.parameters())) else finite
+        return holds_in_all_processes(finite) if any(map(is_sharded, self.model.parameters())) else finite
 
     def _list_tensors(self, gradients: bool) -> Iterable[Tensor]:
         for parameter in self.model.parameters():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.engine.gradients import HealthTable, assess_health
 from esper.growth.model import GrowingModel
-from esper.growth.sharding import add_up_norms, count_copies, local_part
+from esper.growth.sharding import combine_norms, count_copies, local_part
 from esper.numerics.arrays import Floats
 from esper.serialization.state_files import to_plain
 
@@ -69,7 +69,7 @@ class GradientRecorder:
             if part_norms:
                 norms[place] = torch.linalg.vector_norm(torch.stack([norm.to(norms.device) for norm in part_norms]))
         if self._model.sharded:
-            norms = add_up_norms(norms.to(next(self._model.host.parameters()).device))
+            norms = combine_norms(norms.to(next(self._model.host.parameters()).device))
         self._norms.append(norms if self._scaler is None else norms / self._scaler.scale(torch.ones_like(norms)))
         self._arrived.clear()
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.config.arguments import Advice, FilePath, check_arguments, describe
+from esper.config.arguments import Advice, FilePath, check_arguments, describe_value
 from esper.control.rules import ActionBuilder
 from esper.engine.backend import Promises
 from esper.engine.engine import GrowthEngine, Situation
@@ -21,9 +21,13 @@ from esper.engine.measurements import TrainingReport
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.backend import ModelBackend
 from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
-from esper.grower.choosing import choose_controller, require_promise, require_time_to_plant, warn_of_unknown
 from esper.grower.config import GrowerConfig, check_step, require_rules, require_same
-from esper.grower.constraints import ConstraintSet
+from esper.grower.controllers import (
+    choose_controller,
+    choose_promise_settings,
+    require_time_to_plant,
+    warn_of_unfamiliar,
+)
 from esper.grower.decision import Decision, Ending, describe_decision, resolve_unfinished
 from esper.grower.distributed import Processes
 from esper.grower.evaluation import Evaluate, Number, store_contributions
@@ -37,18 +41,18 @@ from esper.grower.network import GrowingNetwork, ModelSpec
 from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.run_recorder import RunRecorder
-from esper.grower.scores import Scores
+from esper.grower.scores import ConstraintSet, Scores
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.grower.spending import Spending, limit_progress
-from esper.grower.state_dict import require_planted, require_structure, structure
+from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
 from esper.grower.validation import Validation
 from esper.growth.hooks import require_growable
 from esper.growth.look import Look
-from esper.growth.model import GROWING, OPTIMIZER, GrowingModel
-from esper.lifecycle.actions import Op, wait
+from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
+from esper.lifecycle.actions import Op, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, concatenate, finish
+from esper.lifecycle.transitions import Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.deferred import Deferred
 from esper.serialization.state_files import from_plain, to_plain
@@ -98,7 +102,7 @@ class Grower:
     """
 
     @accept_former_arguments
-    @check_arguments(ConfigError, model=GROWING, optimizer=OPTIMIZER, evaluate=EVALUATE_ADVICE)
+    @check_arguments(ConfigError, model=MODEL_ADVICE, optimizer=OPTIMIZER_ADVICE, evaluate=EVALUATE_ADVICE)
     def __init__(
         self,
         model: GrowingModel,
@@ -119,7 +123,7 @@ class Grower:
         # What growth is about.
         criterion = read_criterion(evaluate)
         evaluate = criterion.evaluate
-        classes = evaluate.require_classes(config.classes) if isinstance(evaluate, Validation) else config.classes
+        classes = evaluate.resolve_classes(config.classes) if isinstance(evaluate, Validation) else config.classes
         constraints = ConstraintSet(criterion.objective, criterion.constraints)
         scores = Scores(
             criterion.metric,
@@ -127,7 +131,7 @@ class Grower:
             classes,
             model.outputs,
             trained=bool(model.frozen.names),
-            penalty=constraints.penalty,
+            penalty=constraints.compute_penalty,
         )
 
         # Who decides, by which rules. The controller fixes the rules, these fix the network.
@@ -137,8 +141,8 @@ class Grower:
         require_time_to_plant(controller, conduct.plateau)
         require_rules(rules, spec.kinds, constrained=bool(constraints.limits))
         require_loss(rules, evidence, controller, config.loss, optimizer)
-        promise = require_promise(controller, conduct.promise)
-        warn_of_unknown(origin, model, timing, config.rent, scores.likely_classes)
+        promise = choose_promise_settings(controller, conduct.promise)
+        warn_of_unfamiliar(origin, model, timing, config.rent, scores.likely_classes)
         if model.sharded and (rules.isolation is Isolation.SHADOW or evidence is Counterfactual.REFIT):
             raise ConfigError(
                 "where processes share parameters (FSDP2) nothing trains in isolation, which takes copies and passes "
@@ -161,13 +165,13 @@ class Grower:
             config.loss,
             config.scaler,
             on_gradient=gradients.record_norm,
-            average=processes.average,
+            average=processes.average_gradient,
         )
         for slot in model.slots.values():
-            slot.listener = None  # of a former grower
+            slot.feature_hook = None  # of a former grower
         recorder = None
         if promise is not None:
-            active = model.sharded or processes.first
+            active = model.sharded or processes.is_first
             recorder = PromiseRecorder(model, spec.kinds, promise.examples, config.scaler, spending.add, active=active)
 
         # The engine measures, judges and decides on the model through its backend.
@@ -209,7 +213,7 @@ class Grower:
         self._controller_state: Any = controller.start([random_seed])
 
         # What is trained before the first call of `step` follows a decision, too: to wait.
-        engine.apply(wait(1))
+        engine.apply(make_wait_actions(1))
         self._prepare_training()
         self._notify(lambda callback: callback.on_start(self))
         self._share_spending()
@@ -250,7 +254,7 @@ class Grower:
             self._promise_recorder.set_recording(False)
         promises = self._processes.broadcast(lambda: self._read_look(look))
         own_inputs = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
-        require_planted(self.model, self.network.table)
+        require_same_slots(self.model, self.network.table)
         require_growable(self.model)
         self._trained.require_steps()
 
@@ -284,7 +288,7 @@ class Grower:
 
         # Decide: prune what breaks a constraint, wait where growth is over, and otherwise leave it to the controller.
         finished, before = self.finished, self.network.table
-        actions, controller_state = wait(1), self._controller_state
+        actions, controller_state = make_wait_actions(1), self._controller_state
         if culprit.any():
             builder = ActionBuilder(masks)
             builder.act_on(Op.PRUNE, culprit)
@@ -315,17 +319,17 @@ class Grower:
             changes,
             assessment.evaluation,
             metric=self.scores.metric,
-            value=self.scores.value(current),
+            value=self.scores.get_value(current),
             rollback=rollback,
             finished=finished,
-            broken=self.constraints.describe(broken),
+            broken=self.constraints.describe_broken(broken),
         )
         measured_before = self.backend.metrics_before
         record = DecisionRecord(
             decision=decision,
             train_loss=inputs.train_loss,
             train_accuracy=inputs.train_accuracy,
-            value_before=math.nan if measured_before is None else self.scores.value(measured_before),
+            value_before=math.nan if measured_before is None else self.scores.get_value(measured_before),
             verdicts=result.verdicts,
             changes=changes,
             contributions=assessment.evaluation.accuracy_contribution,
@@ -429,7 +433,7 @@ class Grower:
                 "isolation none and no esper.Refit where the model is compiled"
             )
         structures = rehearse(self.model, self.optimizer, list_structures(self.network, self.rules), passes)
-        self.backend.evaluator.separate = "the network is compiled"
+        self.backend.evaluator.fallback_reason = "the network is compiled"
         return structures
 
     def finish(self) -> Ending:
@@ -454,7 +458,7 @@ class Grower:
         unfinished = bool(self.network.table.live.any())
         if unfinished:
             self._notify(lambda callback: callback.on_step_start(self))
-        require_planted(self.model, self.network.table)
+        require_same_slots(self.model, self.network.table)
         require_growable(self.model)
         if unfinished and self.governor.settings is not None and not self.backend.is_finite(0.0):
             unknown = np.full(1, math.nan)
@@ -483,7 +487,7 @@ class Grower:
             ConfigError: it is of no use, or promises are due and neither it nor training can give them.
         """
         if not isinstance(look, Look | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"look is {describe(look)}: give what model.look(loss, batches) returned")
+            raise ConfigError(f"look is {describe_value(look)}: give what model.look(loss, batches) returned")
         if self._promise_recorder is None:
             if look is not None:
                 raise ConfigError("the controller does not go by what blueprints promise: leave look out")
@@ -500,7 +504,7 @@ class Grower:
 
     def _describe_situation(self) -> Situation:
         """Time, rent and amount of data, as controllers see them at this decision."""
-        progress = self._timing.progress(1 + self.decisions)
+        progress = self._timing.compute_progress(1 + self.decisions)
         progress = self._processes.broadcast(lambda: limit_progress(progress, self.spending, self._timing.planned))
         return Situation(
             np.array([progress]),
@@ -533,7 +537,7 @@ class Grower:
 
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the modules in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
-        table, changes = finish(self.network.table, kept, pruned)
+        table, changes = finish_growth(self.network.table, kept, pruned)
         self.network.change_slots(table, changes)
         if pruned.any():
             self.governor.expect_change(_EVERYONE, forget_skill=~_EVERYONE)
@@ -546,8 +550,8 @@ class Grower:
 
     def _share_spending(self) -> None:
         """Processes measure by themselves and have clocks of their own: what goes by the budget is alike in all."""
-        if self._processes.several:
-            self.spending.agree_on(self._processes.broadcast(self.spending.compute_share))
+        if self._processes.is_distributed:
+            self.spending.set_share(self._processes.broadcast(self.spending.compute_share))
 
     def describe_config(self) -> dict[str, Any]:
         """The configuration and the criterion by field, without functions, as a run records them."""
@@ -566,7 +570,7 @@ class Grower:
         """
         return {
             **self._signature(),
-            "seeds": structure(self.model),
+            "seeds": describe_structure(self.model),
             "memory": to_plain(self._state()),
             "refit": self.isolated.state_dict(),
             "callbacks": {type(callback).__name__: callback.state_dict() for callback in self.callbacks},

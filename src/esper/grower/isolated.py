@@ -112,7 +112,7 @@ class SeedlessFork:
         """What ``compute`` returns, which calls the model, where the model is this fork."""
         named = dict(self._whole.named_parameters())
         mine = {name: self._parameters[theirs] for name, theirs in named.items() if theirs in self._parameters}
-        with self._slot.vacate():
+        with self._slot.disabled():
             result, buffers = functional_call(self._whole, {**mine, **self._buffers}, (compute,))
         self._buffers = {name: buffers[name].detach() for name in self._buffers}
         return result

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from esper.engine.governor import GovernorSettings
 from esper.engine.history import PLATEAU_IMPROVEMENT, improves
 from esper.errors import ConfigError
-from esper.grower.scores import LOSS, Figures, Scores
+from esper.grower.scores import LOSS, Metrics, Scores
 from esper.growth.sharding import local_part, reshard
 from esper.lifecycle.actions import Op
 from esper.serialization.state_files import from_plain, to_plain
@@ -98,7 +98,7 @@ class LearningCheck:
         """
         if self._settings is None:
             return False
-        loss, (by_accuracy, by_losses) = metrics[LOSS], self._scores.skills(metrics, train_loss)
+        loss, (by_accuracy, by_losses) = metrics[LOSS], self._scores.compute_skills(metrics, train_loss)
         self._best_loss = loss if math.isnan(self._best_loss) else min(self._best_loss, loss)
         worse = bool(improves(np.array(self._best_loss), np.array(loss)))
         return worse and by_losses < 1 - self._settings.multiple and not by_accuracy >= self._settings.lead

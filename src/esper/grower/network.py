@@ -19,9 +19,9 @@ from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, revoke, step, with_fossils
+from esper.lifecycle.transitions import Step, Transitions, add_fossils, remove_seeds, step
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.serialization.state_files import from_plain, to_plain
 
 BYTES_PER_VALUE = 4
@@ -124,7 +124,7 @@ class GrowingNetwork:
                 blueprints[0, place] = self.blueprints.index(slot.seed.blueprint.name)
                 blends[0, place] = slot.seed.blend
         everything = np.ones(self.specs.compatible.shape, np.bool_)
-        return with_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
+        return add_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
 
     def affordable(self, table: SeedTable | None = None) -> Bools:
         """Which blueprints the budget allows in which slots, ``[1, S, K]``, beside the modules in ``table``.
@@ -174,7 +174,7 @@ class GrowingNetwork:
         """
         slots = self.model.slots.values()
         for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
-            generator = seed_generator(self._random_seed, place, int(self.germinations[place]))
+            generator = module_generator(self._random_seed, place, int(self.germinations[place]))
             slots[place].germinate(self.blueprints[blueprint], generator, blend=blend)
             self.germinations[place] += 1
         for place in changes.slot[changes.after == Stage.PRUNED].tolist():
@@ -188,7 +188,7 @@ class GrowingNetwork:
 
     def revoke(self, empty: Bools) -> Transitions:
         """Update the table after a rollback has removed the modules in the slots ``empty``, bool ``[1, S]``."""
-        self.table, changes = revoke(self.table, empty)
+        self.table, changes = remove_seeds(self.table, empty)
         self._forget_evidence(changes.slot)
         return changes
 
@@ -207,7 +207,7 @@ class GrowingNetwork:
             seed.alpha.fill_(float(self.table.alpha[0, place]))
             seed.isolation = self.rules.isolation if stage is Stage.TRAINING else Isolation.NONE
             seed.requires_grad_(stage is not Stage.GERMINATED)
-            self.model.copies.align(slot)
+            self.model.copies.sync_slot(slot)
 
     def state_dict(self) -> dict[str, Any]:
         """Table, evidence and germinations, as plain values."""

@@ -20,11 +20,11 @@ from torch import Tensor
 from esper.engine.backend import Promises
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, LookError, SlotError
-from esper.growth.blueprints.registry import Blueprint, LayerCall, Reads
-from esper.growth.look import Candidate, Look, promise_of, raise_precision
+from esper.growth.blueprints.registry import Blueprint, Context, LayerCall
+from esper.growth.look import Candidate, Look, measure_promise, raise_precision
 from esper.growth.model import GrowingModel
 from esper.growth.promise import GRAM_BYTES
-from esper.growth.side_pass import Asked
+from esper.growth.side_pass import RecordedGradients
 from esper.growth.slot import Slot
 from esper.numerics.arrays import Bools
 from esper.serialization.state_files import to_plain
@@ -96,7 +96,7 @@ class PromiseRecorder:
     def set_recording(self, recording: bool) -> None:
         """Record from now on, or stop."""
         for slot in self._model.slots.values():
-            slot.listener = self._record_features if recording and self._active else None
+            slot.feature_hook = self._record_features if recording and self._active else None
 
     def clear(self) -> None:
         """Forget all batches: they are of a model that has changed."""
@@ -111,24 +111,24 @@ class PromiseRecorder:
         if not features.requires_grad:  # nothing before it learns, but a module here would
             leaf = torch.zeros_like(features, requires_grad=True)
             features = features + leaf
-        first = call.first if self._offers(slot, Reads.LAYER) else None
+        first = call.first_argument if self._offers(slot, Context.LAYER) else None
         batch = RecordedBatch(
             features.detach()[: self._examples].clone(),
             self._find_inputs(slot, features),
             features.detach()[:0],
             None if first is None or len(first) != len(features) else first.detach()[: self._examples].clone(),
-            call.alone,
+            call.has_single_argument,
         )
         leaf.register_hook(partial(self._record_gradient, slot.name, batch))
         return features
 
-    def _offers(self, slot: Slot, reads: Reads) -> bool:
+    def _offers(self, slot: Slot, context: Context) -> bool:
         """Whether the slot offers a blueprint that reads this."""
-        return any(kind.reads is reads for kind in self._kinds if kind.name in slot.blueprints)
+        return any(kind.context is context for kind in self._kinds if kind.name in slot.blueprints)
 
     def _find_inputs(self, slot: Slot, features: Tensor) -> Tensor | None:
         """The network's inputs for the same examples, where a blueprint reads them and they are of this pass."""
-        if not self._offers(slot, Reads.NETWORK):
+        if not self._offers(slot, Context.NETWORK):
             return None
         try:
             inputs = slot.tap.inputs
@@ -168,7 +168,7 @@ class PromiseRecorder:
 
     def _measure_candidate(self, place: int, slot: Slot, kind: type[Blueprint]) -> Candidate | None:
         """By the newest examples, or by fewer where a blueprint has very many parameters; None: too few."""
-        if kind.reads is Reads.CALL and slot.sharding is not None:
+        if kind.context is Context.CALL and slot.sharding is not None:
             # All processes would have to gather the block's parameters, and one measures.
             self._warn_once(kind.name, f"blueprint {kind.name!r} copies a block whose parameters processes share")
             return None
@@ -179,12 +179,12 @@ class PromiseRecorder:
         if examples < LEAST:
             self._warn_once(slot.name, f"no gradients were recorded at slot {slot.name!r}")
             return None
-        if kind.reads is Reads.NETWORK and len(inputs) < len(batches):
+        if kind.context is Context.NETWORK and len(inputs) < len(batches):
             self._warn_once(kind.name, f"blueprint {kind.name!r} reads the network's input, which was not recorded")
             return None
         gram = 2 * examples**2 * kind.parameters_at(slot.site)
         self._add_flops(TRAINING_PASSES * examples * kind.flops_at(slot.site) + gram)
-        recorded = Asked(
+        recorded = RecordedGradients(
             [],
             [batch.features for batch in batches],
             [batch.gradients for batch in batches],
@@ -192,7 +192,7 @@ class PromiseRecorder:
             all(batch.single_argument for batch in batches),
         )
         try:
-            return promise_of(slot, kind, recorded, inputs, [(_SEED, place, _DRAW)])
+            return measure_promise(slot, kind, recorded, inputs, [(_SEED, place, _DRAW)])
         except LookError as error:
             self._warn_once(kind.name, str(error))
             return None

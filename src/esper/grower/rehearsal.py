@@ -20,19 +20,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import ConfigError
 from esper.grower.network import GrowingNetwork
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.positions import find_output_tensor
-from esper.growth.probe import call, fit_example
+from esper.growth.probe import call_host, fit_example
 from esper.growth.seed import Seed
 from esper.growth.side_pass import keep_modes, side_pass
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import NO_BLUEPRINT, SeedTable
-from esper.lifecycle.transitions import with_fossils
+from esper.lifecycle.transitions import add_fossils
 from esper.numerics.arrays import Ints
 
 Pass = Callable[[], object]
@@ -65,7 +65,7 @@ def list_structures(network: GrowingNetwork, rules: Rules) -> Iterator[Structure
             yield chosen, joins
             return
         yield from extend(chosen, joins, places[1:])
-        table = with_fossils(SeedTable.dormant(*shape), chosen, joins, np.ones_like(network.specs.compatible))[0]
+        table = add_fossils(SeedTable.dormant(*shape), chosen, joins, np.ones_like(network.specs.compatible))[0]
         allowed = (network.specs.compatible & network.affordable(table))[0, places[0]]
         for kind in np.flatnonzero(allowed):
             for blend in blends:
@@ -99,7 +99,7 @@ def rehearse(
     for one in passes:
         if not callable(one):
             raise ConfigError(
-                f"a pass is {describe(one)}: give functions, such as lambda: loss_of(compiled).backward()"
+                f"a pass is {describe_value(one)}: give functions, such as lambda: loss_of(compiled).backward()"
             )
     passes = passes or (partial(_learn, model), partial(_evaluate, model))
     torch.compiler.reset()
@@ -153,7 +153,7 @@ def _refuse_step(*_: Any) -> None:
 def _learn(model: GrowingModel) -> None:
     """Forward and backward on the example input, in training mode."""
     model.train()
-    output = find_output_tensor(call(model, _example_of(model)))
+    output = find_output_tensor(call_host(model, _example_of(model)))
     if output is not None:
         output.float().square().mean().backward()
 
@@ -162,7 +162,7 @@ def _learn(model: GrowingModel) -> None:
 def _evaluate(model: GrowingModel) -> None:
     """Forward on the example input, in evaluation mode."""
     model.eval()
-    call(model, _example_of(model))
+    call_host(model, _example_of(model))
 
 
 def _example_of(model: GrowingModel) -> Any:
@@ -177,7 +177,7 @@ def _perform(model: GrowingModel, structure: Structure, passes: Sequence[Pass]) 
         for place, name, blend in structure.seeds:
             slot = slots[place]
             seed = Seed(get(name)(slot.site, torch.Generator().manual_seed(0)), slot.site, blend)
-            stack.enter_context(slot.try_on(seed.requires_grad_(place != structure.newborn)))
+            stack.enter_context(slot.temporary_seed(seed.requires_grad_(place != structure.newborn)))
         for one in passes:
             one()
 

@@ -27,7 +27,7 @@ from esper.lifecycle.transitions import Cause
 from esper.runs.events import (
     GateJudged,
     LifecycleTransition,
-    Place,
+    NetworkStep,
     RolledBack,
     RunEnded,
     RunFailed,
@@ -124,11 +124,11 @@ class RunRecorder(GrowerCallback):
         # The metric is known only once it is first measured.
         if record.metric is not None:
             store.set_metadata(record.metric.metadata())
-        store.scalars(number, _list_scalars(grower, record))
+        store.record_scalars(number, _list_scalars(grower, record))
         rollback, everyone, recorder = record.decision.rollback, np.ones(1, np.bool_), self._recorder
         slots = list(grower.model.slots)
 
-        def place(_: int) -> Place:
+        def place(_: int) -> NetworkStep:
             return _place(number)
 
         if rollback is not None:
@@ -195,7 +195,7 @@ class RunRecorder(GrowerCallback):
                     )
                 )
             if ending.changes:
-                store.scalars(decisions, {_ADDED: grower.model.added_parameters})
+                store.record_scalars(decisions, {_ADDED: grower.model.added_parameters})
             store.flush()
         if not self._ended:
             self._end_run(store, decisions)
@@ -261,7 +261,7 @@ class RunRecorder(GrowerCallback):
         if not self.path.exists():
             return
         try:
-            self._directory.require_new()
+            self._directory.require_empty()
         except OSError as error:
             raise RunError(f"cannot write a run to {self.path} ({error.strerror}): give a new folder") from error
         except RunError:
@@ -353,6 +353,6 @@ def _list_scalars(grower: Grower, record: DecisionRecord) -> dict[str, float]:
     }
 
 
-def _place(number: int) -> Place:
+def _place(number: int) -> NetworkStep:
     """The first fields of an event of the decision with that number."""
-    return Place(iteration=number, episode=_EPISODE, environment=_ENVIRONMENT, step=number - 1)
+    return NetworkStep(iteration=number, episode=_EPISODE, environment=_ENVIRONMENT, step=number - 1)

@@ -5,7 +5,7 @@ Of a loss, and of any other metric that is better the lower it is, it is the sha
 ``(reference - value) / |reference|``: 0 at the reference, 1 where nothing is left. The loss's reference is that of
 guessing, ln(classes), where the number of classes is known; otherwise, as for other metrics, it is the first value that
 was measured. A model that was trained on something else before may begin with more than that; it is then the reference.
-Where a constraint is broken, a penalty is taken off (`esper.grower.constraints`). Contributions, what gates tolerate,
+Where a constraint is broken, a penalty is taken off (`esper.grower.scores`). Contributions, what gates tolerate,
 the margins of rules and rent are in units of the score.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from esper.config.arguments import describe, read_number
+from esper.config.arguments import describe_value, read_number
 from esper.engine.governor import skill
 from esper.errors import ConfigError
 from esper.runs.metric import ACCURACY, LOSS, Metric
@@ -265,10 +265,12 @@ def check_number(value: object, what: str) -> float:
     try:
         return read_number(value)
     except ValueError as error:
-        raise ConfigError(f"{what} is {describe(value)}: give a number, or a tensor that holds a single one") from error
+        raise ConfigError(
+            f"{what} is {describe_value(value)}: give a number, or a tensor that holds a single one"
+        ) from error
 
 
-def check_figures(returned: object) -> Figures:
+def parse_metrics(returned: object) -> Figures:
     """What `evaluate` returned, checked and by name.
 
     A loss that is not finite is no mistake of the user's, as training may have blown up; nor is then any accuracy.
@@ -308,4 +310,4 @@ def _name_figures(returned: object) -> Figures:
             return {LOSS: check_number(returned, "the loss of evaluate")}
         except ConfigError:
             pass  # the sentence below says more
-    raise ConfigError(f"evaluate returned {describe(cast(object, returned))}: it must return {EXPECTED}")
+    raise ConfigError(f"evaluate returned {describe_value(cast(object, returned))}: it must return {EXPECTED}")

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 MOST_KEPT = 2**30
 """Bytes of inputs and outputs that may be kept during one measurement; beyond, passes are separate."""
-FEWEST_BESIDE_THE_WHOLE = 3
+MIN_SHARED_VARIANTS = 3
 """Changed seeds from which sharing pays where the figure of the model as it is need not be measured."""
 
 T = TypeVar("T")
@@ -75,10 +75,10 @@ class SharedForwardEvaluator:
         """
 
         def evaluate_changed(name: str) -> T:
-            with self.model.seeds[name].weigh(changes[name]):
+            with self.model.seeds[name].temporary_alpha(changes[name]):
                 return evaluate(self.model)
 
-        if self.separate is not None or len(changes) < (1 if baseline is None else FEWEST_BESIDE_THE_WHOLE):
+        if self.separate is not None or len(changes) < (1 if baseline is None else MIN_SHARED_VARIANTS):
             baseline = evaluate(self.model) if baseline is None else baseline
             return baseline, {name: evaluate_changed(name) for name in changes}
         self._minibatches, self._kept_bytes = [], 0
@@ -155,7 +155,7 @@ class SharedForwardEvaluator:
         output, outputs = compute_with(recorded.record), dict[str, Any]()
         try:
             for name, weight in changes.items():
-                with self.model.seeds[name].weigh(weight):
+                with self.model.seeds[name].temporary_alpha(weight):
                     outputs[name] = compute_with(recorded.replay(self.model.slots[name]))
                 if recorded.replaying:
                     self._fall_back("the network calls other submodules when it is called again")
@@ -174,7 +174,7 @@ class SharedForwardEvaluator:
                     self._fall_back("the network changes its buffers")
                 equal = [equals(flatten(output), compute())]
                 for name, weight in changes.items():
-                    with self.model.seeds[name].weigh(weight):
+                    with self.model.seeds[name].temporary_alpha(weight):
                         equal.append(equals(flatten(compute()), outputs[name]))
                 if not all(equal):
                     self._fall_back("the network's outputs do not follow from its inputs alone")

@@ -13,7 +13,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from esper.config.arguments import Flops, NonNegativeFloat, Seconds, check_arguments
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError
-from esper.growth.model import GROWING, GrowingModel
+from esper.growth.model import MODEL_ADVICE, GrowingModel
 from esper.serialization.state_files import from_plain, to_plain
 
 
@@ -48,7 +48,7 @@ class Spending:
         ConfigError: an argument is of another kind; FLOPs are limited, and torch cannot count those of the host.
     """
 
-    @check_arguments(ConfigError, model=GROWING, counted_in="give an esper.Spending")
+    @check_arguments(ConfigError, model=MODEL_ADVICE, counted_in="give an esper.Spending")
     def __init__(
         self,
         model: GrowingModel,
@@ -67,7 +67,7 @@ class Spending:
         self._unknown = "torch cannot count those of this model's host" if model.host_flops is None else ""
         if training_flops is not None:
             self._require_known()
-        model.tap.clocks.append(self)
+        model.tap.pass_counters.append(self)
 
     @property
     def flops(self) -> float:
@@ -117,7 +117,7 @@ class Spending:
         if self._counted_in is not None:
             self._counted_in.add(flops)
 
-    def count(self, inputs: Tensor) -> None:
+    def count_forward(self, inputs: Tensor) -> None:
         """A forward pass begins, of these inputs of the model; what is compiled is not seen."""
         model = self._model
         examples, host = inputs.numel() / model.example_size, model.host_flops or 0
@@ -127,7 +127,7 @@ class Spending:
         self._backward = examples * (host * passes + seeds * (TRAINING_PASSES - 1))
         self.add(examples * (host + seeds))
 
-    def follow(self, outputs: Sequence[Tensor]) -> None:
+    def count_backward(self, outputs: Sequence[Tensor]) -> None:
         """The forward pass is over: count any backward pass that begins at these of its outputs."""
         flops, self._backward = self._backward, 0.0
         if outputs:

@@ -16,7 +16,7 @@ from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
-from esper.serialization.state_files import Stateful, pack, unpack
+from esper.serialization.state_files import Stateful, pack_state, unpack_state
 
 Structure = dict[str, dict[str, Any]]
 """By slot, of every seed: ``blueprint`` (its name), ``blend`` (a `Blend`) and ``fossilized``; plain values."""
@@ -30,7 +30,7 @@ def structure(model: GrowingModel) -> Structure:
     }
 
 
-def regrow(model: GrowingModel, wanted: Mapping[str, Mapping[str, Any]]) -> None:
+def plant_structure(model: GrowingModel, wanted: Mapping[str, Mapping[str, Any]]) -> None:
     """Give ``model`` the structure ``wanted``; what grew otherwise goes. Fresh seeds await their values, at alpha 0.
 
     Raises:
@@ -76,7 +76,7 @@ def require_structure(model: GrowingModel, wanted: Mapping[str, Mapping[str, Any
             )
 
 
-def require_planted(model: GrowingModel, table: SeedTable) -> None:
+def require_same_slots(model: GrowingModel, table: SeedTable) -> None:
     """Refuse a model whose seeds came or went without its grower's doing.
 
     Raises:
@@ -131,20 +131,20 @@ class GrowthInStateDict:
         assert isinstance(model, GrowingModel)
         _require_unshared(model)
         state = {
-            "seeds": structure(model),
+            "seeds": describe_structure(model),
             "twins": _drop_twins(state_dict, prefix),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
-        state_dict[prefix + KEY] = pack(state)
+        state_dict[prefix + KEY] = pack_state(state)
 
     def _take(self, model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
         assert isinstance(model, GrowingModel)
         packed = state_dict.pop(prefix + KEY, None)
         if packed is None:
             return
-        state = unpack(packed)
+        state = unpack_state(packed)
         state_dict.update({prefix + twin: state_dict[prefix + name] for twin, name in state["twins"].items()})
-        regrow(model, state["seeds"])
+        plant_structure(model, state["seeds"])
         self._arrived = state["parts"]
         self._deliver()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import ConfigError, did_you_mean
 from esper.growth.side_pass import keep_generators, keep_modes
 
@@ -118,7 +118,8 @@ class Validation:
             raise ConfigError(f"no task is called {task!r}{hint}")
         if isinstance(batches, Iterator) or not isinstance(cast("object", batches), Iterable):
             raise ConfigError(
-                f"batches is {describe(batches)}: give what can be gone through again, such as a DataLoader or a list"
+                f"batches is {describe_value(batches)}: give what can be gone through again, such as a DataLoader or a "
+                "list"
             )
         self.task = task
         self.batches = batches
@@ -138,7 +139,7 @@ class Validation:
     def __call__(self, model: nn.Module) -> float | tuple[float, float]:
         """The mean loss; with the accuracy, a fraction, where the task has one."""
         if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"{describe(model)} is no model: give a torch.nn.Module")
+            raise ConfigError(f"{describe_value(model)} is no model: give a torch.nn.Module")
         device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
         with keep_modes(model), keep_generators(model), torch.no_grad():
             model.eval()
@@ -152,7 +153,7 @@ class Validation:
 
     def _measure(self, model: nn.Module, batch: Any, device: torch.device) -> Tally:
         if not isinstance(batch, tuple | list) or len(cast("tuple[Any, ...]", batch)) != 2:
-            what = describe(cast("object", batch))
+            what = describe_value(cast("object", batch))
             raise ConfigError(f"a batch for {self.task} is {what}: give pairs of inputs and labels")
         inputs, labels = (_move(part, device) for part in cast("tuple[Any, Any]", batch))
         match inputs:
@@ -165,14 +166,15 @@ class Validation:
         outputs = _logits_of(output)
         if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor):
             raise ConfigError(
-                f"{self.task} compares {describe(outputs)} of the model with {describe(labels)}: both have to be "
+                f"{self.task} compares {describe_value(outputs)} of the model with {describe_value(labels)}: "
+                "both have to be "
                 "tensors; write a function of your own for other outputs"
             )
         odd = [one for one in (outputs, labels) if one.is_complex() or one.layout is not torch.strided or not one.ndim]
         if odd:
             raise ConfigError(
                 f"{self.task} compares dense tensors of real numbers with an axis for the examples, and none like "
-                f"{describe(odd[0])}"
+                f"{describe_value(odd[0])}"
             )
         try:
             return _TALLIES[self.task](outputs, labels)

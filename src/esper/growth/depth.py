@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import nn
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import SlotError
 from esper.growth.taps import GrowthHook, find_hook_tables
 
@@ -168,7 +168,7 @@ class Counts(NamedTuple):
             return _change(self.configuration, changes)
         except (AttributeError, TypeError, ValueError) as error:
             raise SlotError(
-                f"the host's configuration, {describe(self.configuration)}, says by {self.name!r} that there are "
+                f"the host's configuration, {describe_value(self.configuration)}, says by {self.name!r} that there are "
                 f"{self.depth} blocks, and cannot be told of more: {error}. Let it be an attribute that can be set, as "
                 "those of ordinary classes and dataclasses can"
             ) from error

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 
 from esper.config.arguments import FilePath, check_arguments
 from esper.errors import ConfigError, ExportError, RunError
-from esper.extras import require
+from esper.extras import require_extra
 from esper.files import move_durably
 from esper.growth import reloading
 from esper.growth.hooks import find_attached
@@ -179,7 +179,7 @@ def check_onnx(model: nn.Module, inputs: Inputs) -> None:
     Raises:
         ExportError: a package is missing, or the model computes in other numbers than onnxruntime does.
     """
-    require("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
+    require_extra("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
     for tensor in (*model.parameters(), *inputs.tensors):
         if tensor.dtype in _NOT_FOR_ONNX:
             raise ExportError(

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.errors import ExportError, SlotError
-from esper.growth.blueprints.registry import Folded, Reads
+from esper.growth.blueprints.registry import Context, Folded
 from esper.growth.depth import Depth, deepen
 from esper.growth.fossils import ALPHA, BLOCK, TracedFossil, mix_alone, mix_in_block, relay_input, trace
 from esper.growth.hooks import require_attached
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import refuse_saving
-from esper.growth.probe import call, fit_example
+from esper.growth.probe import call_host, fit_example
 from esper.growth.seed import Seed
 from esper.growth.side_pass import keep_modes, side_pass
 from esper.growth.slot import Slot
@@ -96,7 +96,7 @@ def _follow(host: nn.Module, behind: str, slot: Slot, seed: Seed, place: int | s
     followed, block, layer = host.get_submodule(behind), seed.blueprint.find_block(), slot.site.layer
     alpha, what = float(seed.alpha), f"{seed.blueprint.name!r} in slot {slot.name!r}"
     placed = block is not None and not _runs_what_it_holds(followed)
-    if seed.reads is Reads.CALL and not placed and layer is not None and not layer.alone:
+    if seed.reads is Context.CALL and not placed and layer is not None and not layer.alone:
         raise ExportError(
             f"{what} counts with {alpha:.2f} in a module that runs whatever it holds: with a weight of 1 it can be "
             "part of a plain model; save the growing model by esper.save"
@@ -188,12 +188,12 @@ def _compute_both(model: GrowingModel, plain: nn.Module, kept: list[str]) -> tup
             network.eval()
         for name, slot in model.slots.items():
             if name not in kept:
-                stack.enter_context(slot.vacate())
+                stack.enter_context(slot.disabled())
         stack.enter_context(torch.no_grad())
         returned: list[list[Tensor]] = []
         for network in (model, plain):
             with side_pass(network, ()):
-                returned.append(_list_outputs(call(network, example)))
+                returned.append(_list_outputs(call_host(network, example)))
     return returned[0], returned[1]
 
 

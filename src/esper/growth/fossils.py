@@ -14,7 +14,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.func import functional_call
 
 from esper.errors import ExportError
-from esper.growth.blueprints.registry import LayerCall, Reads
+from esper.growth.blueprints.registry import Context, LayerCall
 from esper.growth.seed import Seed
 from esper.growth.side_pass import keep_modes
 from esper.growth.site import CHANNELS_LAST, Layout, Site
@@ -71,7 +71,7 @@ def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
         ExportError: that cannot be done.
     """
     kind = type(seed.blueprint)
-    shapes = [site.shape, site.input_shape] if kind.reads is Reads.NETWORK else [site.shape]
+    shapes = [site.shape, site.input_shape] if kind.context is Context.NETWORK else [site.shape]
     # A batch unlike all other axes, so that none is taken to be the same.
     batch = next(size for size in range(2, 16) if all(size not in shape for shape in shapes))
     example = tuple(seed.alpha.new_zeros(batch, *shape) for shape in shapes)
@@ -90,7 +90,7 @@ def trace(seed: Seed, site: Site, slot: str) -> TracedFossil:
         spec.target: held[spec.target] for spec in program.graph_signature.input_specs if spec.target is not None
     }
     return TracedFossil(
-        program, {_strip_prefix(name): tensor for name, tensor in tensors.items()}, kind.reads is Reads.NETWORK
+        program, {_strip_prefix(name): tensor for name, tensor in tensors.items()}, kind.context is Context.NETWORK
     )
 
 
@@ -111,7 +111,7 @@ class _Traced(nn.Module):
         features, inputs = given[0], given[-1]
         # A view that fails at lengths for which the graph was not made; some would pass otherwise by broadcasting.
         features = features.reshape(features.shape)
-        call = LayerCall((features,), {}) if self.seed.reads is Reads.CALL else inputs
+        call = LayerCall((features,), {}) if self.seed.reads is Context.CALL else inputs
         return self.seed(features, call)
 
 

@@ -114,7 +114,7 @@ def hide_growth(model: GrowingModel) -> Generator[None]:
     with ExitStack() as stack:
         stack.enter_context(model.depth.forget())
         for slot in model.slots.values():
-            stack.enter_context(slot.vacate())
+            stack.enter_context(slot.disabled())
         if any(isinstance(part, _TAKING_FAST_PATHS) for part in model.host.modules()):
             with suppress(RuntimeError):  # of torch, where the block itself is in a function that is compiled
                 stack.enter_context(_run_eagerly(torch))

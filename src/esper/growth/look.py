@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from esper.errors import LookError
 from esper.files import write_atomically
-from esper.growth.blueprints.registry import Blueprint, LayerCall, Reads, get
-from esper.growth.promise import AskedBatch, gram_of, held_out_promise, promise
-from esper.growth.side_pass import Asked, FeatureRecorder, ask, quietly
+from esper.growth.blueprints.registry import Blueprint, Context, LayerCall, get
+from esper.growth.promise import GradientBatch, compute_held_out_promise, gram_of, promise
+from esper.growth.side_pass import FeatureRecorder, RecordedGradients, ask, quietly
 from esper.growth.slot import Slot
 from esper.growth.summary import align_columns
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def look(
             own.remove()
         with torch.autocast(tap.inputs.device.type, enabled=False):
             rows = [
-                promise_of(
+                measure_promise(
                     slot, get(name), _require_asked(places, slot.name), inputs, [(seed, at, n) for n in range(draws)]
                 )
                 for at, slot in enumerate(slots.values())
@@ -165,14 +165,18 @@ def look(
             ]
             with ExitStack() as bare:
                 for slot in slots.values():
-                    bare.enter_context(slot.vacate())
-                needs = [_need_of(name, parts[name], asked) for name, asked in own.asked.items() if asked.wishes]
+                    bare.enter_context(slot.disabled())
+                needs = [_need_of(name, parts[name], asked) for name, asked in own.asked.items() if asked.gradients]
     rows.sort(key=lambda one: (-one.promise, one.slot, one.blueprint))
     return Look(tuple(rows), tuple(slots), tuple(needs), measured.examples, measured.loss)
 
 
-def promise_of(
-    slot: Slot, kind: type[Blueprint], asked: Asked, inputs: Sequence[Tensor], draws: Sequence[tuple[int, int, int]]
+def measure_promise(
+    slot: Slot,
+    kind: type[Blueprint],
+    asked: RecordedGradients,
+    inputs: Sequence[Tensor],
+    draws: Sequence[tuple[int, int, int]],
 ) -> Candidate:
     """What a blueprint promises in a slot by what was ``asked`` there of a network with these ``inputs``.
 
@@ -183,15 +187,15 @@ def promise_of(
     """
     others = _find_others(slot, kind, asked, inputs)
     batches = [
-        AskedBatch((raise_precision(features), raise_precision(other)), raise_precision(wishes))
-        for features, other, wishes in zip(asked.features, others, asked.wishes, strict=True)
+        GradientBatch((raise_precision(features), raise_precision(other)), raise_precision(wishes))
+        for features, other, wishes in zip(asked.features, others, asked.gradients, strict=True)
     ]
     like = batches[0].wishes
     grams: list[Tensor] = []
     drawn: list[list[Tensor]] = []
     for draw in draws:
-        newborn: nn.Module = kind(slot.site, seed_generator(*draw)).to(like.device, like.dtype)
-        newborn = _CalledAlone(newborn) if kind.reads is Reads.CALL else newborn
+        newborn: nn.Module = kind(slot.site, module_generator(*draw)).to(like.device, like.dtype)
+        newborn = _CalledAlone(newborn) if kind.context is Context.CALL else newborn
         values = [parameter.detach() for parameter in newborn.parameters()]
         if drawn and all(map(torch.equal, values, drawn[0])):
             break
@@ -208,16 +212,18 @@ def promise_of(
     )
 
 
-def _find_others(slot: Slot, kind: type[Blueprint], asked: Asked, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+def _find_others(
+    slot: Slot, kind: type[Blueprint], asked: RecordedGradients, inputs: Sequence[Tensor]
+) -> Sequence[Tensor]:
     """What the blueprint reads beside the features, batch by batch; the features themselves, if nothing."""
-    match kind.reads:
-        case Reads.NETWORK:
+    match kind.context:
+        case Context.NETWORK:
             return inputs
-        case Reads.LAYER:
+        case Context.LAYER:
             others = asked.firsts
-        case Reads.CALL:
+        case Context.CALL:
             others = asked.features if asked.alone else []
-        case Reads.NOTHING:
+        case Context.NOTHING:
             return asked.features
     if len(others) < len(asked.features):
         raise LookError(
@@ -239,17 +245,17 @@ class _CalledAlone(nn.Module):
         return contribution
 
 
-def _need_of(name: str, layer: nn.Module, asked: Asked) -> LayerNeed:
+def _need_of(name: str, layer: nn.Module, asked: RecordedGradients) -> LayerNeed:
     batches = [
-        AskedBatch(tuple(map(raise_precision, arguments)), raise_precision(wishes))
-        for arguments, wishes in zip(asked.arguments, asked.wishes, strict=True)
+        GradientBatch(tuple(map(raise_precision, arguments)), raise_precision(wishes))
+        for arguments, wishes in zip(asked.arguments, asked.gradients, strict=True)
     ]
     gram = _require_gram(f"layer {name!r} ({type(layer).__name__})", layer, batches, "look without layers=True")
     figures = _summarise(gram.unsqueeze(0))
     return LayerNeed(name, type(layer).__name__, *figures, sum(one.numel() for one in layer.parameters()))
 
 
-def _require_gram(what: str, module: nn.Module, batches: Sequence[AskedBatch], remedy: str) -> Tensor:
+def _require_gram(what: str, module: nn.Module, batches: Sequence[GradientBatch], remedy: str) -> Tensor:
     """As `gram_of`.
 
     Raises:
@@ -265,7 +271,7 @@ def _require_gram(what: str, module: nn.Module, batches: Sequence[AskedBatch], r
 def _summarise(grams: Tensor) -> tuple[float, float, float]:
     """Promise, held-out promise and the standard error of that, from ``[draws, N, N]``."""
     grams = grams.detach()
-    held_out = held_out_promise(grams).flatten()
+    held_out = compute_held_out_promise(grams).flatten()
     return float(promise(grams).mean()), float(held_out.mean()), float(held_out.std() / held_out.numel() ** 0.5)
 
 

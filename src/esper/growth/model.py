@@ -294,7 +294,7 @@ class GrowingModel(nn.Module):
             groups.append({"params": own, SLOT_KEY: slot.name, **options})
         return groups
 
-    @check_arguments(SlotError, optimizer=OPTIMIZER)
+    @check_arguments(SlotError, optimizer=OPTIMIZER_ADVICE)
     def link(self, optimizer: torch.optim.Optimizer) -> None:
         """Hand the parameters of all seeds to come to ``optimizer``; `esper.Grower` does so by itself.
 

@@ -21,7 +21,7 @@ from esper.errors import CheckpointError, EsperError, RunError, SlotError
 from esper.files import TEMPORARY_SUFFIX, write_atomically
 from esper.growth.frozen import hash_frozen
 from esper.growth.hooks import require_attached
-from esper.growth.model import GROWING, GrowingModel
+from esper.growth.model import MODEL_ADVICE, GrowingModel
 from esper.growth.probe import Arguments, PlainModule
 from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
@@ -35,7 +35,7 @@ _HOST = "host."
 _TENSORS_FILES = "tensors-*.safetensors"
 
 
-@check_arguments(CheckpointError, model=GROWING, folder="give the path of a folder")
+@check_arguments(CheckpointError, model=MODEL_ADVICE, folder="give the path of a folder")
 def save(model: GrowingModel, folder: FilePath) -> None:
     """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
 
@@ -283,7 +283,7 @@ _FORMAT = StateFormat(
     versions=(1, 2, 3, 4),
     manifest=Topology,
     what="saved model's",
-    if_damaged=": take another copy of the saved model",
-    if_missing=": give a folder written by esper.save",
-    if_foreign="does not describe a growing model: give a folder written by esper.save",
+    damaged_advice=": take another copy of the saved model",
+    missing_advice=": give a folder written by esper.save",
+    foreign_advice="does not describe a growing model: give a folder written by esper.save",
 )

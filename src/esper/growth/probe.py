@@ -86,7 +86,7 @@ class _LayerWitness:
         self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> None:
         call = LayerCall(arguments, keywords)
-        first, keeps = call.first, False
+        first, keeps = call.first_argument, False
         if first is not None and isinstance(output, Tensor) and not output.is_nested:
             keeps = (first.shape, first.dtype) == (output.shape, output.dtype)
         unaltered = _is_unaltered(module, call, output)
@@ -157,12 +157,12 @@ def probe(
     try:
         with keep_modes(host), torch.no_grad():
             host.eval()
-            returned = find_output_tensor(call(host, example_input))
+            returned = find_output_tensor(call_host(host, example_input))
             witness.release()
             layers.release()
-            counted = count_flops(lambda: call(host, example_input), modules)
+            counted = count_flops(lambda: call_host(host, example_input), modules)
             if causal is None:
-                causal = is_causal(lambda changed: call(host, _replace_input(example_input, changed)), inputs)
+                causal = is_causal(lambda changed: call_host(host, _replace_input(example_input, changed)), inputs)
     finally:
         witness.release()
         layers.release()
@@ -177,7 +177,7 @@ def probe(
             modules[name],
             flops,
             found.keeps_shape,
-            found.call.alone,
+            found.call.has_single_argument,
             _choose_anchor(host, modules[name], found.output),
             learning,
             unaltered=found.unaltered,
@@ -189,7 +189,7 @@ def probe(
         reason = _find_reason(host, example_input, witness, sites) or ("you said that they do" if apart else "")
         sites = {name: replace(site, apart=reason) if site.layout in IN_ORDER else site for name, site in sites.items()}
     outputs = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
-    return ProbeResult(sites, outputs, None if counted is None else counted.whole // len(inputs))
+    return ProbeResult(sites, outputs, None if counted is None else counted.total // len(inputs))
 
 
 def _choose_anchor(host: nn.Module, module: nn.Module, features: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def _find_reason(host: nn.Module, example_input: Arguments, witness: CallWitness
     return find_declared_reason(host, keywords, images=images) or witness.reason(len(inputs), lengths)
 
 
-def call(host: nn.Module, arguments: Arguments) -> Any:
+def call_host(host: nn.Module, arguments: Arguments) -> Any:
     """What the host returns."""
     if isinstance(arguments, Tensor):
         return host(arguments)
@@ -391,7 +391,7 @@ def find_outputs(block: nn.Module, call: LayerCall) -> tuple[str, ...]:
         block: Any module; stays as it is.
         call: What it was called with; the first argument is what it is to return.
     """
-    first = call.first
+    first = call.first_argument
     if first is None:
         return ()
     copied = copy_block(block).eval()

@@ -14,7 +14,7 @@ constant wish "every example's loss falls by one" on what the module can do. It 
 helps, and near one where one step could help every example alike. It is free of scale: the ridge lambda is a share of
 the mean of K's diagonal, so losses and features may be multiplied by constants.
 
-Any N generic rows can be fitted if P > N, noise too. `held_out_promise` fits dtheta on one half of the examples and
+Any N generic rows can be fitted if P > N, noise too. `compute_held_out_promise` fits dtheta on one half of the examples and
 applies it to the other: what is granted there was learned, and noise cannot raise it.
 """
 
@@ -51,7 +51,7 @@ def promise(gram: Tensor) -> Tensor:
     return _apply(scaled, _fit(scaled))
 
 
-def held_out_promise(gram: Tensor) -> Tensor:
+def compute_held_out_promise(gram: Tensor) -> Tensor:
     """The same for each half of the examples (first and second in order), with the step that the other half asks for.
 
     Args:
@@ -99,15 +99,15 @@ class Promised(NamedTuple):
     fitted: Tensor
     """``[...]``, as `promise`."""
     held_out: Tensor
-    """``[..., 2]``, as `held_out_promise`."""
+    """``[..., 2]``, as `compute_held_out_promise`."""
 
 
-def promise_of_rows(rows: Tensor) -> Promised:
+def compute_promise_from_gradients(rows: Tensor) -> Promised:
     """Both figures from the per-example gradients themselves, G ``[..., N, P]``, N at least 2."""
     half = rows.shape[-2] // 2
     halves = rows[..., :half, :], rows[..., half:, :]
     first, second = map(_fit_step, halves)
-    held_out = torch.stack([_grant(halves[0], second), _grant(halves[1], first)], -1)
+    held_out = torch.stack([_apply_step(halves[0], second), _apply_step(halves[1], first)], -1)
     return Promised(_grant(rows, _fit_step(rows)), held_out)
 
 
@@ -134,7 +134,7 @@ def _grant(rows: Tensor, step: Tensor) -> Tensor:
     return (rows.mean(-2) * step).sum(-1)
 
 
-class AskedBatch(NamedTuple):
+class GradientBatch(NamedTuple):
     """Examples that go through a module together."""
 
     inputs: tuple[Tensor, ...]
@@ -143,14 +143,14 @@ class AskedBatch(NamedTuple):
     """``[B, ...]`` as its output: the gradient of every example's loss with respect to that."""
 
 
-def gram_of(module: nn.Module, batches: Sequence[AskedBatch]) -> Tensor:
+def gram_of(module: nn.Module, batches: Sequence[GradientBatch]) -> Tensor:
     """K ``[N, N]`` of all examples of ``batches``, whose shapes may differ, for a module that works under ``vmap``.
 
     At most `GRAM_BYTES` of gradients are held at a time, or those of two examples.
     """
     wishes = batches[0].wishes
     count = sum(len(batch.wishes) for batch in batches)
-    names = find_reached_parameters(module, batches)
+    names = find_parameters_with_gradient(module, batches)
     if not names:
         return wishes.new_zeros(count, count)
     size = sum(parameter.numel() for name, parameter in module.named_parameters() if name in names)
@@ -171,22 +171,22 @@ def gram_of(module: nn.Module, batches: Sequence[AskedBatch]) -> Tensor:
     return gram
 
 
-def _split(batches: Iterable[AskedBatch], size: int) -> Iterator[AskedBatch]:
+def _split(batches: Iterable[GradientBatch], size: int) -> Iterator[GradientBatch]:
     """Batches of at most ``size`` examples, in order."""
     for inputs, wishes in batches:
         for start in range(0, len(wishes), size):
             part = slice(start, start + size)
-            yield AskedBatch(tuple(one[part] for one in inputs), wishes[part])
+            yield GradientBatch(tuple(one[part] for one in inputs), wishes[part])
 
 
-def example_gradients(module: nn.Module, names: Sequence[str], batch: AskedBatch) -> Tensor:
+def example_gradients(module: nn.Module, names: Sequence[str], batch: GradientBatch) -> Tensor:
     """G ``[B, P]``: gradients of ``<wish_i, module(input_i)>`` by the parameters ``names``, side by side."""
     values = {name: parameter.detach() for name, parameter in module.named_parameters()}
     moving = {name: values.pop(name) for name in names}
     with sdpa_kernel(SDPBackend.MATH):  # vmap would go through fused attention example by example
-        gradients = vmap(grad(partial(grant, module)), in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE)(
-            moving, values, batch.inputs, batch.wishes
-        )
+        gradients = vmap(
+            grad(partial(inner_product_with_output, module)), in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE
+        )(moving, values, batch.inputs, batch.wishes)
     return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
 
 
@@ -202,7 +202,7 @@ def grant(
     return (output.squeeze(0) * wish).sum()
 
 
-def find_reached_parameters(module: nn.Module, batches: Iterable[AskedBatch]) -> list[str]:
+def find_parameters_with_gradient(module: nn.Module, batches: Iterable[GradientBatch]) -> list[str]:
     """The parameters that any gradient reaches: at birth, those that feed a last layer of zeros have none."""
     named = {name: parameter.detach().requires_grad_() for name, parameter in module.named_parameters()}
     total = {name: torch.zeros_like(parameter) for name, parameter in named.items()}

@@ -20,7 +20,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint, Reads
+from esper.growth.blueprints.registry import Blueprint, Context
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
@@ -70,7 +70,7 @@ class BlendedBlueprint(nn.Module):
     @property
     def reads(self) -> Reads:
         """What the blueprint looks at beside the features."""
-        return self.blueprint.reads
+        return self.blueprint.context
 
     def flops_at(self, site: Site) -> int:
         """FLOPs of one forward pass for one example."""

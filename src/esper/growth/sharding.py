@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import SlotError
 from esper.growth.depth import copy_block
 from esper.growth.site import Layer
@@ -61,14 +61,14 @@ def count_copies(tensor: Tensor) -> int:
     return replicas * world // mesh.size()  # what other meshes have is the same, or they would not learn alike
 
 
-def add_up_norms(norms: Tensor) -> Tensor:
+def combine_norms(norms: Tensor) -> Tensor:
     """L2 norms of all parts together, from those of the parts that each process has, of the same shape."""
     squares = norms.square()
     distributed.all_reduce(squares)
     return squares.sqrt()
 
 
-def all_agree(holds: bool) -> bool:
+def holds_in_all_processes(holds: bool) -> bool:
     """Whether it holds in all processes, which wait for each other."""
     answers: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(answers, holds)
@@ -118,7 +118,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise SlotError(f"shard_growth takes no {unknown!r}: give options of fully_shard, of {', '.join(allowed)}")
     mesh = options.get("mesh")
     if mesh is not None and not isinstance(mesh, DeviceMesh):
-        raise SlotError(f"mesh is {describe(mesh)}: give what init_device_mesh returns")
+        raise SlotError(f"mesh is {describe_value(mesh)}: give what init_device_mesh returns")
     if not distributed.is_initialized():
         raise SlotError("there is no process group: call torch.distributed.init_process_group first")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.errors import LookError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.seed import Seed
@@ -30,7 +30,7 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
     for slot, _ in listeners:
-        slot.listener = None
+        slot.feature_hook = None
     try:
         with ExitStack() as weights:
             weights.enter_context(keep_generators(network))
@@ -41,7 +41,7 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
         for module, name, buffer in buffers:
             setattr(module, name, buffer)
         for slot, listener in listeners:
-            slot.listener = listener
+            slot.feature_hook = listener
 
 
 @contextmanager
@@ -110,7 +110,7 @@ class FeatureRecorder:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], *, first: bool, arguments: bool) -> None:
-        self.asked = {name: Asked() for name in modules}
+        self.asked = {name: RecordedGradients() for name in modules}
         self._keeps_arguments = arguments
         self._calls: dict[str, list[_Call]] = {name: [] for name in modules}
         self._handles = [
@@ -127,9 +127,9 @@ class FeatureRecorder:
             if self._keeps_arguments and (not tensors or len(tensors) < len(arguments)):
                 return output
             call = LayerCall(arguments, keywords)
-            kept, first = tensors if self._keeps_arguments else (), call.first
+            kept, first = tensors if self._keeps_arguments else (), call.first_argument
             kept_first = None if first is None else first.detach()
-            self._calls[name].append(_Call(kept, output.detach(), kept_first, call.alone, leaf))
+            self._calls[name].append(_Call(kept, output.detach(), kept_first, call.has_single_argument, leaf))
             return output + leaf
 
         return note
@@ -155,10 +155,10 @@ class FeatureRecorder:
             asked = self.asked[name]
             asked.arguments.append(call.arguments)
             asked.features.append(call.features)
-            asked.alone &= call.alone
-            if call.first is not None:
-                asked.firsts.append(call.first)
-            asked.wishes.append(torch.zeros_like(call.features) if gradient is None else gradient)
+            asked.alone &= call.has_single_argument
+            if call.first_argument is not None:
+                asked.firsts.append(call.first_argument)
+            asked.gradients.append(torch.zeros_like(call.features) if gradient is None else gradient)
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -213,7 +213,7 @@ def _sum(losses: Any, count: int) -> Tensor:
     """Over the examples of a batch."""
     if not isinstance(losses, Tensor):
         raise LookError(
-            f"loss(model, batch) returned {describe(losses)}: return a tensor [B], the loss of each example"
+            f"loss(model, batch) returned {describe_value(losses)}: return a tensor [B], the loss of each example"
         )
     if not count:
         raise LookError("loss(model, batch) called no module with a slot: call the model that it is given, as a whole")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper.config.arguments import Name, NonNegativeFloat, check_arguments
 from esper.errors import SlotError
-from esper.growth.blueprints.registry import OF_LAYER, LayerCall, Reads, for_site, get
+from esper.growth.blueprints.registry import LAYER_CONTEXTS, Context, LayerCall, for_site, get
 from esper.growth.depth import Depth, convert_block
 from esper.growth.followers import Compilations, Copies, Ownership
 from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, refuse_to_mix
@@ -61,7 +61,7 @@ def share(change: Callable[[Owner], AbstractContextManager[Any]]) -> Callable[[O
     return block
 
 
-class Occupant(Protocol):
+class SlotModule(Protocol):
     """Whatever lives in a slot: it sees the host's features and the network's input and returns new features.
 
     A seed is given what its blueprint `reads`, and features in place of nothing: parts of a host can then be called
@@ -125,8 +125,8 @@ class Slot(GrowthHook):
         # Not persistent: it only tells, after any `.to()`, where new seeds belong.
         anchor = torch.zeros(()) if site.layer is None else torch.zeros_like(site.layer.anchor)
         self.register_buffer("anchor", anchor, persistent=False)
-        self.occupant: Occupant | None = None
-        self._hidden: list[Occupant | None] = []  # a list, or what is not seen would be a submodule
+        self.occupant: SlotModule | None = None
+        self._hidden: list[SlotModule | None] = []  # a list, or what is not seen would be a submodule
         self.begins_graph = False
         """Whether to give a loss something to be differentiated by where nothing before and behind learns."""
         self.listener: Listener | None = None
@@ -159,28 +159,28 @@ class Slot(GrowthHook):
             refuse_to_mix(self.name, seed.blueprint.name, self.tap.given, output)
         if output.dtype != self.anchor.dtype and self.sharding is None:  # there a policy may say otherwise
             self._require_same_type(module, output)
-        reads = Reads.NETWORK if seed is None else seed.reads
+        reads = Context.NETWORK if seed is None else seed.reads
         if output.is_nested:
             return self._pass_nested(self.occupant, reads, call, output)
         match reads:
-            case Reads.NOTHING:
+            case Context.NOTHING:
                 return self.occupant(output, output)
-            case Reads.NETWORK:
+            case Context.NETWORK:
                 return self.occupant(output, self.tap.inputs)
-            case Reads.LAYER:
+            case Context.LAYER:
                 return self.occupant(output, self._require_first(call))
-            case Reads.CALL:
+            case Context.CALL:
                 return self.occupant(output, call)
 
-    def _pass_nested(self, occupant: Occupant, reads: Reads, call: LayerCall, output: Tensor) -> Tensor:
+    def _pass_nested(self, occupant: SlotModule, context: Context, call: LayerCall, output: Tensor) -> Tensor:
         """With zeros where an example has ended."""
         padded, inputs = pad_nested(output, self.site.positions), None
-        if reads is Reads.NETWORK:
+        if reads is Context.NETWORK:
             inputs = self.tap.inputs
             padded = pad_nested(output, inputs.shape[1])
-        elif reads is Reads.LAYER:
+        elif reads is Context.LAYER:
             inputs = pad_nested(self._require_first(call), self.site.positions)
-        elif reads is Reads.CALL:
+        elif reads is Context.CALL:
             raise SlotError(
                 f"the seed in slot {self.name!r} calls a copy of its block, which is given nested tensors: build "
                 "torch's TransformerEncoder with enable_nested_tensor=False"
@@ -188,8 +188,8 @@ class Slot(GrowthHook):
         return cut_to_lengths(occupant(padded, padded if inputs is None else inputs), output)
 
     def _require_first(self, call: LayerCall) -> Tensor:
-        if call.first is not None:
-            return call.first
+        if call.first_argument is not None:
+            return call.first_argument
         raise SlotError(f"the layer that slot {self.name!r} follows was called without a tensor to begin with")
 
     def _begin_graph(self, output: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class Slot(GrowthHook):
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         if not self.enabled:
             raise SlotError(f"slot {self.name!r} is disabled; enable it first")
-        if not kind.serves(self.site):
+        if not kind.supports(self.site):
             why = explain_apart(self.site) if kind.mixes_positions else ""
             raise SlotError(
                 f"blueprint {blueprint!r} does not serve {self.site.layout} features at slot {self.name!r}{why}"
@@ -243,7 +243,7 @@ class Slot(GrowthHook):
         if blueprint not in self.blueprints:
             offered = ", ".join(self.blueprints)
             raise SlotError(f"blueprint {blueprint!r} is not on offer at slot {self.name!r}, which has {offered}")
-        if blend is not Blend.ADD and kind.reads in OF_LAYER:
+        if blend is not Blend.ADD and kind.context in LAYER_CONTEXTS:
             raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
         if generator is None and self.sharding is not None:
             raise SlotError("processes share what grows: give a generator, which has the same seed in all of them")
@@ -271,7 +271,7 @@ class Slot(GrowthHook):
             require_shared(self.depth.host.parameters())
             shard(self.fit(seed), self.sharding)
         self.depth.follow(self.name, seed.blueprint.find_block())
-        self.ownership.extend(self.name, list(seed.parameters()))
+        self.ownership.add_parameters(self.name, list(seed.parameters()))
         self._settle(seed)
         self.copies.follow_change(self)
         return seed
@@ -320,7 +320,7 @@ class Slot(GrowthHook):
             SlotError: there is no seed.
         """
         self._require_seed().fossilized = True
-        self.copies.align(self)
+        self.copies.sync_slot(self)
 
     @check_arguments(SlotError, alpha=_WEIGHT)
     def set_alpha(self, alpha: NonNegativeFloat) -> None:
@@ -333,12 +333,12 @@ class Slot(GrowthHook):
         if seed.fossilized:
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
         seed.alpha.fill_(alpha)
-        self.copies.align(self)
+        self.copies.sync_slot(self)
 
     def shard_growth(self, options: dict[str, Any]) -> None:
         """Let what grows here be sharded by ``options`` of `fully_shard`, what grew already at once."""
         self.sharding = options
-        if self.site.layer is not None and any(get(name).reads is Reads.CALL for name in self.blueprints):
+        if self.site.layer is not None and any(get(name).reads is Context.CALL for name in self.blueprints):
             self.site = replace(self.site, layer=blank(self.site.layer))
         if self.seed is not None:
             shard(self.seed, options)
@@ -390,7 +390,7 @@ class Slot(GrowthHook):
             self._settle(None)
             self.depth.follow(self.name, None)
 
-    def _settle(self, occupant: Occupant | None) -> None:
+    def _settle(self, occupant: SlotModule | None) -> None:
         """Let ``occupant`` live here; what was compiled for the same before is good for it again."""
         del self.occupant  # or a module that left would leave another trace than one that never came
         self.occupant = occupant
@@ -413,10 +413,10 @@ class Slot(GrowthHook):
 
 def _require_offers(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[str, ...]:
     fit = tuple(kind.name for kind in for_site(site))
-    if blueprints is None and (usual := tuple(name for name in fit if get(name).reads not in OF_LAYER)):
+    if blueprints is None and (usual := tuple(name for name in fit if get(name).reads not in LAYER_CONTEXTS)):
         return usual
     asked = () if blueprints is None else tuple(dict.fromkeys(blueprints))
-    unfit = [blueprint for blueprint in asked if not get(blueprint).serves(site)]
+    unfit = [blueprint for blueprint in asked if not get(blueprint).supports(site)]
     if asked and not unfit:
         return asked
     order = "causal " if site.causal else ""

@@ -62,11 +62,11 @@ def require_untraced() -> None:
 class Clock(Protocol):
     """Counts passes."""
 
-    def count(self, inputs: Tensor) -> None:
+    def count_forward(self, inputs: Tensor) -> None:
         """A pass forward begins."""
         ...
 
-    def follow(self, outputs: Sequence[Tensor]) -> None:
+    def count_backward(self, outputs: Sequence[Tensor]) -> None:
         """It is over, and these can be differentiated; none: it is not known what can."""
         ...
 
@@ -137,12 +137,12 @@ class OutputTap:
         self.tap = tap
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling() or not (self.tap.clocks and torch.is_grad_enabled()):
+        if torch.compiler.is_compiling() or not (self.tap.pass_counters and torch.is_grad_enabled()):
             return
         tensors = list(find_tensors(output))
         # A leaf, such as a parameter that is returned as well, outlives the pass.
         made = [tensor for tensor in tensors if tensor.grad_fn is not None]
-        for clock in self.tap.clocks if made or not tensors else ():
+        for clock in self.tap.pass_counters if made or not tensors else ():
             clock.follow(made)
 
 

@@ -15,7 +15,7 @@ from esper.errors import IllegalActionError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, RELEVANT, TEMPOS, Head
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Bools, Ints
-from esper.rl.gym import Array, Arrays, GrowthSettings, GrowthVectorEnv, Info, Transition, conditional_masks
+from esper.rl.gym import Array, Arrays, GrowthSettings, GrowthVectorEnv, Info, Transition, copy_conditional_masks
 from esper.tasks.suite import Suite
 
 ACTION_MASK = "action_mask"
@@ -56,7 +56,7 @@ class JointActions:
         return len(self.table)
 
     def legal(self, masks: Arrays) -> Bools:
-        """Which of them are legal, bool ``[E, n]``, from `esper.rl.gym.conditional_masks`."""
+        """Which of them are legal, bool ``[E, n]``, from `esper.rl.gym.copy_conditional_masks`."""
         op, slot = self.table[:, Head.OP], self.table[:, Head.SLOT]
         legal: Bools = masks["slot"][:, op, slot]
         for head in tuple(Head)[Head.BLUEPRINT :]:
@@ -127,7 +127,7 @@ class JointVectorEnv(GrowthVectorEnv):
 
     def action_masks(self) -> Bools:
         """Which actions are legal now, bool ``[E, n]``."""
-        return self.actions.legal(conditional_masks(self.growth.masks))
+        return self.actions.legal(copy_conditional_masks(self.growth.masks))
 
     def _add_mask(self, observation: Arrays) -> Arrays:
         return {**observation, ACTION_MASK: self.action_masks().astype(np.int8)}

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.config.arguments import PositiveInt, check_arguments
 from esper.errors import ConfigError
-from esper.extras import find_missing
+from esper.extras import describe_missing
 from esper.grower import Grower
 from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import KEY, GrowthInStateDict
@@ -28,7 +28,7 @@ try:
     from lightning.pytorch.plugins import MixedPrecision
     from torchmetrics import Metric, MetricCollection
 except ModuleNotFoundError as error:
-    raise ConfigError(find_missing("lightning", "esper.integrations.lightning", error.name)) from error
+    raise ConfigError(describe_missing("lightning", "esper.integrations.lightning", error.name)) from error
 
 _log = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ class GrowerCallback(Callback):
         self.grower = Grower(
             model, optimizer, evaluate=self._evaluate, loss=loss, scaler=_scaler(trainer), **self._options
         )
-        self._carriers[model].carry("grower", self.grower)
-        self._carriers[model].carry("losses", self._losses)
+        self._carriers[model].add_part("grower", self.grower)
+        self._carriers[model].add_part("losses", self._losses)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let isolated seeds and forks learn from every minibatch of the epoch."""

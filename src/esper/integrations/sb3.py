@@ -14,18 +14,26 @@ from numpy.typing import NDArray
 from esper.control.controller import Actions
 from esper.engine.observation import Observation
 from esper.errors import ConfigError
-from esper.extras import find_missing
+from esper.extras import describe_missing
 from esper.integrations.joint import ACTION_MASK, JointActions
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.numerics.arrays import Bools, Float32s
-from esper.rl.gym import RESET_MASK, Array, Arrays, GrowthVectorEnv, Info, conditional_masks, observation_arrays
+from esper.rl.gym import (
+    RESET_MASK,
+    Array,
+    Arrays,
+    GrowthVectorEnv,
+    Info,
+    copy_conditional_masks,
+    make_observation_arrays,
+)
 
 try:
     from sb3_contrib import MaskablePPO, RecurrentPPO
     from stable_baselines3.common.vec_env import VecEnv
     from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 except ModuleNotFoundError as error:
-    raise ConfigError(find_missing("sb3", "esper.integrations.sb3", error.name)) from error
+    raise ConfigError(describe_missing("sb3", "esper.integrations.sb3", error.name)) from error
 
 _MASKS = "action_masks"
 """What sb3-contrib asks for by name."""
@@ -161,8 +169,8 @@ class ModelController:
 
     def act(self, observation: Observation, masks: ActionMasks, state: Any) -> tuple[Actions, Any]:
         """One decision per network."""
-        legal = self._actions.legal(conditional_masks(masks))
-        seen = flatten_observations({**observation_arrays(observation, masks), ACTION_MASK: legal})
+        legal = self._actions.legal(copy_conditional_masks(masks))
+        seen = flatten_observations({**make_observation_arrays(observation, masks), ACTION_MASK: legal})
         if isinstance(self._model, MaskablePPO):
             chosen, state = self._model.predict(seen, deterministic=True, action_masks=legal)
         else:

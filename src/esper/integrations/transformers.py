@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from esper.config.arguments import PositiveInt, check_arguments
 from esper.errors import ConfigError
-from esper.extras import find_missing
+from esper.extras import describe_missing
 from esper.grower import Grower
 from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
@@ -23,7 +23,7 @@ from esper.integrations.trainer_callback import MeanLoss, decide, finish
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ModuleNotFoundError as error:
-    raise ConfigError(find_missing("hf", "esper.integrations.transformers", error.name)) from error
+    raise ConfigError(describe_missing("hf", "esper.integrations.transformers", error.name)) from error
 
 _log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ class GrowerCallback(TrainerCallback):
         """Step until which the loss has been logged."""
         self._due = False
         carrier = GrowthInStateDict(model)
-        carrier.carry("grower", self.grower)
-        carrier.carry("losses", self._losses)
+        carrier.add_part("grower", self.grower)
+        carrier.add_part("losses", self._losses)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -18,8 +18,8 @@ from esper.control.learned import POLICY
 from esper.control.rules import SHUFFLED, Planting, Schedule, shuffle_actions
 from esper.engine.budget import TRAINING_PASSES
 from esper.lab.bench_suite import MOST_PLANTINGS, family_weights, schedule_of
-from esper.lab.contest import WHAT, Contest, Trial, arm_file, arm_key, play_policy
 from esper.lab.evaluate import count_trainings, load_policy
+from esper.lab.experiment import WHAT, Experiment, Trial, arm_file, arm_key, play_policy
 from esper.lab.static_networks import (
     MeasuredArm,
     Prices,
@@ -31,7 +31,7 @@ from esper.lab.static_networks import (
 from esper.numerics.arrays import Floats
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.population import Fossils
-from esper.runs.run_directory import RunDirectory, hold
+from esper.runs.run_directory import RunDirectory, hold_lock
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -39,9 +39,9 @@ from esper.train.episode_log import stack_actions
 from esper.train.evaluation import (
     EvaluationConfig,
     EvaluationResult,
-    baselines,
+    create_baselines,
     evaluate_controllers,
-    evaluation_config,
+    make_evaluation_config,
 )
 from esper.train.results import Arm, ArmResults, Result, load_or_compute
 from esper.train.settings import TrainSettings
@@ -152,22 +152,23 @@ class _Job:
     compute: Callable[[Spent], ArmResults]
 
 
-def run_arms(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
+def run_arms(experiment: Experiment, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
     """The first configuration's policy, then all other arms; what is done already is only read.
 
-    The contest's trials must be done.
+    The experiment's trials must be done.
 
     Raises:
         CheckpointError, RunError: a trial has no usable policy, or a file cannot be written.
     """
-    instances, name = contest.sample_instances(), next(iter(contest.arms))
-    settings, folder, controllers = contest.arms[name], contest.folder / name, baselines(get_suite(contest.suite))
+    instances, name = experiment.sample_instances(), next(iter(experiment.arms))
+    settings, folder = experiment.arms[name], experiment.folder / name
+    controllers = create_baselines(get_suite(experiment.suite))
     found: dict[str, list[ArmResults]] = {}
-    with hold(folder / "arms.lock", WHAT), backend.open(settings.shards) as workers:
+    with hold_lock(folder / "arms.lock", WHAT), backend.open_workers(settings.shards) as workers:
         jobs = [_play_baseline(one, folder, settings, instances, workers) for one in controllers]
-        for seed in range(contest.seeds):
+        for seed in range(experiment.seeds):
             trial = Trial(name, seed)
-            run, own = RunDirectory(contest.path(trial)), contest.settings(trial)
+            run, own = RunDirectory(experiment.path(trial)), experiment.settings(trial)
             policy = play_policy(run, own, instances, workers)
             found.setdefault(POLICY, []).append(policy)
             jobs += _PolicyFollowers(run, own, instances, workers, policy.environment_steps).jobs()
@@ -202,7 +203,7 @@ def _play_baseline(
     searched = round(count_trainings(arm, suite) * suite.steps)
 
     def compute(_: Spent) -> ArmResults:
-        played = evaluate_controllers(workers, [controller], evaluation_config(settings), instances)[0]
+        played = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0]
         return ArmResults(searched, measure_arm(played, suite).outcomes)
 
     key = arm_key(arm, settings, "", instances)
@@ -226,7 +227,7 @@ class _PolicyFollowers:
     ) -> None:
         self._run, self._settings, self._instances, self._workers = run, settings, instances, workers
         self._steps = environment_steps
-        self._suite, self._terms = get_suite(settings.suite), evaluation_config(settings)
+        self._suite, self._terms = get_suite(settings.suite), make_evaluation_config(settings)
         self._policy = load_policy(run, settings)
 
     def jobs(self) -> list[_Job]:

@@ -22,9 +22,9 @@ from esper.population.promise import PromiseMeter
 from esper.rl.episodes import Episodes
 from esper.rl.ppo import PPO
 from esper.rl.rewards import RewardTracker
-from esper.rl.rollout import concatenate
-from esper.runs.store import as_rows
-from esper.train.collect import ShardTask, collect, new_policy
+from esper.rl.rollout import concatenate_rollouts
+from esper.runs.store import encode_events
+from esper.train.collect import ShardTask, collect_rollout, create_policy
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared, prepare_process
 
@@ -33,12 +33,12 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "optimizers": (optimizer_step, clip_by_network),
     "validation and counterfactuals": (start_evaluation, evaluate_committed),
     "what blueprints promise": (PromiseMeter.measure,),
-    "minibatches": (TrainingStream.take,),
+    "minibatches": (TrainingStream.draw_batches,),
     "lifecycle": (Population.decide, Episodes.legal_actions),
     "rewards": (RewardTracker.record,),
     "observations": (observe,),
     "policy": (Policy.act,),
-    "events": (as_rows,),
+    "events": (encode_events,),
     "update": (PPO.update,),
 }
 """The functions that a part's time is spent in. Optimizers work within training and are taken out of it."""
@@ -63,7 +63,7 @@ def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -
     The first iteration warms up and is not counted, if there are others.
     """
     prepare_process()
-    learner = PPO(new_policy(settings), settings.ppo, settings.seed)
+    learner = PPO(create_policy(settings), settings.ppo, settings.seed)
     speeds: list[float] = []
     for number in range(settings.iterations):
         began = time.perf_counter()
@@ -79,8 +79,8 @@ def _iterate(settings: TrainSettings, learner: PPO, number: int) -> int:
     """An iteration without store, probes and checkpoints; its decisions."""
     weights: Shared[dict[str, Any]] = Shared(learner.policy.state_dict())
     tasks = [ShardTask(settings, number, shard, weights) for shard in range(settings.shards)]
-    shards = [collect(task) for task in tasks]
-    learner.update(concatenate([shard.rollout for shard in shards]), number / (settings.iterations + 1))
+    shards = [collect_rollout(task) for task in tasks]
+    learner.update(concatenate_rollouts([shard.rollout for shard in shards]), number / (settings.iterations + 1))
     return sum(int(running.sum()) for shard in shards for running in shard.log.running)
 
 

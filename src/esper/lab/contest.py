@@ -20,12 +20,12 @@ from esper.lab.evaluate import count_pretraining, load_policy
 from esper.lab.static_networks import measure_arm
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import RunDirectory, State, read_state
+from esper.runs.run_directory import RunDirectory, RunState, read_state
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.train.collect import require_start
-from esper.train.evaluation import describe_circumstances, evaluate_controllers, evaluation_config
-from esper.train.iteration import Iteration, summarise
+from esper.train.collect import check_start_policy
+from esper.train.evaluation import describe_evaluation_inputs, evaluate_controllers, make_evaluation_config
+from esper.train.iteration import Iteration, summarise_run
 from esper.train.results import Arm, ArmResults, Result, cache_key, load_or_compute, read_arm
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer, report_iterations
@@ -51,7 +51,7 @@ Progress = Callable[[int, int, Trial, Iteration | None], None]
 
 
 @dataclass(frozen=True)
-class Contest:
+class Experiment:
     """Configurations on one suite."""
 
     folder: Path
@@ -98,27 +98,27 @@ class Contest:
         return self.arms[trial.arm].model_copy(update={"seed": trial.seed})
 
 
-def run_contest(contest: Contest, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
+def run_experiment(experiment: Experiment, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
     """What each configuration's policies came to, computed by ``backend``; trials that are done are only read.
 
     Raises:
         ConfigError: the folder holds trials of other settings.
         RunError: it cannot be written.
     """
-    for settings in contest.arms.values():
-        require_start(settings)
-    trials, instances = contest.trials(), contest.sample_instances()
+    for settings in experiment.arms.values():
+        check_start_policy(settings)
+    trials, instances = experiment.list_trials(), experiment.sample_instances()
     results: dict[Trial, ArmResults] = {}
-    with backend.open(max(settings.shards for settings in contest.arms.values())) as workers:
+    with backend.open_workers(max(settings.shards for settings in experiment.arms.values())) as workers:
         for done, trial in enumerate(trials):
             progress(done, len(trials), trial, None)
 
             def show(iteration: Iteration, done: int = done, trial: Trial = trial) -> None:
                 progress(done, len(trials), trial, iteration)
 
-            work = train_and_play(contest.path(trial), contest.settings(trial), instances, workers, WHAT)
+            work = train_and_play(experiment.path(trial), experiment.settings(trial), instances, workers, WHAT)
             results[trial] = report_iterations(work, show)
-    return [Arm(name, [results[Trial(name, seed)] for seed in range(contest.seeds)]) for name in contest.arms]
+    return [Arm(name, [results[Trial(name, seed)] for seed in range(experiment.seeds)]) for name in experiment.arms]
 
 
 def train_and_play(
@@ -136,13 +136,13 @@ def train_and_play(
     run = RunDirectory.create(path) if new else RunDirectory(path)
     with run.locked(what):
         if new:
-            run.require_new()
+            run.require_empty()
             dump_settings(settings, run.config)
         elif load_settings(TrainSettings, run.config) != settings:
             raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this")
         if not _is_trained(run, settings):
             with run.open_store() as store:
-                yield from Trainer.open(run, settings, store, workers).iterations()
+                yield from Trainer.open(run, settings, store, workers).run_iterations()
         return play_policy(run, settings, instances, workers)
 
 
@@ -150,7 +150,7 @@ def _is_trained(run: RunDirectory, settings: TrainSettings) -> bool:
     if not run.has_store:
         return False
     with RunReader.open(run.store) as reader:
-        finished = read_state(run, reader) is State.FINISHED
+        finished = read_state(run, reader) is RunState.FINISHED
     return finished and load_policy(run, settings).iteration == settings.iterations
 
 
@@ -165,9 +165,9 @@ def play_policy(
     policy, suite = load_policy(run, settings), get_suite(settings.suite)
 
     def play() -> ArmResults:
-        played = evaluate_controllers(workers, [policy.controller], evaluation_config(settings), instances)[0]
+        played = evaluate_controllers(workers, [policy.controller], make_evaluation_config(settings), instances)[0]
         with RunReader.open(run.store) as reader:
-            steps = summarise(reader).environment_steps
+            steps = summarise_run(reader).environment_steps
         steps += round(count_pretraining(settings, suite) * suite.steps)
         return ArmResults(steps, measure_arm(played, suite).outcomes)
 
@@ -181,7 +181,7 @@ def arm_file(folder: Path, arm: str) -> Path:
 
 def arm_key(arm: str, settings: TrainSettings, policy: str, instances: Sequence[Instance]) -> str:
     """Under which circumstances they are valid; ``policy`` is the hash of the one that they follow from."""
-    return cache_key(arm, describe_circumstances(settings, policy), [one.to_json() for one in instances])
+    return cache_key(arm, describe_evaluation_inputs(settings, policy), [one.to_json() for one in instances])
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ class FinishedContest:
     """The first one's policies among all other arms; None without `--arms`."""
 
 
-def is_contest(folder: Path) -> bool:
+def is_experiment(folder: Path) -> bool:
     """Whether the folder holds trials of `esper compare`."""
     return any(folder.glob(f"*/{_SEED}*/config.yaml"))
 
 
-def read_contest(folder: Path) -> FinishedContest:
+def read_experiment(folder: Path) -> FinishedContest:
     """Read a comparison, also while it goes on.
 
     Raises:

@@ -23,19 +23,19 @@ from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
-from esper.train.collect import greedy_controller
+from esper.train.collect import create_greedy_controller
 from esper.train.episode_log import stack_actions
 from esper.train.evaluation import (
     CohortTask,
     EvaluationConfig,
     EvaluationProgress,
     EvaluationResult,
-    baseline_settings,
-    baselines,
-    describe_circumstances,
+    create_baselines,
+    describe_evaluation_inputs,
     evaluate_controllers,
-    evaluation_config,
     join_cohorts,
+    load_baseline_settings,
+    make_evaluation_config,
     split_into_cohorts,
 )
 from esper.train.results import SPLITS, Result, read_evaluation, select_split, write_results
@@ -85,7 +85,7 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
     """
     checkpoint = Checkpoints(run.checkpoints).latest()
     policy = restore_policy(checkpoint.tensors, settings.policy, settings.promise)
-    return LoadedPolicy(greedy_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
+    return LoadedPolicy(create_greedy_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
 
 
 def instances_for(settings: TrainSettings, split: Split, count: int) -> list[Instance]:
@@ -127,7 +127,7 @@ def evaluate_run(
     settings = load_settings(TrainSettings, run.config)
     suite = get_suite(settings.suite)
     policy = load_policy(run, settings)
-    controllers = [policy.controller, *baselines(suite), Replay({}, SHUFFLED)]
+    controllers = [policy.controller, *create_baselines(suite), Replay({}, SHUFFLED)]
     games = [
         game
         for split, count in zip(SPLITS, (heldout, transfer), strict=True)
@@ -135,15 +135,15 @@ def evaluate_run(
         for game in _games(settings, split, count, controllers)
     ]
     tasks = [task for game in games for task in game.cohorts]
-    finished = EvaluationProgress(run.evaluation_progress, describe_circumstances(settings, policy.sha256), tasks)
-    taken_over(finished.taken_over, len(tasks))
+    finished = EvaluationProgress(run.evaluation_progress, describe_evaluation_inputs(settings, policy.sha256), tasks)
+    taken_over(finished.cached_count, len(tasks))
     results: list[Result] = []
     own: list[tuple[Split, EvaluationResult]] = []
     for done, game in enumerate(games):
         progress(done, len(games), f"{game.controller.name}, {game.split} instances")
         if game.controller.name == SHUFFLED:
             game = _shuffle_game(game, settings, own[-1][1])
-        played = join_cohorts(1, finished.play(workers, game.cohorts))[0]
+        played = join_cohorts(1, finished.evaluate_cohorts(workers, game.cohorts))[0]
         results += [replace(record, split=game.split) for record in played.records]
         if game.controller is policy.controller:
             own.append((game.split, played))
@@ -158,9 +158,9 @@ def evaluate_run(
 
 def _games(settings: TrainSettings, split: Split, count: int, controllers: Sequence[Controller]) -> list[_Game]:
     instances = instances_for(settings, split, count)
-    terms = evaluation_config(settings)
+    terms = make_evaluation_config(settings)
     return [
-        _Game(split, one, split_into_cohorts([one], terms, instances, attributed=one.name == POLICY))
+        _Game(split, one, split_into_cohorts([one], terms, instances, with_shapley=one.name == POLICY))
         for one in controllers
     ]
 
@@ -170,7 +170,7 @@ def _shuffle_game(game: _Game, settings: TrainSettings, played: EvaluationResult
     instances = [instance for task in game.cohorts for part in task.parts for instance in part.instances]
     rng = numpy_generator(settings.seed, _STREAMS[game.split], Stream.SHUFFLED_EVALUATION)
     controller = shuffle_actions(stack_actions(played.logs), [instance.seed for instance in instances], rng)
-    return _Game(game.split, controller, split_into_cohorts([controller], evaluation_config(settings), instances))
+    return _Game(game.split, controller, split_into_cohorts([controller], make_evaluation_config(settings), instances))
 
 
 def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> Comparison:
@@ -185,7 +185,7 @@ def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: in
     """
     _check_counts(count, 0)
     controller, terms = find_controller(name, suite)
-    others = [one for one in baselines(suite) if one.name != controller.name]
+    others = [one for one in create_baselines(suite) if one.name != controller.name]
     instances = sample_for_evaluation(suite, split, count, seed)
     played = evaluate_controllers(workers, [controller, *others], terms, instances)
     return compare_controllers([record for one in played for record in one.records], controller.name)
@@ -198,13 +198,13 @@ def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConf
         ConfigError: there is no such controller.
         RunError, CheckpointError: the run is unusable.
     """
-    rules = {one.name: one for one in baselines(suite)}
+    rules = {one.name: one for one in create_baselines(suite)}
     if name in rules:
         return rules[name], EvaluationConfig(suite.name, Rules())
     run = open_policy(name, tuple(rules))
     # The rule that advises a policy tells time by the horizon of what it plays.
     settings = load_settings(TrainSettings, run.config, [f"suite={suite.name}"])
-    return load_policy(run, settings).controller, evaluation_config(settings)
+    return load_policy(run, settings).controller, make_evaluation_config(settings)
 
 
 def count_trainings(name: str, suite: Suite) -> float:
@@ -217,11 +217,12 @@ def count_trainings(name: str, suite: Suite) -> float:
         ConfigError: there is no such controller.
         RunError, CheckpointError: the run is unusable.
     """
-    if name != ESPER and name in {one.name for one in baselines(suite)}:
-        return baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
+    if name != ESPER and name in {one.name for one in create_baselines(suite)}:
+        return load_baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
     run = open_policy(name)
     settings = load_settings(TrainSettings, run.config)
-    each = settings.environments + (settings.environments // settings.ppo.group if settings.ppo.twin else 0)
+    baselines = settings.environments // settings.ppo.group if settings.ppo.no_growth_baseline else 0
+    each = settings.environments + baselines
     return Checkpoints(run.checkpoints).latest().iteration * each + count_pretraining(settings, suite)
 
 
@@ -244,7 +245,7 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
         RunError: one is no run, is not evaluated, or they were evaluated differently or after other iterations.
         ConfigError: they differ in more than their seed, or two have the same one.
     """
-    runs = [RunDirectory.open_own(path) for path in paths]
+    runs = [RunDirectory.open_training_run(path) for path in paths]
     _require_one_way(paths, [load_settings(TrainSettings, run.config) for run in runs])
     results = [read_evaluation(run.evaluation) for run in runs]
     _require_one_length(runs)

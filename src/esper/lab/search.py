@@ -22,7 +22,7 @@ from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
 from esper.lab.evaluate import count_trainings, find_controller, sample_for_evaluation
 from esper.lab.static_networks import Prices, examples_per_decision, measure_arm
-from esper.lifecycle.actions import Blend, wait
+from esper.lifecycle.actions import Blend, make_wait_actions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.parameters import SeedKind
@@ -65,7 +65,7 @@ def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instanc
     drawn: list[SeedKind] = []
     for slot, site in enumerate(prices.sites(instance)):
         kinds = [get(name) for name in suite.blueprints]
-        choices = [None, *(index for index, kind in enumerate(kinds) if kind.serves(site))]
+        choices = [None, *(index for index, kind in enumerate(kinds) if kind.supports(site))]
         choice = choices[int(rng.integers(len(choices)))]
         if choice is None:
             continue
@@ -113,8 +113,8 @@ def _train(task: _PoolTask) -> tuple[Floats, Floats]:
     """J on validation data after each decision ``[E, T]``, and scores on test data ``[E]``."""
     conduct = task.terms.conduct.model_copy(update={"promise": None, "plateau": None})
     terms = replace(task.terms, conduct=conduct)
-    episodes = terms.episodes(task.instances, fossils=task.fossils)
-    waiting, curve = wait(len(task.instances)), list[Floats]()
+    episodes = terms.create_episodes(task.instances, fossils=task.fossils)
+    waiting, curve = make_wait_actions(len(task.instances)), list[Floats]()
     for _ in range(episodes.suite.steps):
         episodes.step(waiting)
         curve.append(episodes.potential)

@@ -139,7 +139,7 @@ class Answer:
     sentence: str
 
 
-def did_it_help(comparison: Comparison, split: Split = "heldout") -> Answer:
+def judge_learning(comparison: Comparison, split: Split = "heldout") -> Answer:
     """The policy among the others, on the instances of that split."""
     by_verdict: dict[Verdict, list[tuple[ArmSummary, ReferenceDifference]]] = {verdict: [] for verdict in Verdict}
     for one, against in comparison.others:
@@ -187,7 +187,7 @@ def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]
             EvaluationRecord(
                 **vars(record_comparison(comparison)),
                 place=SPLIT_NAMES[split],
-                answer=did_it_help(comparison, split).short,
+                answer=judge_learning(comparison, split).short,
             )
         )
         for split, comparison in comparisons.items()

@@ -16,8 +16,8 @@ from esper.engine.budget import TRAINING_PASSES, Cost
 from esper.growth.blueprints.registry import get
 from esper.growth.seed import count_blend_flops
 from esper.growth.site import Site
-from esper.lifecycle.actions import Blend, Head, wait
-from esper.lifecycle.stages import BLENDED, OWNING, Stage, membership
+from esper.lifecycle.actions import Blend, Head, make_wait_actions
+from esper.lifecycle.stages import BLENDED, OWNING, Stage, make_stage_lookup
 from esper.lifecycle.table import NO_BLUEPRINT
 from esper.lifecycle.transitions import Cause
 from esper.numerics.arrays import Bools, Ints, merge_arrays
@@ -33,7 +33,7 @@ from esper.train.evaluation import COHORT, EvaluationConfig, EvaluationResult, m
 from esper.train.results import Result
 from esper.train.workers import DeviceTask, Workers
 
-_OWNING, _BLENDED = membership(OWNING), membership(BLENDED)
+_OWNING, _BLENDED = make_stage_lookup(OWNING), make_stage_lookup(BLENDED)
 _ROLLBACK = Cause.ROLLBACK.name.lower()
 
 
@@ -116,7 +116,7 @@ class Prices:
         if widths not in self._known:
             sites = self.sites(instance)
             kinds = [get(name) for name in self._suite.blueprints]
-            seeds = [[kind.flops_at(site) if kind.serves(site) else 0 for kind in kinds] for site in sites]
+            seeds = [[kind.flops_at(site) if kind.supports(site) else 0 for kind in kinds] for site in sites]
             blends = [[count_blend_flops(blend, site) for blend in Blend] for site in sites]
             self._known[widths] = self._suite.flops(instance), Cost(np.array([seeds]), np.array([blends]))
         return self._known[widths]
@@ -215,8 +215,8 @@ def train_cohort(task: StaticTask) -> list[Result]:
     instances = [network.instance for network in task.networks]
     fossils = [network.fossils for network in task.networks]
     terms = replace(task.terms, conduct=task.terms.conduct.model_copy(update={"plateau": None}))
-    episodes = terms.episodes(instances, suite=suite, fossils=fossils)
-    log, waiting = EpisodeLog(suite, instances), wait(len(instances))
+    episodes = terms.create_episodes(instances, suite=suite, fossils=fossils)
+    log, waiting = EpisodeLog(suite, instances), make_wait_actions(len(instances))
     finals: dict[int, FinalScore] = {}
     for decision in range(1, suite.steps + 1):
         log.add(waiting, episodes.step(waiting))

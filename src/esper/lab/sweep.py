@@ -23,18 +23,18 @@ from optuna.trial import TrialState
 from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
-from esper.config.loading import load_settings, merge, override_of, put, validate_settings
+from esper.config.loading import find_override, load_settings, merge_override, put_value, validate_settings
 from esper.config.settings import Settings
 from esper.dash.formats import score
 from esper.errors import ConfigError, RunError
-from esper.lab.contest import train_and_play
+from esper.lab.experiment import train_and_play
 from esper.lab.report.training import write_report
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import STUDY, RunDirectory, hold
+from esper.runs.run_directory import STUDY, RunDirectory, hold_lock
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.train.collect import require_start
+from esper.train.collect import check_start_policy
 from esper.train.results import Result
 from esper.train.settings import TrainSettings
 from esper.train.workers import Workers
@@ -110,14 +110,14 @@ class SweepSpace:
         """
         merged = dict(self.base)
         for key, value in values.items():
-            put(TrainSettings, merged, key, value, f"{self.path}: space: `{key}`")
+            put_value(TrainSettings, merged, key, value, f"{self.path}: space: `{key}`")
 
         def describe_source(key: str) -> str:
             if any(is_within(key, one) for one in values):
                 return f"{self.path}: space: "
             if not key or any(is_within(one, key) for one in values):
                 return f"{self.path}: {name or 'space'} ({describe_values(values)}): "
-            override = override_of(key, self.overrides)
+            override = find_override(key, self.overrides)
             return f"{self.path}: base: " if override is None else f"--set {override}: "
 
         return validate_settings(TrainSettings, merged, describe_source)
@@ -137,7 +137,7 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
         raise ConfigError(f"{path} has nothing to search: list values or ranges of settings under `space`")
     base = dict(file.base)
     for override in overrides:
-        merge(TrainSettings, base, override)
+        merge_override(TrainSettings, base, override)
         key = override.partition("=")[0].strip()
         if any(is_within(key, one) for one in file.space):
             raise ConfigError(f"--set {override}: `{key}` is in `space` of {path}: leave it in one of them")
@@ -240,7 +240,7 @@ def run_sweep(sweep: Sweep, workers: Workers, report_line: Callable[[str], None]
         sweep.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make {sweep.folder} ({error.strerror}): choose another --run-dir") from error
-    with hold(sweep.folder / "sweep.lock", LOCK_OWNER):
+    with hold_lock(sweep.folder / "sweep.lock", LOCK_OWNER):
         try:
             return _run_trials(sweep, workers, report_line)
         except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
@@ -336,7 +336,7 @@ def _run_trial(
     outcomes: list[Result] | None = None
     try:
         settings = sweep.space.build_settings(values, name)
-        require_start(settings)
+        check_start_policy(settings)
 
         # A run that goes on yields its new iterations alone; the study gets the earlier ones from the run's store.
         past: list[tuple[int, float]] = []

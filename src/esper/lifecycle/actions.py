@@ -99,7 +99,7 @@ RELEVANT: Bools = np.array([[head is Head.OP or head in _READS[op] for head in H
 """``bool [6, 8]``: whether an operation (row) reads a head (column). The others must be 0."""
 
 
-def head_sizes(slots: int, blueprints: int) -> tuple[int, ...]:
+def count_choices(slots: int, blueprints: int) -> tuple[int, ...]:
     """The number of choices of each head, in the order of `Head`."""
     return (
         len(Op),

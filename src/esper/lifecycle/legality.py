@@ -20,9 +20,9 @@ from esper.lifecycle.actions import (
     Head,
     Op,
     clear_irrelevant_heads,
-    head_sizes,
+    count_choices,
 )
-from esper.lifecycle.rules import GATES, Reason, Rules, Verdicts, gate_ahead
+from esper.lifecycle.rules import GATES, Reason, Rules, Verdicts, evaluate_gates
 from esper.lifecycle.stages import LIVE, Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Ints, map_arrays
@@ -98,7 +98,7 @@ class ActionMasks:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of choices of each head."""
-        return head_sizes(self.slot.shape[2], self.blueprint.shape[2])
+        return count_choices(self.slot.shape[2], self.blueprint.shape[2])
 
     @property
     def germination_target(self) -> Bools:
@@ -125,7 +125,7 @@ class ActionMasks:
         return np.where(RELEVANT[op, head][:, None], choices, only_zero)
 
     def flat(self) -> Bools:
-        """Marginal masks ``[E, sum(head_sizes)]``: choices that are legal after some legal earlier choices."""
+        """Marginal masks ``[E, sum(count_choices)]``: choices that are legal after some legal earlier choices."""
         germinate, set_alpha, prune = (self.op[:, op, None] for op in (Op.GERMINATE, Op.SET_ALPHA, Op.PRUNE))
         marginals = (
             self.op,
@@ -156,7 +156,7 @@ def legal_actions(
     if affordable is None:
         affordable = np.ones_like(compatible)
     on_offer = compatible & affordable
-    verdicts = gate_ahead(table, evidence, rules)
+    verdicts = evaluate_gates(table, evidence, rules)
     dormant = table.stage == Stage.DORMANT
     steerable = ((table.stage == Stage.BLENDING) | (table.stage == Stage.HOLDING)) & ~table.pruning
     allowed_targets = _mark_offered(ALPHA_TARGETS, rules.alpha_targets)

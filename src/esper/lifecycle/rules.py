@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, fi
 
 from esper.config.settings import Settings
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Op
-from esper.lifecycle.stages import Stage, membership
+from esper.lifecycle.stages import Stage, make_stage_lookup
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Int8s
 
@@ -118,7 +118,7 @@ class Rules(Settings):
 
 GATES: dict[Stage, str] = {Stage.GERMINATED: "G1", Stage.TRAINING: "G2", Stage.BLENDING: "G3", Stage.HOLDING: "G5"}
 """The gate ahead of a slot, by its stage."""
-_GUARDED = membership(tuple(GATES))
+_GUARDED = make_stage_lookup(tuple(GATES))
 
 
 class Reason(IntEnum):
@@ -153,7 +153,7 @@ class Verdicts:
     """``[E, S]``, a `Reason`."""
 
 
-def gate_ahead(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdicts:
+def evaluate_gates(table: SeedTable, evidence: Evidence, rules: Rules) -> Verdicts:
     """The verdict of the gate ahead of each slot, as in `GATES`: the first condition that does not hold is its reason.
 
     Those of G1 stand before BLENDING or TRAINING, of G2 before BLENDING, of G3 before HOLDING, of G5 before FOSSILIZED.

@@ -42,7 +42,7 @@ COOLDOWN = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 """Stages between the removal of a seed and the next DORMANT, in order."""
 
 
-def membership(stages: tuple[Stage, ...]) -> Bools:
+def make_stage_lookup(stages: tuple[Stage, ...]) -> Bools:
     """Lookup table ``bool [9]``: index it with an array of stages to ask which of them are among ``stages``."""
     lookup = np.zeros(len(Stage), dtype=np.bool_)
     lookup[list(stages)] = True

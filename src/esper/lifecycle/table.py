@@ -8,14 +8,14 @@ from typing import Self
 import numpy as np
 
 from esper.lifecycle.actions import Rows
-from esper.lifecycle.stages import BLENDED, LIVE, OWNING, Stage, membership
+from esper.lifecycle.stages import BLENDED, LIVE, OWNING, Stage, make_stage_lookup
 from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, map_arrays, replace_where
 
 NO_BLUEPRINT = -1
 
-_LIVE = membership(LIVE)
-_OWNING = membership(OWNING)
-_BLENDED = membership(BLENDED)
+_LIVE = make_stage_lookup(LIVE)
+_OWNING = make_stage_lookup(OWNING)
+_BLENDED = make_stage_lookup(BLENDED)
 
 
 @dataclass(frozen=True)

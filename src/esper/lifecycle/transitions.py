@@ -23,7 +23,7 @@ from esper.lifecycle.actions import (
 )
 from esper.lifecycle.legality import legal_actions, require_legal
 from esper.lifecycle.rules import Isolation, Reason, Rules, Verdicts
-from esper.lifecycle.stages import COOLDOWN, OWNING, Stage, membership
+from esper.lifecycle.stages import COOLDOWN, OWNING, Stage, make_stage_lookup
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, Ints, merge_arrays
 
@@ -33,7 +33,7 @@ _TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
 _RAMPS = np.maximum(np.array(ALPHA_SPEEDS, dtype=np.int16), 1)
 _AT_ONCE: Final = ALPHA_SPEEDS.index(0)
 _OLDEST = np.iinfo(np.int16).max
-_OWNING = membership(OWNING)
+_OWNING = make_stage_lookup(OWNING)
 
 
 class Cause(IntEnum):
@@ -138,7 +138,7 @@ def step(
     return Step(table=draft, transitions=_list_changes(table, draft, causes, reasons), verdicts=verdicts)
 
 
-def revoke(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
+def remove_seeds(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
     """The table after a rollback has removed the seeds in ``slots [E, S]``, fossils among them, and what changed.
 
     They enter their cooldown in the step that is under way; no time passes. The given table is left as it is.
@@ -148,7 +148,7 @@ def revoke(table: SeedTable, slots: Bools) -> tuple[SeedTable, Transitions]:
     return draft, _list_changes(table, draft, Cause.ROLLBACK, Reason.NO_GATE)
 
 
-def finish(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTable, Transitions]:
+def finish_growth(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTable, Transitions]:
     """The table once the unfinished seeds in slots ``kept [E, S]`` are fossils, and those in ``pruned [E, S]`` gone.
 
     That is how growth ends, without gates; no time passes. Fossils have the alpha that the seeds had. The given table
@@ -175,7 +175,7 @@ def finish(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTable, Tra
     return draft, _list_changes(table, draft, Cause.FINISH, Reason.NO_GATE)
 
 
-def with_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: Bools) -> tuple[SeedTable, Transitions]:
+def add_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: Bools) -> tuple[SeedTable, Transitions]:
     """The table with a fossil at alpha 1 wherever ``blueprints [E, S]`` names one (-1: none), and what changed.
 
     That is how networks start that have seeds from their first step; no time passes. ``blends [E, S]`` says how they

@@ -56,10 +56,10 @@ def _merge(merge: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
     return None if parts[0] is None else merge(parts)
 
 
-def named_arrays(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def iterate_arrays(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every array of named tuples within one another, under a name such as ``masks.slot``."""
     for name, part in struct._asdict().items():
         if isinstance(part, tuple):
-            yield from named_arrays(part, f"{prefix}{name}.")
+            yield from iterate_arrays(part, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", part

@@ -23,13 +23,13 @@ DeviceName = Annotated[str, AfterValidator(_check_name)]
 """A setting: a device by a name that torch knows, whether or not this machine has it."""
 
 
-def usable_device(name: str) -> torch.device:
+def require_device(name: str) -> torch.device:
     """The device of this name.
 
     Raises:
         ConfigError: this machine has none.
     """
-    devices = devices_here()
+    devices = list_devices()
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -39,7 +39,7 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def devices_here() -> tuple[str, ...]:
+def list_devices() -> tuple[str, ...]:
     """The names of all devices that this process can compute on."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:

@@ -68,6 +68,6 @@ def torch_generator(*key: int, bits: Literal[32, 63, 64] = 64) -> torch.Generato
     return torch.Generator().manual_seed({32: hashed & 0xFFFFFFFF, 63: hashed >> 1, 64: hashed}[bits])
 
 
-def seed_generator(network_seed: int, slot: int, tries: int) -> torch.Generator:
+def module_generator(network_seed: int, slot: int, tries: int) -> torch.Generator:
     """The generator of a seed's first weights: a function of its network, slot and number of earlier seeds there."""
     return torch_generator(network_seed, slot, tries, bits=63)

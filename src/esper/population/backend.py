@@ -106,7 +106,9 @@ class PopulationBackend:
     def snapshot(self, rows: Bools) -> None:
         """Keep the present state of the networks ``rows``, bool ``[E]``, as the one to return to."""
         state = self.networks.state
-        self._snapshots = Snapshots.of(state) if self._snapshots is None else self._snapshots.retake(rows, state)
+        self._snapshots = (
+            Snapshots.from_state(state) if self._snapshots is None else self._snapshots.retake(rows, state)
+        )
 
     def restore(self, rows: Bools) -> Transitions:
         """Return the networks ``rows``, bool ``[E]``, to their snapshots; gives the modules that were pruned."""

@@ -13,7 +13,7 @@ from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.deferred import Deferred, to_arrays
 from esper.population.forward import forward, select_committed
-from esper.population.learning import Batch, network_accuracies, network_losses
+from esper.population.learning import Batch, compute_accuracies, compute_losses
 from esper.population.population import Population
 from esper.population.prefix_sharing import forward_variants, toggle_slots
 
@@ -49,7 +49,7 @@ def measure_variants(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Losses in nats and accuracies, each ``[E, V]``, from logits ``[E, V, N, classes]`` and labels ``[E, N]``."""
     shape = logits.shape[:2]
     each, answers = logits.flatten(0, 1), labels.repeat_interleave(shape[1], dim=0)
-    return network_losses(each, answers).view(shape), network_accuracies(each, answers).view(shape)
+    return compute_losses(each, answers).view(shape), compute_accuracies(each, answers).view(shape)
 
 
 def _compare_variants(table: SeedTable, slots: list[int], due: Bools, losses: Floats, accuracies: Floats) -> Evaluation:
@@ -75,8 +75,8 @@ def evaluate_committed(population: Population, batch: Batch) -> CommittedEvaluat
     losses: list[torch.Tensor] = []
     for some, answers in zip(inputs, labels, strict=True):
         logits = forward(population, select_committed(population), some)
-        accuracies.append(network_accuracies(logits, answers) * answers.shape[1])
-        losses.append(network_losses(logits, answers) * answers.shape[1])
+        accuracies.append(compute_accuracies(logits, answers) * answers.shape[1])
+        losses.append(compute_losses(logits, answers) * answers.shape[1])
     count = batch.labels.shape[1]
     accuracy, loss = torch.stack(accuracies).sum(0) / count, torch.stack(losses).sum(0) / count
     return CommittedEvaluation(*to_arrays(accuracy, loss))

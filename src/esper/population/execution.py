@@ -22,14 +22,14 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from esper.growth.model import GrowingModel
-from esper.growth.slot import Occupant
+from esper.growth.slot import SlotModule
 from esper.numerics.stacking import Stackable, linear
 
 Parameters = Mapping[str, Tensor]
 """Parameters or buffers by name: each ``[E, *shape]`` where they are stacked."""
 
 
-SlotOp: TypeAlias = Occupant
+SlotOp: TypeAlias = SlotModule
 """Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``."""
 
 
@@ -74,13 +74,13 @@ def call_with(module: nn.Module, parameters: Parameters, buffers: Parameters, *i
     return functional_call(module, (dict(parameters), dict(buffers)), inputs)
 
 
-def stacked_call(module: nn.Module) -> Callable[..., Tensor]:
+def make_stacked_call(module: nn.Module) -> Callable[..., Tensor]:
     """A function of parameters, buffers and inputs that computes R modules of the shape of ``module`` at once.
 
     All tensors are stacked: parameters and buffers by name, each ``[R, *shape]``, inputs and the result ``[R, ...]``.
     """
     if isinstance(module, Stackable):
-        return Functional(copy.deepcopy(module))
+        return FunctionalModule(copy.deepcopy(module))
 
     return vmap(partial(call_with, module))
 
@@ -140,7 +140,7 @@ def _agrees(host: nn.Module, example_input: Tensor, training: bool) -> bool:
     with torch.no_grad():
         try:
             expected = vmap(partial(call_with, plain))(weights, {}, inputs)
-            outputs = split_networks(Functional(merging)(weights, {}, merge_networks(inputs)), _NETWORKS)
+            outputs = split_networks(FunctionalModule(merging)(weights, {}, merge_networks(inputs)), _NETWORKS)
         except (RuntimeError, ValueError, StopIteration):
             return False
     return outputs.shape == expected.shape and torch.allclose(outputs, expected)
@@ -239,7 +239,7 @@ class Execution:
         if self._merges:
             enable_merging(self._model.host)
         host = self._model.host
-        self._call = Functional(host) if self._stacks or self._merges else partial(call_with, host)
+        self._call = FunctionalModule(host) if self._stacks or self._merges else partial(call_with, host)
 
     def run_stacked(
         self, parameters: Parameters, buffers: Parameters, inputs: Tensor, slot_ops: Sequence[SlotOp | None]
@@ -282,7 +282,7 @@ class Execution:
         inputs = example_input[:1].repeat(2, *[1] * (example_input.dim() - 1))
         passed: list[int] = []
 
-        def appending(slot: int) -> Occupant:
+        def appending(slot: int) -> SlotModule:
             def occupant(features: Tensor, inputs: Tensor) -> Tensor:
                 passed.append(slot)
                 return torch.cat([features, features[: len(inputs)]])
@@ -310,6 +310,6 @@ class Execution:
         """Put the hosts into training or evaluation mode."""
         self._model.host.train(mode)
 
-    def _occupy(self, occupants: Sequence[Occupant | None]) -> None:
+    def _occupy(self, occupants: Sequence[SlotModule | None]) -> None:
         for slot, occupant in zip(self._slots, occupants, strict=True):
             slot.occupant = occupant

@@ -14,7 +14,7 @@ from esper.numerics.arrays import Bools, Floats
 from esper.population.population import Population
 
 
-def row_norms(gradients: Sequence[Tensor]) -> Tensor:
+def compute_row_norms(gradients: Sequence[Tensor]) -> Tensor:
     """Norms ``[R]`` of the rows' gradients, given as ``[r, P]`` per block in the order of the population's blocks."""
     hosts, *banks = gradients
     # Two formulas, which differ in the last bit: policies see these figures and were trained with just these.

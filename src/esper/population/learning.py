@@ -16,14 +16,14 @@ from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
 from esper.population.forward import ForwardPass, prepare_forward, select_blended, select_isolated
-from esper.population.gradients import measure_health, row_norms, split_by_slot
+from esper.population.gradients import compute_row_norms, measure_health, split_by_slot
 from esper.population.optimizers import clip_by_network, optimizer_step
 from esper.population.parameters import FlatParameters, concatenate_flat
 from esper.population.population import Population
 from esper.tasks.instance import Data
 
 
-def shuffled_order(examples: int, count: int, rng: np.random.Generator) -> Ints:
+def draw_shuffled_order(examples: int, count: int, rng: np.random.Generator) -> Ints:
     """``count`` indices into ``examples``: as many whole shuffled epochs as needed, the last one cut."""
     epochs = -(-count // examples)
     return np.concatenate([rng.permutation(examples) for _ in range(epochs)])[:count]
@@ -104,12 +104,12 @@ class Batch(NamedTuple):
     """int64 ``[E, B]``."""
 
 
-def network_losses(logits: Tensor, labels: Tensor) -> Tensor:
+def compute_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats of each network, ``[E]``, from logits ``[E, N, classes]`` and labels ``[E, N]``."""
     return F.cross_entropy(logits.mT, labels, reduction="none").mean(1)
 
 
-def network_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
+def compute_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
     """Fraction of each network's examples that are classified correctly, ``[..., E]``.
 
     From logits ``[..., E, N, classes]`` and labels ``[..., E, N]``.
@@ -150,10 +150,10 @@ def start_training(
         losses.append(learned.losses)
         logits.append(learned.logits)
         labels.append(batch.labels)
-        norms.append(row_norms(learned.gradients))
+        norms.append(compute_row_norms(learned.gradients))
     if rest is not None:
         rest.restore_buffers(population)
-    accuracies = network_accuracies(torch.stack(logits), torch.stack(labels))
+    accuracies = compute_accuracies(torch.stack(logits), torch.stack(labels))
     learning = _learning_seeds(population.table) & (True if resting is None else ~resting[:, None])
 
     def report(loss: Floats, accuracy: Floats, by_row: Floats) -> TrainingReport:
@@ -215,10 +215,10 @@ class _Objective:
     def _one(self, whole: ForwardPass, alone: ForwardPass | None, batch: Batch) -> _MinibatchResult:
         inputs, labels = batch.inputs[whole.networks], batch.labels[whole.networks]
         logits = whole.run(inputs, self._host)
-        losses = network_losses(logits, labels)
+        losses = compute_losses(logits, labels)
         total = losses.sum()
         if alone is not None:
-            total = total + network_losses(alone.run(inputs, self._frozen), labels).sum()
+            total = total + compute_losses(alone.run(inputs, self._frozen), labels).sum()
         found = iter(torch.autograd.grad(total, self._leaves, materialize_grads=True, allow_unused=True))
         gradients = [block.layout.flatten([next(found) for _ in block.parameters]) for block in self._blocks]
         return _MinibatchResult(losses.detach(), logits.detach(), gradients)

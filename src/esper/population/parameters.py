@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.seed import BlendedBlueprint
 from esper.lifecycle.actions import Blend
-from esper.population.execution import stacked_call
+from esper.population.execution import make_stacked_call
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class StackedParameters:
         cls, module: nn.Module, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device
     ) -> StackedParameters:
         """No rows yet, of the shapes of ``module``, which is of this type and on this device."""
-        layout = ParameterLayout.of(module)
+        layout = ParameterLayout.from_module(module)
         flat = torch.zeros(0, layout.size, dtype=dtype, device=device)
         return cls(
             layout,
@@ -137,7 +137,7 @@ class StackedParameters:
             ValueError: a module's parameters have other names, or exceed the shapes.
         """
         shapes = {name: buffer.shape[1:] for name, buffer in self.buffers.items()}
-        return torch.stack([self.layout.row(module) for module in modules]), {
+        return torch.stack([self.layout.flatten_module(module) for module in modules]), {
             name: torch.stack([pad(module.get_buffer(name), shape) for module in modules])
             for name, shape in shapes.items()
         }
@@ -146,14 +146,14 @@ class StackedParameters:
         self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
     ) -> StackedParameters:
         """These rows and ``r`` new ones ``[r, P]`` that have zero moments and no steps taken."""
-        return self.join(self._make_untrained(values, buffers, learning_rates, owners))
+        return self.join(self._make_untrained_rows(values, buffers, learning_rates, owners))
 
     def reset_rows(
         self, rows: Tensor, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor
     ) -> StackedParameters:
         """The same with other parameters ``[r, P]`` and buffers at ``rows``, int64 ``[r]``, that were never trained."""
         index = rows.to(self.values.device, non_blocking=True)
-        new = self._make_untrained(values, buffers, learning_rates, self.owners[rows])
+        new = self._make_untrained_rows(values, buffers, learning_rates, self.owners[rows])
         return self._merge(lambda own, other: own.index_copy(0, index, other), new, self.owners)
 
     def join(self, other: StackedParameters) -> StackedParameters:
@@ -301,7 +301,7 @@ class SeedBank:
         """A bank without seeds."""
         template = template.to(device=device, dtype=dtype, non_blocking=True)
         block = StackedParameters.empty(template, moment_names, dtype, device)
-        return cls(template, stacked_call(template), block)
+        return cls(template, make_stacked_call(template), block)
 
     def __len__(self) -> int:
         return len(self.block)
@@ -334,7 +334,7 @@ class PopulationParameters:
     def build(cls, host: StackedParameters, banks: Mapping[SeedKind, SeedBank]) -> PopulationParameters:
         """Copies of all rows, moved into one flat vector; banks without seeds are dropped."""
         kept = {kind: bank for kind, bank in banks.items() if len(bank)}
-        flat = FlatParameters.of([host, *(bank.block for bank in kept.values())])
+        flat = FlatParameters.from_blocks([host, *(bank.block for bank in kept.values())])
         host, *blocks = flat.blocks
         views = {kind: replace(bank, block=own) for (kind, bank), own in zip(kept.items(), blocks, strict=True)}
         return cls(host, views, flat)

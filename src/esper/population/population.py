@@ -25,9 +25,9 @@ from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, step, with_fossils
+from esper.lifecycle.transitions import Step, Transitions, add_fossils, step
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.execution import Execution
 from esper.population.optimizers import MOMENT_NAMES
 from esper.population.parameters import (
@@ -130,7 +130,7 @@ class NetworkSpecs:
         """
         owner = self.networks[network]
         site = self.sites[kind.slot].with_width(owner.widths[kind.slot])
-        blueprint = self.kinds[kind.blueprint](site, seed_generator(owner.seed, kind.slot, tries))
+        blueprint = self.kinds[kind.blueprint](site, module_generator(owner.seed, kind.slot, tries))
         return blend_blueprint(blueprint, site, kind.blend)
 
 
@@ -147,7 +147,7 @@ class _SlotPrices(NamedTuple):
 
 
 def _price_slot(kinds: Sequence[type[Blueprint]], site: Site) -> _SlotPrices:
-    serves = [kind.serves(site) for kind in kinds]
+    serves = [kind.supports(site) for kind in kinds]
     return _SlotPrices(
         np.array([kind.parameters_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
         np.array([kind.flops_at(site) if fits else 0 for kind, fits in zip(kinds, serves, strict=True)], np.int64),
@@ -265,7 +265,7 @@ class Population:
             for slot, blueprint, blend in network.fossils:
                 blueprints[row, slot], blends[row, slot] = blueprint, blend
         replaced = np.isin(np.arange(self.size), rows)
-        table, changes = with_fossils(self.table.reset(replaced), blueprints, blends, specs.compatible)
+        table, changes = add_fossils(self.table.reset(replaced), blueprints, blends, specs.compatible)
         banks = self._add_newborns(banks, changes, specs, host.learning_rates, germinations)
         self.state = PopulationState(
             specs,

@@ -45,7 +45,7 @@ class BranchPlan:
         return len(self.slots[-1].toggled)
 
 
-def share_prefixes(toggled: Bools) -> BranchPlan:
+def plan_shared_prefixes(toggled: Bools) -> BranchPlan:
     """All variants begin as one block, which branches where they begin to differ; ``toggled`` ``[V, E, S]``."""
     places, slots = [0] * len(toggled), list[SlotBranches]()
     for slot in range(toggled.shape[2]):
@@ -54,7 +54,7 @@ def share_prefixes(toggled: Bools) -> BranchPlan:
     return BranchPlan(slots, places)
 
 
-def replicate(toggled: Bools) -> BranchPlan:
+def plan_replicas(toggled: Bools) -> BranchPlan:
     """Every variant has its own block from the start; ``toggled`` ``[V, E, S]``."""
     return BranchPlan([SlotBranches((), toggled[:, :, slot]) for slot in range(toggled.shape[2])], range(len(toggled)))
 
@@ -114,7 +114,7 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
     hosts with a skip connection across a slot; there, and as the reference, the whole batch is replicated.
     """
     examples, count = inputs.shape[1], len(variants.toggled)
-    plan = share_prefixes(variants.toggled) if shared else replicate(variants.toggled)
+    plan = plan_shared_prefixes(variants.toggled) if shared else replicate(variants.toggled)
 
     def slot_op(slot: int, networks: range) -> SlotOp | None:
         branches = plan.slots[slot]

@@ -20,11 +20,16 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.engine.backend import Promises
-from esper.growth.blueprints.registry import Blueprint, Reads
-from esper.growth.promise import AskedBatch, find_reached_parameters, grant, promise_of_rows
+from esper.growth.blueprints.registry import Blueprint, Context
+from esper.growth.promise import (
+    GradientBatch,
+    compute_promise_from_gradients,
+    find_parameters_with_gradient,
+    inner_product_with_output,
+)
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
-from esper.numerics.random_streams import seed_generator
+from esper.numerics.random_streams import module_generator
 from esper.population.execution import Parameters, SlotOp
 from esper.population.forward import build_program, prepare_slot_op, select_blended
 from esper.population.learning import Batch
@@ -86,7 +91,9 @@ class PromiseMeter:
         for start in range(0, len(rows), at_once):
             some = rows[start : start + at_once]
             there = torch.from_numpy(some).to(asked[0].device)
-            promised = promise_of_rows(self._differentiate(slot, blueprint, some, *(one[there] for one in asked)))
+            promised = compute_promise_from_gradients(
+                self._differentiate(slot, blueprint, some, *(one[there] for one in asked))
+            )
             parts.append(torch.stack([promised.fitted, promised.held_out.mean(-1)]))
         return torch.cat(parts, 1)
 
@@ -102,10 +109,10 @@ class PromiseMeter:
         fixed = {name: own[name] for name in own if name not in newborns.names}
         fixed |= {name: stacked[chosen] for name, stacked in newborns.buffers.items()}
         moving = {name: own[name] for name in newborns.names}
-        seen = inputs if newborns.template.reads is Reads.NETWORK else features
+        seen = inputs if newborns.template.context is Context.NETWORK else features
         # vmap would go through fused attention example by example.
         with sdpa_kernel(SDPBackend.MATH):
-            gradients = vmap(vmap(grad(partial(grant, newborns.template)), (None, None, 0, 0)))(
+            gradients = vmap(vmap(grad(partial(inner_product_with_output, newborns.template)), (None, None, 0, 0)))(
                 moving, fixed, (features, seen), wishes
             )
         return torch.cat([gradient.flatten(2) for gradient in gradients.values()], 2)
@@ -124,7 +131,7 @@ class PromiseMeter:
         site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
         def newborn(width: int) -> Blueprint:
-            return kind(site.with_width(width), seed_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
+            return kind(site.with_width(width), module_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
 
         template = newborn(site.width)
         stack = StackedParameters.empty(template, (), config.dtype, config.device)
@@ -134,7 +141,7 @@ class PromiseMeter:
             torch.randn(8, *shape, generator=generator).to(config.device, config.dtype)
             for shape in (site.shape, site.input_shape)
         ]
-        reached = find_reached_parameters(template, [AskedBatch(tuple(drawn), torch.ones_like(drawn[0]))])
+        reached = find_parameters_with_gradient(template, [GradientBatch(tuple(drawn), torch.ones_like(drawn[0]))])
         return _Newborns(template, tuple(reached), widths, stack.layout.unflatten(values), buffers)
 
 

@@ -1,7 +1,7 @@
 """What seeds earn: Shapley values and pairwise interactions of the seeds of a network.
 
 First the cooperative game: what a coalition of players is worth together, and what each player earns by that. Worths
-are arrays whose last axis runs over all coalitions of n players, ``[..., 2**n]``, in the order of `every_coalition`;
+are arrays whose last axis runs over all coalitions of n players, ``[..., 2**n]``, in the order of `list_coalitions`;
 further axes hold so many games of the same players. A player who never changes a worth earns exactly 0. Then the seeds
 of a population's networks, from as few forward passes as there can be, and those of one model by its user's measure.
 """
@@ -47,26 +47,28 @@ class ShapleySolution:
     """Worth of all together, ``[...]``."""
 
 
-def every_coalition(players: int) -> Bools:
+def list_coalitions(players: int) -> Bools:
     """All coalitions, ``[2**n, n]``: player i takes part in coalition c if bit i of c is set."""
     number, player = np.arange(2**players, dtype=np.int64), np.arange(players, dtype=np.int64)
     return (number[:, None] >> player & 1).astype(np.bool_)
 
 
-def solve_exactly(worth: Worth, players: int) -> ShapleySolution:
+def solve_exactly(worth: ValueFunction, players: int) -> ShapleySolution:
     """The solution of a game from the worths of all its coalitions."""
-    worths = worth(every_coalition(players))
-    values = shapley_values(worths)
-    return ShapleySolution(values, np.zeros_like(values), shapley_interactions(worths), worths[..., 0], worths[..., -1])
+    worths = worth(list_coalitions(players))
+    values = compute_shapley_values(worths)
+    return ShapleySolution(
+        values, np.zeros_like(values), compute_shapley_interactions(worths), worths[..., 0], worths[..., -1]
+    )
 
 
-def shapley_values(worths: Floats) -> Floats:
+def compute_shapley_values(worths: Floats) -> Floats:
     """``[..., n]`` from worths ``[..., 2**n]``.
 
     ``phi_i = sum over C without i of |C|! (n - |C| - 1)! / n! * (v(C + i) - v(C))`` (Shapley, 1953).
     """
     players = _count_players(worths)
-    coalitions = every_coalition(players)
+    coalitions = list_coalitions(players)
     values = np.zeros((*worths.shape[:-1], players))
     for player in range(players):
         without = np.flatnonzero(~coalitions[:, player])
@@ -75,14 +77,14 @@ def shapley_values(worths: Floats) -> Floats:
     return values
 
 
-def shapley_interactions(worths: Floats) -> Floats:
+def compute_shapley_interactions(worths: Floats) -> Floats:
     """``[..., n, n]`` from worths ``[..., 2**n]``, symmetric with a diagonal of zeros.
 
     ``I_ij = sum over C without i, j of |C|! (n - |C| - 2)! / (n - 1)! * (v(C + ij) - v(C + i) - v(C + j) + v(C))``
     (Grabisch and Roubens, 1999).
     """
     players = _count_players(worths)
-    coalitions = every_coalition(players)
+    coalitions = list_coalitions(players)
     interactions = np.zeros((*worths.shape[:-1], players, players))
     for i in range(players):
         for j in range(i):
@@ -110,25 +112,25 @@ PAIRS = 32
 """Orders that are drawn beyond, each with its reverse."""
 
 
-def solve(worth: Worth, players: int, rng: np.random.Generator, pairs: int = PAIRS) -> ShapleySolution:
+def solve(worth: ValueFunction, players: int, rng: np.random.Generator, pairs: int = PAIRS) -> ShapleySolution:
     """Exact for up to `MOST_EXACT` players, for which nothing is drawn; estimated beyond.
 
     Raises:
         ConfigError: fewer than two pairs.
     """
     if pairs < 2:
-        raise ConfigError(f"{pairs} pairs of orders give no standard error: ask for at least 2")
+        raise ConfigError(f"{pairs} pairs of orders give no standard error: set at least 2")
     return solve_exactly(worth, players) if players <= MOST_EXACT else solve_by_sampling(worth, players, rng, pairs)
 
 
-def solve_by_sampling(worth: Worth, players: int, rng: np.random.Generator, pairs: int) -> ShapleySolution:
+def solve_by_sampling(worth: ValueFunction, players: int, rng: np.random.Generator, pairs: int) -> ShapleySolution:
     """Players join in random orders; each earns on average what the worth rises by when it joins.
 
     Every order is followed by its reverse, in which who came early comes late: antithetic sampling, which is exact
     where players interact in pairs only (Mitchell et al., 2022). Values add up to ``everyone - nobody``
     order by order. Standard errors are those of a mean over pairs of orders, which are independent.
     """
-    orders = antithetic_orders(players, pairs, rng)
+    orders = draw_antithetic_orders(players, pairs, rng)
     joining = _growing_coalitions(orders)
     worths = worth(joining.reshape(-1, players))
     worths = worths.reshape(*worths.shape[:-1], *joining.shape[:-1])
@@ -141,7 +143,7 @@ def solve_by_sampling(worth: Worth, players: int, rng: np.random.Generator, pair
     return ShapleySolution(values, errors, None, worths[..., 0, 0], worths[..., 0, -1])
 
 
-def antithetic_orders(players: int, pairs: int, rng: np.random.Generator) -> Ints:
+def draw_antithetic_orders(players: int, pairs: int, rng: np.random.Generator) -> Ints:
     """``[2 * pairs, n]``: random orders of the players, each followed by its reverse."""
     forward = rng.permuted(np.tile(np.arange(players), (pairs, 1)), axis=1)
     return np.stack([forward, forward[:, ::-1]], axis=1).reshape(-1, players)
@@ -254,7 +256,7 @@ def attribute_networks(
             off = _absent_slots(coalitions, seats, played.slots.shape[1])
             return measure_worths(population, played, batch, off, shared=shared)
 
-        _write_solution(attribution, networks, seats, solve(worth, seats.shape[1], rng, pairs))
+        _write_solution(attribution, networks, seats, solve_game(worth, seats.shape[1], rng, pairs))
     return attribution
 
 
@@ -298,8 +300,8 @@ def _write_solution(attribution: Attribution, networks: Bools, seats: Seats, sol
     slot = seats[network, seat]
     attribution.values[:, network, slot] = solution.values[:, network, seat]
     attribution.errors[:, network, slot] = solution.errors[:, network, seat]
-    attribution.host[:, networks] = solution.nobody[:, networks]
-    attribution.whole[:, networks] = solution.everyone[:, networks]
+    attribution.host[:, networks] = solution.empty_value[:, networks]
+    attribution.whole[:, networks] = solution.grand_value[:, networks]
     if solution.interactions is not None:
         attribution.interactions[:, networks] = 0.0
         network, one, other = ((seats[:, :, None] != NOBODY) & (seats[:, None] != NOBODY)).nonzero()
@@ -355,7 +357,7 @@ def attribute_model(
         return np.array([known[coalition.tobytes()] for coalition in coalitions])
 
     try:
-        solution = solve(worth, len(seeds), rng, pairs)
+        solution = solve_game(worth, len(seeds), rng, pairs)
     finally:
         for seed, alpha in zip(seeds.values(), alphas, strict=True):
             seed.alpha.copy_(alpha)
@@ -368,6 +370,6 @@ def attribute_model(
         dict(zip(names, solution.values.tolist(), strict=True)),
         dict(zip(names, solution.errors.tolist(), strict=True)),
         interactions,
-        float(solution.nobody),
-        float(solution.everyone),
+        float(solution.empty_value),
+        float(solution.grand_value),
     )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.growth.blueprints.registry import Reads
+from esper.growth.blueprints.registry import Context
 from esper.numerics.arrays import Ints
 from esper.population.parameters import SeedBank
 
@@ -62,7 +62,7 @@ class SlotSeeds:
         counts = [len(call.owners) for call in self.calls]
         # One gather for all banks: its backward pass is a scatter over all networks, which none should pay twice.
         parts = torch.split(gather(features, self.environments), counts)
-        reading = any(call.bank.template.reads is Reads.NETWORK for call in self.calls)
+        reading = any(call.bank.template.context is Context.NETWORK for call in self.calls)
         seen = torch.split(gather(inputs, self.environments), counts) if reading else parts
         contributions = [call.contributions(part, own) for call, part, own in zip(self.calls, parts, seen, strict=True)]
         order = _memory_order(features)
@@ -115,7 +115,7 @@ class BranchingBlendOp:
     def _contributions(self, call: BankSlice, rows: Tensor, features: Tensor, inputs: Tensor) -> Tensor:
         """``[r, P * N, ...]`` of the networks ``rows``, int64 ``[r]``."""
         seen = gather(features, rows)
-        if call.bank.template.reads is not Reads.NETWORK:
+        if call.bank.template.context is not Context.NETWORK:
             return call.contributions(seen, seen)
         own = gather(inputs, rows)
         return call.contributions(seen, own.repeat(1, seen.shape[1] // own.shape[1], *[1] * (own.dim() - 2)))

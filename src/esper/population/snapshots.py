@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, revoke
+from esper.lifecycle.transitions import Transitions, remove_seeds
 from esper.numerics.arrays import Bools, Ints
 from esper.population.parameters import PopulationParameters, SeedBank, SeedKind, StackedParameters
 from esper.population.population import Population, PopulationState, drop_pruned, forget_changed
@@ -58,7 +58,7 @@ class Snapshots:
     def retake(self, rows: Bools, state: PopulationState) -> Snapshots:
         """These snapshots, taken again for the networks ``rows``, bool ``[E]``."""
         if rows.all():
-            return Snapshots.of(state)
+            return Snapshots.from_state(state)
         if not rows.any():
             return self
         chosen, parameters = torch.from_numpy(rows), state.parameters
@@ -98,7 +98,7 @@ def roll_back(population: Population, rows: Bools, snapshots: Snapshots) -> Tran
     """
     state = population.state
     fossils = (state.table.stage == Stage.FOSSILIZED) & snapshots.knows(state.germinations)
-    table, changes = revoke(state.table, rows[:, None] & ~fossils)
+    table, changes = remove_seeds(state.table, rows[:, None] & ~fossils)
     parameters = snapshots.restore(rows, state.parameters.host, drop_pruned(state.parameters.banks, changes))
     evidence = forget_changed(state.evidence, changes)
     population.state = replace(state, table=table, evidence=evidence, parameters=parameters)

@@ -13,16 +13,16 @@ from esper.engine.engine import Assessment, GrowthEngine, Situation
 from esper.engine.governor import Trouble
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.engine.observation import Observation
-from esper.lifecycle.actions import Op, wait
+from esper.lifecycle.actions import Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules, Verdicts
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, concatenate
+from esper.lifecycle.transitions import Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.backend import PopulationBackend
 from esper.population.forward import find_fastest_strategy
-from esper.population.learning import Batch, TrainingStream, shuffled_order, stack_data, start_training
+from esper.population.learning import Batch, TrainingStream, draw_shuffled_order, stack_data, start_training
 from esper.population.population import Fossils, NetworkSpec, Population, PopulationConfig, StrategyChoice
 from esper.rl.rewards import (
     OUTCOME,
@@ -35,7 +35,7 @@ from esper.rl.rewards import (
     compute_rent,
     compute_rewards,
     group_by_settings,
-    total_reward,
+    sum_reward_terms,
 )
 from esper.tasks.instance import Data, Instance
 from esper.tasks.suite import Suite
@@ -204,7 +204,7 @@ class Episodes:
             IllegalActionError: an action is not legal; nothing has changed then.
         """
         running = ~self.finished
-        actions = np.where(running[:, None], actions, wait(self.size))
+        actions = np.where(running[:, None], actions, make_wait_actions(self.size))
 
         # The decision changes slots at once. Data that drift change what is usual, too.
         first_batch = self.step_index % self.suite.steps * self.suite.batches_per_step
@@ -214,8 +214,8 @@ class Episodes:
         self._drift(drifting)
 
         # Then hosts and modules learn, all are measured, and those that blew up are rolled back.
-        batches = self._stream.take(first_batch, self.suite.batches_per_step)
-        assessment = self.engine.assess(start_training(self.population, batches, resting=~running), running)
+        batches = self._stream.draw_batches(first_batch, self.suite.batches_per_step)
+        assessment = self.engine.assess(start_training(self.population, batches, frozen=~running), running)
         evaluation, intervention = assessment.evaluation, assessment.intervention
 
         # Episodes end at their horizon, on a plateau, or after one rollback too many. They are scored by what they
@@ -232,12 +232,12 @@ class Episodes:
         penalty = np.where(intervention.rows, -self.engine.governor.penalty, 0.0)
         terms = {**compute_rewards(inputs, self._paid_by), ROLLBACK: penalty}
         return StepResult(
-            reward=np.where(running, total_reward(terms), 0.0),
+            reward=np.where(running, sum_reward_terms(terms), 0.0),
             terms=terms,
             finished=self.finished,
             running=running,
             verdicts=decision.verdicts,
-            transitions=concatenate([decision.transitions, intervention.transitions]),
+            transitions=concatenate_transitions([decision.transitions, intervention.transitions]),
             training=assessment.training,
             evaluation=evaluation,
             potential=self.potential,
@@ -250,7 +250,7 @@ class Episodes:
         assert self._config.promise is not None, "promises are measured only where they have settings"
         suite, requested = self.suite, self._config.promise.examples
         count = min(-(-requested // suite.batch_size), suite.batches_per_step)
-        batches = list(self._stream.take(self.step_index * suite.batches_per_step - count, count))
+        batches = list(self._stream.draw_batches(self.step_index * suite.batches_per_step - count, count))
         return Batch(*(torch.cat(parts, 1)[:, -requested:] for parts in zip(*batches, strict=True)))
 
     def restart(self, rows: Ints, instances: Sequence[Instance]) -> None:
@@ -275,7 +275,7 @@ class Episodes:
             self.suite.data(instance, "test", phase) for instance, phase in zip(self.instances, phases, strict=True)
         ]
         accuracy = self.backend.evaluate_committed(stack_data(data, self.device)).accuracy
-        added = self.population.parameters_in(self.population.table.stage == Stage.FOSSILIZED)
+        added = self.population.count_seed_parameters(self.population.table.stage == Stage.FOSSILIZED)
         rent = compute_rent(added, self.population.host_parameters, self._facts.rent)
         return FinalScore(accuracy - rent, accuracy, added)
 
@@ -296,7 +296,7 @@ class Episodes:
     def _draw_order(self, instance: Instance) -> Ints:
         rng = numpy_generator(instance.seed, Stream.DATA_ORDER)
         count = self.suite.steps * self.suite.batches_per_step * self.suite.batch_size
-        return shuffled_order(instance.train_size, count, rng)
+        return draw_shuffled_order(instance.train_size, count, rng)
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from esper.config.settings import Settings, describe_first_error
 from esper.engine.config import EpisodeConfig
 from esper.engine.observation import Feature, MaskTensors, Observation, list_features
 from esper.errors import ConfigError
-from esper.lifecycle.actions import head_sizes
+from esper.lifecycle.actions import count_choices
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Bools, Floats, Ints
-from esper.numerics.devices import CPU, DeviceName, usable_device
+from esper.numerics.devices import CPU, DeviceName, require_device
 from esper.population.population import StrategyChoice
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
@@ -96,7 +96,7 @@ class Growth:
         self.size = size
         self.suite = get_suite(settings.suite)
         self._settings = settings
-        self._device = usable_device(settings.device)
+        self._device = require_device(settings.device)
         self._episodes: Episodes | None = None
         self._masks: ActionMasks | None = None
 
@@ -169,13 +169,13 @@ class Growth:
         return GrowthStep(result.reward, result.finished, effective, changed, rolled_back)
 
     def observation(self) -> Arrays:
-        """What the agent sees, as `observation_arrays`."""
-        return observation_arrays(self.episodes.observe(), self.masks)
+        """What the agent sees, as `make_observation_arrays`."""
+        return make_observation_arrays(self.episodes.observe(), self.masks)
 
 
 def sizes_of(suite: Suite) -> tuple[int, ...]:
     """How many choices each of the eight heads has on a suite."""
-    return head_sizes(len(suite.sites), len(suite.blueprints))
+    return count_choices(len(suite.sites), len(suite.blueprints))
 
 
 def action_space(suite: Suite) -> spaces.MultiDiscrete:
@@ -192,13 +192,13 @@ def _make_box(features: Sequence[Feature], leading: tuple[int, ...]) -> spaces.B
     return spaces.Box(low, high, shape, np.float32)
 
 
-def observation_arrays(observation: Observation, masks: ActionMasks) -> Arrays:
+def make_observation_arrays(observation: Observation, masks: ActionMasks) -> Arrays:
     """The observations of E networks, each array ``[E, ...]`` in the order of `Growth.observation_space`."""
     arrays = {name: part.cpu().numpy() for name, part in observation._asdict().items()}
     return {**arrays, "action_mask": masks.flat().astype(np.int8)}
 
 
-def conditional_masks(masks: ActionMasks) -> Arrays:
+def copy_conditional_masks(masks: ActionMasks) -> Arrays:
     """The exact masks by head, each bool ``[E, ...]``: a choice's legality given the choices before it.
 
     The flat mask of an observation cannot say that a blueprint fits one slot and not the other; these can. Shapes as
@@ -294,7 +294,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
     def _info(self) -> Info:
         """What holds of every network now."""
         everyone = np.ones(self.num_envs, np.bool_)
-        masks = _add_masks(conditional_masks(self.growth.masks), everyone)
+        masks = _add_masks(copy_conditional_masks(self.growth.masks), everyone)
         names = np.array([instance.name for instance in self.growth.episodes.instances], object)
         return _add_masks({"masks": masks, "instance": names}, everyone)
 
@@ -459,7 +459,7 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
 
     def _info(self) -> dict[str, Any]:
         (instance,) = self.growth.episodes.instances
-        return {"masks": _first_row(conditional_masks(self.growth.masks)), "instance": instance.name}
+        return {"masks": _first_row(copy_conditional_masks(self.growth.masks)), "instance": instance.name}
 
 
 def _first_row(arrays: Arrays) -> Arrays:

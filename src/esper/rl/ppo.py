@@ -28,7 +28,7 @@ from esper.rl.rollout import (
     standardise,
 )
 from esper.rl.settings import PPOSettings
-from esper.serialization.state_files import take_prefix
+from esper.serialization.state_files import strip_prefix
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
@@ -59,7 +59,7 @@ def generalised_advantages(
     rewards, values = rewards * running, values * running
     final_values = final_values * running[-1]
     following = torch.cat((values[1:], final_values[None]))
-    return discounted_returns(rewards + gamma * following - values, gamma * lam)
+    return discounted_returns(rewards + gamma * next_values - values, gamma * lam)
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
@@ -289,7 +289,7 @@ class PPO:
         # Statistics that moved between acting and learning would make the first ratio differ from 1: only now.
         if finite:
             seen = [select_steps(one.observations, one.running) for one in rollouts]
-            policy.recalibrate(seen, of_running(batches, lambda one: one.target))
+            policy.update_statistics(seen, of_running(batches, lambda one: one.target))
         self.updates += 1
 
         # Metrics are means over minibatches; those of the rollout are over the steps that belong to its episodes.
@@ -405,7 +405,7 @@ class PPO:
         target = advantage + rollout.value
         if settings.group > 1:
             advantage = subtract_group_mean(advantage, settings.group)
-        is_open = self.policy.open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
+        is_open = self.policy.find_open_heads(rollout.masks, rollout.actions) & running.unsqueeze(-1)
         return PPOBatch(rollout, advantage, target, is_open)
 
     @torch.no_grad()
@@ -444,7 +444,7 @@ class PPO:
         Raises:
             CheckpointError: names, shapes or types differ; nothing has changed then.
         """
-        policy, optimizer = take_prefix("policy.", tensors), take_prefix("optimizer.", tensors)
+        policy, optimizer = strip_prefix("policy.", tensors), strip_prefix("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}
         expected |= {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
         if optimizer:

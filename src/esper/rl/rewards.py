@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from esper.config.arguments import describe
+from esper.config.arguments import describe_value
 from esper.config.settings import Settings
 from esper.engine.budget import RentBasis
 from esper.engine.measurements import CommittedEvaluation, Evaluation
@@ -202,7 +202,7 @@ class RewardSettings(Settings):
     @classmethod
     def _mode_exists(cls, name: str) -> str:
         if name not in MODES:
-            hint = did_you_mean(name, MODES, most=1, mark=",")
+            hint = did_you_mean(name, MODES, limit=1, separator=",")
             raise ValueError(
                 f"unknown reward mode '{name}'{hint} (known: {', '.join(MODES)}; one of your own: name the file that "
                 "registers it, as ESPER_SUITES=FILE.py)"
@@ -416,7 +416,7 @@ def register_reward(
             weight, or no family at all.
     """
     if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"a reward mode needs a name, as in @register_reward('mine'), not {describe(name)}")
+        raise ConfigError(f"a reward mode needs a name, as in @register_reward('mine'), not {describe_value(name)}")
     if not (isinstance(families, list | tuple) and isinstance(weights, list | tuple) and families):
         raise ConfigError(f"reward mode {name!r}: give families and weights as lists, such as ['accuracy']")
     for kind, given, known in (("family", families, get_args(Family)), ("weight", weights, WEIGHTS)):
@@ -427,7 +427,7 @@ def register_reward(
 
     def registered(pay: _Pay) -> _Pay:
         if not isinstance(cast("object", pay), FunctionType):
-            raise ConfigError(f"reward mode {name!r} is paid by {describe(pay)}: decorate a function")
+            raise ConfigError(f"reward mode {name!r} is paid by {describe_value(pay)}: decorate a function")
         holder = MODES[name].compute if name in MODES else pay
         if _name(holder) != _name(pay) or (pay.__name__ == LAMBDA and holder is not pay):
             raise ConfigError(f"reward mode {name!r} is taken by {_name(holder)[1]}: choose another name")
@@ -508,6 +508,6 @@ def _require_terms(mode: str, terms: object, shape: tuple[int, ...]) -> None:
             raise ConfigError(f"{expected}, of real numbers, but {name!r} is of {values.dtype}")
 
 
-def total_reward(terms: RewardTerms) -> Floats:
+def sum_reward_terms(terms: RewardTerms) -> Floats:
     """The rewards ``[E]``."""
     return np.sum(list(terms.values()), axis=0)

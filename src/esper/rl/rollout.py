@@ -12,7 +12,7 @@ from esper.control.policy import PolicyState, PolicyStep
 from esper.engine.observation import MaskTensors, Observation
 from esper.errors import EsperError
 from esper.lifecycle.actions import Head
-from esper.numerics.arrays import map_arrays, merge_arrays, named_arrays
+from esper.numerics.arrays import iterate_arrays, map_arrays, merge_arrays
 
 SMALLEST = 1e-8
 """Added to deviations and variances that are divided by."""
@@ -171,7 +171,7 @@ class RolloutBuffer:
             _require(tensor.shape == shape, name, tuple(tensor.shape), shape)
             _require(tensor.dtype == dtype, name, tensor.dtype, dtype)
         first = self._stored[0] if self._stored else stored
-        for (name, tensor), (_, usual) in zip(named_arrays(stored), named_arrays(first), strict=True):
+        for (name, tensor), (_, usual) in zip(iterate_arrays(stored), iterate_arrays(first), strict=True):
             _require(tensor.shape[:1] == scalars, name, tuple(tensor.shape), (*scalars, "..."))
             _require(tensor.shape == usual.shape, name, tuple(tensor.shape), tuple(usual.shape))
             _require(tensor.dtype == usual.dtype, name, tensor.dtype, usual.dtype)

@@ -70,11 +70,11 @@ class PPOSettings(Settings):
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the value loss, which is in units of the returns' variance."""
 
-    entropy_start: PerHead = PerHead.every(0.02)
+    entropy_start: PerHead = PerHead.fill(0.02)
     """Weight of each head's mean normalised entropy in the mean over heads, at the start of training. One number for
     all heads, or some of them by name."""
 
-    entropy_floor: PerHead = PerHead.every(0.005)
+    entropy_floor: PerHead = PerHead.fill(0.005)
     """The same at the end of the annealing and ever after."""
 
     entropy_anneal: float = Field(default=0.7, gt=0, le=1)

@@ -18,7 +18,7 @@ from typing import Any
 
 from esper.errors import RunError
 from esper.files import replace_file
-from esper.runs.views import VIEWS, definitions
+from esper.runs.views import VIEWS, build_view_statements
 
 APPLICATION_ID = 0x45535052  # "ESPR"
 SCHEMA_VERSION = 1
@@ -60,7 +60,7 @@ CREATE INDEX scalars_by_name ON scalars (name, iteration);
 """
 _SCHEMA = f"""
 {_TABLES}
-{definitions("VIEW")}
+{build_view_statements("VIEW")}
 PRAGMA user_version = {SCHEMA_VERSION};
 PRAGMA application_id = {APPLICATION_ID};
 """
@@ -109,7 +109,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     frozen = finished and not os.access(path.parent, os.W_OK)
     connection = _connect(path, "immutable=1" if frozen else "mode=ro")
     with _close_at_errors(connection), translate_errors(path), limit_reading(connection, path):
-        connection.executescript(definitions("TEMP VIEW"))
+        connection.executescript(build_view_statements("TEMP VIEW"))
         connection.execute("PRAGMA query_only = TRUE")
     return connection
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from esper import __version__
 from esper.errors import ConfigError, RunError
-from esper.extras import require
+from esper.extras import require_extra
 from esper.files import write_atomically
 from esper.runs.events import LifecycleTransition
 from esper.runs.reader import RunReader

@@ -61,13 +61,13 @@ class Metric:
         return f"{'higher' if self.higher_is_better else 'lower'} is better"
 
 
-LOSS_GONE = Metric("loss_gone")
+LOSS_REDUCTION = Metric("loss_gone")
 """What populations on a suite about the loss are about: the share of a guess's loss that is gone."""
 
 
 def contributions(metadata: Mapping[str, Any]) -> str:
     """What contributions in a run are, and in which units, as its metadata say."""
-    about = Metric.of(metadata)
+    about = Metric.from_metadata(metadata)
     told = "Contribution: how much the model depends on a slot's seed, "
     if about.higher_is_better:
         told += f"{about.metric} on validation data with it less that without it."

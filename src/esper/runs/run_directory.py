@@ -60,7 +60,7 @@ def hold(path: Path, what: str) -> Generator[None]:
         os.close(descriptor)
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a process holds the lock on the file at `path`; False where that cannot be found out."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -90,7 +90,7 @@ STUDY = "study.db"
 """The SQLite file of the study of `esper sweep`, in the sweep's folder."""
 GROWER = "esper.Grower"
 """What makes the runs of models that grow in a loop of their owner's."""
-MADE = f"give the directory of a run of `esper train` or `{GROWER}`"
+RUN_ADVICE = f"give the directory of a run of `esper train` or `{GROWER}`"
 _HOLDING = {
     "esper train": "it holds a controller, which `esper evaluate {run}` compares",
     GROWER: "it tells of a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
@@ -124,7 +124,7 @@ class RunDirectory:
         run = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            run.require_new()
+            run.require_empty()
             run.checkpoints.mkdir(exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -132,7 +132,7 @@ class RunDirectory:
         return run
 
     @classmethod
-    def open(cls, path: Path, advice: str = MADE) -> Self:
+    def open(cls, path: Path, advice: str = RUN_ADVICE) -> Self:
         """Take up the directory of an existing run, which may have been killed before its store was made.
 
         ``advice`` is given where there is none.
@@ -150,7 +150,7 @@ class RunDirectory:
         return run
 
     @classmethod
-    def open_own(cls, path: Path) -> Self:
+    def open_training_run(cls, path: Path) -> Self:
         """As `open`, but only a run that `command` made.
 
         Raises:
@@ -162,7 +162,7 @@ class RunDirectory:
             raise RunError(f"{path} is a run of `{made_by}`, and not of `{cls.command}`: {run.describe_use(made_by)}")
         return run
 
-    def require_new(self) -> None:
+    def require_empty(self) -> None:
         """RunError if there is anything that a start which was killed at once does not leave."""
         for child in self.path.iterdir():
             empty = child == self.checkpoints and not any(child.iterdir())
@@ -280,7 +280,7 @@ class State(StrEnum):
 
 LIFE = (RunStarted, RunResumed, RunInterrupted, RunFailed, RunEnded)
 """Events that begin or end a process of a run."""
-_ENDS = {RunEnded.name: State.FINISHED, RunFailed.name: State.FAILED}
+_ENDS = {RunEnded.name: RunState.FINISHED, RunFailed.name: RunState.FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +324,7 @@ def progress_metric(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
     """What tells how well a run does, and the scalar that holds its values."""
     if metadata.get("command") != "grow":
         return OBJECTIVE, "objective"
-    metric = Metric.of(metadata)
+    metric = Metric.from_metadata(metadata)
     return metric, metric.scalar
 
 
@@ -332,9 +332,9 @@ def read_state(run: RunDirectory, reader: RunReader) -> State:
     """A run that has ended stays so while others, such as `esper evaluate`, use it."""
     newest = _newest_of_life(reader)
     end = _ENDS.get(newest.type) if newest else None
-    if end is State.FINISHED:
+    if end is RunState.FINISHED:
         return end
-    return State.RUNNING if is_held(run.lock) else end or State.INTERRUPTED
+    return RunState.RUNNING if is_locked(run.lock) else end or RunState.INTERRUPTED
 
 
 def _newest_of_life(reader: RunReader) -> EventRecord | None:
@@ -385,12 +385,12 @@ def _describe_run(path: Path) -> ListedRun:
     run = RunDirectory(path)
     size = sum(_sizes(path))
     if not run.store.is_file():
-        return ListedRun(path, _unknown(State.RUNNING if is_held(run.lock) else State.INTERRUPTED), size, None)
+        return ListedRun(path, _unknown(RunState.RUNNING if is_locked(run.lock) else RunState.INTERRUPTED), size, None)
     try:
         with RunReader.open(run.store) as reader:
             return ListedRun(path, read_progress(run, reader), size, None)
     except RunError as error:
-        return ListedRun(path, _unknown(State.DAMAGED), size, str(error))
+        return ListedRun(path, _unknown(RunState.DAMAGED), size, str(error))
 
 
 def _unknown(state: State) -> RunProgress:

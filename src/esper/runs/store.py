@@ -34,7 +34,7 @@ class EventRow(NamedTuple):
     payload: str
 
 
-def as_rows(events: Iterable[Event]) -> list[EventRow]:
+def encode_events(events: Iterable[Event]) -> list[EventRow]:
     """Events that happen now; made where they happen, which may be another process."""
     now = time.time()
     return [EventRow(now, event.name, event.version, event.iteration, encode(event)) for event in events]
@@ -99,7 +99,7 @@ class RunStore(RunReader):
 
     def emit(self, event: Event) -> None:
         """Append an event; RunError if too much waits already and the store cannot be written."""
-        self.append(as_rows([event]))
+        self.append(encode_events([event]))
 
     def append(self, rows: Iterable[EventRow]) -> None:
         """Append events that were made elsewhere; raises as `emit` does."""

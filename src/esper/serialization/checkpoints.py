@@ -52,9 +52,9 @@ _FORMAT = StateFormat(
     versions=(2,),
     manifest=CheckpointManifest,
     what="checkpoint",
-    if_damaged=_ADVICE,
-    if_missing=_ADVICE,
-    if_foreign="is not an Esper checkpoint: move it out of the run directory",
+    damaged_advice=_ADVICE,
+    missing_advice=_ADVICE,
+    foreign_advice="is not an Esper checkpoint: move it out of the run directory",
 )
 
 

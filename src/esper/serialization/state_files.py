@@ -170,9 +170,9 @@ class StateFormat(Generic[M]):
     manifest: type[M]
     what: str
     """What such a state is, for sentences."""
-    if_damaged: str = ""
-    if_missing: str = ""
-    if_foreign: str = ""
+    damaged_advice: str = ""
+    missing_advice: str = ""
+    foreign_advice: str = ""
 
     def read_manifest(self, path: Path) -> M:
         """The manifest in the file ``path``.
@@ -184,16 +184,16 @@ class StateFormat(Generic[M]):
         try:
             content = parse_json(self._read(path, MOST_MANIFEST_BYTES, what))
         except ValueError as error:
-            raise DamagedError(f"{what} is torn or corrupt{self.if_damaged}") from error
+            raise DamagedError(f"{what} is torn or corrupt{self.damaged_advice}") from error
         self._check_version(content, path)
         try:
             return self.manifest.model_validate(content)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
-            raise DamagedError(f"{what} is corrupt at {place} ({first['msg']}){self.if_damaged}") from error
+            raise DamagedError(f"{what} is corrupt at {place} ({first['msg']}){self.damaged_advice}") from error
         except RecursionError as error:
-            raise DamagedError(f"{what} is nested too deeply{self.if_damaged}") from error
+            raise DamagedError(f"{what} is nested too deeply{self.damaged_advice}") from error
 
     def read_tensors(self, path: Path, manifest: Manifest) -> dict[str, Tensor]:
         """The tensors that a manifest speaks of, in the file ``path``, on the CPU.
@@ -204,20 +204,20 @@ class StateFormat(Generic[M]):
         data = self._read(path, manifest.tensors_bytes, f"{self.what} file {path}")
         if len(data) < manifest.tensors_bytes or hashlib.sha256(data).hexdigest() != manifest.tensors_sha256:
             raise DamagedError(
-                f"{self.what} file {path} is torn or corrupt (its size or its hash differs){self.if_damaged}"
+                f"{self.what} file {path} is torn or corrupt (its size or its hash differs){self.damaged_advice}"
             )
         try:
             return decode_tensors(data)
         except ValueError as error:
-            raise CheckpointError(f"{path} is not a safetensors file ({error}){self.if_damaged}") from error
+            raise CheckpointError(f"{path} is not a safetensors file ({error}){self.damaged_advice}") from error
 
     def _read(self, path: Path, most: int, what: str) -> bytes:
         try:
             return read_bounded(path, most)
         except FileNotFoundError as error:
-            raise DamagedError(f"{what} is missing{self.if_missing}") from error
+            raise DamagedError(f"{what} is missing{self.missing_advice}") from error
         except UnsuitableFileError as error:
-            raise DamagedError(f"{what} is corrupt ({error.strerror}){self.if_damaged}") from error
+            raise DamagedError(f"{what} is corrupt ({error.strerror}){self.damaged_advice}") from error
         except OSError as error:
             raise CheckpointError(f"cannot read {path} ({error.strerror}): check its permissions") from error
 
@@ -230,7 +230,7 @@ class StateFormat(Generic[M]):
                         f"{', '.join(map(str, self.versions))}: use the Esper that wrote it"
                     )
             case _:
-                raise CheckpointError(f"{path} {self.if_foreign}")
+                raise CheckpointError(f"{path} {self.foreign_advice}")
 
 
 def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -278,7 +278,7 @@ def decode_tensors(data: bytes) -> dict[str, Tensor]:
         raise ValueError("its header does not suit its contents") from error
 
 
-def take_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those whose names begin with ``prefix``, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 

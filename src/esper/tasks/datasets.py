@@ -23,7 +23,7 @@ from esper.numerics.stacking import Stackable
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.layers import Conv1d, Linear
 from esper.tasks.registry import lookup
-from esper.tasks.suite import OptimizerSettings, Source, Suite, log_uniform
+from esper.tasks.suite import OptimizerSettings, Source, Suite, draw_log_uniform
 
 CLASSES = 10
 """Classes of either data set."""
@@ -242,7 +242,7 @@ class DatasetSuite(Suite):
     """Widths of the variants, the widest host first."""
 
     @abstractmethod
-    def build(self, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         """A host of these widths with first weights from ``generator``."""
 
     def template(self) -> nn.Module:
@@ -265,7 +265,7 @@ class DatasetSuite(Suite):
             variant=variant,
             seed=seed,
             widths=lookup(f"variant of suite '{self.name}'", variant, self._widths()),
-            learning_rate=log_uniform(*LEARNING_RATES, rng),
+            learning_rate=draw_log_uniform(*LEARNING_RATES, rng),
             train_size=self.scarce_train_size if condition.scarce else int(rng.choice(self.train_sizes)),
             rent=float(rng.choice(RENTS)),
             label_noise=condition.label_noise,
@@ -322,7 +322,7 @@ class MlpSuite(DatasetSuite):
     blueprints = ("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip")
     host_widths = ((12, 12), (12, 3), (3, 12), (4, 4))
 
-    def build(self, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         return MlpHost(self.input_shape[0], widths, self.classes, generator)
 
 
@@ -362,5 +362,5 @@ class Mnist1dConvSuite(DatasetSuite):
     scarce_train_size = Mnist1dSuite.scarce_train_size
     host_widths = ((8, 8, 8), (8, 3, 8), (3, 8, 8), (4, 4, 4))
 
-    def build(self, widths: tuple[int, ...], generator: torch.Generator) -> ConvHost:
+    def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> ConvHost:
         return ConvHost(widths, self.classes, generator)

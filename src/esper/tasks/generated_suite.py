@@ -22,7 +22,7 @@ from esper.tasks.generated_problems import PROBLEMS, Draw, Shape
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.layers import Conv1d, Linear, TokenLinear, initialise
 from esper.tasks.registry import GENERATED, SHORTEST, lookup
-from esper.tasks.suite import OptimizerSettings, Suite, log_uniform
+from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform
 
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -231,9 +231,9 @@ class GeneratedSuite(Suite):
             variant=variant,
             seed=seed,
             widths=self._build.widths,
-            learning_rate=log_uniform(*self._learning_rates, rng),
+            learning_rate=draw_log_uniform(*self._learning_rates, rng),
             train_size=int(rng.choice(self._train_sizes)),
-            rent=0.0 if rng.random() < _FREE else log_uniform(0.01, 0.2, rng),
+            rent=0.0 if rng.random() < _FREE else draw_log_uniform(0.01, 0.2, rng),
             label_noise=rng.uniform(0.1, 0.4) if variant == "noisy" else 0.0,
             drift_step=int(rng.integers(third, 2 * third)) if variant == "drifting" else None,
         )

@@ -144,7 +144,7 @@ class Suite(ABC):
         host = self.host(instance)
         counted = count_flops(lambda: host(torch.zeros(1, *self.input_shape)))
         assert counted is not None, f"torch cannot count the FLOPs of suite {self.name!r}"
-        return counted.whole
+        return counted.total
 
     @property
     def chance_loss(self) -> float:
@@ -166,6 +166,6 @@ def _shuffle(names: tuple[str, ...], generator: np.random.Generator) -> list[str
     return [names[index] for index in generator.permutation(len(names))]
 
 
-def log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
+def draw_log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
     """A draw whose logarithm is uniform between those of ``low`` and ``high``."""
     return math.exp(rng.uniform(math.log(low), math.log(high)))

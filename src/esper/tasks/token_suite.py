@@ -20,7 +20,7 @@ from esper.numerics.stacking import Stackable
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.layers import Linear, TokenLinear
 from esper.tasks.registry import lookup
-from esper.tasks.suite import OptimizerSettings, Suite, log_uniform
+from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform
 
 TOKENS, FEATURES, CLASSES = 8, 5, 4
 
@@ -365,7 +365,7 @@ class TokenSuite(Suite):
             variant=variant,
             seed=seed,
             widths=chosen.widths,
-            learning_rate=log_uniform(*LEARNING_RATES, rng),
+            learning_rate=draw_log_uniform(*LEARNING_RATES, rng),
             train_size=int(rng.choice(chosen.train_sizes)),
             rent=RENT,
             label_noise=chosen.label_noise,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.lifecycle.actions import Head, Op, wait
+from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT
@@ -93,7 +93,7 @@ class EpisodeLog:
         population = episodes.population
         self.kept = population.table.stage == Stage.FOSSILIZED
         self.objective = episodes.potential
-        self.added = population.parameters_in(self.kept) / population.host_parameters
+        self.added = population.count_seed_parameters(self.kept) / population.host_parameters
 
     def part(self, place: slice) -> EpisodeLog:
         """The finished log of some of the episodes alone, numbered from 0."""
@@ -127,7 +127,9 @@ class EpisodeLog:
 def stack_actions(logs: Sequence[EpisodeLog]) -> Ints:
     """The actions of several cohorts as one ``[T, N, 8]``; those whose episodes all ended earlier then wait."""
     longest = max(len(log.steps) for log in logs)
-    padded = [np.stack(log.steps + [wait(len(log.instances))] * (longest - len(log.steps))) for log in logs]
+    padded = [
+        np.stack(log.steps + [make_wait_actions(len(log.instances))] * (longest - len(log.steps))) for log in logs
+    ]
     return np.concatenate(padded, axis=1)
 
 

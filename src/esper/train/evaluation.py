@@ -38,7 +38,7 @@ from esper.engine.observation import Observation
 from esper.engine.promises import PromiseSettings
 from esper.errors import RunError
 from esper.lifecycle.rules import Rules
-from esper.numerics.devices import CPU, usable_device
+from esper.numerics.devices import CPU, require_device
 from esper.population.forward import select_committed
 from esper.population.population import Fossils, Strategy
 from esper.population.shapley import ACCURACY, LOSS, attribute_networks
@@ -74,7 +74,7 @@ class BaselineSettings(Settings):
     """Decisions of single networks that the search for each controller took; who is not named was not searched for."""
 
 
-def baseline_settings(suite: Suite) -> BaselineSettings:
+def load_baseline_settings(suite: Suite) -> BaselineSettings:
     """The suite's tuned settings, or untuned ones that try everything in turn."""
     path = _TUNED / f"{suite.name}.yaml"
     if path.exists():
@@ -90,9 +90,9 @@ def baseline_settings(suite: Suite) -> BaselineSettings:
     )
 
 
-def baselines(suite: Suite) -> list[Controller]:
+def create_baselines(suite: Suite) -> list[Controller]:
     """All of them: none, random, all_at_start, schedule, periodic, heuristic, look, and the shipped esper."""
-    settings = baseline_settings(suite)
+    settings = load_baseline_settings(suite)
     return [
         Never(),
         Uniform(),
@@ -174,12 +174,12 @@ class EvaluationConfig:
     networks_per_pass: int | None = None
     strategy: Strategy = "stacked"
 
-    def suited_to(self, controller: Controller) -> EvaluationConfig:
+    def for_controller(self, controller: Controller) -> EvaluationConfig:
         """These terms with promises measured as the controller says, if it does; they change nothing but what is
         seen."""
-        return self.measuring(controller.promise) if isinstance(controller, PromiseReader) else self
+        return self.with_promise(controller.promise) if isinstance(controller, PromiseReader) else self
 
-    def measuring(self, promise: PromiseSettings | None) -> EvaluationConfig:
+    def with_promise(self, promise: PromiseSettings | None) -> EvaluationConfig:
         """These terms with promises measured in that way, or not at all."""
         return replace(self, conduct=self.conduct.model_copy(update={"promise": promise}))
 
@@ -205,11 +205,11 @@ class EvaluationConfig:
             fossils=fossils,
             strategy=self.strategy,
             networks_per_pass=self.networks_per_pass,
-            device=usable_device(self.device),
+            device=require_device(self.device),
         )
 
 
-def evaluation_config(settings: TrainSettings, device: str | None = None) -> EvaluationConfig:
+def make_evaluation_config(settings: TrainSettings, device: str | None = None) -> EvaluationConfig:
     """Those of a training run, on its first device or another one."""
     return EvaluationConfig(
         settings.suite,
@@ -244,7 +244,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
     """
     terms, suite = task.terms, get_suite(task.terms.suite)
     instances = [instance for part in task.parts for instance in part.instances]
-    episodes = terms.episodes(instances)
+    episodes = terms.create_episodes(instances)
     ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
     places = [slice(end - len(part.instances), end) for part, end in zip(task.parts, ends, strict=True)]
     log = EpisodeLog(suite, instances)
@@ -330,7 +330,7 @@ def split_into_cohorts(
     size = min(COHORT, len(instances))
     together = max(COHORT // size, 1)
     tasks: list[CohortTask] = []
-    for own, several in groupby(controllers, terms.suited_to):
+    for own, several in groupby(controllers, terms.for_controller):
         parts = [
             Part(controller, instances[start : start + size])
             for controller in several
@@ -364,15 +364,15 @@ def evaluate_controllers(
     return join_cohorts(len(controllers), workers.map(evaluate_cohort, tasks))
 
 
-def mean_score(played: EvaluationResult) -> float:
+def compute_mean_score(played: EvaluationResult) -> float:
     """Mean score over the instances."""
     return float(np.mean([record.score for record in played.records]))
 
 
-def describe_circumstances(settings: TrainSettings, policy: str) -> list[Any]:
+def describe_evaluation_inputs(settings: TrainSettings, policy: str) -> list[Any]:
     """All that results follow from besides versions, controllers' names and instances; ``policy`` is its hash."""
     settings_of_rules, shipped = (
-        baseline_settings(get_suite(settings.suite)),
+        load_baseline_settings(get_suite(settings.suite)),
         Checkpoints(open_policy(ESPER).checkpoints).latest(),
     )
     return [settings.model_dump(mode="json"), settings_of_rules.model_dump(mode="json"), policy, shipped.sha256]

@@ -27,12 +27,12 @@ from esper.runs.events import (
     Event,
     GateJudged,
     LifecycleTransition,
-    Place,
+    NetworkStep,
     PolicyLooked,
     RolledBack,
     StepTaken,
 )
-from esper.runs.metric import LOSS_GONE
+from esper.runs.metric import LOSS_REDUCTION
 from esper.tasks.registry import get_suite
 from esper.train.settings import TrainSettings
 
@@ -59,7 +59,7 @@ class Scope:
 class EventRecorder:
     """Makes events of the steps of E episodes, in order, from the first one on."""
 
-    def __init__(self, episodes: Episodes, scope: Scope) -> None:
+    def __init__(self, episodes: Episodes, iteration: int, *, watched: range) -> None:
         self._episodes = episodes
         self._scope = scope
         self._watched = [number - scope.first for number in scope.watched if 0 <= number - scope.first < episodes.size]
@@ -123,9 +123,9 @@ class EventRecorder:
         yield from self._record_ends(result)
         self._number += 1
 
-    def _place(self, row: int) -> Place:
+    def _place(self, row: int) -> NetworkStep:
         number = self._scope.episode
-        return Place(iteration=number, episode=number, environment=self._scope.first + row, step=self._number)
+        return NetworkStep(iteration=number, episode=number, environment=self._scope.first + row, step=self._number)
 
     def _blueprint_name(self, blueprint: int) -> str | None:
         return None if blueprint == NO_BLUEPRINT else self._episodes.suite.blueprints[blueprint]
@@ -191,7 +191,7 @@ class EventRecorder:
             "loss": _round(result.evaluation.loss),
             "metric": _round(result.evaluation.accuracy),
             "objective": _round(result.potential),
-            "added": _round(population.parameters_in(table.blended) / population.host_parameters),
+            "added": _round(population.count_seed_parameters(table.blended) / population.host_parameters),
             "stages": [tuple(_STAGES[stage] for stage in row) for row in cast("list[list[int]]", table.stage.tolist())],
             "blueprints": [tuple(map(self._blueprint_name, row)) for row in table.blueprint.tolist()],
             "alphas": [tuple(row) for row in _round(table.alpha)],
@@ -205,7 +205,7 @@ class EventRecorder:
             return
         population, table = self._episodes.population, self._episodes.population.table
         kept = table.stage == Stage.FOSSILIZED
-        added = population.parameters_in(kept) / population.host_parameters
+        added = population.count_seed_parameters(kept) / population.host_parameters
         for row in ended.nonzero()[0].tolist():
             yield EpisodeEnded(
                 **self._place(row),
@@ -250,5 +250,5 @@ def describe_run(settings: TrainSettings) -> dict[str, Any]:
         "operations": [op.name.lower() for op in Op],
         "heads": [head.name.lower() for head in Head],
         "features": name_features(settings.policy, settings.promise),
-        **(LOSS_GONE.metadata() if suite.objective == "loss" and not settings.mix else {}),
+        **(LOSS_REDUCTION.metadata() if suite.objective == "loss" and not settings.mix else {}),
     }

@@ -90,7 +90,7 @@ def summarise_iteration(
 def record(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]) -> None:
     """Keep an iteration's figures and how the policy fared; ``baselines`` are their scores on the probe instances."""
     number, update = iteration.number, iteration.update
-    store.scalars(number, _scalars(iteration))
+    store.record_scalars(number, _scalars(iteration))
     names = tuple(str(anomaly) for anomaly in iteration.anomalies)
     metrics = update.scalars()
     for anomaly in iteration.anomalies:

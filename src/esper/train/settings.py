@@ -37,7 +37,7 @@ class TelemetrySettings(Settings):
         """Whether the decisions of that iteration, from 1, are kept."""
         return self.steps_every > 0 and (iteration - 1) % self.steps_every == 0
 
-    def watched_of(self, environments: int) -> range:
+    def select_watched(self, environments: int) -> range:
         """Numbers of the watched ones of so many environments."""
         count = min(self.watched, environments)
         return range(0, environments, math.ceil(environments / count)) if count else range(0)
@@ -105,7 +105,7 @@ class TrainSettings(Settings):
     def _mixed_suites_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name if name == GENERATED else get_suite(name).name for name in names)
 
-    def suite_of(self, iteration: int, shard: int) -> str:
+    def draw_suite(self, iteration: int, shard: int) -> str:
         """Name of the suite that a shard plays in the iteration of that number, from 0."""
         if not self.mix:
             return self.suite
@@ -116,7 +116,7 @@ class TrainSettings(Settings):
     @property
     def promise(self) -> PromiseSettings | None:
         """How what blueprints promise is measured in rollouts."""
-        return self.policy.promise_seen(self.conduct.promise)
+        return self.policy.resolve_promise(self.conduct.promise)
 
     @model_validator(mode="after")
     def _slots_are_measured(self) -> Self:

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 from esper import __version__
 from esper.control.policy import Policy
 from esper.errors import EsperError, RunError
-from esper.numerics.devices import usable_device
+from esper.numerics.devices import require_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history
 from esper.rl.ppo import PPO
@@ -22,8 +22,15 @@ from esper.runs.store import RunStore
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardResult, ShardTask, collect, greedy_controller, load_start, new_policy
-from esper.train.evaluation import baselines, evaluate_controllers, evaluation_config, mean_score
+from esper.train.collect import (
+    ShardResult,
+    ShardTask,
+    collect_rollout,
+    create_greedy_controller,
+    create_policy,
+    load_start,
+)
+from esper.train.evaluation import compute_mean_score, create_baselines, evaluate_controllers, make_evaluation_config
 from esper.train.event_recorder import describe_run
 from esper.train.iteration import (
     LEVELS,
@@ -47,8 +54,8 @@ class Trainer:
         self.settings = settings
         self.store = store
         require_devices(settings.devices, workers)
-        self._device = usable_device(settings.devices[0])
-        self.policy: Policy = new_policy(settings).to(self._device)
+        self._device = require_device(settings.devices[0])
+        self.policy: Policy = create_policy(settings).to(self._device)
         self.learner = PPO(self.policy, settings.ppo, settings.seed)
         self.done = 0
         self._updates: UpdateHistory = ()
@@ -91,13 +98,17 @@ class Trainer:
             self._record_checkpoint(checkpoint)
         self.store.emit(RunResumed(iteration=self.done, esper_version=__version__))
 
-    def baseline_levels(self) -> dict[str, float]:
+    def measure_baseline_levels(self) -> dict[str, float]:
         """Mean test score of each baseline on the probe instances; measured once per run."""
         levels = self.store.metadata().get(LEVELS)
         if levels is None:
-            controllers = baselines(get_suite(self.settings.suite))
-            played = evaluate_controllers(self._workers, controllers, evaluation_config(self.settings), self._probes)
-            levels = {controller.name: mean_score(one) for controller, one in zip(controllers, played, strict=True)}
+            controllers = create_baselines(get_suite(self.settings.suite))
+            played = evaluate_controllers(
+                self._workers, controllers, make_evaluation_config(self.settings), self._probes
+            )
+            levels = {
+                controller.name: compute_mean_score(one) for controller, one in zip(controllers, played, strict=True)
+            }
             self.store.set_metadata({LEVELS: levels})
         return levels
 
@@ -123,7 +134,7 @@ class Trainer:
                         shared = self._workers.share(weights)
                         tasks = [ShardTask(settings, self.done, shard, shared) for shard in range(settings.shards)]
                         by_number: dict[int, ShardResult] = {}
-                        with interrupts.at_once():
+                        with interrupts.interruptible():
                             for number, shard in self._workers.as_completed(collect, tasks):
                                 self.store.append(shard.events)
                                 by_number[number] = shard
@@ -139,11 +150,11 @@ class Trainer:
                         # Now and then the greedy policy plays the probes: a copy on the CPU, where controllers decide.
                         probe_score: float | None = None
                         if self.done % settings.probe_every == 0 or self.done == settings.iterations:
-                            controller = greedy_controller(copy.deepcopy(self.policy).cpu(), settings)
-                            config = evaluation_config(settings)
-                            with interrupts.at_once():
+                            controller = create_greedy_controller(copy.deepcopy(self.policy).cpu(), settings)
+                            config = make_evaluation_config(settings)
+                            with interrupts.interruptible():
                                 played = evaluate_controllers(self._workers, [controller], config, self._probes)
-                            probe_score = mean_score(played[0])
+                            probe_score = compute_mean_score(played[0])
 
                         seconds = time.perf_counter() - iteration_began
                         iteration = summarise_iteration(
@@ -161,7 +172,7 @@ class Trainer:
                     if self.done == settings.iterations or self.done % settings.checkpoint_every == 0:
                         self._checkpoint()
                     if self.done < settings.iterations:
-                        interrupts.check()
+                        interrupts.raise_if_requested()
             except (KeyboardInterrupt, Terminated) as stop:
                 if self._saved != self.done:
                     self._checkpoint()

@@ -33,8 +33,8 @@ import torch
 import tyro
 
 from esper.errors import ConfigError, RunError
-from esper.extras import require
-from esper.numerics.devices import CPU, usable_device
+from esper.extras import require_extra
+from esper.numerics.devices import CPU, require_device
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -306,7 +306,7 @@ class Backend:
         if self.address is not None and self.backend != "ray":
             raise ConfigError("--address is that of a Ray cluster: add --backend ray")
         if self.backend == "ray":
-            require("ray", "--backend ray", "ray")
+            require_extra("ray", "--backend ray", "ray")
 
     def open(self, tasks: int) -> Workers:
         """Workers for that many tasks side by side; use them as a context manager.
@@ -369,4 +369,4 @@ class _DeviceCheck(DeviceTask):
 
 
 def _require_device(task: DeviceTask) -> None:
-    usable_device(task.device)
+    require_device(task.device)

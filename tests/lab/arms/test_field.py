@@ -1,4 +1,4 @@
-"""All arms play the contest's instances; what follows from a policy uses its shapes, its actions and its budget."""
+"""All arms play the experiment's instances; what follows from a policy uses its shapes, its actions and its budget."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from esper.lab.experiment import Experiment, run_experiment
 
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
 from esper.lab.arms import run_arms
-from esper.lab.contest import Contest, run_contest
 from esper.lab.evaluate import LoadedPolicy
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
@@ -38,25 +38,25 @@ def _planting_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
         return LoadedPolicy(planter(), 1, f"checkpoint {settings.seed}")  # type: ignore[arg-type]
 
-    for module in ("arms", "contest"):
+    for module in ("arms", "experiment"):
         monkeypatch.setattr(f"esper.lab.{module}.load_policy", load)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("contest")
+    return tmp_path_factory.mktemp("experiment")
 
 
-def contest(folder: Path) -> Contest:
-    found = Contest(folder, {"plain": tiny("iterations=1")}, 2, INSTANCES)
-    run_contest(found, lambda *_: None)
+def experiment(folder: Path) -> Experiment:
+    found = Experiment(folder, {"plain": tiny("iterations=1")}, 2, INSTANCES)
+    run_experiment(found, lambda *_: None)
     return found
 
 
 def played(folder: Path) -> tuple[dict[str, Arm], list[str]]:
     """All arms, and what was shown as under way, once each."""
     shown: list[str] = []
-    arms = run_arms(contest(folder), lambda done, total, what: shown.append(what))
+    arms = run_arms(experiment(folder), lambda done, total, what: shown.append(what))
     return {arm.name: arm for arm in arms}, list(dict.fromkeys(shown))
 
 
@@ -67,7 +67,7 @@ def test_every_arm_plays_the_same_instances(trained: Path) -> None:
         **dict.fromkeys(["policy", *FOLLOWERS], 2),
         **dict.fromkeys(BASELINES, 1),
     }
-    names = [instance.name for instance in contest(trained).sample_instances()]
+    names = [instance.name for instance in experiment(trained).sample_instances()]
     assert all([one.instance for one in records.outcomes] == names for arm in arms.values() for records in arm.seeds)
     assert shown[0] == "none"
     assert shown[-2:] == ["none_equal_flops, seed 1", ""]
@@ -112,9 +112,9 @@ def test_what_is_done_is_not_done_again_and_what_is_damaged_is(trained: Path, mo
         assert not any(isinstance(one, LearnedController) for one in controllers), "a policy played again"
         return evaluate_controllers(workers, controllers, *given)
 
-    for module in ("arms", "contest"):
+    for module in ("arms", "experiment"):
         monkeypatch.setattr(f"esper.lab.{module}.evaluate_controllers", refuse)
-    again = run_arms(contest(trained), lambda done, total, what: asked.append(what))
+    again = run_arms(experiment(trained), lambda done, total, what: asked.append(what))
     assert {arm.name: arm for arm in again} == arms
     assert {path: path.read_bytes() for path in trained.rglob("arms/*.json")} == files
 
@@ -131,7 +131,7 @@ def test_a_stop_costs_one_arm_of_one_seed_at_most(tmp_path: Path, trained: Path)
     for path in again.rglob("arms/*.json"):
         path.unlink()
     with pytest.raises(KeyboardInterrupt):
-        run_arms(contest(again), stop)
+        run_arms(experiment(again), stop)
     done = sorted(path.stem for path in (again / "plain").rglob("arms/*.json"))
     assert done == sorted([*BASELINES, "policy", "shuffled", "sequence"])
     assert played(again)[0] == arms

@@ -60,7 +60,7 @@ def test_longer_training_is_more_of_the_same() -> None:
     usual = Episodes(suite, chosen, TERMS.rules)
     longer = Episodes(lengthen(suite, 3 * suite.steps), chosen, TERMS.rules)
     first = np.zeros(2, np.int64)
-    for one, other in zip(usual._stream.take(first, 8), longer._stream.take(first, 8), strict=True):
+    for one, other in zip(usual._stream.draw_batches(first, 8), longer._stream.draw_batches(first, 8), strict=True):
         assert one.inputs.equal(other.inputs)
         assert one.labels.equal(other.labels)
     assert suite.steps == get_suite("short").steps

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.engine.budget import TRAINING_PASSES
 from esper.lab.static_networks import Prices, SlotHistory, track_slots, training_flops
-from esper.lifecycle.actions import Blend, Op, action, wait
+from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.population.parameters import SeedKind
 from esper.tasks.registry import get_suite
@@ -80,7 +80,7 @@ def test_a_rollback_is_felt_by_the_next_training_only() -> None:
     """Even where a slot germinates, and a rollback takes the seed away again, in one decision."""
     suite, chosen = get_suite("short"), instances(1)
     log = EpisodeLog(suite, chosen)
-    log.steps = [action(Op.GERMINATE, 0, MIX, blend=Blend.GATE)[None], *[wait(1)] * 2]
+    log.steps = [make_action(Op.GERMINATE, 0, MIX, blend=Blend.GATE)[None], *[make_wait_actions(1)] * 2]
     log.changes = [
         StageChange(0, 0, 0, "dormant", "germinated", "token_mix", "germinate", "passed"),
         StageChange(0, 0, 0, "germinated", "pruned", "token_mix", "rollback", "no_gate"),

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from esper.lab.experiment import FinishedContest
 
 from esper.lab.comparison import Comparison
-from esper.lab.contest import FinishedContest
 from esper.lab.report.training import report_configurations
 from lab.arms_cases import ARMS, STANDINGS
 

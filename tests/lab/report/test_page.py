@@ -109,7 +109,7 @@ def run(tmp_path: Path) -> RunDirectory:
         store.emit(RunStarted(iteration=0, esper_version="9.8.7", seed=0))
         store.set_metadata({LEVELS: training.LEVELS})
         for number in range(1, ITERATIONS + 1):
-            store.scalars(
+            store.record_scalars(
                 number,
                 {
                     "objective": 0.5 + 0.01 * number,
@@ -128,7 +128,7 @@ def run(tmp_path: Path) -> RunDirectory:
                     iteration=number, optimizer_steps=4, stopped_early=False, kl=0.01, anomalies=names, metrics={}
                 )
             )
-        store.scalars(ITERATIONS, {"probe_score": 0.655})
+        store.record_scalars(ITERATIONS, {"probe_score": 0.655})
     return run
 
 

@@ -54,7 +54,7 @@ def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
     with RunStore.open(run.store) as store:
         store.emit(EXPLODED)
-    page = report_on([run.path]).html
+    page = report_on([run.path]).render()
     assert "How MlpNet grew" in page
     assert all(f">{words}</text>" in page for words in ("train", "validation", "seeds", "loss", "b: blending in"))
     assert "<td>exploded</td>" in page
@@ -63,7 +63,7 @@ def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:
 def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "mine"
     loop = Loop("heuristic", run=run)
-    assert "No decision yet" in report_on([run]).html
+    assert "No decision yet" in report_on([run]).render()
     for number in range(1, 11):
         decision = loop.epoch(lambda loss, number=number: math.nan if number == 9 else loss)
     report = report_on([run])
@@ -84,7 +84,7 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
 
 
 def test_a_comparison_keeps_the_order_in_which_it_was_asked_for(comparison: Path) -> None:
-    page = report_on([comparison]).html
+    page = report_on([comparison]).render()
     assert "zeta against alpha: zeta better." in page
     assert "Who is better" not in page
 
@@ -108,7 +108,7 @@ def test_a_comparison_of_policies_that_played_other_instances_is_refused(compari
 
 def test_a_comparison_takes_only_seeds_that_all_have_done(comparison: Path) -> None:
     (comparison / "alpha" / "seed-4" / "arms" / "policy.json").unlink()
-    assert "4 training seeds each" in report_on([comparison]).html
+    assert "4 training seeds each" in report_on([comparison]).render()
     for seed in range(4):
         (comparison / "alpha" / f"seed-{seed}" / "arms" / "policy.json").rename(comparison / f"{seed}.json")
     (comparison / "zeta" / "seed-0" / "arms" / "policy.json").write_text("[")

@@ -19,7 +19,7 @@ from esper.control.advice import Advice, AdviceSettings
 from esper.control.policy.layers import RELU_GAIN, embedding, linear
 from esper.control.policy.settings import PolicySettings
 from esper.engine.observation import MaskTensors, Observation, ObservationSpec
-from esper.lifecycle.actions import RELEVANT, Head, Op, head_sizes
+from esper.lifecycle.actions import RELEVANT, Head, Op, count_choices
 
 ILLEGAL_LOGIT = -1e9
 """Finite, so that 0 * log(0) is 0; so low that its exponential is exactly 0."""
@@ -105,7 +105,7 @@ def draw(log_probs: Tensor, legal: Tensor, uniforms: Tensor) -> Tensor:
     return (legal.view(torch.uint8) + reached.view(torch.uint8)).argmax(-1)
 
 
-def log_prob_of(log_probs: Tensor, choice: Tensor) -> Tensor:
+def gather_log_probs(log_probs: Tensor, choice: Tensor) -> Tensor:
     """Log-probability ``[N]`` of the choice ``[N]`` under ``[N, n]``."""
     return log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
@@ -161,7 +161,7 @@ class ActionHeads(nn.Module):
         super().__init__()
         hidden, width, gain = settings.hidden, settings.width, settings.head_gain
         self.floors = settings.probability_floor.by_head
-        sizes = head_sizes(1, 1)  # only SLOT and BLUEPRINT depend on the counts, and those two are pointers
+        sizes = count_choices(1, 1)  # only SLOT and BLUEPRINT depend on the counts, and those two are pointers
         self.register_buffer("relevant", torch.from_numpy(RELEVANT.copy()), persistent=False)  # [ops, heads]
         self.op_embedding = embedding(len(Op), width, generator)
         self.blueprint_encoder = linear(spec.blueprints, width, generator, RELU_GAIN)

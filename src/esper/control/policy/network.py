@@ -16,7 +16,7 @@ from esper.control.policy.heads import (
     Choose,
     HeadOutputs,
     draw,
-    log_prob_of,
+    gather_log_probs,
     normalised_entropy,
     open_heads,
 )
@@ -273,7 +273,7 @@ class Policy(nn.Module):
 
 def _gather_chosen(decision: HeadOutputs) -> Tensor:
     """Log-probabilities ``[N, 8]`` of what was chosen; those of irrelevant heads are exactly 0."""
-    per_head = [log_prob_of(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
+    per_head = [gather_log_probs(p, decision.actions[:, head]) for head, p in enumerate(decision.log_probs)]
     return torch.stack(per_head, -1)
 
 

@@ -61,7 +61,7 @@ class PolicySettings(Settings):
     op_prior: OpPrior = OpPrior()
     """First logits of the operations, besides what is advised."""
 
-    probability_floor: PerHead = PerHead.every(0.0)
+    probability_floor: PerHead = PerHead.fill(0.0)
     """The least probability, per head, that each of n legal choices keeps for ever; 1 / n where that is less. Below
     .5; 0 is none. The policy's distributions are mixed with uniform ones for it, in acting and in all that is learned;
     played greedily, a policy takes what is likeliest without it. One number for all heads, or some of them by name."""

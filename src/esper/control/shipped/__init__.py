@@ -29,4 +29,4 @@ def open_policy(name: str, others: Sequence[str] = ()) -> RunDirectory:
             f"no controller {name!r}{did_you_mean(name, names)}: give one of {', '.join(names)}, "
             "or the directory of a run of `esper train`"
         )
-    return RunDirectory.open_own(Path(name))
+    return RunDirectory.open_training_run(Path(name))

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint, Family, Folded, LayerCall, Reads, register
+from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register
 from esper.growth.sharding import copy_whole
 from esper.growth.site import Layer, Layout, Site
 
@@ -28,7 +28,7 @@ class BlockCopy(Blueprint):
     family: ClassVar[Family] = Family.ATTENTION
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
     mixes_positions: ClassVar[bool] = False  # more than the host itself does
-    reads: ClassVar[Reads] = Reads.CALL
+    reads: ClassVar[Context] = Context.CALL
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

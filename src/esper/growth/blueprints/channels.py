@@ -17,7 +17,7 @@ from esper.growth.blueprints.layers import (
     to_columns,
     zeros,
 )
-from esper.growth.blueprints.registry import Blueprint, Family, Reads, register
+from esper.growth.blueprints.registry import Blueprint, Context, Family, register
 from esper.growth.site import CHANNELS_LAST, Layout, Site
 from esper.numerics.stacking import Stackable, linear
 
@@ -163,7 +163,7 @@ class InputSkip(Blueprint, Stackable):
     family: ClassVar[Family] = Family.SKIP
     layouts: ClassVar[frozenset[Layout]] = CHANNELS_LAST
     mixes_positions: ClassVar[bool] = False
-    reads: ClassVar[Reads] = Reads.NETWORK
+    reads: ClassVar[Context] = Context.NETWORK
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)

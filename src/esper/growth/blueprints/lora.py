@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.errors import ExportError
 from esper.growth.blueprints.layers import zeros
-from esper.growth.blueprints.registry import Blueprint, Family, Folded, Reads, register
+from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, register
 from esper.growth.site import Layout, Site
 
 _CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d}
@@ -32,7 +32,7 @@ class LoRA(Blueprint):
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
     mixes_positions: ClassVar[bool] = False
-    reads: ClassVar[Reads] = Reads.LAYER
+    reads: ClassVar[Context] = Context.LAYER
     rank: ClassVar[int] = 8
     lora_alpha: ClassVar[float] = 8.0
 

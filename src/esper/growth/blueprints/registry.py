@@ -83,7 +83,7 @@ class Folded(StrEnum):
     """It is the next module in the container that the submodule is in: those behind it have other names now."""
 
 
-OF_LAYER = frozenset({Reads.LAYER, Reads.CALL})
+LAYER_CONTEXTS = frozenset({Context.LAYER, Context.CALL})
 """What blueprints read that are made for one layer of one host. Populations have none, and ``"auto"`` offers none."""
 
 
@@ -117,7 +117,7 @@ class Blueprint(nn.Module, ABC):
     """Whether what comes out at one position may depend on others; where positions stay apart only others serve."""
     looks_ahead: ClassVar[bool] = True
     """Whether one that mixes positions may depend on later ones; at causal sites only others serve."""
-    reads: ClassVar[Reads] = Reads.NOTHING
+    reads: ClassVar[Context] = Context.NOTHING
     """What ``forward`` is given as ``inputs``; those that read nothing there may be given anything."""
     silences: ClassVar[bool] = False
     """Whether it is to know the `Layer.outputs` of its layer, which cost a few calls of the layer to find."""

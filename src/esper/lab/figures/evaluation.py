@@ -13,7 +13,7 @@ from esper.dash.formats import MEGA, count, percent, score, signed_score
 from esper.lab.analysis import Interval
 from esper.lab.behaviour import Behaviour, EpisodeTimeline, Usage, summarise_blueprints, summarise_pairs
 from esper.lab.comparison import Comparison
-from esper.lab.contest import ARMS
+from esper.lab.experiment import ARMS
 from esper.lab.figures.drawing import (
     BLUE,
     GREY,

@@ -12,7 +12,7 @@ from esper.dash.formats import count, difference, measure
 from esper.lab.figures.drawing import BLUE, GREEN, GREY, ORANGE, VERMILION, count_along, draw_lines, legend_above
 from esper.lab.figures.exhibit import Column, Exhibit, Figure, Query, Rows, Table, run_queries
 from esper.lab.figures.lanes import LANE_HEIGHT, SLOT_NAME, SNAPSHOTS, draw_lanes, explain_stages
-from esper.runs.metric import LOSS, METRIC_NAME, Metric, contributions
+from esper.runs.metric import LOSS, METRIC_NAME, Metric, describe_contributions
 
 ADDED = "added_parameters"
 """The measure of all seeds' parameters."""
@@ -38,7 +38,8 @@ def grown_figures(metadata: Mapping[str, Any]) -> list[Figure]:
     return [
         Figure(
             "curves",
-            f"How the model learned: {_name_measures(Metric.of(metadata))} on training and validation data, and the "
+            f"How the model learned: {_name_measures(Metric.from_metadata(metadata))} on training and "
+            "validation data, and the "
             "parameters of all seeds. Vertical lines are rollbacks.",
             Query(f"""\
 SELECT about.metric AS measure, substr(name, 1, instr(name, '_') - 1) AS data, iteration AS decision, value
@@ -83,7 +84,7 @@ ORDER BY slot, step
         ),
         Figure(
             "contributions",
-            contributions(metadata),
+            describe_contributions(metadata),
             Query(f"""\
 SELECT {SLOT_NAME} AS slot_name, step + 1 AS decision, contribution
 FROM slots
@@ -101,7 +102,8 @@ def _grown_tables(metadata: Mapping[str, Any]) -> list[Table]:
     return [
         Table(
             "seeds",
-            f"The life of each seed, by the decisions with which it entered a stage. {contributions(metadata)}",
+            "The life of each seed, by the decisions with which it entered a stage. "
+            f"{describe_contributions(metadata)}",
             Query(f"""\
 SELECT {SLOT_NAME} AS slot_name, blueprint,
     germinated + 1 AS germinated, trained + 1 AS trained, blended + 1 AS blended, held + 1 AS held,
@@ -117,7 +119,7 @@ FROM seeds ORDER BY germinated, slot
             ),
             "no seed has germinated",
         ),
-        _decisions_table(Metric.of(metadata)),
+        _decisions_table(Metric.from_metadata(metadata)),
         Table(
             "rollbacks",
             "Every return to the last good state, with the validation loss before and after.",

@@ -59,7 +59,7 @@ def _describe_standing(metadata: Mapping[str, Any], progress: RunProgress, exhib
     if LOSS not in curves:
         return Headline("No decision yet", [f"The run is {progress.state}."])
     newest = {name: _last_value(part) for name, part in curves.items() if name != "rollback"}
-    about = Metric.of(metadata)
+    about = Metric.from_metadata(metadata)
     value = newest.get(about.metric, math.nan)
     if about.metric == ACCURACY and math.isfinite(value):
         short = f"{percent(value)} right"

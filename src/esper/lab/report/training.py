@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from esper.config.loading import load_settings, settings_text
+from esper.config.loading import format_settings, load_settings
 from esper.dash.formats import duration, join_words, score
 from esper.errors import RunError
 from esper.lab.behaviour import Behaviour, read_behaviour
 from esper.lab.comparison import Comparison, compare_splits
-from esper.lab.contest import FinishedContest, is_contest, read_contest
 from esper.lab.evaluate import read_over_seeds
+from esper.lab.experiment import FinishedContest, is_experiment, read_experiment
 from esper.lab.figures.evaluation import exhibit_arms, exhibit_behaviour, exhibit_configurations, exhibit_evaluation
 from esper.lab.figures.exhibit import run_queries
 from esper.lab.figures.training import BLUEPRINTS, LEARNING, exhibit_health
@@ -25,16 +25,16 @@ from esper.lab.standings import (
     ABOUT,
     SPLIT_TITLES,
     describe_basis,
-    did_it_help,
+    judge_learning,
     record_comparison,
     record_evaluation,
     verdict_words,
 )
 from esper.runs.events import RolledBack, RunStarted
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import MADE, STUDY, RunDirectory
+from esper.runs.run_directory import RUN_ADVICE, STUDY, RunDirectory
 from esper.tasks.suite import Split
-from esper.train.iteration import TrainingSummary, summarise
+from esper.train.iteration import TrainingSummary, summarise_run
 from esper.train.results import read_evaluation
 from esper.train.settings import TrainSettings
 
@@ -61,7 +61,7 @@ def report_training(run: RunDirectory) -> Report:
     behaviour = read_behaviour(run.behaviour) if run.behaviour.exists() else None
     with RunReader.open(run.store) as reader:
         started = reader.events(RunStarted)
-        summary = summarise(reader)
+        summary = summarise_run(reader)
         rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
     learning, blueprints = run_queries(run.store, (LEARNING, BLUEPRINTS))
     health = exhibit_health(run.store, settings.ppo.target_kl, rollbacks)
@@ -91,7 +91,7 @@ def report_training(run: RunDirectory) -> Report:
         sections.append(Section("Was training healthy?", [health]))
     reproduction = Reproduction(
         "How to reproduce this",
-        settings_text(settings),
+        format_settings(settings),
         "The same version of Esper with the same settings gives the same run, whatever the number of cores. "
         "All randomness follows from the seed in the settings.",
         f"esper train --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again\n"
@@ -117,10 +117,10 @@ def report_training(run: RunDirectory) -> Report:
 def _describe_verdict(
     heldout: Comparison, transfer: Comparison | None, behaviour: Behaviour | None, summary: TrainingSummary
 ) -> Headline:
-    answer = did_it_help(heldout)
+    answer = judge_learning(heldout)
     sentences, notes = [answer.sentence], [describe_basis(heldout)]
     if transfer is not None:
-        new = did_it_help(transfer, "transfer")
+        new = judge_learning(transfer, "transfer")
         sentences.append(f"Families never trained on: {new.short.lower()}. {new.sentence}")
     if behaviour is not None and behaviour.iteration != summary.iterations:
         notes.append(f"The policy of iteration {behaviour.iteration} was evaluated.")
@@ -140,9 +140,9 @@ def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headlin
     return Headline("Not measured yet", sentences, f"esper evaluate {shlex.quote(str(run.path))}")
 
 
-def report_configurations(folder: Path, contest: FinishedContest) -> Report:
+def report_configurations(folder: Path, experiment: FinishedContest) -> Report:
     """A comparison of configurations, and all arms if they have played."""
-    configurations, arms = contest.configurations, contest.arms
+    configurations, arms = experiment.configurations, experiment.arms
     first, names = configurations.reference.name, [one.name for one in configurations.standings]
     facts = (
         f"Comparison {folder}: {join_words(names)}, {configurations.seeds} training seeds each, on the same "
@@ -174,7 +174,7 @@ def report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Compari
     sections: list[Section] = []
     evaluated = exhibit_evaluation(comparisons)
     for split, exhibits in evaluated.items():
-        answer = did_it_help(comparisons[split], split)
+        answer = judge_learning(comparisons[split], split)
         headlines.append(Headline(answer.short, [answer.sentence, describe_basis(comparisons[split])]))
         shown = [exhibits["standings"], exhibits["seeds"]]
         sections.append(Section(f"All controllers on {SPLIT_TITLES[split]}", shown))
@@ -188,7 +188,7 @@ def report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Compari
     )
 
 
-_MADE_BY = f"{MADE}, or the folder of a comparison of `esper compare`"
+_MADE_BY = f"{RUN_ADVICE}, or the folder of a comparison of `esper compare`"
 
 
 def report_on(paths: Sequence[Path]) -> Report:
@@ -207,8 +207,8 @@ def report_on(paths: Sequence[Path]) -> Report:
         with RunReader.open(run.store) as reader:
             grown = reader.metadata().get("command") == "grow"
         return report_grown(run) if grown else report_training(run)
-    if path.is_dir() and is_contest(path):
-        return report_configurations(path, read_contest(path))
+    if path.is_dir() and is_experiment(path):
+        return report_configurations(path, read_experiment(path))
     if (path / STUDY).is_file():
         raise RunError(f"{path} is a sweep, whose study is in {path / STUDY}: give the directory of one of its trials")
     raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")
