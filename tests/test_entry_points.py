@@ -14,6 +14,7 @@ from esper.commands import evaluate
 from esper.config.loading import load_settings
 from esper.config.settings import Settings
 from esper.errors import ConfigError
+from esper.grower.config import GrowerConfig
 from esper.grower.grower import Grower
 from esper.lab.experiment import Experiment
 from esper.lifecycle.rules import Rules
@@ -27,7 +28,7 @@ COLUMNS: dict[str, Collection[str]] = {
     "compare": TrainSettings.model_fields,
     "evaluate": signature(evaluate.command).parameters,
     "gym environment": GrowthSettings.model_fields,
-    "Grower": signature(Grower).parameters,
+    "Grower": {*signature(Grower).parameters, *GrowerConfig.model_fields} - {"config", "fields"},
 }
 """What is taken there."""
 NOT_TAKEN = {"-", "own", "own, the first", "not used", "of `reset`", "where the model is"}

@@ -174,7 +174,7 @@ class GrowthEngine:
         free = self.networks.table.stage == Stage.DORMANT
         promises = supplied or self.backend.measure_promises(free & due[:, None])
         self.promises.record(due & ~promises.missing, promises.fitted, promises.held_out)
-        self._overdue = due & promises.missing
+        self._overdue = np.where(due, promises.missing, self._overdue)
 
     def promises_due(self) -> Bools:
         """``[E]``: the networks whose promises are measured before the next decision."""

@@ -10,7 +10,6 @@ import pytest
 
 from esper.lab.analysis import Verdict
 from esper.lab.comparison import Comparison
-from esper.lab.experiment import FinishedContest
 from esper.lab.report.training import report_configurations
 from lab.arms_cases import ARMS, STANDINGS
 

@@ -442,7 +442,7 @@ def test_a_look_that_could_not_be_taken_is_taken_next_time() -> None:
     optimizer.step()
     with pytest.warns(UserWarning, match="no gradients were recorded") as found:
         grower.step(train_loss=1.0)
-    assert all(warning.filename == __file__ for warning in found), "warnings point to the loop"
+    assert {warning.filename for warning in found} == {__file__}, "warnings point to the loop"
     assert grower.looks_next
     assert grower.engine.promises is not None
     assert np.isinf(grower.engine.promises.age[0])

@@ -1,0 +1,145 @@
+"""Callbacks of a user's own see every turn of a grower's life, and get their state back."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.engine.config import EpisodeConfig
+from esper.errors import DivergedError
+from esper.grower import DecisionRecord, Ending, Grower, GrowerCallback, PrintDecisions, RunRecorder
+from esper.grower.state_dict import plant_structure
+from grower.training_loop import Loop, growing
+
+
+class Diary(GrowerCallback):
+    """Keeps the order of calls, and what came with them."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.records: list[DecisionRecord] = []
+        self.growers: set[Grower] = set()
+        self.ending: Ending | None = None
+        self.error: Exception | None = None
+        self.restored: dict[str, Any] | None = None
+
+    def on_start(self, grower: Grower) -> None:
+        assert grower.decisions == 0
+        self._add("start", grower)
+
+    def on_resume(self, grower: Grower, state: dict[str, Any] | None) -> None:
+        self.restored = state
+        self._add(f"resume {grower.decisions}", grower)
+
+    def on_step_start(self, grower: Grower) -> None:
+        self._add(f"step {grower.decisions}", grower)
+
+    def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
+        assert grower.decisions == record.decision.number
+        self.records.append(record)
+        self._add(f"decision {record.decision.number}", grower)
+
+    def on_failure(self, grower: Grower, error: Exception) -> None:
+        self.error = error
+        self._add("failure", grower)
+
+    def on_finish(self, grower: Grower, ending: Ending) -> None:
+        self.ending = ending
+        self._add("finish", grower)
+
+    def on_close(self, grower: Grower) -> None:
+        self._add("close", grower)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": len(self.calls)}
+
+    def _add(self, call: str, grower: Grower) -> None:
+        self.calls.append(call)
+        self.growers.add(grower)
+
+
+def test_a_callback_sees_start_steps_decisions_end_and_close() -> None:
+    diary = Diary()
+    loop = Loop("all_at_start", callbacks=[diary])
+    assert diary.calls == ["start"]
+    decisions = [loop.epoch() for _ in range(3)]
+    assert diary.calls[1:] == ["step 0", "decision 1", "step 1", "decision 2", "step 2", "decision 3"]
+    assert [record.decision for record in diary.records] == decisions
+    before, after = diary.records[1].before, diary.records[1].after
+    assert diary.records[0].after.stage.tolist() == before.stage.tolist() != after.stage.tolist()
+    assert after is loop.grower.network.table or diary.records[2].after is loop.grower.network.table
+    ending = loop.grower.finish()
+    assert diary.ending is ending
+    assert ending.changes
+    loop.grower.close()
+    assert diary.calls[-3:] == ["step 3", "finish", "close"], "what is unfinished is refused or judged as in a step"
+    assert diary.growers == {loop.grower}
+
+
+def test_where_nothing_is_unfinished_the_end_is_no_step() -> None:
+    diary = Diary()
+    Loop("none", callbacks=[diary]).grower.finish()
+    assert diary.calls == ["start", "finish"]
+
+
+def test_a_callback_sees_why_training_stops() -> None:
+    diary = Diary()
+    loop = Loop("none", callbacks=[diary])
+    for _ in range(3):
+        loop.epoch(lambda _: math.nan)
+    with pytest.raises(DivergedError) as error:
+        loop.epoch(lambda _: math.nan)
+    assert diary.error is error.value
+    assert diary.calls[-3:] == ["decision 3", "step 3", "failure"]
+
+
+def test_its_state_comes_back_to_it() -> None:
+    diary = Diary()
+    loop = Loop("all_at_start", callbacks=[diary])
+    for _ in range(4):
+        loop.epoch()
+    state = loop.saved()
+    assert state["grower"]["callbacks"] == {"Diary": {"calls": 9}}
+    again, newcomer = Diary(), Newcomer()
+    model = growing()
+    plant_structure(model, state["grower"]["seeds"])
+    model.load_state_dict(state["model"])
+    resumed = Loop("all_at_start", model, callbacks=[newcomer, again])
+    resumed.optimizer.load_state_dict(state["optimizer"])
+    resumed.grower.load_state_dict(state["grower"])
+    assert again.restored == {"calls": 9}
+    assert newcomer.restored is None, "it was not there when the grower was saved"
+    assert again.calls == ["start", "resume 4"]
+    assert resumed.epoch().number == 5
+
+
+class Newcomer(Diary):
+    """Another kind."""
+
+
+def test_callbacks_are_called_in_their_order_after_those_of_run_and_verbose(tmp_path: Path) -> None:
+    first, second = Diary(), Newcomer()
+    grower = Loop("none", callbacks=[first, second], run=tmp_path / "run", verbose=True).grower
+    assert [type(callback) for callback in grower.callbacks] == [PrintDecisions, RunRecorder, Diary, Newcomer]
+    own = Loop("none", callbacks=[RunRecorder(tmp_path / "own"), PrintDecisions()]).grower
+    own.step(train_loss=1.0)
+    assert (tmp_path / "own" / "run.db").is_file()
+
+
+def test_a_callback_changes_nothing_about_the_growth() -> None:
+    bare, watched = Loop("random", seed=3), Loop("random", seed=3, callbacks=[Diary()])
+    assert [str(bare.epoch()) for _ in range(8)] == [str(watched.epoch()) for _ in range(8)]
+
+
+def test_a_rolled_back_decision_has_what_was_measured_before() -> None:
+    diary = Diary()
+    loop = Loop("none", callbacks=[diary], conduct=EpisodeConfig())
+    loop.epoch()
+    loop.epoch(lambda _: math.inf)
+    assert diary.records[1].decision.rollback is not None
+    assert math.isnan(diary.records[1].value_before), "a model that is not finite is not measured"
+    assert not math.isnan(diary.records[0].value_before)
+    assert diary.records[1].train_loss == math.inf
