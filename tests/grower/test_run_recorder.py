@@ -359,5 +359,5 @@ def test_every_reader_of_runs_takes_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert isinstance(main(["runs", str(run.parent)]), int)
     assert "mine" in capsys.readouterr().out
     assert main(["train", "--resume", str(run)]) == 2
-    assert "is a run of `esper.Grower`, and not of `esper train`: it tells of" in capsys.readouterr().err
+    assert "is a run of `esper.Grower`, and not of `esper train`: it records" in capsys.readouterr().err
     assert main(["report", str(run)]) == 0, capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -328,9 +330,23 @@ def test_flat_masks_start_each_head_with_a_legal_choice() -> None:
 
 
 def test_those_who_must_wait_may_do_nothing_else() -> None:
-    masks = masks_where_all_fit(SeedTable.dormant(3, 2)).allow_only_waiting(np.array([True, False, True]))
+    waiting = np.repeat(np.array([[True], [False], [True]]), len(Op), axis=1)
+    masks = masks_where_all_fit(SeedTable.dormant(3, 2)).without(waiting)
     assert masks.op.sum(axis=1).tolist() == [1, 2, 1]
     assert is_legal(make_wait_actions(3), masks).all()
     germinate = np.stack([make_action(Op.GERMINATE)] * 3)
     assert is_legal(germinate, masks).tolist() == [False, True, False]
     assert canonicalise(germinate, masks)[0][:, 0].tolist() == [Op.WAIT, Op.GERMINATE, Op.WAIT]
+
+
+@pytest.mark.parametrize("op", [op for op in Op if op is not Op.WAIT])
+def test_an_operation_that_is_left_out_is_legal_nowhere_and_others_stay(op: Op) -> None:
+    table = replace(SeedTable.dormant(1, 3), stage=np.array([[Stage.DORMANT, Stage.HOLDING, Stage.TRAINING]], np.int8))
+    whole = masks_where_all_fit(table)
+    masks = whole.without(np.arange(len(Op))[None] == op)
+    assert not masks.op[0, op]
+    assert not masks.slot[0, op].any()
+    kept = [other for other in Op if other is not op]
+    np.testing.assert_array_equal(masks.op[:, kept], whole.op[:, kept])
+    np.testing.assert_array_equal(masks.slot[:, kept], whole.slot[:, kept])
+    assert masks.blueprint.any() == (op is not Op.GERMINATE)

@@ -36,7 +36,7 @@ MIN_EXAMPLES = 2
 MIN_USED_EXAMPLES = 32
 """Examples that are used however many parameters a blueprint has."""
 _BYTES = torch.float32.itemsize
-_CALLER = 8
+_CALLER = 9
 """Calls between a warning and the loop that called `esper.Grower.step`."""
 
 
