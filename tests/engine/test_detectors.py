@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from esper.engine.governor import Assessment, GovernorSettings, Monitor, Trouble, Vitals, skill
+from esper.engine.governor import Diagnosis, GovernorSettings, Monitor, Trouble, Vitals, skill
 from esper.errors import CheckpointError
 
 SETTINGS = GovernorSettings(window=5, fewest=3, sigmas=4, multiple=2, patience=3)
 CALM = [1.0, 0.9, 1.1, 1.0, 0.95]
 
 
-def look(monitor: Monitor, losses: Sequence[float], skills: Sequence[float] | None = None) -> Assessment:
+def look(monitor: Monitor, losses: Sequence[float], skills: Sequence[float] | None = None) -> Diagnosis:
     loss = np.array(losses, float)
     known = np.full(len(loss), 0.5) if skills is None else np.array(skills, float)
     return monitor.judge(Vitals(loss, known[:, None], np.isfinite(loss)))

@@ -120,6 +120,21 @@ class Newcomer(Diary):
     """Another kind."""
 
 
+def test_each_of_several_of_one_kind_gets_its_own_state_back() -> None:
+    first, second = Diary(), Diary()
+    loop = Loop("all_at_start", callbacks=[first, second])
+    loop.epoch()
+    second.calls.append("one more")
+    state = loop.saved()
+    model, again = growing(), [Diary(), Diary()]
+    plant_structure(model, state["grower"]["seeds"])
+    model.load_state_dict(state["model"])
+    resumed = Loop("all_at_start", model, callbacks=again)
+    resumed.optimizer.load_state_dict(state["optimizer"])
+    resumed.grower.load_state_dict(state["grower"])
+    assert [diary.restored for diary in again] == [{"calls": 3}, {"calls": 4}]
+
+
 def test_callbacks_are_called_in_their_order_after_those_of_run_and_verbose(tmp_path: Path) -> None:
     first, second = Diary(), Newcomer()
     grower = Loop("none", callbacks=[first, second], run=tmp_path / "run", verbose=True).grower

@@ -32,14 +32,14 @@ class Situation:
     horizon: int
     """Decisions in an episode."""
     rent: Floats
-    """``[E]``."""
+    """Price of growth: ``rent * log1p(added / host)`` is taken off the score, ``[E]``."""
     train_size: Floats
     """Number of training examples, ``[E]``."""
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """How E networks do after training, and what the governor did about it."""
+    """E networks after training, and what the governor did about it."""
 
     training: TrainingReport
     evaluation: Evaluation
@@ -50,7 +50,7 @@ class Assessment:
 
 
 class GrowthEngine:
-    """Observes, decides on, measures and judges E growing networks; whoever owns the loop trains them in between.
+    """Observes, masks, applies, measures, judges and records the growth of E networks; it never trains them.
 
     ```python
     while not done:
@@ -62,7 +62,8 @@ class GrowthEngine:
         engine.measure_promises(running)
     ```
 
-    The cycle may be entered at any point: a population decides first, a user's loop has trained when it first calls.
+    Exactly one `apply` comes before each `assess`. A user's loop has trained when it first calls: `esper.Grower`
+    applies a first decision, to wait, for it.
     What happens to network i follows from its own actions and data alone, whatever E is.
 
     Args:
@@ -203,7 +204,7 @@ class GrowthEngine:
         """Continue where `state_dict` was called.
 
         Raises:
-            CheckpointError: it is of other networks or settings.
+            CheckpointError: it is of other networks or settings; what was loaded before that stays loaded.
         """
         values = from_plain(self._state(), state, "the growth engine")
         self.decisions, self._actions, self._overdue = values["decisions"], values["actions"], values["overdue"]

@@ -81,7 +81,7 @@ class Vitals:
 
 
 @dataclass(frozen=True)
-class Assessment:
+class Diagnosis:
     """The result of one check; all ``[E]``."""
 
     trouble: Int8s
@@ -114,7 +114,7 @@ class Monitor:
         self._saved = self._copy_state()
         """The state at each network's last snapshot."""
 
-    def judge(self, vitals: Vitals) -> Assessment:
+    def judge(self, vitals: Vitals) -> Diagnosis:
         """Check all networks once; the history of those in trouble is forgotten."""
         settings, loss = self._settings, vitals.loss[:, None]
         # A loss is unusual far above the mean of its window, a network guesses if it lost the skill that it had.
@@ -143,7 +143,7 @@ class Monitor:
         self._forget(~sound, skill=True)
         # A network is in trouble by the first measure that shows it.
         first = (~sound).argmax(axis=1)[:, None]
-        return Assessment(
+        return Diagnosis(
             np.take_along_axis(trouble, first, axis=1)[:, 0], usual.all(axis=1), (usual & ~worse).all(axis=1)
         )
 
@@ -284,12 +284,12 @@ class Governor:
         if self.settings is None or self._monitor is None:
             untroubled = np.zeros(len(running), np.int8)
             return Intervention(untroubled, ~nothing, nothing, self._snapshot_loss, Transitions.none())
-        assessment = self._monitor.judge(vitals)
-        self._take_snapshots(assessment.good & running, vitals.loss)
-        trouble = np.where(running, assessment.trouble, np.int8(Trouble.NONE))
+        diagnosis = self._monitor.judge(vitals)
+        self._take_snapshots(diagnosis.good & running, vitals.loss)
+        trouble = np.where(running, diagnosis.trouble, np.int8(Trouble.NONE))
         rows = trouble != Trouble.NONE
         if not rows.any():
-            return Intervention(trouble, assessment.usual, nothing, self._snapshot_loss, Transitions.none())
+            return Intervention(trouble, diagnosis.usual, nothing, self._snapshot_loss, Transitions.none())
 
         # What was usual at the snapshot is usual again, except where the network loses modules on the way.
         transitions = self._networks.restore(rows)
@@ -297,7 +297,7 @@ class Governor:
         self._monitor.forget_losses(np.isin(np.arange(len(rows)), transitions.env))
         self.rollbacks = self.rollbacks + rows
         exhausted = rows & (self.rollbacks > self.settings.max_rollbacks)
-        return Intervention(trouble, assessment.usual, exhausted, self._snapshot_loss, transitions)
+        return Intervention(trouble, diagnosis.usual, exhausted, self._snapshot_loss, transitions)
 
     def expect_change(self, rows: Bools, *, forget_skill: Bools) -> None:
         """The networks ``rows``, bool ``[E]``, were changed on purpose, so that their loss may well rise.

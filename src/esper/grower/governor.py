@@ -117,16 +117,15 @@ class ModelSnapshot:
     def is_finite(self, *, gradients: bool = True) -> bool:
         """Whether all parameters of the model and moments of the optimizer are finite, and the ``gradients`` too."""
         reshard(self.model)
-        finite = all(bool(local_part(tensor).isfinite().all()) for tensor in self._list_tensors(gradients))
+        finite = all(bool(part.isfinite().all()) for part in map(local_part, self._list_tensors(gradients)))
         return holds_in_all_processes(finite) if any(map(is_sharded, self.model.parameters())) else finite
 
-    def _list_tensors(self, gradients: bool) -> Iterable[Tensor]:
-        for parameter in self.model.parameters():
-            yield parameter
-            if gradients and parameter.grad is not None:
-                yield parameter.grad
-        for state in self.optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+    def _list_tensors(self, gradients: bool) -> list[Tensor]:
+        """Parameters, moments of the optimizer and, if requested, gradients."""
+        parameters = list(self.model.parameters())
+        arrived = [parameter.grad for parameter in parameters if parameter.grad is not None] if gradients else []
+        moments = [value for state in self.optimizer.state.values() for value in state.values()]
+        return [*parameters, *arrived, *(value for value in moments if isinstance(value, Tensor))]
 
     def state_dict(self) -> dict[str, Any]:
         """The copies as plain values: as large as the model, or as this process's part of it."""

@@ -21,7 +21,7 @@ from esper.engine.measurements import TrainingReport
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.backend import ModelBackend
 from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
-from esper.grower.config import GrowerConfig, check_step, require_rules, require_same
+from esper.grower.config import GrowerConfig, StepInputs, check_step, require_rules, require_same
 from esper.grower.controllers import (
     choose_controller,
     choose_promise_settings,
@@ -234,32 +234,38 @@ class Grower:
 
         Args:
             train_loss: Mean training loss since the last call.
-            val_loss: Validation loss, as `evaluate` would measure it now; with all it gives, a call is spared.
+            val_loss: Validation loss, as `evaluate` would measure it now; if you pass everything `evaluate` returns,
+                it is not called.
             accuracy: Validation accuracy, in [0, 1].
-            metrics: Whatever else `evaluate` gives, by name; of a constrained set ``NAME loss``.
+            metrics: Whatever else `evaluate` returns, by name; for a constrained set, its loss under the key
+                ``NAME loss``.
             train_accuracy: Training accuracy since the last call, if growth is about accuracy; None: not known, taken
                 to equal that of validation.
             look: What `GrowingModel.look` has just measured, where training shows nothing, as in a compiled model.
 
         Raises:
-            ConfigError: an argument is not what it should be, or the metric is missing; a module came or went by
-                another hand; another optimizer trains the model; or promises are due and no gradients were recorded.
+            ConfigError: an argument is not what it should be, or the metric is missing; a module was added or removed
+                outside the grower; another optimizer trains the model; or promises are due and no gradients were
+                recorded. In several processes the arguments of the first one count.
             SlotError: a submodule with a slot was replaced.
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
             RunError: the run's folder is another grower's, or cannot be written.
         """
         # Refuse what cannot be decided, before anything changes.
         self._notify(lambda callback: callback.on_step_start(self))
-        if self._promise_recorder is not None:
-            self._promise_recorder.set_recording(False)
         promises = self._processes.broadcast(lambda: self._read_look(look))
-        own_inputs = check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
+
+        def read_inputs() -> StepInputs:
+            return check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
+
+        inputs = self._processes.broadcast(read_inputs)
         require_same_slots(self.model, self.network.table)
         require_growable(self.model)
         self._trained.require_steps()
+        if self._promise_recorder is not None:
+            self._promise_recorder.set_recording(False)
 
         # Measure the model and the modules whose turn it is, and roll back training that blew up.
-        inputs = self._processes.broadcast(lambda: own_inputs)
         self.backend.supplied = inputs.metrics
         train_score = np.array([math.nan if inputs.train_accuracy is None else inputs.train_accuracy])
         report = TrainingReport(np.array([inputs.train_loss]), train_score, *self._gradients.report())
@@ -344,7 +350,7 @@ class Grower:
 
     @property
     def decisions(self) -> int:
-        """Decisions taken."""
+        """Decisions taken by `step`; the engine counts the first one, to wait, too."""
         return int(self.engine.decisions[0]) - 1
 
     @property
@@ -361,8 +367,9 @@ class Grower:
     def finished(self) -> bool:
         """Whether the training budget is spent, or growth has reached the conduct's plateau with nothing unfinished.
 
-        The plateau is that of the ``metric`` where one is named, and of the validation loss otherwise: so policies were
-        trained. Stop then. The controller decides nothing more, unless validation improves after all.
+        The plateau is that of the metric where one is named, and of the validation loss otherwise, as when policies
+        were trained. You should stop training then. The controller decides nothing more, unless validation improves
+        after all. In several processes, read it in all of them: with a budget, the first one's clock counts.
         """
         spent = self.spending.limited and self._processes.broadcast(lambda: self.spending.compute_share() >= 1)
         return spent or bool(self.engine.find_stalled()[0])
@@ -450,7 +457,7 @@ class Grower:
         `esper.Refit`. If parameters are not finite by now, the last good state comes back first.
 
         Raises:
-            ConfigError: a module came or went by another hand.
+            ConfigError: a module was added or removed outside the grower.
             SlotError: a submodule with a slot was replaced, or the model was released.
             DivergedError: training blew up more often than the governor's `max_rollbacks`.
             RunError: the run's folder was closed, or is another grower's.
@@ -474,7 +481,7 @@ class Grower:
         return ending
 
     def close(self) -> None:
-        """End the run's folder, and leave it to others; without a ``run`` nothing happens.
+        """Close the run and release its folder; calls `on_close` of all callbacks.
 
         A run whose last planned decision was taken has ended anyway.
         """
@@ -545,8 +552,12 @@ class Grower:
 
     def _notify(self, call: Callable[[GrowerCallback], None]) -> None:
         """Call every callback in the first process; the others wait for it."""
-        for callback in self.callbacks:
-            self._processes.broadcast(lambda callback=callback: call(callback))
+
+        def call_all() -> None:
+            for callback in self.callbacks:
+                call(callback)
+
+        self._processes.broadcast(call_all)
 
     def _share_spending(self) -> None:
         """Processes measure by themselves and have clocks of their own: what goes by the budget is alike in all."""
@@ -573,7 +584,7 @@ class Grower:
             "seeds": describe_structure(self.model),
             "memory": to_plain(self._state()),
             "refit": self.isolated.state_dict(),
-            "callbacks": {type(callback).__name__: callback.state_dict() for callback in self.callbacks},
+            "callbacks": {key: callback.state_dict() for key, callback in self._name_callbacks().items()},
         }
 
     @check_arguments(CheckpointError, state="give what Grower.state_dict() returned")
@@ -603,8 +614,18 @@ class Grower:
         self._processes.average_gradients(self.model.seeds.values())
         if self._promise_recorder is not None:
             self._promise_recorder.set_recording(self.looks_next)
-        saved = state["callbacks"]
-        self._notify(lambda callback: callback.on_resume(self, saved.get(type(callback).__name__)))
+        for key, callback in self._name_callbacks().items():
+            saved = state["callbacks"].get(key)
+            self._processes.broadcast(lambda callback=callback, saved=saved: callback.on_resume(self, saved))
+
+    def _name_callbacks(self) -> dict[str, GrowerCallback]:
+        """Callbacks by the names of their classes, those of one class numbered in their order."""
+        named: dict[str, GrowerCallback] = {}
+        for callback in self.callbacks:
+            kind = type(callback).__name__
+            number = sum(type(earlier).__name__ == kind for earlier in named.values())
+            named[f"{kind} {number}" if number else kind] = callback
+        return named
 
     def _signature(self) -> dict[str, Any]:
         """What must be the same where a state is saved and where it is loaded."""

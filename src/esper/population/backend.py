@@ -28,7 +28,7 @@ class PopulationBackend:
     Args:
         population: The networks.
         suite: Gives what growth is about, and the loss and score of guessing.
-        validation: What every network is measured on, ``[E, N, ...]``. Replace it where data drift.
+        validation: What every network is measured on, ``[E, N, ...]``. Written into where data drift.
         newest_examples: Returns the training examples by which promises are measured, ``[E, n, ...]``.
     """
 

@@ -67,7 +67,7 @@ class StepResult:
     reward: Floats
     """``[E]``; 0 in episodes that had ended before."""
     terms: RewardTerms
-    """What the rewards are the sum of, ``[E]`` each, in episodes that had not."""
+    """The terms that rewards are the sum of, ``[E]`` each, in episodes that had not ended before."""
     finished: Bools
     """``[E]``: the episode is over, by its horizon, a plateau or a divergence. All of them are observed and part of the
     problem: termination, not truncation."""
@@ -84,7 +84,7 @@ class StepResult:
     potential: Floats
     """``[E]``: J of the network; of what was committed, in finished episodes."""
     rollbacks: list[NetworkRollback]
-    """Rollbacks."""
+    """One record per network that was rolled back."""
     reward_inputs: RewardInputs
     """What reward modes see of the step."""
 
@@ -96,7 +96,7 @@ class FinalScore:
     score: Floats
     """``accuracy - rent * log1p(added / host)`` of the committed network."""
     accuracy: Floats
-    """On suites about the loss, the share of a guess's loss that is gone."""
+    """On suites about the loss, the fraction of the chance loss that is removed."""
     added_parameters: Ints
 
 
@@ -112,7 +112,7 @@ class Episodes:
         config: Governor, budget, plateau, and how often modules are measured.
         rewards: One per network; none: every network is paid by outcome.
         fossils: What each network has from the first step on; none: nothing.
-        strategy: How networks are run; ``auto`` times both ways once.
+        strategy: How networks are run; ``auto`` times both ways and takes the faster.
         networks_per_pass: The most networks that are computed at once; None: all.
         device: Where networks are computed.
     """
@@ -161,7 +161,7 @@ class Episodes:
         )
         validation = stack_data([suite.data(instance, "validation") for instance in instances], device)
 
-        # The engine that decides on their growth, and the rewards of that.
+        # The engine of their growth, and the rewards of that.
         self._config = config
         self.backend = PopulationBackend(self.population, suite, validation, self._newest_examples)
         self.engine = GrowthEngine(self.backend, config)
@@ -206,7 +206,8 @@ class Episodes:
         running = ~self.finished
         actions = np.where(running[:, None], actions, make_wait_actions(self.size))
 
-        # The decision changes slots at once. Data that drift change what is usual, too.
+        # The decision changes slots at once, and then data drift. Both go by this decision's number, which `apply`
+        # advances.
         first_batch = self.step_index % self.suite.steps * self.suite.batches_per_step
         drifting = running & (self.step_index == self._facts.drift_step)
         decided_on = self.population.table
@@ -254,7 +255,7 @@ class Episodes:
         return Batch(*(torch.cat(parts, 1)[:, -requested:] for parts in zip(*batches, strict=True)))
 
     def restart(self, rows: Ints, instances: Sequence[Instance]) -> None:
-        """Begin new episodes in ``rows``, int64 ``[r]``; all others go on untouched."""
+        """Begin new episodes in ``rows``, int64 ``[r]``, without fossils; all others go on untouched."""
         _require_known(self.suite, instances)
         self.population.replace(rows, [_specify_network(self.suite, instance) for instance in instances])
         restarted = np.isin(np.arange(self.size), rows)
@@ -291,7 +292,6 @@ class Episodes:
         inputs, labels = self.validation
         inputs[row] = data.inputs.to(inputs, non_blocking=True)
         labels[row] = data.labels.to(labels, non_blocking=True)
-        self.backend.validation = Batch(inputs, labels)
 
     def _draw_order(self, instance: Instance) -> Ints:
         rng = numpy_generator(instance.seed, Stream.DATA_ORDER)
