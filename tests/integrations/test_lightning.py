@@ -256,7 +256,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
         fit(tmp_path / evidence, modules[-1], growths[-1], 2 * EPOCHS, **options)
     bare, weighed = modules
     assert growths[1].grower is not None
-    assert growths[1].grower.apart.forks.keys() == set(weighed.model.slots)
+    assert growths[1].grower.isolated.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.parameters(), bare.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert weighed.logged == bare.logged
@@ -380,5 +380,5 @@ def test_an_average_of_the_weights_grows_and_resumes_with_the_model(tmp_path: Pa
 def test_an_average_before_the_grower_is_refused(tmp_path: Path):
     module, growth = Classifier(), callback()
     trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[average(), growth])
-    with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before GrowerCallback .*: name GrowerCallback"):
+    with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before GrowerCallback .*: put Growe"):
         trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=48))

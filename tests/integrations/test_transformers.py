@@ -343,7 +343,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
     bare.train()
     weighed, growth = begun("refit", tmp_path / "weighed")
     weighed.train()
-    assert growth.grower.apart.forks.keys() == set(weighed.model.slots)
+    assert growth.grower.isolated.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
