@@ -31,17 +31,6 @@ def test_a_name_that_is_not_public_is_no_attribute() -> None:
             _ = importlib.import_module(module).atach
 
 
-def test_a_former_name_works_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(esper._RENAMED, "Seedling", "GrowingModel")
-    with pytest.warns(DeprecationWarning, match="esper.Seedling is called esper.GrowingModel now") as caught:
-        assert esper.Seedling is esper.GrowingModel
-    assert caught[0].filename == __file__
-
-
-def test_former_names_lead_to_public_ones() -> None:
-    assert set(esper._RENAMED.values()) <= set(esper.__all__)
-
-
 def _is_record(found: object) -> bool:
     """Whether its arguments are its fields, which the reference shows with what stands below each."""
     return dataclasses.is_dataclass(found) or (isinstance(found, type) and issubclass(found, tuple))

@@ -38,12 +38,12 @@ class Mutation:
 MUTATIONS = (
     Mutation("lifecycle/rules.py", "contribution >= -rules.harm_tolerance", "contribution >= -1.0", "lifecycle"),
     Mutation("lifecycle/transitions.py", "(table.stage_age >= steps)", "(table.stage_age > steps)", "lifecycle"),
-    Mutation("lifecycle/legality.py", "op[:, Op.WAIT] = True", "pass", "lifecycle rl"),
+    Mutation("lifecycle/legality.py", "allowed[:, Op.WAIT] = True", "pass", "lifecycle rl"),
     Mutation(
-        "population/governor/detectors.py",
+        "engine/governor.py",
         "self._unusual >= settings.patience]",
         "self._unusual > settings.patience]",
-        "population",
+        "engine",
     ),
     Mutation(
         "population/parameters.py",
@@ -68,6 +68,17 @@ MUTATIONS = (
     ),
     Mutation("population/optimizers.py", ".clamp(max=1)", ".clamp(max=2)", "population"),
     Mutation("population/learning.py", "if settings.clip_norm is not None:", "if False:", "population"),
+    Mutation("engine/governor.py", "self._monitor.restore(rows)", "pass", "engine"),
+    Mutation("engine/governor.py", "diagnosis.good & running", "diagnosis.good", "engine population"),
+    Mutation("engine/engine.py", "due | intervention.rows[:, None]", "due", "engine"),
+    Mutation("engine/engine.py", "np.where(due, promises.missing, self._overdue)", "self._overdue", "engine grower"),
+    Mutation("engine/engine.py", "self.decisions - running", "self.decisions", "engine rl"),
+    Mutation("engine/history.py", "improves(evaluation.progress, self.best_progress)", "lower", "engine grower"),
+    Mutation("engine/gradients.py", "* fossils).sum(1)", ").sum(1)", "engine population"),
+    Mutation("engine/recorder.py", "(reasons != self.reasons) | ", "", "train grower"),
+    Mutation("grower/backend.py", "(0.0, 0.0) if constant", "(0.0, 0.0) if False", "grower"),
+    Mutation("grower/grower.py", "disallowed.add(Op.FOSSILIZE)", "pass", "grower"),
+    Mutation("grower/grower.py", "disallowed.discard(Op.PRUNE)", "pass", "grower"),
 )
 
 

@@ -15,7 +15,6 @@ Names in ``__all__`` are public. docs/stability.md lists what else is, and what 
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -70,16 +69,9 @@ __all__ = [
     "warmup_stable_decay",
 ]
 
-_RENAMED: dict[str, str] = {}
-"""Former public names to present ones. A former name still works, with a DeprecationWarning."""
-
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that `esper --help` need not wait for torch."""
-    if name in _RENAMED:
-        former, name = name, _RENAMED[name]
-        message = f"esper.{former} is called esper.{name} now: the former name goes in the next minor version"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
     if name not in __all__:
         raise AttributeError(f"module 'esper' has no attribute {name!r}")
     return vars(import_module("esper.api"))[name]

@@ -92,7 +92,7 @@ def test_what_was_usual_can_be_forgotten_for_some() -> None:
     monitor = Monitor(SETTINGS, 2)
     for loss in CALM:
         look(monitor, [loss, loss])
-    monitor.restart(np.array([True, False]))
+    monitor.forget(np.array([True, False]), skill=True)
     found = [look(monitor, [9.0, 9.0]).trouble.tolist() for _ in range(3)]
     assert found == [[0, 0], [0, 0], [Trouble.NONE, Trouble.EXPLODED]]
 

@@ -234,7 +234,7 @@ def test_whatever_breaks_a_constraint_loses_a_whole_accuracy_at_least(level: flo
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no objective": ({"objective": None}, "no objective"),
+    "no objective": ({"objective": None}, "objective is None: give the name of a set"),
     "the objective itself": ({"constraints": {"target": 0.1}}, "is the objective"),
     "not measured": ({"constraints": {"other": 0.1}}, "target, other"),
     "no scores": ({"evaluate": lambda model: {"target": (1.0, 0.5), "source": (1.0, 0.5)}}, "give an esper.Score"),

@@ -69,6 +69,15 @@ WAYS: dict[str, tuple[Make, Make, list[str]]] = {
             r"higher_is_better= of Grower .*: give esper.Metric\(evaluate, name, higher_is_better\)",
         ],
     ),
+    "metric beside evaluate by its place": (
+        lambda model, optimizer: Grower(
+            model, optimizer, measure, controller="random", metric="mistakes", higher_is_better=False, **COMMON
+        ),
+        lambda model, optimizer: Grower(
+            model, optimizer, esper.Metric(measure, "mistakes", False), controller="random", **COMMON
+        ),
+        [r"metric= of Grower is part of evaluate now", r"higher_is_better= of Grower is part of evaluate now"],
+    ),
     "constraints": (
         lambda model, optimizer: Grower(
             model,
@@ -206,6 +215,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_contradictions_are_refused_as_ever(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Grower(*prepare(), controller="random", evaluate=validate, **options)
+    with pytest.raises(ConfigError, match=sentence):
+        Grower(*prepare(), validate, controller="random", **options)
 
 
 @pytest.mark.parametrize("name", ["GovernorSettings", "Trouble"])

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from esper import Grower, GrowingModel, Refit, Score, attach
+from esper import Constrained, Grower, GrowingModel, Refit, Score, attach
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.promises import PromiseSettings
 from esper.errors import CheckpointError, ConfigError, DistributedError, SlotError
@@ -94,15 +94,14 @@ def validate_sets(model: nn.Module, rank: int, *, constrained: bool) -> Any:
 
 def make(model: GrowingModel, how: str, rank: int = 0) -> Grower:
     scenario = SCENARIOS[how]
-    about = {"objective": "target", "constraints": {"source": 0.01}} if scenario.constrained else {}
+    evaluate = partial(validate_sets, rank=rank, constrained=scenario.constrained)
     return Grower(
         model,
         torch.optim.AdamW(model.parameter_groups(lr=1e-2)),
-        scenario.controller,
-        evaluate=partial(validate_sets, rank=rank, constrained=scenario.constrained),
+        Constrained(evaluate, "target", {"source": 0.01}) if scenario.constrained else evaluate,
+        controller=scenario.controller,
         horizon=20,
         seed=7,
-        **about,
     )
 
 

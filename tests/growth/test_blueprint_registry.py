@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ConfigError, SlotError, UnknownBlueprintError
+from esper.former import REMOVED_IN
 from esper.growth.blueprints import registry
 from esper.growth.blueprints.channels import LowRank
 from esper.growth.blueprints.registry import Blueprint, Context, Family, for_site, get, names, register
@@ -106,10 +107,13 @@ def test_former_names_of_class_members_work_with_a_warning():
     with pytest.warns(DeprecationWarning, match=r"^Former\.\w+: rename it to") as warned:
         Former = type("Former", (LowRank,), former)
     assert [str(one.message) for one in warned] == [
-        "Former.looks_ahead: rename it to is_causal",
-        "Former.reads: rename it to context",
-        "Former.serves: rename it to supports",
-        "Former.silences: rename it to needs_branch_outputs",
+        f"Former.{former}: rename it to {name}; the former way goes in version {REMOVED_IN}"
+        for former, name in (
+            ("looks_ahead", "is_causal"),
+            ("reads", "context"),
+            ("serves", "supports"),
+            ("silences", "needs_branch_outputs"),
+        )
     ]
     assert Former.is_causal
     assert Former.context is Context.NETWORK

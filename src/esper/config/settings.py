@@ -6,7 +6,6 @@ Settings can be compared with others, and every mistake in them becomes one sent
 """
 
 import reprlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast, get_args
@@ -18,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from esper.errors import did_you_mean
+from esper.former import warn_of_former
 
 
 class Settings(BaseModel):
@@ -73,8 +73,7 @@ def find_present_key(models: Sequence[type[BaseModel]], key: str) -> str:
 
 def warn_of_former_key(former: str, present: str) -> None:
     """Warn that a file or an override still has the former name of a setting; both are dotted keys."""
-    message = f"the setting `{former}` is called `{present}` now: rename it, the former name goes in the next version"
-    warnings.warn(message, FutureWarning, stacklevel=2)
+    warn_of_former(f"the setting `{former}` is called `{present}` now: rename it", FutureWarning)
 
 
 def rename_keys(models: Sequence[type[BaseModel]], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

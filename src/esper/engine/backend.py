@@ -83,7 +83,7 @@ class GrowthBackend(Restorable, Protocol):
     ) -> Deferred[Measurement]:
         """Measure the networks and the modules in the slots ``due``, bool ``[E, S]``, after that training.
 
-        ``check_finite``: whether to look for values that are not finite; if not, all of them count as finite.
+        ``check_finite``: whether to look for parameters and moments that are not finite.
         """
         ...
 

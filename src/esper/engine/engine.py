@@ -62,8 +62,8 @@ class GrowthEngine:
         engine.measure_promises(running)
     ```
 
-    Exactly one `apply` comes before each `assess`. A user's loop has trained when it first calls: `esper.Grower`
-    applies a first decision, to wait, for it.
+    Call `apply` once before each `assess`. A user's loop trains before its first `Grower.step`, so `esper.Grower`
+    applies a first decision, to wait, when it is made.
     What happens to network i follows from its own actions and data alone, whatever E is.
 
     Args:

@@ -42,7 +42,7 @@ class GovernorSettings(Settings):
     max_rollbacks: int = Field(default=3, ge=0)
     """Rollbacks in one episode. Trouble after the last one ends the episode, in the state of the last snapshot."""
     penalty: float = Field(default=0.1, ge=0, allow_inf_nan=False)
-    """What each trouble costs in reward, in units of the objective."""
+    """What each rollback costs in reward, in units of the objective."""
 
     @model_validator(mode="after")
     def _losses_become_known(self) -> Self:
@@ -109,9 +109,9 @@ class Monitor:
         self._unusual: Ints = np.zeros(shape, np.int64)
         """Checks in a row with an unusual loss, ``[E, M]``."""
         self._guessing: Ints = np.zeros(shape, np.int64)
-        """Checks in a row in which a network guessed that had done better, ``[E, M]``."""
+        """Consecutive checks at which a network guesses although it once did better, ``[E, M]``."""
         self._best_skill: Floats = np.full(shape, -np.inf)
-        self._saved = self._copy_state()
+        self._saved = {name: array.copy() for name, array in self._arrays().items()}
         """The state at each network's last snapshot."""
 
     def judge(self, vitals: Vitals) -> Diagnosis:
@@ -140,22 +140,15 @@ class Monitor:
         self._losses = np.where(usual[..., None], window, self._losses)
         improved = usual & (vitals.skill > self._best_skill)
         self._best_skill = np.where(improved, vitals.skill, self._best_skill)
-        self._forget(~sound, skill=True)
+        self.forget(~sound, skill=True)
         # A network is in trouble by the first measure that shows it.
         first = (~sound).argmax(axis=1)[:, None]
         return Diagnosis(
             np.take_along_axis(trouble, first, axis=1)[:, 0], usual.all(axis=1), (usual & ~worse).all(axis=1)
         )
 
-    def forget_losses(self, rows: Bools) -> None:
-        """Forget which losses were usual in the networks ``rows``, bool ``[E]``, but not their skill."""
-        self._forget(rows, skill=False)
-
-    def restart(self, rows: Bools) -> None:
-        """Forget the losses and the skill of the networks ``rows``, bool ``[E]``."""
-        self._forget(rows, skill=True)
-
-    def _forget(self, rows: Bools, *, skill: bool) -> None:
+    def forget(self, rows: Bools, *, skill: bool) -> None:
+        """Forget the usual losses in ``rows``, bool ``[E]`` or ``[E, M]``, and with ``skill`` how well they did."""
         self._losses[rows] = np.nan
         self._unusual[rows] = 0
         self._guessing[rows] = 0
@@ -190,9 +183,6 @@ class Monitor:
             "best_skill": self._best_skill,
         }
 
-    def _copy_state(self) -> dict[str, NDArray[Any]]:
-        return {name: array.copy() for name, array in self._arrays().items()}
-
     def state_dict(self) -> dict[str, Any]:
         """The state now and at the last snapshot, as plain values."""
         return to_plain({"now": self._arrays(), "saved": self._saved})
@@ -223,7 +213,7 @@ class Restorable(Protocol):
         ...
 
     def restore(self, rows: Bools) -> Transitions:
-        """Return the networks ``rows``, bool ``[E]``, to their last snapshot; gives the modules that were lost."""
+        """Return the networks ``rows``, bool ``[E]``, to their last snapshot; returns what was pruned."""
         ...
 
 
@@ -261,7 +251,7 @@ class Governor:
         self._networks = networks
         self.settings = settings
         self.rollbacks: Ints = np.zeros(networks.size, np.int64)
-        """``[E]``."""
+        """Rollbacks in the present episodes, one beyond the limit included, ``[E]``."""
         self._snapshot_loss: Floats = np.full(networks.size, np.nan)
         self._monitor = None if settings is None else Monitor(settings, networks.size, measures)
         if self._monitor is not None:
@@ -294,7 +284,7 @@ class Governor:
         # What was usual at the snapshot is usual again, except where the network loses modules on the way.
         transitions = self._networks.restore(rows)
         self._monitor.restore(rows)
-        self._monitor.forget_losses(np.isin(np.arange(len(rows)), transitions.env))
+        self._monitor.forget(np.isin(np.arange(len(rows)), transitions.env), skill=False)
         self.rollbacks = self.rollbacks + rows
         exhausted = rows & (self.rollbacks > self.settings.max_rollbacks)
         return Intervention(trouble, diagnosis.usual, exhausted, self._snapshot_loss, transitions)
@@ -305,14 +295,14 @@ class Governor:
         In those of ``forget_skill``, bool ``[E]``, what helped was taken away: they may fall back to guessing.
         """
         if self._monitor is not None:
-            self._monitor.forget_losses(rows)
-            self._monitor.restart(rows & forget_skill)
+            self._monitor.forget(rows & ~forget_skill, skill=False)
+            self._monitor.forget(rows & forget_skill, skill=True)
 
     def restart(self, rows: Bools) -> None:
         """Begin anew in ``rows``, bool ``[E]``, which hold other networks now."""
         self.rollbacks = np.where(rows, 0, self.rollbacks)
         if self._monitor is not None:
-            self._monitor.restart(rows)
+            self._monitor.forget(rows, skill=True)
             self._take_snapshots(rows, np.full(len(rows), np.nan))
 
     def _take_snapshots(self, rows: Bools, loss: Floats) -> None:

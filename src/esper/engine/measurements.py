@@ -96,8 +96,7 @@ def update_evidence(table: SeedTable, before: Evidence, training: TrainingReport
     finite = np.where(evaluation.fresh, known, np.isfinite(evaluation.loss)[:, None])
     measured = table.owning & known
     stale = measured & ~evaluation.fresh
-    return replace(
-        before,
+    return Evidence(
         probed=before.probed | (table.owning & finite),
         gradient_healthy=table.owning & np.isfinite(norms) & (norms > 0),
         contribution=np.where(measured, evaluation.accuracy_contribution, np.nan).astype(np.float32),

@@ -6,9 +6,10 @@ All processes of a growth are synchronised here: what the first one measures hol
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from esper.grower.distributed import Processes
 from esper.grower.evaluation import Evaluate, ModelMeasurement, compute_contributions, measure_model
 from esper.grower.governor import ModelSnapshot
 from esper.grower.gradients import GradientRecorder
-from esper.grower.isolated import IsolatedTrainer
+from esper.grower.isolated import IsolatedTrainer, SeedlessFork
 from esper.grower.learning_check import LearningCheck, OptimizerCheck
 from esper.grower.network import GrowingNetwork
 from esper.grower.promise_recorder import PromiseRecorder
@@ -72,14 +73,12 @@ class ModelBackend:
     ) -> None:
         self.networks = network
         self.evaluator = evaluator
-        self.measurements: list[ModelMeasurement] = []
-        """Of the present decision: the model after training and, if it was rolled back, as it is now."""
+        self.measurement: ModelMeasurement | None = None
+        """The newest; None before any."""
         self.metrics_before: Metrics | None = None
         """Metrics of the model after training, before any rollback; None where it could not be measured."""
         self.supplied: Metrics | None = None
         """Metrics of the model as it is, if the user has measured them already."""
-        self.pruned: tuple[str, ...] = ()
-        """Slots that lost their module in the last rollback."""
         self._evaluate, self._scores, self._constraints, self._isolated = evaluate, scores, constraints, isolated
         self._gradients, self._promises, self._snapshot = gradients, promises, snapshot
         self._learning, self._trained, self._processes, self._scaled = learning, trained, processes, scaled
@@ -88,7 +87,12 @@ class ModelBackend:
     @property
     def metrics(self) -> Metrics:
         """The newest metrics of the model as it is."""
-        return self.measurements[-1].baseline
+        return self.require_measurement().baseline
+
+    def require_measurement(self) -> ModelMeasurement:
+        """The newest measurement, of which there must be one."""
+        assert self.measurement is not None, "the engine measures before it decides"
+        return self.measurement
 
     @property
     def chance_level(self) -> tuple[float, float]:
@@ -100,7 +104,7 @@ class ModelBackend:
     ) -> Deferred[Measurement]:
         """Measure the model at once; a model that is not finite is not evaluated."""
         report = self._processes.broadcast(training.fetch)
-        self.measurements, self.metrics_before, self._train_loss = [], None, float(report.loss[0])
+        self.metrics_before, self._train_loss = None, float(report.loss[0])
 
         # A diverged model cannot be measured: all its figures are unknown.
         unknown = np.full(due.shape, np.nan)
@@ -108,7 +112,7 @@ class ModelBackend:
             Evaluation(np.full(1, np.nan), np.full(1, np.nan), unknown, unknown, due), metrics=None
         )
         skills, finite, diverged = (math.nan, math.nan), False, False
-        if not check_finite or self.is_finite(self._train_loss):
+        if not check_finite or (math.isfinite(self._train_loss) and self.is_finite()):
             evaluation = self._measure(due, self.supplied)
             self._scores.check_train_accuracy(float(report.accuracy[0]))
             self.metrics_before, loss = self.metrics, self.metrics[LOSS]
@@ -116,7 +120,7 @@ class ModelBackend:
             if math.isfinite(loss) and math.isfinite(evaluation.accuracy[0]):
                 diverged = self._learning.has_diverged(self.metrics, self._train_loss)
                 # An output that is the same for all examples shows no skill, whatever its accuracy happens to be.
-                constant = self.measurements[-1].constant_output
+                constant = self.require_measurement().constant_output
                 skills = (0.0, 0.0) if constant else self._scores.compute_skills(self.metrics, self._train_loss)
         vitals = Vitals(report.loss, np.array([skills]), np.array([finite]), np.array([diverged]))
         return Deferred((), lambda: Measurement(report, evaluation, vitals))
@@ -125,14 +129,9 @@ class ModelBackend:
         """Measure the model as it is now, and the modules in the slots ``due``, bool ``[1, S]``."""
         return self._measure(due, None)
 
-    def is_finite(self, train_loss: float) -> bool:
-        """Whether the training loss, all parameters, gradients and moments are finite."""
-
-        def check() -> bool:
-            finite = self._snapshot.is_finite(gradients=not self._scaled)  # all processes may be needed for that
-            return finite and math.isfinite(train_loss)
-
-        return self._processes.run_on_model(check)
+    def is_finite(self) -> bool:
+        """Whether all parameters, gradients and moments are finite."""
+        return self._processes.run_on_model(lambda: self._snapshot.is_finite(gradients=not self._scaled))
 
     def measure_dependence(self, slots: Bools) -> tuple[Floats, bool]:
         """Contributions ``[1, S]`` of the modules in ``slots``, bool ``[1, S]``, by switching them off now.
@@ -156,13 +155,13 @@ class ModelBackend:
         """Measure the model, of which ``baseline`` is known perhaps, and the modules in the slots ``due``."""
         network = self.networks
         forks = self._isolated.get_comparable_forks()
-        measurement = self._run(due, baseline, forks=forks)
+        measurement = self._run(due, baseline, forks)
         # Where a constraint is broken, every module that may be pruned for it is measured.
         others = self._suspects & ~due
         if self._constraints.find_broken(measurement.baseline) and others.any():
-            more = self._run(others, measurement.baseline, forks=forks)
+            more = self._run(others, measurement.baseline, forks)
             measurement = measurement._replace(ablated={**measurement.ablated, **more.ablated}, due=due | others)
-        self.measurements.append(measurement)
+        self.measurement = measurement
         self._scores.set_reference(measurement.baseline, self._train_loss)
         evaluation = compute_contributions(measurement, network.model, network.table, self._scores.compute_score)
         return self._add_progress(evaluation, measurement.baseline)
@@ -171,7 +170,12 @@ class ModelBackend:
         progress = self._scores.compute_progress(metrics)
         return evaluation if progress is None else replace(evaluation, progress=np.array([progress]))
 
-    def _run(self, due: Bools, baseline: Metrics | None, **forks: Any) -> ModelMeasurement:
+    def _run(
+        self,
+        due: Bools,
+        baseline: Metrics | None,
+        forks: Mapping[str, SeedlessFork | None] = MappingProxyType({}),
+    ) -> ModelMeasurement:
         """Measure in the first process, or in all where they share the model."""
         measure = partial(
             measure_model,
@@ -181,7 +185,7 @@ class ModelBackend:
             self._constraints.parse_metrics,
             baseline,
             due,
-            **forks,
+            forks,
         )
         return self._processes.run_on_model(measure)
 
@@ -189,7 +193,7 @@ class ModelBackend:
         """The module without which constraints are broken by least, bool ``[1, S]``; none if none is broken or none of
         those that were measured helps.
         """
-        measurement, suspects, excess = self.measurements[-1], self._suspects, self._constraints.compute_excess
+        measurement, suspects, excess = self.require_measurement(), self._suspects, self._constraints.compute_excess
         left = np.full(suspects.shape, excess(measurement.baseline))
         before = left.max()
         for place, name in enumerate(self.networks.model.slots):
@@ -199,7 +203,7 @@ class ModelBackend:
 
     @property
     def _suspects(self) -> Bools:
-        """Slots whose modules count, and are not there for good: bool ``[1, S]``."""
+        """Slots with blended modules that can still be pruned, bool ``[1, S]``."""
         return self.networks.table.live & self.networks.table.blended
 
     def measure_promises(self, due: Bools) -> Promises:
@@ -216,7 +220,7 @@ class ModelBackend:
 
     def restore(self, rows: Bools) -> Transitions:
         """Return the model to its snapshot; gives the modules that were pruned."""
-        self.pruned = self._snapshot.restore()
+        self._snapshot.restore()
         self._trained.accept_changes()
         self.supplied = None
         if self._promises is not None:

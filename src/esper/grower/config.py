@@ -125,11 +125,10 @@ class GrowerConfig(Settings):
         Raises:
             ConfigError: there is no such field, or the value does not fit.
         """
-        unknown = next((name for name in fields if name not in type(self).model_fields), None)
+        names = type(self).model_fields
+        unknown = next((name for name in fields if name not in names), None)
         if unknown is not None:
-            hint = (
-                did_you_mean(unknown, type(self).model_fields) or f"; choose from {', '.join(type(self).model_fields)}"
-            )
+            hint = did_you_mean(unknown, names) or f"; choose from {', '.join(names)}"
             raise ConfigError(f"a grower has no argument {unknown!r}{hint}")
         values = {name: getattr(self, name) for name in self.model_fields_set} | dict(fields)
         try:

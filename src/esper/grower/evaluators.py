@@ -28,6 +28,10 @@ class Evaluator:
         """The result of ``evaluate``."""
         return self.evaluate(model)
 
+    def describe_criterion(self) -> dict[str, Any]:
+        """The fields of `Criterion` that this evaluator sets."""
+        raise NotImplementedError
+
 
 class Metric(Evaluator):
     """Growth is about one metric by name, plateaus included.
@@ -54,6 +58,10 @@ class Metric(Evaluator):
     ) -> None:
         self.evaluate, self.name, self.higher_is_better = evaluate, name, higher_is_better
 
+    def describe_criterion(self) -> dict[str, Any]:
+        """The metric and its direction."""
+        return {"metric": self.name, "higher_is_better": self.higher_is_better}
+
 
 class Constrained(Evaluator):
     """Growth is about one of several sets of validation data, and the loss on the others may rise only by a limit.
@@ -78,10 +86,14 @@ class Constrained(Evaluator):
     def __init__(
         self,
         evaluate: Evaluate,
-        objective: Annotated[Name, Advice("give the name of a set of data that evaluate measures")] | None,
+        objective: Annotated[Name, Advice("give the name of a set of data that evaluate measures")],
         limits: Limits | None = None,
     ) -> None:
         self.evaluate, self.objective, self.limits = evaluate, objective, dict(limits or {})
+
+    def describe_criterion(self) -> dict[str, Any]:
+        """The objective and the limits on other sets."""
+        return {"objective": self.objective, "constraints": self.limits}
 
 
 class Refit(Evaluator):
@@ -101,6 +113,10 @@ class Refit(Evaluator):
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)
     def __init__(self, evaluate: Evaluate) -> None:
         self.evaluate = evaluate
+
+    def describe_criterion(self) -> dict[str, Any]:
+        """The kind of evidence."""
+        return {"evidence": Counterfactual.REFIT}
 
 
 @dataclass(frozen=True)
@@ -130,16 +146,10 @@ def read_criterion(evaluate: Evaluate) -> Criterion:
     """
     fields: dict[str, Any] = {}
     kinds: set[type] = set()
-    while isinstance(evaluate, Metric | Constrained | Refit):
+    while isinstance(evaluate, Evaluator):
         if type(evaluate) in kinds:
             raise ConfigError(f"evaluate is an esper.{type(evaluate).__name__} of another one: leave one of them out")
         kinds.add(type(evaluate))
-        match evaluate:
-            case Metric():
-                fields |= {"metric": evaluate.name, "higher_is_better": evaluate.higher_is_better}
-            case Constrained():
-                fields |= {"objective": evaluate.objective, "constraints": evaluate.limits}
-            case Refit():
-                fields["evidence"] = Counterfactual.REFIT
+        fields |= evaluate.describe_criterion()
         evaluate = evaluate.evaluate
     return Criterion(evaluate, **fields)

@@ -1,15 +1,15 @@
-"""Arguments of `esper.Grower` that have another place since version 0.3; they still work for one version, and warn."""
+"""Former arguments of `esper.Grower`: they still work, and warn."""
 
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from esper.control.controller import Controller
 from esper.errors import ConfigError
+from esper.former import warn_of_former
 from esper.grower.evaluators import Constrained, Metric, Refit
 from esper.grower.isolated import Counterfactual
 
@@ -27,19 +27,23 @@ _EVALUATORS = {
 
 
 def accept_former_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a constructor take the controller as its third argument, and what are evaluators now as keywords."""
+    """Accept the former call of `Grower`: the controller third, and ``metric``, ``objective``, ... as keywords."""
 
     @functools.wraps(function)
-    def construct(*arguments: Any, **keywords: Any) -> Any:
-        if len(arguments) == 4 and isinstance(arguments[3], str | Path | Controller):
-            _warn("the third argument of Grower is evaluate now", "give the controller as controller=...")
-            *arguments, keywords["controller"] = arguments  # type: ignore[assignment]
+    def construct(owner: Any, *arguments: Any, **keywords: Any) -> Any:
+        model_and_optimizer, rest = arguments[:2], list(arguments[2:])
+        if rest and isinstance(rest[0], str | Path | Controller):
+            warn_of_former("the third argument of Grower is evaluate now: give the controller as controller=...")
+            keywords["controller"] = rest.pop(0)
         former = {name: keywords.pop(name) for name in _EVALUATORS if name in keywords}
-        if former and "evaluate" in keywords:
+        if former and (rest or "evaluate" in keywords):
             for name in former:
-                _warn(f"{name}= of Grower is part of evaluate now", f"give {_EVALUATORS[name]}")
-            keywords["evaluate"] = _wrap(keywords["evaluate"], **former)
-        return function(*arguments, **keywords)  # type: ignore[arg-type]
+                warn_of_former(f"{name}= of Grower is part of evaluate now: give {_EVALUATORS[name]}")
+            if rest:
+                rest[0] = _wrap(rest[0], **former)
+            else:
+                keywords["evaluate"] = _wrap(keywords["evaluate"], **former)
+        return cast("Any", function)(owner, *model_and_optimizer, *rest, **keywords)
 
     return construct
 
@@ -56,13 +60,11 @@ def _wrap(
     if metric is not None:
         evaluate = Metric(evaluate, metric, higher_is_better)
     elif higher_is_better is not None:
-        raise ConfigError(f"higher_is_better={higher_is_better} of what? Say metric=... too, or leave it out")
-    if objective is not None or constraints:
+        raise ConfigError(f"higher_is_better={higher_is_better} of what? Give metric=... too, or leave it out")
+    if objective is not None:
         evaluate = Constrained(evaluate, objective, constraints)
+    elif constraints:
+        raise ConfigError(f"constraints on {', '.join(constraints)}, but no objective: give objective=... too")
     if evidence not in tuple(Counterfactual):
         raise ConfigError(f"evidence is {evidence!r}: give one of {', '.join(Counterfactual)}")
     return Refit(evaluate) if evidence == Counterfactual.REFIT else evaluate
-
-
-def _warn(what: str, instead: str) -> None:
-    warnings.warn(f"{what}: {instead}; the former way goes in version 0.4", DeprecationWarning, stacklevel=3)

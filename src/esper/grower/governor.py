@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -72,7 +72,7 @@ class ModelSnapshot:
         reshard(self.model)
         self._copies = _Copies(
             [(parameter, local_part(parameter).detach().clone()) for parameter in self.model.parameters()],
-            [(module, name, buffer.clone()) for module, name, buffer in _list_buffers(self.model)],
+            [(module, name, module.get_buffer(name).clone()) for _, module, name in _list_buffers(self.model)],
             [(generator, generator.get_state()) for generator in self._generators],
         )
 
@@ -131,7 +131,7 @@ class ModelSnapshot:
         """The copies as plain values: as large as the model, or as this process's part of it."""
         reshard(self.model)
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        places = {(module, name): path for path, module, name in _list_buffer_paths(self.model)}
+        places = {(module, name): path for path, module, name in _list_buffers(self.model)}
         parameters, buffers, generators = self._copies
         return to_plain(
             {
@@ -150,7 +150,7 @@ class ModelSnapshot:
         """
         reshard(self.model)
         parameters = dict(self.model.named_parameters())
-        buffers = {path: (module, name) for path, module, name in _list_buffer_paths(self.model)}
+        buffers = {path: (module, name) for path, module, name in _list_buffers(self.model)}
         tensors = {**parameters, **{path: module.get_buffer(name) for path, (module, name) in buffers.items()}}
         unknown = [name for name in (*state["parameters"], *state["buffers"]) if name not in tensors]
         if unknown:
@@ -166,6 +166,24 @@ class ModelSnapshot:
             [(*buffers[path], value) for path, value in saved["buffers"].items()],
             list(zip(self._generators, saved["generators"], strict=True)),
         )
+
+
+class _SingleNetwork:
+    """A model without a lifecycle table as the only network of a `Governor`."""
+
+    size = 1
+
+    def __init__(self, snapshot: ModelSnapshot) -> None:
+        self._snapshot = snapshot
+        self.pruned: tuple[str, ...] = ()
+        """Slots that lost their module in the last rollback."""
+
+    def snapshot(self, rows: Bools) -> None:
+        self._snapshot.take()
+
+    def restore(self, rows: Bools) -> Transitions:
+        self.pruned = self._snapshot.restore()
+        return Transitions.none()
 
 
 class TrainingGovernor:
@@ -190,8 +208,6 @@ class TrainingGovernor:
         generators: As for `ModelSnapshot`.
     """
 
-    size = 1
-
     def __init__(
         self,
         model: nn.Module,
@@ -202,8 +218,8 @@ class TrainingGovernor:
     ) -> None:
         self._snapshot = ModelSnapshot(model, optimizer, generators)
         self._classes = classes
-        self._pruned: tuple[str, ...] = ()
-        self._governor = Governor(self, settings or GovernorSettings())
+        self._network = _SingleNetwork(self._snapshot)
+        self._governor = Governor(self._network, settings or GovernorSettings())
 
     @property
     def rollbacks(self) -> int:
@@ -228,19 +244,10 @@ class TrainingGovernor:
             np.array([self._snapshot.is_finite() and math.isfinite(loss)]),
         )
         intervention = self._governor.check(vitals, np.ones(1, np.bool_))
-        if intervention.rows[0] and self._pruned:
+        if intervention.rows[0] and self._network.pruned:
             self._governor.expect_change(np.ones(1, np.bool_), forget_skill=np.zeros(1, np.bool_))
         require_rollbacks_left(intervention, self._governor)
-        return describe_rollback(intervention, loss, self._pruned)
-
-    def snapshot(self, rows: Bools) -> None:
-        """Keep the present state as the one to return to; `check` does so by itself."""
-        self._snapshot.take()
-
-    def restore(self, rows: Bools) -> Transitions:
-        """Return to the last snapshot; `check` does so by itself."""
-        self._pruned = self._snapshot.restore()
-        return Transitions.none()
+        return describe_rollback(intervention, loss, self._network.pruned)
 
     def state_dict(self) -> dict[str, Any]:
         """The snapshot and what the detectors remember, as plain values."""
@@ -281,18 +288,9 @@ def _to_float(value: float | Tensor) -> float:
     return float(value.detach() if isinstance(value, Tensor) else value)
 
 
-def _list_buffers(model: nn.Module) -> Iterable[tuple[nn.Module, str, Tensor]]:
-    """All buffers but the alphas of modules, which belong to the lifecycle, not to training."""
-    for module in model.modules():
-        if isinstance(module, Seed):
-            continue
-        for name, buffer in module.named_buffers(recurse=False):
-            yield module, name, buffer
-
-
-def _list_buffer_paths(model: nn.Module) -> Iterable[tuple[str, nn.Module, str]]:
-    """The buffers of `_list_buffers`: path in the model, module that holds it, and name there."""
-    named = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
-    paths = {module: path for path, module in named}
-    for module, name, _ in _list_buffers(model):
-        yield f"{paths[module]}.{name}".removeprefix("."), module, name
+def _list_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """All buffers but the alphas of modules, which belong to the lifecycle: path, module that holds it, name there."""
+    for path, module in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):
+        if not isinstance(module, Seed):
+            for name, _ in module.named_buffers(recurse=False):
+                yield f"{path}.{name}".removeprefix("."), module, name

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from esper.engine.engine import GrowthEngine, Situation
 from esper.engine.governor import Governor, Intervention, Vitals
 from esper.engine.measurements import TrainingReport
 from esper.errors import CheckpointError, ConfigError, DivergedError
+from esper.former import warn_of_former
 from esper.grower.backend import ModelBackend
 from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
 from esper.grower.config import GrowerConfig, StepInputs, check_step, require_rules, require_same
@@ -109,7 +109,7 @@ class Grower:
         optimizer: torch.optim.Optimizer,
         evaluate: Evaluate,
         config: GrowerConfig = GrowerConfig(),  # noqa: B008 (immutable)
-        callbacks: Sequence[GrowerCallback] = (),
+        callbacks: Annotated[Sequence[GrowerCallback], Advice("give a list of esper.grower.GrowerCallback")] = (),
         *,
         run: Annotated[FilePath, Advice("give the path of a new folder")] | None = None,
         verbose: bool = False,
@@ -272,12 +272,14 @@ class Grower:
         assessment = self.engine.assess(Deferred((), lambda: report), _EVERYONE)
         intervention = assessment.intervention
         self._require_rollbacks_left(intervention)
-        rollback = describe_rollback(intervention, inputs.train_loss, self.backend.pruned)
+        slots = list(self.model.slots)
+        pruned = [slots[place] for place in cast("list[int]", intervention.transitions.slot.tolist())]
+        rollback = describe_rollback(intervention, inputs.train_loss, pruned)
         store_contributions(self.model, assessment.evaluation.accuracy_contribution)
         self.engine.measure_promises(_EVERYONE, supplied=promises)
 
         # Leave out operations for which there are no grounds, or which a broken constraint forbids.
-        current, newest = self.backend.metrics, self.backend.measurements[-1]
+        current, newest = self.backend.metrics, self.backend.require_measurement()
         broken, culprit = self.constraints.find_broken(current), self.backend.find_culprit()
         disallowed = self._learning.find_disallowed_operations(
             current,
@@ -313,13 +315,15 @@ class Grower:
         self._controller_state = controller_state
         self.network.evidence = self.isolated.update_forks(self.network.table, self.network.evidence)
         self._gradients.clear()
+        if self._promise_recorder is not None:
+            self._promise_recorder.clear()
         self._prepare_training()
 
         # Report it.
         changes = concatenate_transitions([intervention.transitions, result.transitions])
         decision = describe_decision(
             self.decisions,
-            list(self.model.slots),
+            slots,
             self.network.blueprints,
             actions,
             changes,
@@ -401,13 +405,13 @@ class Grower:
 
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """The former name of `isolated_backward`."""
-        _warn_renamed("learn_apart", "isolated_backward")
+        warn_of_former("Grower.learn_apart is called isolated_backward now")
         self.isolated_backward(loss, *minibatch, **named)
 
     @property
     def learns_apart(self) -> bool:
         """The former name of `needs_isolated_backward`."""
-        _warn_renamed("learns_apart", "needs_isolated_backward")
+        warn_of_former("Grower.learns_apart is called needs_isolated_backward now")
         return self.needs_isolated_backward
 
     def rehearse(self, *passes: Callable[[], object]) -> int:
@@ -467,7 +471,7 @@ class Grower:
             self._notify(lambda callback: callback.on_step_start(self))
         require_same_slots(self.model, self.network.table)
         require_growable(self.model)
-        if unfinished and self.governor.settings is not None and not self.backend.is_finite(0.0):
+        if unfinished and self.governor.settings is not None and not self.backend.is_finite():
             unknown = np.full(1, math.nan)
             vitals = Vitals(unknown, np.full((1, self.backend.skills), math.nan), np.zeros(1, np.bool_))
             self._require_rollbacks_left(self.governor.check(vitals, _EVERYONE))
@@ -525,7 +529,6 @@ class Grower:
         self._gradients.watch(self.model.seeds.values())
         self._processes.average_gradients(self.model.seeds.values())
         if self._promise_recorder is not None:
-            self._promise_recorder.clear()
             self._promise_recorder.set_recording(self.looks_next)
 
     def _require_rollbacks_left(self, intervention: Intervention) -> None:
@@ -560,7 +563,7 @@ class Grower:
         self._processes.broadcast(call_all)
 
     def _share_spending(self) -> None:
-        """Processes measure by themselves and have clocks of their own: what goes by the budget is alike in all."""
+        """Give all processes the first one's share of the budget, since each has its own clock."""
         if self._processes.is_distributed:
             self.spending.set_share(self._processes.broadcast(self.spending.compute_share))
 
@@ -610,10 +613,7 @@ class Grower:
         self.isolated.update_forks(self.network.table, self.network.evidence)
         self.isolated.load_state_dict(state["refit"])
         store_contributions(self.model, self.engine.history.accuracy_contribution)
-        self._gradients.watch(self.model.seeds.values())
-        self._processes.average_gradients(self.model.seeds.values())
-        if self._promise_recorder is not None:
-            self._promise_recorder.set_recording(self.looks_next)
+        self._prepare_training()
         for key, callback in self._name_callbacks().items():
             saved = state["callbacks"].get(key)
             self._processes.broadcast(lambda callback=callback, saved=saved: callback.on_resume(self, saved))
@@ -650,9 +650,3 @@ class Grower:
             "controller": self._controller_state,
             "spending": self.spending,
         }
-
-
-def _warn_renamed(former: str, name: str) -> None:
-    warnings.warn(
-        f"Grower.{former} is called {name} now; the former name goes in version 0.4", DeprecationWarning, stacklevel=3
-    )

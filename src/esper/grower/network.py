@@ -19,7 +19,14 @@ from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, add_fossils, remove_seeds, step
+from esper.lifecycle.transitions import (
+    Step,
+    Transitions,
+    add_fossils,
+    clear_changed_evidence,
+    remove_seeds,
+    step,
+)
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import module_generator
 from esper.serialization.state_files import from_plain, to_plain
@@ -180,21 +187,15 @@ class GrowingNetwork:
             slots[place].prune()
         for place in changes.slot[changes.after == Stage.FOSSILIZED].tolist():
             slots[place].fossilize()
-        replaced = (changes.after == Stage.GERMINATED) | (changes.after == Stage.PRUNED)
-        self._forget_evidence(changes.slot[replaced])
+        self.evidence = clear_changed_evidence(self.evidence, changes)
         self.table = table
         self.update_seeds()
 
     def revoke(self, empty: Bools) -> Transitions:
         """Update the table after a rollback has removed the modules in the slots ``empty``, bool ``[1, S]``."""
         self.table, changes = remove_seeds(self.table, empty)
-        self._forget_evidence(changes.slot)
+        self.evidence = clear_changed_evidence(self.evidence, changes)
         return changes
-
-    def _forget_evidence(self, slots: Ints) -> None:
-        changed = np.zeros((1, len(self.model.slots)), np.bool_)
-        changed[0, slots] = True
-        self.evidence = self.evidence.without(changed)
 
     def update_seeds(self) -> None:
         """Set alpha and isolation of every module by the table; a module learns from its second decision on."""

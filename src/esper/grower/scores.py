@@ -134,14 +134,10 @@ class ConstraintSet:
         limits: Largest relative increase of the loss on each other set.
 
     Raises:
-        ConfigError: there are limits without an objective, or one on the objective.
+        ConfigError: there is a limit on the objective.
     """
 
     def __init__(self, objective: str | None, limits: Mapping[str, float]) -> None:
-        if limits and objective is None:
-            raise ConfigError(
-                f"constraints on {', '.join(limits)}, but no objective: say objective=..., the set that growth is about"
-            )
         if objective in limits:
             raise ConfigError(f"constraints: {objective!r} is the objective, which is to fall; constrain other sets")
         self.objective, self.limits = objective, dict(limits)

@@ -121,7 +121,7 @@ class Evidence:
     probed: Bools
     """Whether the new seed was probed, and its output and gradient were finite."""
     gradient_healthy: Bools
-    """Whether the seed's gradients were measured, are finite, and neither vanish nor explode."""
+    """Whether the seed's gradient in the last minibatch was measured, and is finite and not zero."""
     contribution: Float32s
     """Accuracy points lost when the seed is switched off; NaN if never measured."""
     contribution_age: Int16s

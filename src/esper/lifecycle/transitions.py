@@ -91,6 +91,14 @@ def concatenate_transitions(parts: Sequence[Transitions]) -> Transitions:
     return merge_arrays(np.concatenate, parts)
 
 
+def clear_changed_evidence(evidence: Evidence, changes: Transitions) -> Evidence:
+    """Evidence without that of seeds that have just come or gone."""
+    changed = changes.born | (changes.after == Stage.PRUNED)
+    slots = np.zeros(evidence.probed.shape, np.bool_)
+    slots[changes.env[changed], changes.slot[changed]] = True
+    return evidence.without(slots)
+
+
 @dataclass(frozen=True)
 class Step:
     """The result of one step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from esper.population.population import Population
 from esper.population.promise import PromiseMeter
 from esper.population.snapshots import Snapshots, roll_back
 from esper.tasks.suite import Suite
+
+Scored = TypeVar("Scored", Evaluation, CommittedEvaluation)
 
 
 class PopulationBackend:
@@ -72,20 +75,20 @@ class PopulationBackend:
         vitals = Vitals(
             training.loss, skill(evaluation.accuracy, self._suite.classes)[:, None], losses & gradients & finite
         )
-        if self._suite.objective == "loss":
+        if self._suite.objective == "loss":  # training has no score
             training = replace(training, accuracy=np.full(self.size, np.nan))
-            evaluation = evaluation.score_losses(self._suite.chance_loss)
-        return Measurement(training, evaluation, vitals)
+        return Measurement(training, self._score(evaluation), vitals)
 
     def evaluate(self, due: Bools) -> Evaluation:
         """Measure all networks as they are now, and the modules in the slots ``due``, bool ``[E, S]``."""
-        evaluation = start_evaluation(self.networks, self.validation, due).fetch()
-        by_loss = self._suite.objective == "loss"
-        return evaluation.score_losses(self._suite.chance_loss) if by_loss else evaluation
+        return self._score(start_evaluation(self.networks, self.validation, due).fetch())
 
     def evaluate_committed(self, data: Batch) -> CommittedEvaluation:
         """Measure the networks without their unfinished modules on ``data [E, N, ...]``."""
-        evaluation = evaluate_committed(self.networks, data)
+        return self._score(evaluate_committed(self.networks, data))
+
+    def _score(self, evaluation: Scored) -> Scored:
+        """The evaluation by what growth is about: as it is for accuracy, with scores of losses otherwise."""
         by_loss = self._suite.objective == "loss"
         return evaluation.score_losses(self._suite.chance_loss) if by_loss else evaluation
 
@@ -111,7 +114,7 @@ class PopulationBackend:
         )
 
     def restore(self, rows: Bools) -> Transitions:
-        """Return the networks ``rows``, bool ``[E]``, to their snapshots; gives the modules that were pruned."""
+        """Return the networks ``rows``, bool ``[E]``, to their snapshots; returns what was pruned."""
         assert self._snapshots is not None, "the governor takes a first snapshot of all networks"
         return roll_back(self.networks, rows, self._snapshots)
 

@@ -1,11 +1,11 @@
-"""The former address of the governor's settings; it goes in version 0.4."""
+"""The former address of the governor's settings."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from esper.engine import governor
+from esper.former import warn_of_former
 
 
 def __getattr__(name: str) -> Any:
@@ -13,5 +13,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"esper.population.governor has no {name!r} any more: see esper.engine.governor, and esper.grower"
         )
-    warnings.warn(f"esper.population.governor.{name} is in esper.engine.governor now", DeprecationWarning, stacklevel=2)
+    warn_of_former(f"esper.population.governor.{name} is in esper.engine.governor now")
     return vars(governor)[name]

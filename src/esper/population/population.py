@@ -24,7 +24,7 @@ from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
-from esper.lifecycle.transitions import Step, Transitions, add_fossils, step
+from esper.lifecycle.transitions import Step, Transitions, add_fossils, clear_changed_evidence, step
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import module_generator
 from esper.population.execution import Execution
@@ -371,14 +371,6 @@ class Population:
     def count_seed_parameters(self, slots: Bools) -> Ints:
         """``[E]``: live parameters of the seeds in ``slots``, bool ``[E, S]``."""
         return (self.specs.costs.parameters.resident(self.table) * slots).sum(axis=1)
-
-
-def clear_changed_evidence(evidence: Evidence, changes: Transitions) -> Evidence:
-    """Evidence without that of seeds that have just come or gone."""
-    changed = changes.born | (changes.after == Stage.PRUNED)
-    slots = np.zeros(evidence.probed.shape, np.bool_)
-    slots[changes.env[changed], changes.slot[changed]] = True
-    return evidence.without(slots)
 
 
 def remove_pruned_seeds(banks: Mapping[SeedKind, SeedBank], changes: Transitions) -> Mapping[SeedKind, SeedBank]:

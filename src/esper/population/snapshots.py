@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Transitions, remove_seeds
+from esper.lifecycle.transitions import Transitions, clear_changed_evidence, remove_seeds
 from esper.numerics.arrays import Bools, Ints
 from esper.population.parameters import PopulationParameters, SeedKind, StackedParameters
-from esper.population.population import Population, PopulationState, clear_changed_evidence, remove_pruned_seeds
+from esper.population.population import Population, PopulationState, remove_pruned_seeds
 
 
 @dataclass(frozen=True)

@@ -481,7 +481,7 @@ class RewardTracker:
             "loss": np.where(counted, np.nan_to_num(evaluation.loss_contribution), 0.0) / chance_loss,
         }
         costs = population.specs.costs
-        parameters = (costs.parameters.resident(table) * counted).sum(axis=1)
+        parameters = population.count_seed_parameters(counted)
         flops = (costs.flops.resident(table) * counted).sum(axis=1)
         rent: dict[RentBasis, Floats] = {
             "parameters": compute_rent(parameters, population.host_parameters, self._rent),

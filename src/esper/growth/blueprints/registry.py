@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ConfigError, SlotError, UnknownBlueprintError, did_you_mean
+from esper.former import warn_of_former
 from esper.growth.site import Layout, Site
 
 
@@ -129,7 +129,7 @@ class Blueprint(nn.Module, ABC):
         super().__init_subclass__(**options)
         for former, name in _RENAMED_MEMBERS.items():
             if former in vars(cls):
-                warnings.warn(f"{cls.__qualname__}.{former}: rename it to {name}", DeprecationWarning, stacklevel=2)
+                warn_of_former(f"{cls.__qualname__}.{former}: rename it to {name}")
                 value = vars(cls)[former]
                 setattr(cls, name, not value if name == "is_causal" else value)
         if "supports" in vars(cls):
