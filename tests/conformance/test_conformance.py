@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
+from torch.utils.flop_counter import FlopCounterMode
 
 import esper
 from conformance.growth import DECISIONS, HORIZON, RATE, Training, grown, grown_model, outputs, plain_of, stir
@@ -27,7 +30,7 @@ from conformance.kinds import (
 from esper.config.loading import load_settings
 from esper.errors import EsperError
 from esper.growth.model import GrowingModel
-from esper.growth.probe import call_host
+from esper.growth.probe import call_host, first_tensor
 from esper.lifecycle.stages import Stage
 from esper.train.settings import TrainSettings
 from train.runs import TINY, started
@@ -90,6 +93,36 @@ def test_slots_and_newborn_seeds_change_no_bit(kind: Kind) -> None:
                 slot.germinate(slot.blueprints[0], torch.Generator().manual_seed(1))
             for found, wanted in zip(outputs(kind, model, training=training), expected, strict=True):
                 assert torch.equal(found, wanted)
+
+
+@every_kind
+def test_flops_of_hosts_are_those_of_training_wherever_the_slots_are(kind: Kind) -> None:
+    """As torch counts in training mode without fused kernels, and beside that products of matrices with vectors."""
+    host, inputs = kind.fresh().train(not kind.frozen), kind.minibatches(1)[0].inputs
+    vectors = {
+        torch.ops.aten.mv: lambda matrix, _, **__: 2 * math.prod(matrix),
+        torch.ops.aten.dot: lambda vector, _, **__: 2 * math.prod(vector),
+        torch.ops.aten.vdot: lambda vector, _, **__: 2 * math.prod(vector),
+    }
+    plain, unfused = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
+    with torch.no_grad(), plain, unfused, FlopCounterMode(display=False, custom_mapping=vectors) as counter:
+        call_host(host, inputs)
+    expected = counter.get_total_flops() // len(first_tensor(inputs))
+    for name in kind.slots:
+        model = esper.attach(kind.fresh(), [name], inputs, freeze_host=kind.frozen)
+        assert (model.host_flops, model.uncounted_flops) == (expected, ""), name
+    assert kind.attached().host_flops == expected > 0
+
+
+@every_kind
+def test_attaching_leaves_buffers_modes_and_random_numbers_as_they_were(kind: Kind) -> None:
+    host, untouched = kind.fresh(), kind.fresh().state_dict()
+    inputs, random = kind.minibatches(1)[0].inputs, torch.get_rng_state()
+    model = esper.attach(host, kind.slots, inputs)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(module.training for module in model.host.modules()) is all(m.training for m in kind.fresh().modules())
+    for name, value in host.state_dict().items():
+        assert torch.equal(value, untouched[name]), name
 
 
 def controllers() -> list[Any]:

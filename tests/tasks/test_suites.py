@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from esper.errors import TaskError
 from esper.tasks.generated_suite import GeneratedSuite
@@ -221,3 +223,51 @@ def test_unknown_families_and_variants_are_refused(suite: Suite) -> None:
         suite.variants(suite.families[0] + "x")
     with pytest.raises(TaskError, match="'13_13'"):
         suite.draw(suite.families[0], "13_13", 0, np.random.default_rng(0))
+
+
+# FLOPs of hosts -------------------------------------------------------------------------------------------------------
+
+
+def test_flops_of_hosts_are_those_that_torch_counts_in_training(suite: Suite, instances: list[Instance]) -> None:
+    for instance in instances:
+        host = suite.host(instance).train()
+        plain, unfused = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
+        with torch.no_grad(), plain, unfused, FlopCounterMode(display=False) as counter:
+            host(torch.zeros(3, *suite.input_shape))
+        assert suite.flops(instance) == counter.get_total_flops() // 3 > 0
+
+
+class Decomposed(nn.Linear):
+    """Torch cannot count its decomposition."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) * torch.linalg.svdvals(self.weight).amax()
+
+
+def replace_layer(monkeypatch: pytest.MonkeyPatch, layer: nn.Module) -> tuple[Suite, Instance]:
+    """A suite whose hosts have another layer behind theirs, and an instance."""
+    suite = get_suite("tokens")
+    usual = suite.host
+    monkeypatch.setattr(suite, "host", lambda instance: nn.Sequential(usual(instance), layer))
+    return suite, suite.sample(1, "train", np.random.default_rng(0))[0]
+
+
+def test_hosts_are_counted_whatever_layers_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some cannot train on one example, and some draw random numbers when they train."""
+    plain, instance = replace_layer(monkeypatch, nn.Identity())
+    expected = plain.flops(instance)
+    random = torch.get_rng_state()
+    for layer in (nn.BatchNorm1d(plain.classes), nn.Dropout(), nn.AlphaDropout(), nn.RReLU()):
+        monkeypatch.undo()
+        suite, _ = replace_layer(monkeypatch, layer)
+        assert suite.flops(instance) == expected
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_hosts_that_cannot_be_counted_are_refused_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = get_suite("tokens").classes
+    suite, instance = replace_layer(monkeypatch, Decomposed(classes, classes))
+    with pytest.raises(
+        TaskError, match=r"of suite 'tokens' are unknown, since torch cannot count aten::_linalg_svd in"
+    ):
+        suite.flops(instance)

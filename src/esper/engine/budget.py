@@ -56,6 +56,11 @@ class Cost:
     blends: Ints
     """What each `Blend` adds to that, ``[E, S, 3]``."""
 
+    @classmethod
+    def of_blueprints(cls, blueprints: Ints) -> Cost:
+        """The cost in a currency in which blends are free, as in FLOPs: their work is elementwise."""
+        return cls(blueprints, np.zeros((*blueprints.shape[:2], len(Blend)), np.int64))
+
     def of(self, blueprint: NDArray[np.integer], blend: NDArray[np.integer]) -> Ints:
         """The cost of seeds of these blueprints and blends, ``[..., E, S]``; where there is none (-1), of any."""
         network, slot = np.ogrid[: self.blends.shape[0], : self.blends.shape[1]]

@@ -19,10 +19,10 @@ from esper.grower.scores import LOSS, Metrics, Score
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.model import GrowingModel
 from esper.growth.sharding import reshard
-from esper.growth.side_pass import keep_modes
 from esper.growth.taps import IncomparableError, flatten
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats
+from esper.numerics.module_state import keep_modes
 
 Number: TypeAlias = float | Tensor
 """A tensor holds a single one."""

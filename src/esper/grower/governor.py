@@ -16,9 +16,9 @@ from esper.errors import CheckpointError, DivergedError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.sharding import holds_in_all_processes, is_sharded, local_part, reshard
-from esper.growth.side_pass import global_generators
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools
+from esper.numerics.module_state import global_generators
 from esper.serialization.state_files import from_plain, to_plain
 
 

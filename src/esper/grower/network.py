@@ -12,7 +12,7 @@ from esper.engine.budget import Budget, Charge, Cost, Costs, RentBasis, affordab
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
-from esper.growth.seed import count_blend_flops, count_blend_parameters
+from esper.growth.seed import count_blend_parameters
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend, Head
 from esper.lifecycle.legality import ActionMasks, legal_actions
@@ -45,8 +45,9 @@ class ModelSpec:
         names = dict.fromkeys(name for slot in self._slots for name in slot.blueprints)
         self.kinds: Sequence[type[Blueprint]] = [get(name) for name in names]
         """Every blueprint that some slot offers, in the order of the slots."""
-        parameters = self._cost(lambda kind, site: kind.parameters_at(site), count_blend_parameters)
-        flops = self._cost(lambda kind, site: kind.flops_at(site), count_blend_flops)
+        blends = [[count_blend_parameters(blend, slot.site) for blend in Blend] for slot in self._slots]
+        parameters = Cost(self._count(lambda kind, site: kind.parameters_at(site)), np.array([blends]))
+        flops = Cost.of_blueprints(self._count(lambda kind, site: kind.flops_at(site)))
         self.costs = Costs(parameters, flops, parameters.scale(BYTES_PER_VALUE * COPIES))
         """Costs of modules; 0 for blueprints that a slot does not offer."""
         self.widths: Ints = np.array([[slot.site.width for slot in self._slots]])
@@ -64,15 +65,13 @@ class ModelSpec:
         """The host's learning rate, as it is now."""
         return np.array([float(self._optimizer.param_groups[0]["lr"])])
 
-    def _cost(
-        self, of_blueprint: Callable[[type[Blueprint], Site], int], of_blend: Callable[[Blend, Site], int]
-    ) -> Cost:
-        blueprints = [
-            [of_blueprint(kind, slot.site) if kind.name in slot.blueprints else 0 for kind in self.kinds]
+    def _count(self, count: Callable[[type[Blueprint], Site], int]) -> Ints:
+        """``count`` of every blueprint at the site of every slot that offers it, ``[1, S, K]``; elsewhere 0."""
+        counts = [
+            [count(kind, slot.site) if kind.name in slot.blueprints else 0 for kind in self.kinds]
             for slot in self._slots
         ]
-        blends = [[of_blend(blend, slot.site) for blend in Blend] for slot in self._slots]
-        return Cost(np.array([blueprints]), np.array([blends]))
+        return np.array([counts])
 
 
 class GrowingNetwork:
@@ -87,7 +86,7 @@ class GrowingNetwork:
         random_seed: Initial values of modules follow from it.
 
     Raises:
-        ConfigError: rent is on FLOPs, and torch cannot count those of the host.
+        ConfigError: rent is on FLOPs, and those of the host could not all be counted.
     """
 
     def __init__(
@@ -119,7 +118,9 @@ class GrowingNetwork:
         if rent_on == "parameters":
             return Charge(self.specs.costs.parameters, self.host_parameters)
         if self.model.host_flops is None:
-            raise ConfigError("rent_on is 'flops', but torch cannot count those of this model's host: say 'parameters'")
+            raise ConfigError(
+                f"rent_on is 'flops', but torch cannot count {self.model.uncounted_flops}: say 'parameters'"
+            )
         return Charge(self.specs.costs.flops, np.array([self.model.host_flops]))
 
     def _make_table(self) -> SeedTable:

@@ -28,12 +28,13 @@ from esper.growth.model import GrowingModel
 from esper.growth.positions import find_output_tensor
 from esper.growth.probe import call_host, fit_example
 from esper.growth.seed import Seed
-from esper.growth.side_pass import keep_modes, side_pass
+from esper.growth.side_pass import side_pass
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import NO_BLUEPRINT, SeedTable
 from esper.lifecycle.transitions import add_fossils
 from esper.numerics.arrays import Ints
+from esper.numerics.module_state import keep_modes
 
 Pass = Callable[[], object]
 """Calls the compiled model as training or evaluation does."""

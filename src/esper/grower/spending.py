@@ -20,8 +20,9 @@ from esper.serialization.state_files import from_plain, to_plain
 class Spending:
     """Counts the FLOPs of every pass through a model: of training, validation, forks, and promises.
 
-    A forward pass through the host costs what torch counted when slots were attached, in proportion to the size of the
-    input, and a module what its blueprint declares. A backward pass costs as much once for the features, and once more
+    A forward pass through the host costs what torch counted when slots were attached (matrix products, convolutions,
+    attention and recurrent layers, as in training), in proportion to the size of the input, and a module what its
+    blueprint declares. A backward pass costs as much once for the features, and once more
     for the parameters, if they learn (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). It is counted when it comes,
     in training and in evaluation mode. A host that does not learn and has no modules is not differentiated.
 
@@ -45,7 +46,7 @@ class Spending:
         counted_in: Another `Spending` to which the FLOPs are added too.
 
     Raises:
-        ConfigError: an argument is of another kind; FLOPs are limited, and torch cannot count those of the host.
+        ConfigError: an argument is of another kind; FLOPs are limited, and those of the host could not all be counted.
     """
 
     @check_arguments(ConfigError, model=MODEL_ADVICE, counted_in="give an esper.Spending")
@@ -138,8 +139,9 @@ class Spending:
             self.add(flops)
 
     def _require_countable(self) -> None:
-        reason = "" if self._model.host_flops is not None else "torch cannot count those of this model's host"
-        if self._model.compilations.compiled:
+        model = self._model
+        reason = "" if model.host_flops is not None else f"torch cannot count {model.uncounted_flops}"
+        if model.compilations.compiled:
             reason = "passes of a compiled model are not seen"
         if reason:
             raise ConfigError(f"no FLOPs are known, since {reason}: limit something else, such as decisions or seconds")

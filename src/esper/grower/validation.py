@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from esper.config.arguments import describe_value
 from esper.errors import ConfigError, did_you_mean
-from esper.growth.side_pass import keep_generators, keep_modes
+from esper.numerics.module_state import keep_generators, keep_modes
 
 IGNORED = -100
 """The label that is left out of the count, as in torch."""

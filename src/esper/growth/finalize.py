@@ -25,10 +25,11 @@ from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import refuse_saving
 from esper.growth.probe import call_host, fit_example
 from esper.growth.seed import Seed
-from esper.growth.side_pass import keep_modes, side_pass
+from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.growth.taps import find_tensors, list_named_modules
 from esper.lifecycle.rules import Isolation
+from esper.numerics.module_state import keep_modes
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel

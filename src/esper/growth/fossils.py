@@ -16,8 +16,8 @@ from torch.func import functional_call
 from esper.errors import ExportError
 from esper.growth.blueprints.registry import Context, LayerCall
 from esper.growth.seed import Seed
-from esper.growth.side_pass import keep_modes
 from esper.growth.site import CHANNELS_LAST, Site
+from esper.numerics.module_state import keep_modes
 
 TRACING_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
 """Errors that `torch.export` raises for modules that it cannot trace."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
@@ -159,7 +160,9 @@ class GrowingModel(nn.Module):
         # Find the sites before anything is changed.
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         blocks = [name for name, offer in offers.items() if any(get(kind).needs_branch_outputs for kind in offer or ())]
-        probed = probe(host, list(slots), example_input, causal=causal, apart=apart, with_branch_outputs=blocks)
+        probed = probe(
+            host, list(slots), example_input, causal=causal, apart=apart, with_branch_outputs=blocks, frozen=frozen
+        )
         self.host = host
         self.example = ExampleInput(example_input)
         self.example_size = first_tensor(example_input)[0].numel()
@@ -205,8 +208,17 @@ class GrowingModel(nn.Module):
         """Whether growth is switched off, as within `without_growth`."""
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         """Number of parameters before any growth."""
-        self.host_flops = probed.flops
-        """FLOPs of the host's forward pass for one example, before any growth; None if torch cannot count them."""
+        self.host_flops = None if probed.uncounted else probed.flops
+        """FLOPs of the host's forward pass for one example, before any growth; None if not all could be counted."""
+        self.uncounted_flops = probed.uncounted
+        """What of the host's FLOPs could not be counted, and where; empty if everything was."""
+        if probed.uncounted:
+            warnings.warn(
+                f"the FLOPs of this host are unknown: torch cannot count {probed.uncounted}; budgets and rent in FLOPs "
+                "are refused, and copies of its blocks count without that. torch.utils.flop_counter."
+                "register_flop_formula gives torch the formula of an operation",
+                stacklevel=4,
+            )
         self.outputs = probed.outputs
         """Channels of the host's output, which are the classes of a classifier; None if it returns no tensor."""
         # A state dict has no structure: refuse to make or load one if seeds would be lost.

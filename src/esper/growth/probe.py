@@ -24,10 +24,10 @@ from esper.growth.positions import (
     list_argument_names,
     pad_nested,
 )
-from esper.growth.side_pass import keep_modes
 from esper.growth.site import IN_ORDER, Layer, Layout, Site
 from esper.growth.taps import list_named_modules
 from esper.numerics.flops import count_flops
+from esper.numerics.module_state import keep_modes
 
 
 def _read_arguments(value: Any) -> Any:
@@ -128,8 +128,10 @@ class ProbeResult(NamedTuple):
 
     Axis 1 of images ``[B, C, H, W]``, the last one of anything else.
     """
-    flops: int | None
-    """FLOPs of the host's forward pass for one example; None if torch cannot count them."""
+    flops: int
+    """FLOPs of the host's forward pass for one example, of all that could be counted."""
+    uncounted: str
+    """What of the host could not be counted, and where; empty if everything was."""
 
 
 def probe(
@@ -140,6 +142,7 @@ def probe(
     causal: bool | None = None,
     apart: bool | None = None,
     with_branch_outputs: Collection[str] = (),
+    frozen: Collection[str] = (),
 ) -> ProbeResult:
     """Run the host on ``example_input`` and describe the output of every submodule in ``names``.
 
@@ -153,6 +156,7 @@ def probe(
         causal: Whether no token may depend on later ones; None: found by changing the last token, of two or more.
         apart: Whether no position may depend on any other; None: found by the arguments of the host's modules.
         with_branch_outputs: Names of the submodules of which to find the `Layer.branch_outputs`, too.
+        frozen: Names of the submodules that will stay in evaluation mode; ``""`` is the host itself.
 
     Raises:
         SlotError: the example input is no batch of two or more; a name matches no submodule, is listed twice, stands
@@ -166,16 +170,16 @@ def probe(
             f"the example input has shape {tuple(inputs.shape)}: give a batch of {FEWEST_EXAMPLES} examples or more, "
             "batch first, so that the batch axis differs from others"
         )
-    # Run the host in evaluation mode, record all calls, and count FLOPs.
+    # Run the host in evaluation mode and record all calls; then count FLOPs.
     calls, outputs = CallRecorder(host), _OutputRecorder(modules)
     try:
         with keep_modes(host), torch.no_grad():
             host.eval()
             returned = find_output_tensor(call_host(host, example_input))
-            # Counting FLOPs runs the host once more, and finding causality twice: without hooks.
+            # Counting FLOPs runs the host twice more, and so does finding causality: without hooks.
             calls.remove()
             outputs.remove()
-            counted = count_flops(lambda: call_host(host, example_input), modules)
+            counted = count_flops(host, lambda: call_host(host, example_input), modules, frozen=frozen)
             if causal is None:
                 causal = is_causal(lambda changed: call_host(host, _replace_input(example_input, changed)), inputs)
     finally:
@@ -195,7 +199,7 @@ def probe(
             like = next(iter(floating), like)
         layer = Layer(
             module=module,
-            flops=None if counted is None else counted.parts[name] // len(inputs),
+            flops=counted.parts[name] // len(inputs),
             keeps_shape=record.keeps_shape,
             single_argument=record.call.has_single_argument,
             anchor=torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None),
@@ -217,7 +221,7 @@ def probe(
         )
         sites |= {name: replace(sites[name], apart=reason) for name in ordered}
     channels = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
-    return ProbeResult(sites, channels, None if counted is None else counted.total // len(inputs))
+    return ProbeResult(sites, channels, counted.total // len(inputs), counted.uncounted)
 
 
 def call_host(host: nn.Module, arguments: Arguments) -> Any:

@@ -7,8 +7,8 @@ Whatever the blend, a seed adds ``alpha`` times its *change* to the features ``h
   ``h + s(h)`` as far as a learned gate lets them; ``w = b = 0`` at birth;
 - `Blend.MULTIPLY`: ``h * tanh s(h)``.
 
-``s`` is zero at birth, and so is every change. What a blend costs comes on top of the blueprint, and is counted as
-blueprints count.
+``s`` is zero at birth, and so is every change. The parameters of a blend come on top of the blueprint's. It costs no
+FLOPs, as only products of matrices and convolutions are counted.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class BlendedBlueprint(nn.Module):
 
     def flops_at(self, site: Site) -> int:
         """FLOPs of one forward pass for one example."""
-        return self.blueprint.flops_at(site) + count_blend_flops(self.blend, site)
+        return self.blueprint.flops_at(site)
 
     def forward(self, features: Tensor, inputs: Any) -> Tensor:
         return self.change(features, inputs)
@@ -106,12 +106,6 @@ def blend_blueprint(blueprint: Blueprint, site: Site, blend: Blend) -> Blueprint
 def count_blend_parameters(blend: Blend, site: Site) -> int:
     """Number of parameters of the blend at ``site``, beside those of the blueprint."""
     return 2 * site.width if blend is Blend.GATE else 0
-
-
-def count_blend_flops(blend: Blend, site: Site) -> int:
-    """FLOPs of the blend in a forward pass of one example, beside those of the blueprint: two for each product."""
-    products = {Blend.ADD: 0, Blend.GATE: 2, Blend.MULTIPLY: 1}[blend]  # of w and h, and of g and s; of h and tanh s
-    return 2 * products * site.positions * site.width
 
 
 class Seed(BlendedBlueprint):

@@ -15,6 +15,7 @@ from esper.errors import LookError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
+from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
 
 
 @contextmanager
@@ -25,52 +26,19 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     other tensors within the block, so a pass from before it can still be differentiated after it. Feature hooks of
     slots are off.
     """
-    # Passes write to clones of the buffers, and no hook records them.
     feature_hooks = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
-    buffers = [(module, *named) for module in network.modules() for named in module.named_buffers(recurse=False)]
-    for module, name, buffer in buffers:
-        setattr(module, name, buffer.clone())
     for slot, _ in feature_hooks:
         slot.feature_hook = None
     try:
         with ExitStack() as stack:
+            stack.enter_context(keep_buffers(network))
             stack.enter_context(keep_generators(network))
             for seed in seeds:
                 stack.enter_context(seed.temporary_alpha(1.0))
             yield
     finally:
-        for module, name, buffer in buffers:
-            setattr(module, name, buffer)
         for slot, feature_hook in feature_hooks:
             slot.feature_hook = feature_hook
-
-
-@contextmanager
-def keep_generators(network: nn.Module) -> Generator[None]:
-    """Restore the state of torch's random generators after the block."""
-    states = [(generator, generator.get_state()) for generator in global_generators(network)]
-    try:
-        yield
-    finally:
-        for generator, state in states:
-            generator.set_state(state)
-
-
-def global_generators(network: nn.Module) -> list[torch.Generator]:
-    """Torch's own random generators: of the CPU, and of all CUDA devices in use by ``network``."""
-    devices = {parameter.device.index for parameter in network.parameters() if parameter.is_cuda}
-    return [torch.default_generator, *(torch.cuda.default_generators[device] for device in sorted(devices))]
-
-
-@contextmanager
-def keep_modes(network: nn.Module) -> Generator[None]:
-    """Restore the training or evaluation mode of each module of ``network`` after the block."""
-    modes = [(module, module.training) for module in network.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager

@@ -34,8 +34,8 @@ class Layer:
     """A module of a host that a slot follows."""
 
     module: nn.Module
-    flops: int | None
-    """FLOPs of its forward pass for one example; None if torch cannot count them."""
+    flops: int
+    """FLOPs of its forward pass for one example, of all that could be counted."""
     keeps_shape: bool
     """Whether it returns features of the shape and type of its first argument, as a block does."""
     single_argument: bool

@@ -14,7 +14,6 @@ import torch
 
 from esper.engine.budget import TRAINING_PASSES, Cost
 from esper.growth.blueprints.registry import get
-from esper.growth.seed import count_blend_flops
 from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, Head, make_wait_actions
 from esper.lifecycle.stages import BLENDED, OWNING, Stage, make_stage_lookup
@@ -60,8 +59,7 @@ class Prices:
             sites = self.sites(instance)
             kinds = [get(name) for name in self._suite.blueprints]
             seeds = [[kind.flops_at(site) if kind.supports(site) else 0 for kind in kinds] for site in sites]
-            blends = [[count_blend_flops(blend, site) for blend in Blend] for site in sites]
-            self._by_widths[widths] = self._suite.flops(instance), Cost(np.array([seeds]), np.array([blends]))
+            self._by_widths[widths] = self._suite.flops(instance), Cost.of_blueprints(np.array([seeds]))
         return self._by_widths[widths]
 
     def network(self, instance: Instance, fossils: Fossils) -> int:

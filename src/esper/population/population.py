@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.engine.budget import Budget, Charge, Cost, Costs, affordable_blueprints, budget_left
 from esper.growth.blueprints.registry import Blueprint, get
-from esper.growth.seed import blend_blueprint, count_blend_flops, count_blend_parameters
+from esper.growth.seed import blend_blueprint, count_blend_parameters
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.legality import ActionMasks, legal_actions
@@ -90,7 +90,7 @@ class NetworkSpecs:
         shape = (*self.widths.shape, len(self.kinds))
         compatible = np.zeros(shape, np.bool_)
         parameters, flops = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        blend_parameters, blend_flops = np.zeros((2, *self.widths.shape, len(Blend)), np.int64)
+        blend_parameters = np.zeros((*self.widths.shape, len(Blend)), np.int64)
         for slot, widest in enumerate(self.sites):
             # Networks of equal width at a slot share the figures.
             for width in np.unique(self.widths[:, slot]).tolist():
@@ -102,9 +102,8 @@ class NetworkSpecs:
                         flops[rows, slot, index] = kind.flops_at(site)
                 for blend in Blend:
                     blend_parameters[rows, slot, blend] = count_blend_parameters(blend, site)
-                    blend_flops[rows, slot, blend] = count_blend_flops(blend, site)
         added = Cost(parameters, blend_parameters)
-        return Costs(added, Cost(flops, blend_flops), added.scale(self._bytes_per_parameter)), compatible
+        return Costs(added, Cost.of_blueprints(flops), added.scale(self._bytes_per_parameter)), compatible
 
     def with_networks(self, rows: Sequence[int], networks: Sequence[NetworkSpec]) -> NetworkSpecs:
         """The specs with other networks at ``rows``."""

@@ -141,11 +141,20 @@ class Suite(ABC):
         return sum(parameter.numel() for parameter in self.host(instance).parameters())
 
     def flops(self, instance: Instance) -> int:
-        """FLOPs of a forward pass of an instance's host per example; a multiply-add counts two."""
-        host = self.host(instance)
-        counted = count_flops(lambda: host(torch.zeros(1, *self.input_shape)))
-        assert counted is not None, f"torch cannot count the FLOPs of suite {self.name!r}"
-        return counted.total
+        """FLOPs of a forward pass of an instance's host per example; a multiply-add counts two.
+
+        Raises:
+            TaskError: not all of them can be counted.
+        """
+        # Two examples: batch normalisation does not train on one.
+        host, inputs = self.host(instance), torch.zeros(2, *self.input_shape)
+        counted = count_flops(host, lambda: host(inputs))
+        if counted.uncounted:
+            raise TaskError(
+                f"the FLOPs of the hosts of suite {self.name!r} are unknown, since torch cannot count "
+                f"{counted.uncounted}: give it a formula with torch.utils.flop_counter.register_flop_formula"
+            )
+        return counted.total // len(inputs)
 
     @property
     def chance_loss(self) -> float:

@@ -8,7 +8,6 @@ import numpy as np
 
 from esper.control.rules import Never
 from esper.growth.blueprints.registry import get
-from esper.growth.seed import count_blend_flops
 from esper.lab.static_networks import (
     Prices,
     StaticNetwork,
@@ -73,9 +72,9 @@ def test_fossils_are_charged_for_from_the_first_step() -> None:
     (found,) = trained([StaticNetwork(one, SHAPE, 5)])
     sites = Episodes(suite, [one], TERMS.rules).population.execution.sites
     forward = prices.network(one, ())
-    for slot, blueprint, blend in SHAPE:
+    for slot, blueprint, _ in SHAPE:
         site = sites[slot].with_width(one.widths[slot])
-        forward += get(suite.blueprints[blueprint]).flops_at(site) + count_blend_flops(blend, site)
+        forward += get(suite.blueprints[blueprint]).flops_at(site)
     assert prices.network(one, SHAPE) == forward
     assert found.flops == 3 * forward * 5 * examples_per_decision(suite)
     assert found.added_parameters > 0

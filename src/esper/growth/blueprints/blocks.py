@@ -75,13 +75,12 @@ class BlockCopy(Blueprint):
     @classmethod
     def flops_at(cls, site: Site) -> int:
         assert site.layer is not None, "call supports(site) first"
-        assert site.layer.flops is not None
         return site.layer.flops
 
     @classmethod
     def supports(cls, site: Site) -> bool:
         layer = site.layer
-        if layer is None or layer.flops is None or layer.quantised:
+        if layer is None or layer.quantised:
             return False
         return super().supports(site) and layer.keeps_shape
 

@@ -179,8 +179,8 @@ class Blueprint(nn.Module, ABC):
     def flops_at(cls, site: Site) -> int:
         """FLOPs of one forward pass for one example at ``site``.
 
-        Each product of weights and features, or of features with each other, counts two (a multiply-add). Additions of
-        biases, constant factors, activations, reductions and padding are free.
+        As torch counts those of hosts: two for each multiply-add in matrix products, convolutions and attention.
+        Elementwise work, such as biases, gates and activations, and reductions and normalisation are free.
         """
 
     @classmethod

@@ -159,10 +159,9 @@ class Attention(TokenMixer):
 
     @classmethod
     def flops_at(cls, site: Site) -> int:
-        normalisation = 4 * site.positions * site.width
         projections = 2 * site.positions * (2 * KEY * site.width + site.width**2)
         attention = 2 * site.positions**2 * (KEY + site.width)
-        return normalisation + projections + attention
+        return projections + attention
 
 
 def attend_by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
