@@ -267,7 +267,5 @@ def test_hosts_are_counted_whatever_layers_they_have(monkeypatch: pytest.MonkeyP
 def test_hosts_that_cannot_be_counted_are_refused_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     classes = get_suite("tokens").classes
     suite, instance = replace_layer(monkeypatch, Decomposed(classes, classes))
-    with pytest.raises(
-        TaskError, match=r"of suite 'tokens' are unknown, since torch cannot count aten::_linalg_svd in"
-    ):
+    with pytest.raises(TaskError, match=r"unknown, since torch cannot count aten::_linalg_svd in .1."):
         suite.flops(instance)
