@@ -14,7 +14,7 @@ from esper.tasks.suite import OptimizerSettings
 from open_rules import open_rules
 from population.scenes import SUITE, Draws, good_evidence, instances, networks, plan
 
-MLP, NORM = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("norm")
+MLP, GATE = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("gate")
 QUICK = open_rules(cooldown=(1, 1, 1), min_training_steps=1)
 
 
@@ -31,9 +31,9 @@ def cost(held: Population, kind: str, slot: int, what: str) -> int:
 @pytest.mark.parametrize("what", ["parameters", "flops"])
 def test_what_would_exceed_a_cap_is_masked(what: str) -> None:
     free = population(Budget())
-    dear, cheap = cost(free, "mlp", 0, what), cost(free, "norm", 1, what)
+    dear, cheap = cost(free, "mlp", 0, what), cost(free, "gate", 1, what)
     assert 0 < cheap < dear
-    for cap, mlp_first, norm_after in (
+    for cap, mlp_first, gate_after in (
         (dear + cheap, True, True),
         (dear + cheap - 1, True, False),
         (dear - 1, False, True),
@@ -42,7 +42,7 @@ def test_what_would_exceed_a_cap_is_masked(what: str) -> None:
         assert held.legal_actions().blueprint[0, 0, MLP] == mlp_first
         if mlp_first:
             held.decide(make_action(Op.GERMINATE, 0, MLP)[None])
-        assert held.legal_actions().blueprint[0, 1, NORM] == norm_after
+        assert held.legal_actions().blueprint[0, 1, GATE] == gate_after
 
 
 @pytest.mark.parametrize(("name", "moments"), [("adamw", 2), ("sgd", 1)])
