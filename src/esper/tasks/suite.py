@@ -142,10 +142,11 @@ class Suite(ABC):
 
     def flops(self, instance: Instance) -> int:
         """FLOPs of a forward pass of an instance's host per example; a multiply-add counts two."""
-        host = self.host(instance)
-        counted = count_flops(lambda: host(torch.zeros(1, *self.input_shape)))
+        host, examples = self.host(instance), 2  # normalisation over a batch takes no single example
+        with torch.random.fork_rng(devices=()):  # of which dropout draws
+            counted = count_flops(lambda: host(torch.zeros(examples, *self.input_shape)))
         assert counted is not None, f"torch cannot count the FLOPs of suite {self.name!r}"
-        return counted.total
+        return counted.total // examples
 
     @property
     def chance_loss(self) -> float:
