@@ -267,7 +267,7 @@ KINDS = (
     Kind(
         "set_transformer",
         SetTransformer,
-        {"embed": ["attention"], "attention": ["lowrank"], "ff": ["mlp"]},
+        {"embed": ["attention"], "attention": ["lowrank"]},
         SETS,
         cross_entropy,
         right,

@@ -188,7 +188,6 @@ def test_the_advised_submodule_carries_a_slot(block: type[nn.Module], asked: str
     model = attach(host, [advised], example)
     before = model(example)
     model.slots[advised].germinate("lowrank", torch.Generator().manual_seed(0), alpha=1.0)
-    torch.optim.SGD(model.parameters(), lr=0.1).zero_grad()
     model(example).square().sum().backward()
     seed = model.seeds[advised]
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in seed.parameters())

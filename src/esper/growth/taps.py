@@ -79,7 +79,7 @@ def holds_features(output: Any) -> bool:
 
     Types that are tuples only in part, such as packed sequences, do not count.
     """
-    return type(output) is tuple and len(output) > 0 and isinstance(output[0], Tensor)
+    return type(output) is tuple and isinstance(next(iter(cast("tuple[Any, ...]", output)), None), Tensor)
 
 
 class PassCounter(Protocol):
