@@ -15,15 +15,20 @@ from esper.tasks.instance import Instance
 from rl.short import QUICK, ShortSuite, instances, play
 
 TOKENS, CHANNELS = ShortSuite.input_shape
+ENTRIES = TOKENS * CHANNELS
+
+
+def on_all_entries(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), layer, nn.Unflatten(1, (TOKENS, CHANNELS)))
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "batch normalisation": lambda: nn.BatchNorm1d(TOKENS),
+    "batch normalisation": lambda: on_all_entries(nn.BatchNorm1d(ENTRIES)),
     "dropout": lambda: nn.Dropout(0.2),
     "alpha dropout": lambda: nn.AlphaDropout(0.2),
     "randomised slopes": nn.RReLU,
     "spectral norm": lambda: spectral_norm(nn.Linear(CHANNELS, CHANNELS)),
-    "groups of two channels": lambda: nn.Sequential(
-        nn.Flatten(), nn.GroupNorm(TOKENS * CHANNELS // 2, TOKENS * CHANNELS), nn.Unflatten(1, (TOKENS, CHANNELS))
-    ),
+    "groups of two channels": lambda: on_all_entries(nn.GroupNorm(ENTRIES // 2, ENTRIES)),
 }
 
 
