@@ -224,7 +224,14 @@ KINDS = (
         right,
         padded=later_steps,
     ),
-    Kind("lstm", Lstm, {"project": ["lowrank", "mlp"]}, classified(TOKENS, 4), cross_entropy, right),
+    Kind(
+        "lstm",
+        Lstm,
+        {"lstm": ["lowrank", "norm"], "project": ["lowrank", "mlp"]},
+        classified(TOKENS, 4),
+        cross_entropy,
+        right,
+    ),
     Kind("conv1d", conv1d, {"conv1": ["conv1x1"], "norm": ["depthwise"]}, classified(4, 9), cross_entropy, right),
     Kind(
         "char_lm",
@@ -257,5 +264,12 @@ KINDS = (
     ),
     Kind("graph", GraphNet, {"conv1": ["mlp"], "conv2": ["lowrank"]}, graphs, cross_entropy, right),
     Kind("deep_sets", DeepSets, {"phi": ["mlp"], "rho.0": ["lowrank"]}, SETS, cross_entropy, right),
-    Kind("set_transformer", SetTransformer, {"embed": ["attention"], "ff": ["mlp"]}, SETS, cross_entropy, right),
+    Kind(
+        "set_transformer",
+        SetTransformer,
+        {"embed": ["attention"], "attention": ["lowrank"]},
+        SETS,
+        cross_entropy,
+        right,
+    ),
 )

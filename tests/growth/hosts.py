@@ -116,6 +116,21 @@ class EncoderClassifier(nn.Module):
         return self.head((encoded * kept).sum(1) / kept.sum(1))
 
 
+class TupleClassifier(nn.Module):
+    """A recurrent layer and torch's attention, which both return tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(6, 8, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        hidden, _ = self.gru(sequence)
+        mixed, _ = self.attention(hidden, hidden, hidden, need_weights=False)
+        return self.head((hidden + mixed)[:, -1])
+
+
 class LstmClassifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -294,6 +309,15 @@ HOSTS: tuple[Any, ...] = (
         fused=True,
     ),
     Host("lstm", LstmClassifier, ["projection"], ("projection",), "lowrank", lambda: numbers(TOKENS, 6)),
+    Host(
+        "tuples",
+        TupleClassifier,
+        ["gru", "attention"],
+        ("gru", "attention"),
+        "lowrank",
+        lambda: numbers(TOKENS, 6),
+        fused=True,
+    ),
     Host("unet", UNet, ["down", "bottom", "merge"], ("down", "bottom", "merge"), "depthwise", lambda: numbers(3, 8, 8)),
     Host("gpt", TinyGpt, {r"re:blocks\.\d": "auto"}, ("blocks.0", "blocks.1"), "attention", text, causal=True),
     pytest.param(

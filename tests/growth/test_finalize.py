@@ -86,6 +86,62 @@ def test_every_blueprint_becomes_plain_at_every_layout(kind: type[Blueprint], si
         assert_close(plain(inputs), model(inputs))
 
 
+class Stages(nn.Module):
+    """Runs all its children, and returns every output beside the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+        outputs: list[Tensor] = []
+        for stage in self.children():
+            tokens = stage(tokens)
+            outputs.append(tokens)
+        return tokens, outputs
+
+
+class SelfAttention(nn.MultiheadAttention):
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        return super().forward(tokens, tokens, tokens)
+
+
+class AfterTuple(nn.Module):
+    """Reads all that its layer returns."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        features, rest = self.layer(tokens)
+        return self.head(features) + sum(part.mean() for part in rest)
+
+
+TUPLES: dict[str, Callable[[], nn.Module]] = {
+    "rnn": lambda: nn.RNN(8, 8, batch_first=True),
+    "gru": lambda: nn.GRU(8, 8, batch_first=True),
+    "lstm": lambda: nn.LSTM(8, 4, bidirectional=True, batch_first=True),
+    "attention": lambda: SelfAttention(8, 2, batch_first=True),
+    "a module that runs its children": Stages,
+}
+
+
+@pytest.mark.parametrize("blueprint", ["lowrank", "token_mix", "norm", "input_skip"])
+@pytest.mark.parametrize("layer", TUPLES)
+def test_what_grew_in_a_tuple_becomes_plain(layer: str, blueprint: str) -> None:
+    seeded()
+    model = attach(AfterTuple(TUPLES[layer]()), {"layer": [blueprint]}, random(4, 5, 8))
+    bare = model(random(3, 5, 8))
+    fossilize(model, "layer", blueprint)
+    plain = model.finalize()
+    assert not torch.allclose(plain(random(3, 5, 8)), bare, atol=1e-3)
+    for network in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
+        for size in (1, 7):
+            inputs = random(size, 5, 8, seed=size)
+            assert_close(network(inputs), model(inputs))
+
+
 @pytest.mark.parametrize("blend", Blend)
 @pytest.mark.parametrize("blueprint", ["lowrank", "token_mix"])
 def test_every_blend_becomes_plain(blueprint: str, blend: Blend) -> None:

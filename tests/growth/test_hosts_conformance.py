@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from esper.errors import SlotError
 from esper.growth.model import GrowingModel
+from esper.growth.taps import find_features
 from growth.hosts import Host, every_causal_host, every_host, loss, outputs, stir
 
 Copy = Callable[[GrowingModel], GrowingModel]
@@ -141,7 +142,9 @@ def test_autocast_keeps_the_types_that_the_host_makes(host: Host) -> None:
     seen: list[torch.dtype] = []
     for network in (plain, model.host):
         for name in host.slots:
-            network.get_submodule(name).register_forward_hook(lambda *called: seen.append(called[2].dtype))
+            network.get_submodule(name).register_forward_hook(
+                lambda *called: seen.append(find_features(called[2]).dtype)
+            )
     with torch.autocast("cpu", torch.bfloat16):
         try:
             outputs(plain, host.arguments())

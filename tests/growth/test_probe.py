@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.errors import SlotError
+from esper.growth.attach import attach
 from esper.growth.probe import probe
 from esper.growth.site import Layout, Site
 
@@ -32,6 +35,13 @@ class Largest(nn.Module):
         return inputs.argmax(-1, keepdim=True)
 
 
+class Packing(nn.Module):
+    """Returns a tuple in name only."""
+
+    def forward(self, sequence: Tensor) -> Any:
+        return nn.utils.rnn.pack_padded_sequence(sequence, torch.ones(len(sequence)), batch_first=True)
+
+
 class Awkward(nn.Module):
     """Everything a slot cannot sit on."""
 
@@ -42,6 +52,8 @@ class Awkward(nn.Module):
         self.unused = nn.Linear(4, 4)
         self.by_weight = nn.Linear(4, 4)
         self.pair = nn.LSTM(4, 4, batch_first=True)
+        self.state = nn.GRU(4, 4, batch_first=True)
+        self.packed = Packing()
         self.scalar = nn.Flatten(0)
         self.largest = Largest()
         self.time_first = nn.Sequential()
@@ -50,10 +62,12 @@ class Awkward(nn.Module):
         hidden = self.twice(self.twice(inputs))
         hidden = F.linear(hidden, self.by_weight.weight)
         sequence, _ = self.pair(hidden.unsqueeze(1))
+        _, state = self.state(sequence)
+        self.packed(sequence)
         self.scalar(hidden)
         self.largest(hidden)
         self.time_first(sequence.transpose(0, 1))
-        return sequence.squeeze(1)
+        return sequence.squeeze(1) + state[-1]
 
 
 @pytest.mark.parametrize(
@@ -83,10 +97,11 @@ def test_layouts(host: nn.Module, name: str, shape: tuple[int, ...], site: Site)
         ([""], "needs the name of a submodule, not ''"),
         (["unused", "unused"], "'unused' is listed twice"),
         (["twice", "alias"], "'alias' and 'twice' are the same module"),
-        (["unused"], "'unused' was never called"),
+        (["unused"], "'unused' was never called.*pass a tensor of the model through an nn.Identity"),
         (["by_weight"], "'by_weight' was never called"),
         (["twice"], "'twice' runs 2 times in one forward pass"),
-        (["pair"], "'pair' returns a tuple; a slot needs a single tensor"),
+        (["packed"], "'packed' returns a PackedSequence; a slot needs a tensor, or a tuple that begins with one"),
+        (["state"], "'state' returns a tuple, and the model's output does not depend on its first element"),
         (["scalar"], r"'scalar' returns shape \(8,\); a slot needs features \[B, D\]"),
         (["largest"], "'largest' returns torch.int64 values; a slot needs floating-point features"),
         (["time_first"], r"'time_first' returns shape \(1, 2, 4\) for a batch of 2; .* batch_first=True"),
@@ -95,6 +110,120 @@ def test_layouts(host: nn.Module, name: str, shape: tuple[int, ...], site: Site)
 def test_what_cannot_carry_a_slot_is_refused(names: list[str], message: str) -> None:
     with pytest.raises(SlotError, match=message):
         probe(Awkward(), names, torch.zeros(2, 4))
+
+
+class Attending(nn.Module):
+    """Attention whose last layer is used by its weights alone, in a block that returns more than features."""
+
+    def __init__(self, block: type[nn.Module]) -> None:
+        super().__init__()
+        self.block, self.head = block(), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        returned = self.block(tokens)
+        return self.head(returned["features"] if isinstance(returned, dict) else returned)
+
+
+class ByTuple(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.attention(tokens, tokens, tokens)[0]
+
+
+class TimeFirst(ByTuple):
+    """Of attention that has no batch first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens.transpose(0, 1)).transpose(0, 1)
+
+
+class ByMapping(ByTuple):
+    """Has a layer behind attention, whose output it returns in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, tokens: Tensor) -> Any:
+        return {"features": self.last(super().forward(tokens))}
+
+
+class Cells(nn.Module):
+    """A cell that runs once per position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        state, states = torch.zeros_like(tokens[:, 0]), list[Tensor]()
+        for token in tokens.unbind(1):
+            state = self.cell(token, state)
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+@pytest.mark.parametrize(
+    ("block", "asked", "advised"),
+    [
+        (ByTuple, "block.attention.out_proj", "block.attention"),
+        (TimeFirst, "block.attention.out_proj", "block"),
+        (TimeFirst, "block.attention", "block"),
+        (ByMapping, "block", "block.last"),
+        (Cells, "block.cell", "block"),
+    ],
+)
+def test_the_advised_submodule_carries_a_slot(block: type[nn.Module], asked: str, advised: str) -> None:
+    host, example = Attending(block), torch.randn(2, 5, 4)
+    with pytest.raises(SlotError, match=f"{asked}'.*; name '{advised}' instead"):
+        attach(host, [asked], example)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in host.modules())
+    model = attach(host, [advised], example)
+    before = model(example)
+    model.slots[advised].germinate("lowrank", torch.Generator().manual_seed(0), alpha=1.0)
+    model(example).square().sum().backward()
+    seed = model.seeds[advised]
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in seed.parameters())
+    torch.testing.assert_close(model(example), before)
+
+
+class Headless(nn.Module):
+    """Ends in a layer that is still zero, so that nothing changes its output."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.head = kind(4, 6, batch_first=True), nn.Linear(6, 3)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(tokens)[0].mean(1))
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_tuple_that_is_read_carries_a_slot_though_the_head_is_zero(kind: type[nn.RNNBase]) -> None:
+    site = probe(Headless(kind), ["layer"], torch.zeros(2, 5, 4)).sites["layer"]
+    assert (site.layout, site.shape) == (Layout.TOKENS, (5, 6))
+
+
+def test_another_tensor_of_a_tuple_carries_a_slot_by_an_identity() -> None:
+    class ByState(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.state, self.head = nn.GRU(4, 6, batch_first=True), nn.Identity(), nn.Linear(6, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.state(self.gru(tokens)[1][-1]))
+
+    with pytest.raises(SlotError, match="does not depend on its first element.*through an nn.Identity"):
+        probe(ByState(), ["gru"], torch.zeros(2, 5, 4))
+    assert probe(ByState(), ["state"], torch.zeros(2, 5, 4)).sites["state"].layout is Layout.FEATURES
 
 
 def test_the_host_is_left_as_it_was() -> None:

@@ -19,7 +19,16 @@ from torch import Tensor, fx, nn
 from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import Context, Folded
 from esper.growth.depth import DepthTracker, deepen
-from esper.growth.fossils import ALPHA, BLOCK, make_block_mixer, make_mixer, relay_input, trace_seed
+from esper.growth.fossils import (
+    ALPHA,
+    BLOCK,
+    make_block_mixer,
+    make_mixer,
+    put_features,
+    relay_input,
+    take_features,
+    trace_seed,
+)
 from esper.growth.hooks import require_attached
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import refuse_saving
@@ -183,6 +192,7 @@ def _add_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed, place: int |
         return block
     # A graph, whose tensors are in a submodule of their own, or in the submodule itself, if that runs all its children.
     kind, traced = seed.blueprint.name, trace_seed(seed, slot.site, slot.name)
+    in_tuple = layer is not None and layer.in_tuple
     if runs_children:
         owner, prefix = followed, f"{_find_unused_name(followed, PREFIX + kind)}_"
     else:
@@ -190,7 +200,7 @@ def _add_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed, place: int |
         owner, prefix = nn.Identity(), ""
         count = sum(tensor.numel() for tensor in traced.tensors.values() if isinstance(tensor, nn.Parameter))
         vars(owner)["extra_repr"] = functools.partial(str, f"what grew: {kind}, {count} parameters")
-        path = f"{path}.{_add_child(followed, PREFIX + kind, owner)}"
+        path = f"{path}.{_add_child(followed, PREFIX + kind, owner, in_tuple=in_tuple)}"
     inputs = None
     if traced.reads_inputs:
         inputs = _find_unused_name(owner, f"{prefix}inputs")
@@ -202,7 +212,8 @@ def _add_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed, place: int |
             owner.register_parameter(attributes[name], tensor)
         else:
             owner.register_buffer(attributes[name], tensor)
-    owner.register_forward_hook(traced.make_hook(attributes, inputs))
+    # An identity within a module is called with the features alone.
+    owner.register_forward_hook(traced.make_hook(attributes, inputs, in_tuple=in_tuple and owner is followed))
     return None
 
 
@@ -247,14 +258,19 @@ def _add_block(followed: nn.Module, name: str, block: nn.Module, alpha: Tensor) 
         followed.register_forward_hook(make_block_mixer(child, first), with_kwargs=True)
 
 
-def _add_child(followed: nn.Module, name: str, fossil: nn.Module, *, calls: bool = True) -> str:
-    """Add a fossil to ``followed``, which ``calls`` it with its output; returns the name, with underscores if taken."""
+def _add_child(followed: nn.Module, name: str, fossil: nn.Module, *, calls: bool = True, in_tuple: bool = False) -> str:
+    """Add a fossil to ``followed``, which ``calls`` it with its features; returns the name, with underscores if taken.
+
+    The features are the output of ``followed``, or the first element of it (``in_tuple``).
+    """
     name, fossil.training = _find_unused_name(followed, name), followed.training
     followed.add_module(name, fossil)
     if calls and type(followed).forward is not nn.Sequential.forward:  # which runs all children by itself
         graph = fx.Graph()
-        module, _, features = (graph.placeholder(name) for name in ("module", "arguments", "features"))
-        graph.output(graph.call_method(name, (module, features)))
+        module, _, output = (graph.placeholder(name) for name in ("module", "arguments", "features"))
+        features = take_features(graph, output, in_tuple=in_tuple)
+        features = graph.call_method(name, (module, features))
+        graph.output(put_features(graph, output, features, in_tuple=in_tuple))
         followed.register_forward_hook(fx.GraphModule(nn.Module(), graph, class_name="RunFossil"))
     return name
 

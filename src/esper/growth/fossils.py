@@ -33,15 +33,17 @@ class TracedFossil:
     reads_inputs: bool
     """Whether the graph needs the network's input."""
 
-    def make_hook(self, names: Mapping[str, str], inputs: str | None) -> fx.GraphModule:
+    def make_hook(self, names: Mapping[str, str], inputs: str | None, *, in_tuple: bool = False) -> fx.GraphModule:
         """A forward hook of a module that has the tensors as attributes.
 
         Args:
             names: Names of the attributes, by the names in `tensors`.
             inputs: Name of the attribute in which `relay_input` keeps the network's input; None: it is not needed.
+            in_tuple: Whether the module returns a tuple that begins with the features.
         """
         graph = fx.Graph()
-        module, _, features = (graph.placeholder(name) for name in ("module", "arguments", "features"))
+        module, _, output = (graph.placeholder(name) for name in ("module", "arguments", "features"))
+        features = take_features(graph, output, in_tuple=in_tuple)
         inputs_of_seed = [features]
         if inputs is not None:
             inputs_of_seed.append(graph.call_function(operator.getitem, (_attribute(graph, module, inputs), INPUT)))
@@ -66,7 +68,7 @@ class TracedFossil:
                 else:
                     copies[node] = _attribute(graph, module, names[target.removeprefix(_TRACED_PREFIX)])
             elif node.op == "output":
-                graph.output(copies[node.args[0][0]])
+                graph.output(put_features(graph, output, copies[node.args[0][0]], in_tuple=in_tuple))
             elif not is_assertion(node):
                 copied = copies[node] = graph.node_copy(node, copies.__getitem__)
                 with graph.inserting_before(copied):
@@ -130,6 +132,19 @@ class _Traced(nn.Module):
 
 def _attribute(graph: fx.Graph, node: fx.Node, name: str) -> fx.Node:
     return graph.call_function(getattr, (node, name))
+
+
+def take_features(graph: fx.Graph, output: fx.Node, *, in_tuple: bool) -> fx.Node:
+    """The features in a module's output: all of it, or the first element of a tuple."""
+    return graph.call_function(operator.getitem, (output, 0)) if in_tuple else output
+
+
+def put_features(graph: fx.Graph, output: fx.Node, features: fx.Node, *, in_tuple: bool) -> fx.Node:
+    """A module's output with other features."""
+    if not in_tuple:
+        return features
+    rest = graph.call_function(operator.getitem, (output, slice(1, None)))
+    return graph.call_function(operator.add, ((features,), rest))
 
 
 def is_assertion(node: fx.Node) -> bool:

@@ -25,7 +25,7 @@ from esper.growth.positions import (
     pad_nested,
 )
 from esper.growth.site import IN_ORDER, Layer, Layout, Site
-from esper.growth.taps import list_named_modules
+from esper.growth.taps import find_features, find_tensors, holds_features, list_named_modules, replace_features
 from esper.numerics.flops import count_flops
 from esper.numerics.module_state import keep_modes
 
@@ -69,6 +69,8 @@ class _RecordedOutput:
     """One call of a module, and its output."""
 
     output: Any
+    in_tuple: bool
+    """Whether the module returned a tuple that begins with the output."""
     keeps_shape: bool
     unaltered: bool
     call: LayerCall
@@ -92,7 +94,13 @@ class _OutputRecorder:
         first, keeps_shape = call.first_argument, False
         if first is not None and isinstance(output, Tensor) and not output.is_nested:
             keeps_shape = (first.shape, first.dtype) == (output.shape, output.dtype)
-        record = _RecordedOutput(_pad_if_nested(output), keeps_shape, _is_unaltered(module, call, output), call)
+        record = _RecordedOutput(
+            output=_pad_if_nested(find_features(output)),
+            in_tuple=holds_features(output),
+            keeps_shape=keeps_shape,
+            unaltered=_is_unaltered(module, call, output),
+            call=call,
+        )
         self.records.setdefault(name, []).append(record)
 
     def remove(self) -> None:
@@ -146,6 +154,8 @@ def probe(
 ) -> ProbeResult:
     """Run the host on ``example_input`` and describe the output of every submodule in ``names``.
 
+    Of a tuple, such as recurrent layers return, the first element is described.
+
     A rank-3 output is read as tokens ``[B, T, D]``, or as a sequence ``[B, C, L]`` if a convolution or a normalisation
     over channels made it.
 
@@ -161,7 +171,7 @@ def probe(
     Raises:
         SlotError: the example input is no batch of two or more; a name matches no submodule, is listed twice, stands
             for a module that runs more than once in a forward pass or not at all, or yields something that is no
-            tensor of rank 2 to 4 with the batch first.
+            tensor of rank 2 to 4 with the batch first, nor a tuple that begins with one on which the output depends.
     """
     modules = _resolve_modules(host, names)
     inputs = first_tensor(example_input)
@@ -187,7 +197,15 @@ def probe(
         outputs.remove()
     # Describe the layers and their features.
     for name in names:
-        _require_features(name, [record.output for record in outputs.records.get(name, [])], len(inputs))
+        records = outputs.records.get(name, [])
+        problem = _find_problem(name, [record.output for record in records], len(inputs))
+        if not problem and records[0].in_tuple and not _reads_features(host, example_input, modules[name]):
+            problem = (
+                f"submodule {name!r} returns a tuple, and the model's output does not depend on its first element, "
+                "where a slot would be (of a recurrent layer, the outputs at all positions)"
+            )
+        if problem:
+            raise SlotError(f"{problem}; {_suggest_slot(host, name, example_input)}")
     sites: dict[str, Site] = {}
     for name, (record, *_) in outputs.records.items():
         module = modules[name]
@@ -205,6 +223,7 @@ def probe(
             anchor=torch.zeros((), device=like.device, dtype=like.dtype if like.is_floating_point() else None),
             trainable=frozenset(path for path, values in module.named_parameters() if values.requires_grad),
             unaltered=record.unaltered,
+            in_tuple=record.in_tuple,
         )
         if name in with_branch_outputs and layer.keeps_shape and not layer.quantised:
             layer = replace(layer, branch_outputs=find_branch_outputs(module, record.call))
@@ -337,38 +356,84 @@ def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Modu
     return resolved
 
 
-def _require_features(name: str, outputs: Sequence[Any], batch: int) -> None:
-    """Refuse a slot behind the submodule ``name``, if its ``outputs`` are not the features of one call, batch first."""
+def _find_problem(name: str, outputs: Sequence[Any], batch: int) -> str:
+    """Why there can be no slot behind the submodule ``name``; empty if its ``outputs`` are the features of one call."""
     # Called exactly once.
     if not outputs:
-        raise SlotError(
+        return (
             f"submodule {name!r} was never called in the probe forward, which is in eval mode: its parent may not use "
-            "it, use its weights alone or call its .forward(); name a module that is called, for instance the parent"
+            "it, use its weights alone or call its .forward()"
         )
     if len(outputs) > 1:
-        raise SlotError(
-            f"submodule {name!r} runs {len(outputs)} times in one forward pass; a slot needs a module that runs once"
-        )
+        return f"submodule {name!r} runs {len(outputs)} times in one forward pass; a slot needs a module that runs once"
     # A floating-point tensor of rank 2 to 4, batch first.
     output = outputs[0]
     if not isinstance(output, Tensor):
-        raise SlotError(
-            f"submodule {name!r} returns a {type(output).__name__}; a slot needs a single tensor: name a submodule "
-            "inside it or after it that returns one"
+        return (
+            f"submodule {name!r} returns a {type(output).__name__}; a slot needs a tensor, or a tuple that begins with "
+            "one"
         )
     shape = tuple(output.shape)
     if not output.is_floating_point():
-        raise SlotError(f"submodule {name!r} returns {output.dtype} values; a slot needs floating-point features")
+        return f"submodule {name!r} returns {output.dtype} values; a slot needs floating-point features"
     if output.dim() not in _LAYOUT_BY_RANK:
-        raise SlotError(
+        return (
             f"submodule {name!r} returns shape {shape}; a slot needs features [B, D], tokens [B, T, D], sequences "
             "[B, C, L] or images [B, C, H, W]"
         )
     if len(output) != batch:
-        raise SlotError(
+        return (
             f"submodule {name!r} returns shape {shape} for a batch of {batch}; a slot needs the batch as first axis: "
-            "set batch_first=True where torch offers it, or name a submodule that keeps the examples apart"
+            "set batch_first=True where torch offers it"
         )
+    return ""
+
+
+def _reads_features(host: nn.Module, example_input: Arguments, module: nn.Module) -> bool:
+    """Whether the host's output depends on the first element of the tuple that ``module`` returns."""
+
+    def spoil_features(_: nn.Module, __: Any, output: Any) -> Any:
+        return replace_features(output, torch.full_like(find_features(output), torch.nan))
+
+    # NaN passes through all that is computed from it, also where weights are still zero.
+    handle = module.register_forward_hook(spoil_features)
+    try:
+        with keep_modes(host), torch.no_grad():
+            host.eval()
+            tensors = [part for part in find_tensors(call_host(host, example_input)) if part.is_floating_point()]
+    except (RuntimeError, ValueError, ArithmeticError):  # a host that looks for NaN
+        return True
+    finally:
+        handle.remove()
+    return not tensors or any(part.is_meta or bool(part.isnan().any()) for part in tensors)
+
+
+def _suggest_slot(host: nn.Module, name: str, example_input: Arguments) -> str:
+    """What to do instead of a slot behind ``name``: the nearest submodule around it, or within it, that fits."""
+    # All calls of these modules; those around it from the inside out, and those within from the last to the first.
+    parts, modules = name.split("."), dict(list_named_modules(host))
+    around = [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
+    within = [other for other in modules if other.startswith(f"{name}.")]
+    candidates = {
+        other: modules[other]
+        for other in (*around, *within)
+        if other in modules and not isinstance(modules[other], torch.jit.ScriptModule)
+    }
+    outputs = _OutputRecorder(candidates)
+    try:
+        with keep_modes(host), torch.no_grad():
+            host.eval()
+            call_host(host, example_input)
+    finally:
+        outputs.remove()
+    batch = len(first_tensor(example_input))
+    last_first = [other for other in reversed(outputs.records) if other in within]
+    for other in (*around, *last_first):
+        records = outputs.records.get(other, [])
+        fits = not _find_problem(other, [record.output for record in records], batch)
+        if fits and (not records[0].in_tuple or _reads_features(host, example_input, candidates[other])):
+            return f"name {other!r} instead, or pass another tensor of the model through an nn.Identity() and name that"
+    return "pass a tensor of the model through an nn.Identity(), as in its forward, and name that"
 
 
 _CHANNEL_FIRST_TYPES = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)

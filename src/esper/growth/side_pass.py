@@ -15,6 +15,7 @@ from esper.errors import LookError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
+from esper.growth.taps import find_features, holds_features, replace_features
 from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
 
 
@@ -94,7 +95,8 @@ class FeatureRecorder:
     Args:
         modules: By name.
         first: Whether the hooks come before the others that the modules have, such as growth slots.
-        arguments: Whether to record all arguments, and skip calls with anything but tensors.
+        arguments: Whether to record all arguments, and skip calls with anything but tensors, and those that return more
+            than features.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], *, first: bool, arguments: bool) -> None:
@@ -109,25 +111,26 @@ class FeatureRecorder:
     def _make_hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]:
         def record_call(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
             # Calls that cannot be recorded do not count.
-            if not isinstance(output, Tensor) or not output.is_floating_point():
+            features = find_features(output)
+            if not isinstance(features, Tensor) or not features.is_floating_point():
                 return output
             tensors = tuple(argument.detach() for argument in arguments if isinstance(argument, Tensor))
-            if self._keeps_arguments and (not tensors or len(tensors) < len(arguments)):
+            if self._keeps_arguments and (not tensors or len(tensors) < len(arguments) or holds_features(output)):
                 return output
             call = LayerCall(arguments, keywords)
             first = call.first_argument
             # The loss is differentiated by the leaf, which also exists in frozen parts of the network.
-            leaf = torch.zeros_like(output, requires_grad=True)
+            leaf = torch.zeros_like(features, requires_grad=True)
             self._calls[name].append(
                 _Call(
                     arguments=tensors if self._keeps_arguments else (),
-                    features=output.detach(),
+                    features=features.detach(),
                     first_argument=None if first is None else first.detach(),
                     single_argument=call.has_single_argument,
                     leaf=leaf,
                 )
             )
-            return output + leaf
+            return replace_features(output, features + leaf)
 
         return record_call
 

@@ -50,6 +50,8 @@ class Layer:
     unaltered: bool = True
     """False for a linear layer or a convolution whose output is not what its class computes, since a hook on it or a
     ``forward`` of the instance changes it; True for all other modules."""
+    in_tuple: bool = False
+    """Whether it returns a tuple that begins with the features."""
     blank: nn.Module | None = None
     """A copy from before the module was sharded, without values; None if it is whole."""
 

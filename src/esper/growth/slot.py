@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,7 +25,7 @@ from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, re
 from esper.growth.seed import Seed
 from esper.growth.sharding import add_blank_copy, require_sharded_host, require_whole, reshard, shard
 from esper.growth.site import IN_ORDER, Site
-from esper.growth.taps import GrowthHook, InputTap
+from esper.growth.taps import GrowthHook, InputTap, find_features, replace_features
 from esper.lifecycle.actions import Blend
 
 Owner = TypeVar("Owner")
@@ -140,24 +140,23 @@ class Slot(GrowthHook):
         # The hook belongs to the training loop of this model, and a disabled module is not restored in a copy.
         return {**self.__dict__, "feature_hook": None, "_disabled": []}
 
-    def forward(
-        self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor
-    ) -> Tensor:
+    def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
         if torch.compiler.is_compiling():
             self.compilations.count_trace()
         else:
             self.compilations.uncompiled += 1
-        call = LayerCall(arguments, keywords)
-        features = output if self.occupant is None else self._run(self.occupant, module, call, output)
+        call, features = LayerCall(arguments, keywords), cast("Tensor", find_features(output))
+        if self.occupant is not None:
+            features = self._run(self.occupant, module, call, features)
         if self.adds_leaf and self.training and torch.is_grad_enabled() and not features.requires_grad:
             features = features + torch.zeros_like(features, requires_grad=True)
         # In this order, setting the hook recompiles nothing.
-        if torch.compiler.is_compiling() or self.feature_hook is None:
-            return features
-        return self.feature_hook(self, call, features)
+        if not torch.compiler.is_compiling() and self.feature_hook is not None:
+            features = self.feature_hook(self, call, features)
+        return replace_features(output, features)
 
     def _run(self, occupant: SlotModule, module: nn.Module, call: LayerCall, output: Tensor) -> Tensor:
-        """The output of the module in the slot, with the context that it needs."""
+        """The output of the module in the slot, with the context that it needs, from features ``output``."""
         seed = self.seed
         # Refuse what would compute something else than in training.
         if seed is not None and seed.blueprint.mixes_positions and self.site.layout in IN_ORDER:

@@ -64,6 +64,24 @@ def require_untraced() -> None:
         )
 
 
+def find_features(output: Any) -> Any:
+    """The features in a submodule's output: all of it, or the first element of a plain tuple."""
+    return cast("tuple[Any, ...]", output)[0] if holds_features(output) else output
+
+
+def replace_features(output: Any, features: Tensor) -> Any:
+    """A submodule's output with other features."""
+    return (features, *output[1:]) if holds_features(output) else features
+
+
+def holds_features(output: Any) -> bool:
+    """Whether features are the first element of an output, as of recurrent layers, and not the output itself.
+
+    Types that are tuples only in part, such as packed sequences, do not count.
+    """
+    return type(output) is tuple and isinstance(next(iter(cast("tuple[Any, ...]", output)), None), Tensor)
+
+
 class PassCounter(Protocol):
     """Counts forward and backward passes of a model."""
 

@@ -6,6 +6,8 @@ different keys independent ones. So no draw depends on other draws or on their o
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Literal
 
@@ -48,6 +50,9 @@ class Stream(IntEnum):
     """Networks that a search of fixed networks tries."""
     SWEPT_SETTINGS = 27
     """Settings that the sampler of `esper sweep` draws for a trial: (seed, number of trials before it, stream)."""
+    HOST_NOISE = 28
+    """What a host draws while it trains, as for dropout: (random seed of the network's modules, optimizer steps taken,
+    1 in a pass of isolated modules and else 0, stream)."""
     DATA_ORDER = 0x0DDE5
     """The order in which a network sees its instance's examples: (seed of the instance, stream)."""
 
@@ -71,3 +76,19 @@ def torch_generator(*key: int, bits: Literal[32, 63, 64] = 64) -> torch.Generato
 def module_generator(network_seed: int, slot: int, tries: int) -> torch.Generator:
     """The generator of a new module's weights, from its network's random seed, its slot and how many came before it."""
     return torch_generator(network_seed, slot, tries, bits=63)
+
+
+@contextmanager
+def seed_globally(seed: int, generators: Sequence[torch.Generator]) -> Generator[None]:
+    """Within the block torch's global ``generators`` draw from ``seed`` on; afterwards they are as before.
+
+    For code that takes no generator, as torch's dropout.
+    """
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

@@ -3,7 +3,7 @@
 1. *Stackable*: the host's own forward takes stacked parameters (`esper.numerics.stacking`).
 2. *Merged*: a host of plain linear layers and convolutions takes one batch of all networks' examples.
 3. *Vmapped*: any other host runs under `torch.func.vmap` over the networks.
-4. *Looped*: network by network, for hosts that vmap cannot take, and where it is faster.
+4. *Looped*: network by network, for hosts that vmap cannot take or that draw random numbers, and where it is faster.
 
 README.md in this folder draws them.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -23,7 +24,10 @@ from torch.nn import functional as F
 
 from esper.growth.model import GrowingModel
 from esper.growth.slot import SlotModule
+from esper.numerics.module_state import global_generators
+from esper.numerics.random_streams import seed_globally
 from esper.numerics.stacking import Stackable, linear
+from esper.population.host_checks import can_vmap, draws_in_training
 
 Parameters = Mapping[str, Tensor]
 """Parameters or buffers by name: each ``[E, *shape]`` where they are stacked."""
@@ -225,14 +229,24 @@ def _apply_to_one(slot_op: SlotOp, features: Tensor, inputs: Tensor) -> Tensor:
 
 
 class Execution:
-    """Runs the hosts of a population with a slot op in each slot."""
+    """Runs the hosts of a population with a slot op in each slot.
+
+    Raises:
+        SlotError: a slot's name does not fit the template.
+        TaskError: as `draws_in_training`.
+    """
 
     def __init__(self, template: nn.Module, slots: Sequence[str], example_input: Tensor) -> None:
+        self.draws = draws_in_training(template, example_input)
+        """Whether hosts draw random numbers in training mode: then they need generators there, and are looped."""
         self._model = GrowingModel(copy.deepcopy(template), slots, example_input)
         self._slots = [self._model.slots[name] for name in slots]
         self.sites = [replace(slot.site, layer=None) for slot in self._slots]
         self._stacks = isinstance(template, Stackable)
-        self._merges = not self._stacks and can_merge(template, example_input)
+        self._merges = not self._stacks and not self.draws and can_merge(template, example_input)
+        self.needs_loop = self.draws or not (self._stacks or self._merges or can_vmap(template, example_input))
+        """Whether the hosts can only run one after the other."""
+        self._global_generators = global_generators(template)
         if self._merges:
             enable_merging(self._model.host)
         host = self._model.host
@@ -257,9 +271,17 @@ class Execution:
         return vmap(self._call)(dict(parameters), dict(buffers), inputs)
 
     def run_looped(
-        self, parameters: Parameters, buffers: Parameters, inputs: Tensor, slot_ops: Sequence[Sequence[SlotOp | None]]
+        self,
+        parameters: Parameters,
+        buffers: Parameters,
+        inputs: Tensor,
+        slot_ops: Sequence[Sequence[SlotOp | None]],
+        generators: Sequence[torch.Generator] = (),
     ) -> Tensor:
-        """Outputs as of `run_stacked`, one network after the other; ``slot_ops[e]`` see network ``e`` as E = 1."""
+        """Outputs as of `run_stacked`, one network after the other; ``slot_ops[e]`` see network ``e`` as E = 1.
+
+        What network ``e`` draws, as for dropout, follows from ``generators[e]``; none are needed if hosts draw nothing.
+        """
         outputs: list[Tensor] = []
         # Not by an index, whose backward pass would fill a gradient of all networks for each of them.
         rows = {name: tensor.unbind() for name, tensor in parameters.items()}
@@ -267,7 +289,11 @@ class Execution:
             self._set_slot_modules([slot_op and partial(_apply_to_one, slot_op) for slot_op in network_ops])
             network_parameters = {name: tensors[network] for name, tensors in rows.items()}
             network_buffers = {name: tensor[network] for name, tensor in buffers.items()}
-            outputs.append(self._call(network_parameters, network_buffers, inputs[network]))
+            with ExitStack() as stack:
+                if generators:
+                    seed = int(torch.randint(2**62, (), generator=generators[network]))
+                    stack.enter_context(seed_globally(seed, self._global_generators))
+                outputs.append(self._call(network_parameters, network_buffers, inputs[network]))
         return torch.stack(outputs)
 
     def can_share_prefixes(self, example_input: Tensor) -> bool:

@@ -82,9 +82,15 @@ def forward(population: Population, active: ActiveSeeds, inputs: Tensor) -> Tens
     return prepare_forward(population, active)(inputs, population.host.parameters)
 
 
-def prepare_forward(population: Population, active: ActiveSeeds) -> ForwardProgram:
-    """The forward pass with these seeds; where not all of them learn it leaves the hosts' buffers unchanged."""
-    return build_program(population, prepare_slot_op(population, active), keep_buffers=active.learning is not None)
+def prepare_forward(
+    population: Population, active: ActiveSeeds, generators: Sequence[torch.Generator] = ()
+) -> ForwardProgram:
+    """The forward pass with these seeds; where not all of them learn it leaves the hosts' buffers unchanged.
+
+    In training mode hosts that draw random numbers (`Execution.draws`) need ``generators``, one per network.
+    """
+    make_slot_op, keep_buffers = prepare_slot_op(population, active), active.learning is not None
+    return build_program(population, make_slot_op, keep_buffers=keep_buffers, generators=generators)
 
 
 def prepare_slot_op(population: Population, active: ActiveSeeds) -> MakeSlotOp:
@@ -123,14 +129,31 @@ def find_slot_seeds(population: Population, active: ActiveSeeds, slot: int, netw
     return SlotSeeds(slices, torch.from_numpy(owners - networks.start).to(device, non_blocking=True))
 
 
-def build_program(population: Population, make_slot_op: MakeSlotOp, *, keep_buffers: bool = False) -> ForwardProgram:
+def build_program(
+    population: Population,
+    make_slot_op: MakeSlotOp,
+    *,
+    keep_buffers: bool = False,
+    generators: Sequence[torch.Generator] = (),
+) -> ForwardProgram:
     """The forward pass with these slot ops; ``keep_buffers``: it leaves the hosts' buffers unchanged."""
     size, limit = population.size, population.config.networks_per_pass or population.size
     spans = [range(first, min(first + limit, size)) for first in range(0, size, limit)]
-    return ForwardProgram([_build_pass(population, make_slot_op, networks, keep_buffers) for networks in spans])
+    return ForwardProgram(
+        [
+            _build_pass(population, make_slot_op, networks, keep_buffers, generators[networks.start : networks.stop])
+            for networks in spans
+        ]
+    )
 
 
-def _build_pass(population: Population, make_slot_op: MakeSlotOp, networks: range, keep_buffers: bool) -> ForwardPass:
+def _build_pass(
+    population: Population,
+    make_slot_op: MakeSlotOp,
+    networks: range,
+    keep_buffers: bool,
+    generators: Sequence[torch.Generator],
+) -> ForwardPass:
     execution, slots = population.execution, range(population.table.slots)
     rows, all_networks = slice(networks.start, networks.stop), len(networks) == population.size
     # Views, so that running statistics are written into the population's own buffers.
@@ -147,7 +170,9 @@ def _build_pass(population: Population, make_slot_op: MakeSlotOp, networks: rang
         ops = [make_slot_op(slot, networks) for slot in slots]
         return ForwardPass(rows, lambda x, host: execution.run_stacked(select_rows(host), get_buffers(), x, ops))
     by_network = [[make_slot_op(slot, range(network, network + 1)) for slot in slots] for network in networks]
-    return ForwardPass(rows, lambda x, host: execution.run_looped(select_rows(host), get_buffers(), x, by_network))
+    return ForwardPass(
+        rows, lambda x, host: execution.run_looped(select_rows(host), get_buffers(), x, by_network, generators)
+    )
 
 
 ROUNDS = 3
@@ -157,8 +182,10 @@ def find_fastest_strategy(population: Population, inputs: Tensor) -> Strategy:
     """The strategy with the smaller median time for a forward and a backward pass on ``inputs`` ``[E, N, ...]``.
 
     Strategies take turns, after one round that does not count. Results do not depend on the choice but for rounding;
-    a run that must repeat itself exactly names its strategy instead.
+    a run that must repeat itself exactly names its strategy instead. The population does not change.
     """
+    if population.execution.needs_loop:
+        return "looped"
     configured = population.strategy
     seconds: dict[Strategy, list[float]] = {strategy: [] for strategy in STRATEGIES}
     for _ in range(1 + ROUNDS):
@@ -175,7 +202,9 @@ def _time_pass(population: Population, inputs: Tensor) -> float:
     if on_cuda:
         torch.cuda.synchronize(inputs.device)
     start = time.perf_counter()
-    total = forward(population, select_blended(population), inputs).square().sum()
+    # Without a trace in running statistics.
+    program = build_program(population, prepare_slot_op(population, select_blended(population)), keep_buffers=True)
+    total = program(inputs, population.host.parameters).square().sum()
     torch.autograd.grad(total, list(population.host.parameters.values()))
     if on_cuda:
         torch.cuda.synchronize(inputs.device)

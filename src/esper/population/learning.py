@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from esper.engine.measurements import TrainingReport
 from esper.lifecycle.stages import Stage
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
-from esper.population.forward import prepare_forward, select_blended, select_isolated
+from esper.numerics.random_streams import Stream, torch_generator
+from esper.population.forward import ForwardPass, prepare_forward, select_blended, select_isolated
 from esper.population.optimizers import clip_by_network, optimizer_step
 from esper.population.parameters import concatenate_flat, pad_to_shape
 from esper.population.population import Population
@@ -72,9 +73,14 @@ def start_training(
     saved_buffers = {name: buffer[frozen_rows] for name, buffer in host.buffers.items()} if frozen.any() else {}
 
     # The passes hold for all minibatches: seeds come and go with decisions only.
-    joint_passes = prepare_forward(population, select_blended(population)).passes
+    generators = make_generators(population, isolated=False)
+    joint_passes = prepare_forward(population, select_blended(population), generators).passes
     isolated = select_isolated(population)
-    isolated_passes = [None] * len(joint_passes) if isolated is None else prepare_forward(population, isolated).passes
+    isolated_passes: Sequence[ForwardPass | None] = [None] * len(joint_passes)
+    if isolated is not None:
+        # Others than in the joint pass: whether there is an isolated one depends on all networks.
+        generators = make_generators(population, isolated=True)
+        isolated_passes = prepare_forward(population, isolated, generators).passes
     fixed_host = {name: stacked.detach() for name, stacked in host.parameters.items()}
     leaves = [leaf for block in flat.blocks for leaf in block.parameters.values()]
 
@@ -125,6 +131,21 @@ def start_training(
     accuracies = compute_accuracies(torch.stack(logits), torch.stack(labels))
     results = (torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms))
     return Deferred(results, partial(_make_report, population, learning_seeds))
+
+
+def make_generators(population: Population, *, isolated: bool) -> list[torch.Generator]:
+    """Generators of what hosts draw from now on in training, one per network; none if they draw nothing.
+
+    They follow from a network's random seed and the steps it has taken, so they need not be saved, and no network
+    depends on its neighbours.
+    """
+    if not population.execution.draws:
+        return []
+    steps = cast("list[float]", population.host.steps.tolist())
+    return [
+        torch_generator(network.seed, int(taken), int(isolated), Stream.HOST_NOISE)
+        for network, taken in zip(population.specs.networks, steps, strict=True)
+    ]
 
 
 def compute_row_norms(gradients: Sequence[Tensor]) -> Tensor:

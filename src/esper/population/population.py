@@ -145,6 +145,7 @@ class PopulationConfig:
     optimizer: OptimizerSettings = OptimizerSettings()
     rules: Rules = Rules()
     strategy: Strategy = "stacked"
+    """Hosts that vmap cannot take, or that draw random numbers, are looped in any case."""
     networks_per_pass: int | None = None
     """The most networks that are computed at once, so that what a pass keeps fits into memory; None: all of them. The
     results are the same."""
@@ -174,12 +175,12 @@ class Population:
 
     Raises:
         SlotError: a slot's name does not fit the template.
+        TaskError: the template keeps or draws what networks cannot have for themselves; see `draws_in_training`.
         UnknownBlueprintError: a blueprint is not registered.
     """
 
     def __init__(self, config: PopulationConfig, networks: Sequence[NetworkSpec]) -> None:
         self.config, self.size = config, len(networks)
-        self.strategy: Strategy = config.strategy
         self._moment_names = MOMENT_NAMES[config.optimizer.name]
         self._empty_banks: dict[SeedKind, SeedBank] = {}
 
@@ -187,6 +188,7 @@ class Population:
         template = config.template.to(device=config.device, dtype=config.dtype)
         example = config.example_input.to(device=config.device, dtype=config.dtype)
         self.execution = Execution(template, config.slots, example)
+        self.strategy: Strategy = "looped" if self.execution.needs_loop else config.strategy
         self.shares_prefixes = self.execution.can_share_prefixes(example)
 
         # Rows of zeros for all networks; `replace` fills them, as it does whenever networks are exchanged later on.

@@ -1,0 +1,217 @@
+"""Checks of a host on random examples: what it draws and keeps, and whether vmap can take it.
+
+The networks of a population share one template, which computes each of them from its parameters, buffers and inputs.
+So a host may keep nothing but buffers, and what it draws at random must come from torch's global generators, which are
+seeded for each network alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from esper.errors import TaskError
+from esper.growth.taps import IncomparableError, copy_tensors, flatten, list_named_modules
+from esper.numerics.module_state import global_generators
+from esper.numerics.random_streams import seed_globally
+
+_EXAMPLES = 3
+_NETWORKS = 2
+
+
+@dataclass
+class _Call:
+    """One call of a module, its arguments and output flattened; None where these cannot be compared."""
+
+    layer: str
+    """A description for messages."""
+    arguments: list[Any] | None
+    output: list[Any] | None
+    draws: bool
+    """Whether torch's global generators have moved."""
+    draws_elsewhere: bool
+    """Whether the global generator of numpy or of Python has moved."""
+
+
+def draws_in_training(host: nn.Module, example_input: Tensor) -> bool:
+    """Whether ``host`` draws random numbers in training mode, as dropout does.
+
+    Neither the host nor a global generator changes.
+
+    Args:
+        host: Any module.
+        example_input: ``[B, ...]``; gives shape, type and device of inputs.
+
+    Raises:
+        TaskError: the host fails on a batch; draws in evaluation mode, or from another generator than torch's global
+            ones; keeps something else than buffers from one pass to the next; or replaces a buffer.
+    """
+    host = copy.deepcopy(host)
+    buffers = dict(host.named_buffers())
+    values = {name: buffer.clone() for name, buffer in buffers.items()}
+    inputs = torch.randn(_EXAMPLES, *example_input.shape[1:], generator=torch.Generator().manual_seed(0))
+    inputs = inputs.to(example_input)
+
+    def run_twice(modules: Sequence[tuple[str, nn.Module]]) -> list[list[_Call]]:
+        """The calls of ``modules`` in two passes from the same state."""
+        passes: list[list[_Call]] = []
+        for _ in range(2):
+            for name, buffer in buffers.items():
+                buffer.copy_(values[name])
+            try:
+                with torch.no_grad(), seed_globally(0, global_generators(host)):
+                    passes.append(_record_calls(host, inputs, modules))
+            except Exception as error:  # whatever a user's host raises
+                mode = "training" if host.training else "evaluation"
+                raise TaskError(
+                    f"the host fails in {mode} mode on {_EXAMPLES} random examples: {type(error).__name__}: {error}"
+                ) from error
+            replaced = next((name for name, buffer in host.named_buffers() if buffers.get(name) is not buffer), None)
+            if replaced is not None:
+                raise TaskError(
+                    f"the host puts another tensor in the place of its buffer {replaced!r}, which would be lost: write "
+                    "into the buffer, as by copy_() or add_()"
+                )
+        return passes
+
+    draws = False
+    for training in (False, True):
+        host.train(training)
+        first, second = run_twice([("", host)])
+        draws |= first[0].draws
+        problem = _find_problem(first, second, training=training)
+        if problem:
+            # Again with all calls, to name the layer.
+            first, second = run_twice(list_named_modules(host))
+            raise TaskError(_find_problem(first, second, training=training) or problem)
+    return draws
+
+
+def _find_problem(first: Sequence[_Call], second: Sequence[_Call], *, training: bool) -> str:
+    """What is wrong with the innermost call at fault, from the calls in two passes; empty if nothing is."""
+    for call in first:
+        if call.draws_elsewhere:
+            return (
+                f"{call.layer} draws from a global generator of numpy or Python, so that a network would depend on how "
+                "many others there are: draw by torch, and without a generator"
+            )
+        if call.draws and not training:
+            return (
+                f"{call.layer} draws random numbers in evaluation mode, so that networks have no definite score: draw "
+                "in training mode only, as torch's dropout does"
+            )
+    # Equal calls must have equal outputs; where calls differ in number or order, at least that of the host, the last.
+    pairs = list(zip(first, second, strict=False))
+    if [call.layer for call in first] != [call.layer for call in second]:
+        pairs = [(first[-1], second[-1])]
+    for one, other in pairs:
+        if _are_close(one.arguments, other.arguments) and not _are_close(one.output, other.output):
+            return (
+                f"{one.layer} computes something else in a second pass from the same parameters, buffers and random "
+                "state: keep what changes in buffers, and draw by torch, without a generator"
+            )
+    return ""
+
+
+def _record_calls(host: nn.Module, inputs: Tensor, modules: Sequence[tuple[str, nn.Module]]) -> list[_Call]:
+    """The calls of ``modules`` in a forward pass of the host, in the order of their ends: inner ones come first."""
+    calls: list[_Call] = []
+    begun: list[tuple[list[Any] | None, list[Tensor], tuple[Any, ...]]] = []
+    generators = global_generators(host)
+
+    def begin_call(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        begun.append((_copy_leaves((arguments, keywords)), [each.get_state() for each in generators], _read_others()))
+
+    def end_call(layer: str, _: nn.Module, __: Any, output: Any) -> None:
+        arguments, states, others = begun.pop()
+        moved = any(not torch.equal(each.get_state(), state) for each, state in zip(generators, states, strict=True))
+        calls.append(_Call(layer, arguments, _copy_leaves(output), moved, _read_others() != others))
+
+    with ExitStack() as stack:
+        for name, module in modules:
+            kind = type(module).__name__
+            layer = f"the host's layer {name!r} ({kind})" if name else f"the host itself ({kind})"
+            for handle in (
+                module.register_forward_pre_hook(begin_call, with_kwargs=True),
+                module.register_forward_hook(partial(end_call, layer)),
+            ):
+                stack.callback(handle.remove)
+        host(inputs)
+    return calls
+
+
+def _read_others() -> tuple[Any, ...]:
+    """The states of the global generators of numpy and of Python."""
+    legacy: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002 (hosts may use it)
+    words, place = legacy["state"]["key"], legacy["state"]["pos"]
+    return words.tobytes(), place, legacy["has_gauss"], random.getstate()
+
+
+def _copy_leaves(value: Any) -> list[Any] | None:
+    try:
+        return copy_tensors(flatten(value))
+    except IncomparableError:
+        return None
+
+
+def _are_close(leaves: Sequence[Any] | None, others: Sequence[Any] | None) -> bool:
+    """Whether flattened values are equal but for rounding; True if they cannot be compared."""
+    if leaves is None or others is None:
+        return True
+    return len(leaves) == len(others) and all(map(_is_close, leaves, others))
+
+
+def _is_close(leaf: Any, other: Any) -> bool:
+    if not isinstance(leaf, Tensor) or not isinstance(other, Tensor):
+        return type(leaf) is type(other) and bool(leaf == other)
+    return leaf.shape == other.shape and torch.allclose(leaf.double(), other.double(), equal_nan=True)
+
+
+def can_vmap(host: nn.Module, example_input: Tensor) -> bool:
+    """Whether a vmap over networks computes what ``host`` does with one after the other, in both modes.
+
+    Outputs, gradients and buffers are compared on random parameters. It is False for operations that vmap cannot take,
+    and for Python code that depends on values.
+    """
+    host = copy.deepcopy(host).to("cpu", torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
+    parameters = {
+        name: draw(_NETWORKS, *parameter.shape).requires_grad_() for name, parameter in host.named_parameters()
+    }
+    buffers = {name: torch.stack([buffer] * _NETWORKS) for name, buffer in host.named_buffers()}
+    inputs = draw(_NETWORKS, _EXAMPLES, *example_input.shape[1:])
+
+    def call(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        return functional_call(host, (dict(parameters), dict(buffers)), (inputs,))
+
+    def collect(outputs: Tensor, buffers: Mapping[str, Tensor]) -> list[Tensor]:
+        leaves = list(parameters.values()) if outputs.requires_grad else []
+        gradients = torch.autograd.grad(outputs.sum(), leaves, allow_unused=True, materialize_grads=True)
+        return [outputs.detach(), *gradients, *buffers.values()]
+
+    for training in (False, True):
+        host.train(training)
+        apart, together = ({name: buffer.clone() for name, buffer in buffers.items()} for _ in range(2))
+        one_by_one: list[Tensor] = []
+        for network, x in enumerate(inputs):
+            rows = [{name: stacked[network] for name, stacked in part.items()} for part in (parameters, apart)]
+            one_by_one.append(call(rows[0], rows[1], x))
+        expected = collect(torch.stack(one_by_one), apart)
+        try:
+            computed = collect(vmap(call)(parameters, together, inputs), together)
+        except Exception:  # noqa: BLE001 - whatever it is, a loop does without vmap
+            return False
+        if not _are_close(expected, computed):
+            return False
+    return True
