@@ -37,7 +37,7 @@ def register_gradient_hooks(module: nn.Module, callback: Callable[[Tensor], None
             continue  # quantised: it cannot learn
         learns = parameter.requires_grad
         parameter.requires_grad_(True)  # only then torch takes a hook
-        handles.append(parameter.register_post_accumulate_grad_hook(callback))
+        handles.append(cast(RemovableHandle, parameter.register_post_accumulate_grad_hook(callback)))
         parameter.requires_grad_(learns)
     return handles
 
