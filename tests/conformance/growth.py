@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -51,8 +52,11 @@ class Training:
 
 
 def grown(kind: Kind, **options: Any) -> Training:
-    """With a seed in every slot that counts, long before the planned end."""
-    training = Training.of(kind, "all_at_start", **options).go_on(DECISIONS)
+    """With a seed in every slot that counts and learns, long before the planned end."""
+    training = Training.of(kind, "all_at_start", **options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*no gradient has reached it")
+        training.go_on(DECISIONS)
     assert set(training.model.seeds) == set(training.model.slots)
     assert all(float(seed.alpha) > 0 and not seed.fossilized for seed in training.model.seeds.values())
     return training

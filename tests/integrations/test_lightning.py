@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+import esper
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import describe_structure
 from esper.lifecycle.stages import Stage
-from grower.training_loop import APART, HELD, data, growing, host, last_layer_moved, remembered, validate
+from grower.training_loop import APART, HELD, SLOTS, data, growing, host, last_layer_moved, remembered, validate
 
 lightning = pytest.importorskip("lightning.pytorch")
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -382,3 +383,101 @@ def test_an_average_before_the_grower_is_refused(tmp_path: Path):
     trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[average(), growth])
     with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before GrowerCallback .*: put Growe"):
         trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=48))
+
+
+class CompiledBefore(Classifier):
+    """Trains through a handle that was compiled before slots were attached."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=False)
+        self.handle = [torch.compile(self.model, backend="eager")]  # in a list, or it would be a submodule
+        self.handle[0](data()[0][:48])  # as many as in a minibatch, or it would be compiled anew
+        self.model = esper.attach(self.model, SLOTS, data()[0][:2])
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        return F.cross_entropy(self.handle[0](batch[0]), batch[1])
+
+
+def test_a_seed_that_no_gradient_reaches_is_warned_of_and_not_kept(tmp_path: Path):
+    module, growth = CompiledBefore(), callback(Endless)
+    trainer = lightning.Trainer(
+        max_epochs=2 * EPOCHS, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[growth]
+    )
+    with pytest.warns(UserWarning, match="no gradient has reached it"):
+        trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=48))
+    assert module.model.seeds
+    assert not any(seed.fossilized for seed in module.model.seeds.values())
+
+
+class Finetuned(Classifier):
+    """Its first layer is the backbone of a finetuning callback."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        super().__init__(seed=seed)
+        self.backbone = self.model.host[0]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.model.parameter_groups(lr=1e-2), lr=1e-2)
+
+
+class Unfreezing(lightning.callbacks.BaseFinetuning):
+    """Freezes the backbone, and unfreezes it at an epoch, if any."""
+
+    def __init__(self, epoch: int | None) -> None:
+        super().__init__()
+        self.epoch = epoch
+
+    def freeze_before_training(self, pl_module: Finetuned) -> None:
+        self.freeze(pl_module.backbone)
+
+    def finetune_function(self, pl_module: Finetuned, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        if epoch == self.epoch:
+            self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
+
+
+FINETUNING = {
+    "freezing": lambda: Unfreezing(None),
+    "unfreezing_before": lambda: Unfreezing(2),
+    "unfreezing_after": lambda: Unfreezing(EPOCHS + 1),
+    "backbone": lambda: lightning.callbacks.BackboneFinetuning(EPOCHS + 1, verbose=False),
+}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("finetuning", FINETUNING.values(), ids=FINETUNING.keys())
+def test_a_fit_with_a_finetuning_callback_resumes_with_live_seeds(finetuning: Any, first: bool, tmp_path: Path):
+    def run(folder: str, module: Finetuned, epochs: int, resume: Path | None = None) -> tuple[GrowerCallback, Any]:
+        growth, other = callback(Endless), finetuning()
+        checkpoint = lightning.callbacks.ModelCheckpoint(
+            dirpath=tmp_path / folder, filename="last", enable_version_counter=False
+        )
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            callbacks=[*([other, growth] if first else [growth, other]), checkpoint],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=48), ckpt_path=resume)
+        return growth, trainer
+
+    whole = Finetuned()
+    growth, trainer = run("whole", whole, 2 * EPOCHS)
+    run("half", Finetuned(), EPOCHS)
+    resumed = Finetuned(seed=5)
+    run("half", resumed, EPOCHS + 1, tmp_path / "half" / "last.ckpt")
+    again = Finetuned(seed=6)
+    late, other = run("half", again, 2 * EPOCHS, tmp_path / "half" / "last.ckpt")
+
+    assert late.grower is not None
+    assert growth.grower is not None
+    assert late.grower.decisions == 2 * EPOCHS
+    assert describe_structure(again.model) == describe_structure(whole.model) != {}
+    groups, expected = other.optimizers[0].param_groups, trainer.optimizers[0].param_groups
+    assert [len(group["params"]) for group in groups] == [len(group["params"]) for group in expected]
+    if finetuning is not FINETUNING["unfreezing_before"]:  # Lightning unfreezes nothing again when it resumes
+        for mine, theirs in zip(again.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(mine, theirs)

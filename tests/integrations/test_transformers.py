@@ -425,3 +425,41 @@ def test_what_cannot_grow_is_refused(tmp_path: Path):
         GrowerCallback(trainer_for(model, tmp_path), validate)
     with pytest.raises(SlotError, match="no parameter group for slot"):
         GrowerCallback(trainer_for(model, tmp_path, torch.optim.AdamW(model.parameters())), validate, classes=3)
+
+
+class CompiledBefore(transformers.Trainer):
+    """Trains through a handle that was compiled before slots were attached."""
+
+    def __init__(self, handle: nn.Module, model: nn.Module, folder: Path) -> None:
+        settings = transformers.TrainingArguments(
+            str(folder), num_train_epochs=2 * EPOCHS, per_device_train_batch_size=48, report_to=[], use_cpu=True
+        )
+        optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+        super().__init__(model, settings, train_dataset=examples(), optimizers=(optimizer, None))
+        self.handle = handle
+
+    def compute_loss(self, model: nn.Module, inputs: Any, **_: Any) -> Tensor:
+        return self.handle(**inputs)["loss"]
+
+
+def test_a_seed_that_no_gradient_reaches_is_warned_of_and_not_kept(tmp_path: Path):
+    network = Classifier(0)
+    handle = torch.compile(network, backend="eager")
+    inputs, labels = data()
+    handle(inputs=inputs[:48], labels=labels[:48])  # as many as in a minibatch, or it would be compiled anew
+    slots = {f"net.{name}": blueprints for name, blueprints in SLOTS.items()}
+    model = esper.attach(network, slots, {"inputs": inputs[:2], "labels": labels[:2]})
+    trainer = CompiledBefore(handle, model, tmp_path)
+    growth = GrowerCallback(trainer, validate, controller="all_at_start", horizon=2 * EPOCHS, classes=3)
+    trainer.add_callback(growth)
+    with pytest.warns(UserWarning, match="no gradient has reached it"):
+        trainer.train()
+    assert not any(seed.fossilized for seed in model.seeds.values())
+
+
+def test_a_grower_may_be_made_once_the_trainer_has_wrapped_its_optimizer(tmp_path: Path):
+    trainer, growth = prepared(tmp_path)
+    trainer.train()
+    assert trainer.optimizer is not growth.grower.optimizer
+    again = GrowerCallback(trainer, validate, controller="none", horizon=2)
+    assert again.grower.optimizer is growth.grower.optimizer

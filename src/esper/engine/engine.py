@@ -101,7 +101,11 @@ class GrowthEngine:
         )
 
     def legal_actions(self, disallowed: Bools | None = None) -> ActionMasks:
-        """What controllers may do now, without the operations that are ``disallowed``, bool ``[E, 6]``."""
+        """What controllers may do now, without the operations that are ``disallowed``.
+
+        Args:
+            disallowed: Everywhere, bool ``[E, 6]``, or in some of the slots, bool ``[E, 6, S]``.
+        """
         masks = self.networks.legal_actions()
         return masks if disallowed is None or not disallowed.any() else masks.without(disallowed)
 

@@ -10,6 +10,7 @@ import torch
 from esper.config.arguments import Flops, check_arguments
 from esper.errors import ConfigError
 from esper.grower.spending import Spending
+from esper.growth.followers import unwrap_optimizer
 from esper.growth.hooks import require_attached
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
 
@@ -61,7 +62,7 @@ def branch(
 
     Args:
         model: From `esper.attach`.
-        optimizer: The optimizer that trains it.
+        optimizer: The optimizer that trains it; of a wrapper, the one inside is copied.
         training_flops: Budget of the branch, for `spending.share`; None: no limit.
         counted_in: Another `Spending` to which the FLOPs of the branch are added too.
 
@@ -70,6 +71,7 @@ def branch(
         SlotError: a submodule with a slot was replaced, or the optimizer was not made of the model's groups.
     """
     require_attached(model)
+    optimizer = unwrap_optimizer(optimizer)
     model.link(optimizer)
     # Copied together, so that the optimizer's copy owns the parameters of the model's.
     model_copy, optimizer_copy = copy.deepcopy((model, optimizer))

@@ -188,6 +188,8 @@ def resolve_unfinished(
     measure: Callable[[Bools], tuple[Floats, bool]],
     resolve: Callable[[Bools, Bools], Transitions],
     slots: Sequence[str],
+    *,
+    unreached: Bools,
 ) -> Ending:
     """End growth: keep the unfinished modules that contribute at least their rent, and prune the others.
 
@@ -198,11 +200,13 @@ def resolve_unfinished(
             and whether the model is unfit, so that no module may be kept.
         resolve: Fossilizes the modules in its first slots and prunes those in its second; returns what changed.
         slots: Names of the slots.
+        unreached: Slots whose module has learned nothing, since no gradient reached it, bool ``[1, S]``.
     """
-    # Modules that do not count yet, or are being pruned, go first: it hardly changes what the model computes.
+    # Modules that do not count yet, have learned nothing or are being pruned go first: it hardly changes what the model
+    # computes.
     table = network.table
     no_slots = np.zeros(table.stage.shape, np.bool_)
-    idle = table.live & (table.pruning | ~table.blended | (table.alpha == 0))
+    idle = table.live & (table.pruning | ~table.blended | (table.alpha == 0) | unreached)
     parts = [resolve(no_slots, idle)]
     # The others may depend on each other. So the least valuable goes if it is not worth its rent, and the rest is
     # measured again, until all that are left are worth theirs.

@@ -5,9 +5,11 @@ the same arguments and stepped at the same time, keeps them equal. The first pro
 all. New modules have the same initial values everywhere, because their random generators have the same seeds.
 
 `DistributedDataParallel` averages the gradients of the parameters that it was constructed with. Those of later modules
-are averaged here, by a hook on each parameter: before anything clips them, and without constructing it anew, which
-trainers would not notice. Averaging a gradient twice changes nothing. Where it is constructed on a model that has grown
-already, as in resumed training, give it ``find_unused_parameters=True``: some parameters may be frozen or pruned.
+are averaged by a hook on each parameter (`esper.growth.data_parallel`): before anything clips them, and without
+constructing it anew, which trainers would not notice. That holds for seeds planted by hand as well; only on a host that
+is frozen as a whole, which torch refuses to wrap, it takes a grower. Averaging a gradient twice changes nothing. Where
+it is constructed on a model that has grown already, as in resumed training, give it ``find_unused_parameters=True``:
+some parameters may be frozen or pruned.
 
 Where processes share parameters (FSDP2, after `GrowingModel.shard_growth`), none can call the model alone. All of them
 measure at the same time, with the passes that the first one makes, and the results of the first one count.
@@ -19,11 +21,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-import torch
 from torch import Tensor, distributed, nn
 
 from esper.errors import DistributedError
-from esper.grower.gradients import register_gradient_hooks
+from esper.growth.data_parallel import average_gradient, average_gradients
 
 T = TypeVar("T")
 
@@ -92,13 +93,11 @@ class Processes:
         Where processes share parameters, FSDP2 does so already.
         """
         if self._group is not None and not self._sharing:
-            register_gradient_hooks(modules, self.average_gradient, self._averaged)
+            added = [module for module in modules if module not in self._averaged]
+            self._averaged.update(added)
+            average_gradients(added, self._group)
 
-    @torch.no_grad()
     def average_gradient(self, parameter: Tensor) -> None:
         """Replace the gradient of ``parameter`` by its average over all processes."""
-        if self._group is None:
-            return
-        assert parameter.grad is not None
-        parameter.grad /= distributed.get_world_size()
-        distributed.all_reduce(parameter.grad, group=self._group)
+        if self._group is not None:
+            average_gradient(parameter, self._group)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from esper.engine.governor import Governor, GovernorSettings, Intervention, Trouble, Vitals, skill
 from esper.errors import CheckpointError, DivergedError
+from esper.growth.followers import unwrap_optimizer
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.sharding import holds_in_all_processes, is_sharded, local_part, reshard
@@ -62,7 +63,7 @@ class ModelSnapshot:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, generators: Sequence[torch.Generator] | None = None
     ) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer = model, unwrap_optimizer(optimizer)
         self._generators = list(global_generators(model) if generators is None else generators)
         self._copies = _Copies([], [], [])
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Iterable
 from typing import Any, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from esper.engine.gradients import HealthTable, assess_health
+from esper.growth.data_parallel import register_gradient_hooks
 from esper.growth.model import GrowingModel
+from esper.growth.seed import Seed
 from esper.growth.sharding import combine_norms, count_copies, local_part
-from esper.numerics.arrays import Floats
+from esper.numerics.arrays import Bools, Floats
 from esper.serialization.state_files import to_plain
+
+MISSED_STEPS = 2
+"""Steps of the optimizer without a gradient after which a module that never had one is warned of.
+
+A single step may miss it rightly, as where experts are called by turns."""
 
 
 class GradientRecorder:
@@ -43,13 +51,20 @@ class GradientRecorder:
         """Gradient norms of the host and of the module in each slot, ``[1 + S]`` per minibatch since the last
         `clear`."""
         self._watched: WeakSet[nn.Module] = WeakSet()
+        self._reached: WeakSet[Seed] = WeakSet()
+        """Modules that have had a gradient at some step, even if it was zero."""
+        self._missed: WeakKeyDictionary[Seed, int] = WeakKeyDictionary()
+        """Steps without a gradient, of modules that should learn and never had one, up to the last decision."""
         self.watch([model.host])
         # After the step: trainers such as Lightning compute the gradients within it.
         optimizer.register_step_post_hook(self._record_step)
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """Record the gradients of all parameters in ``modules`` from now on."""
-        register_gradient_hooks(modules, self.record_norm, self._watched)
+        for module in modules:
+            if module not in self._watched:
+                self._watched.add(module)
+                register_gradient_hooks(module, self.record_norm)
 
     def record_norm(self, parameter: Tensor) -> None:
         """Record the norm of the gradient that ``parameter`` has now."""
@@ -61,11 +76,15 @@ class GradientRecorder:
         slots = self._model.slots.values()
         norms = torch.zeros(1 + len(slots), device=slots[0].anchor.device)
         for place, part in enumerate([self._model.host, *(slot.seed for slot in slots)]):
+            parameters = [] if part is None else list(part.parameters())
             part_norms = [
                 self._arrived[parameter] if parameter in self._arrived else self._compute_norm(parameter.grad)
-                for parameter in (() if part is None else part.parameters())
+                for parameter in parameters
                 if parameter.grad is not None
             ]
+            # One that was zeroed or dropped within the step did arrive.
+            if isinstance(part, Seed) and (part_norms or any(parameter in self._arrived for parameter in parameters)):
+                self._reached.add(part)
             if part_norms:
                 norms[place] = torch.linalg.vector_norm(torch.stack([norm.to(norms.device) for norm in part_norms]))
         if self._model.sharded:
@@ -89,6 +108,30 @@ class GradientRecorder:
     def idle(self) -> bool:
         """Whether the optimizer has stepped since `clear`, and all gradients of the last minibatch were zero."""
         return bool(self._norms) and not bool(self._norms[-1].any())
+
+    def find_unreached(self, learning: Bools, *, stacklevel: int = 2) -> Bools:
+        """Slots, bool ``[1, S]``, whose module learns nothing: the optimizer steps, but no gradient ever reached it.
+
+        Call it once per decision. A gradient that is zero is one, as that of a module with weight 0. A module is
+        warned of once, as soon as it has missed `MISSED_STEPS`.
+
+        Args:
+            learning: Slots whose module should have learned since the last decision, bool ``[1, S]``.
+            stacklevel: Of the warning, as if it were given by the caller.
+        """
+        unreached = np.zeros_like(learning)
+        for place, slot in enumerate(self._model.slots.values()):
+            seed = slot.seed
+            if seed is None or not learning[0, place] or seed in self._reached:
+                continue
+            if all(name in seed.fixed for name, _ in seed.named_parameters()):
+                continue  # nothing in it learns
+            before = self._missed.get(seed, 0)
+            self._missed[seed] = before + len(self._norms)
+            unreached[0, place] = self._missed[seed] > 0
+            if before < MISSED_STEPS <= self._missed[seed]:
+                warnings.warn(_describe_unreached(slot.name, seed), stacklevel=stacklevel + 1)
+        return unreached
 
     def report(self) -> tuple[Floats, Floats, HealthTable]:
         """Norms of the host ``[1]`` and of the modules ``[1, S]`` in the last minibatch, and the modules' health."""
@@ -121,25 +164,20 @@ class GradientRecorder:
         self._norms = [norms.to(device) for norms in state["norms"]]
 
 
+def _describe_unreached(slot: str, seed: Seed) -> str:
+    frozen = not _count_learning(seed)
+    cause = (
+        "its parameters do not require a gradient: leave requires_grad of what grows to the grower, and freeze parts "
+        "of the host by attach(..., freeze_host=...)"
+        if frozen
+        else "training does not run it, as through a handle that torch.compile made before esper.attach (compile what "
+        "attach returns), through parts of the host without this slot, or under torch.no_grad"
+    )
+    return (
+        f"the seed of {seed.blueprint.name!r} in slot {slot!r} has learned nothing, since no gradient has reached it "
+        f"although the optimizer stepped: {cause}; until one does, it will not be kept"
+    )
+
+
 def _count_learning(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-
-
-def register_gradient_hooks(
-    modules: Iterable[nn.Module], callback: Callable[[Tensor], None], seen: WeakSet[nn.Module]
-) -> None:
-    """Call ``callback`` with every parameter in ``modules`` whenever a backward pass has added to its gradient.
-
-    Modules in ``seen`` are left out, and the others are added to it. Callbacks run in registration order.
-    """
-    for module in modules:
-        if module in seen:
-            continue
-        seen.add(module)
-        for parameter in module.parameters():
-            if not (parameter.is_floating_point() or parameter.is_complex()):
-                continue  # quantised: it cannot learn
-            learns = parameter.requires_grad
-            parameter.requires_grad_(True)  # only then torch takes a hook
-            parameter.register_post_accumulate_grad_hook(callback)
-            parameter.requires_grad_(learns)

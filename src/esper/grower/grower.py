@@ -46,6 +46,7 @@ from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
 from esper.grower.validation import Validation
+from esper.growth.followers import unwrap_optimizer
 from esper.growth.hooks import require_growable
 from esper.growth.look import Look
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
@@ -80,7 +81,8 @@ class Grower:
 
     Args:
         model: From `esper.attach`, without live modules unless `load_state_dict` follows.
-        optimizer: Any `torch.optim` optimizer made from `GrowingModel.parameter_groups`.
+        optimizer: Any `torch.optim` optimizer made from `GrowingModel.parameter_groups`, or a wrapper of it, such as
+            accelerate's.
         evaluate: Measures a model on validation data, and gives the same for the same model: a loss,
             ``(loss, accuracy)``, or a mapping of names to numbers that has ``loss``. `esper.Validation` does so for the
             usual tasks; `esper.Metric`, `esper.Constrained` and `esper.Refit` wrap it where growth is about something
@@ -117,6 +119,7 @@ class Grower:
     ) -> None:
         config = config.override(fields)
         require_growable(model)
+        optimizer = unwrap_optimizer(optimizer)
         model.link(optimizer)
         processes = Processes(sharing=model.sharded)
 
@@ -211,6 +214,8 @@ class Grower:
         self._timing, self._processes, self._gradients, self._promise_recorder = timing, processes, gradients, recorder
         self._learning, self._trained, self._snapshot = learning, trained, snapshot
         self._controller_state: Any = controller.start([random_seed])
+        self._unreached: Bools = np.zeros((1, len(model.slots)), np.bool_)
+        """Slots whose module had learned nothing at the last decision, since no gradient reached it, ``[1, S]``."""
 
         # What is trained before the first call of `step` follows a decision, too: to wait.
         engine.apply(make_wait_actions(1))
@@ -230,7 +235,8 @@ class Grower:
     ) -> Decision:
         """Measure the model, roll back training that blew up, let the controller decide, and carry that out.
 
-        Call it after the optimizer's step, at equal intervals: once per epoch, or every so many minibatches.
+        Call it after the optimizer's step, at equal intervals: once per epoch, or every so many minibatches. If no
+        gradient reaches a module although the optimizer steps, there is a warning, and it is not fossilized.
 
         Args:
             train_loss: Mean training loss since the last call.
@@ -272,6 +278,9 @@ class Grower:
         assessment = self.engine.assess(Deferred((), lambda: report), _EVERYONE)
         intervention = assessment.intervention
         self._require_rollbacks_left(intervention)
+        table = self.network.table
+        learning = table.live & (table.stage != Stage.GERMINATED)
+        self._unreached = self._processes.broadcast(lambda: self._gradients.find_unreached(learning, stacklevel=4))
         slots = list(self.model.slots)
         pruned = [slots[place] for place in cast("list[int]", intervention.transitions.slot.tolist())]
         rollback = describe_rollback(intervention, inputs.train_loss, pruned)
@@ -292,7 +301,9 @@ class Grower:
             disallowed.add(Op.FOSSILIZE)
         if culprit.any():  # however training is going: what breaks a constraint goes at once
             disallowed.discard(Op.PRUNE)
-        masks = self.engine.legal_actions(np.array([[op in disallowed for op in Op]]))
+        excluded = np.tile(np.array([[[op in disallowed] for op in Op]]), (1, 1, len(slots)))
+        excluded[:, Op.FOSSILIZE] |= self._unreached
+        masks = self.engine.legal_actions(excluded)
 
         # Decide: prune what breaks a constraint, wait where growth is over, and otherwise leave it to the controller.
         finished, before = self.finished, self.network.table
@@ -476,7 +487,12 @@ class Grower:
             vitals = Vitals(unknown, np.full((1, self.backend.skills), math.nan), np.zeros(1, np.bool_))
             self._require_rollbacks_left(self.governor.check(vitals, _EVERYONE))
         ending = resolve_unfinished(
-            self.network, self.config.rent, self._measure_dependence, self._resolve, list(self.model.slots)
+            self.network,
+            self.config.rent,
+            self._measure_dependence,
+            self._resolve,
+            list(self.model.slots),
+            unreached=self._unreached,
         )
         self.isolated.update_forks(self.network.table, self.network.evidence)  # drops all forks
         if self._promise_recorder is not None:

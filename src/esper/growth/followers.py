@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 import torch
@@ -31,6 +31,31 @@ _SHOWN = 3
 NamedParameters = Callable[[], Iterable[tuple[str, nn.Parameter]]]
 
 
+def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer inside a wrapper, such as accelerate's or Lightning's; any other optimizer is returned as it is.
+
+    A wrapper is recognised by what it shares, whatever its attributes are called: its state is that of an optimizer
+    which it holds. It need not have all that torch's optimizers have, such as hooks on steps or the present groups.
+    """
+    inner: torch.optim.Optimizer | None = optimizer
+    while inner is not None:
+        optimizer = inner
+        state = getattr(optimizer, "state", None)  # a wrapper may lack it
+        held = _list_held_optimizers(optimizer)
+        inner = next((part for part in held if state is not None and getattr(part, "state", None) is state), None)
+    return optimizer
+
+
+def _list_held_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Optimizers in the attributes of another one, or in a list there."""
+    values = [
+        part
+        for value in vars(optimizer).values()
+        for part in (cast("Sequence[Any]", value) if isinstance(value, list | tuple) else [value])
+    ]
+    return [value for value in values if isinstance(value, torch.optim.Optimizer) and value is not optimizer]
+
+
 class Ownership:
     """Hands the parameters of seeds to an optimizer whose groups `GrowingModel.parameter_groups` made.
 
@@ -49,8 +74,9 @@ class Ownership:
         If the model is converted to another type, as by ``model.double()``, the optimizer's state is converted too.
 
         Raises:
-            SlotError: a slot has no group, or several, or the groups are of another model; from the optimizer's steps,
-                if it lacks the parameters of a seed.
+            SlotError: a slot has no group, or several, or the groups are of another model; another optimizer inside
+                this one has groups that are not shared with it; it takes no hooks on its steps; from the optimizer's
+                steps, if it lacks the parameters of a seed.
         """
         # Every slot needs exactly one group.
         groups = Counter(group.get(SLOT_KEY) for group in optimizer.param_groups)
@@ -76,11 +102,28 @@ class Ownership:
                 "the optimizer's groups hold no parameter of this model: it was made for another one, for a copy, or "
                 "before it was sharded; make it from this model's model.parameter_groups(lr=...)"
             )
+        # Optimizers that divide the parameters among processes step groups that would not get those of seeds.
+        lists = {id(group["params"]) for group in optimizer.param_groups}
+        for held in _list_held_optimizers(optimizer):
+            others = [group for group in held.param_groups if id(group["params"]) not in lists]
+            if any(SLOT_KEY in group or not owned.isdisjoint(group["params"]) for group in others):
+                raise SlotError(
+                    f"{type(optimizer).__name__} trains by a {type(held).__name__} inside, which has groups of its "
+                    "own, so what grows would never learn: take a torch.optim optimizer that is made from "
+                    "model.parameter_groups(lr=...), or, to divide its state among processes, FSDP2 with "
+                    "model.shard_growth()"
+                )
         # The check of a former optimizer is replaced.
+        try:
+            check = _OwnershipCheck(optimizer, named_parameters)
+        except AttributeError as error:  # `torch.optim.Optimizer.__init__` was never called
+            raise SlotError(
+                f"{type(optimizer).__name__} takes no hooks on its steps, by which growth follows training: give the "
+                "torch.optim optimizer that it steps, or call torch.optim.Optimizer.__init__ in it"
+            ) from error
         if self._check is not None:
             self._check.handle.remove()
-        self.optimizer = optimizer
-        self._check = _OwnershipCheck(optimizer, named_parameters)
+        self.optimizer, self._check = optimizer, check
 
     def add_parameters(self, slot: str, parameters: Sequence[nn.Parameter]) -> None:
         """Add parameters of a seed to the slot's group."""

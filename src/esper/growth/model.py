@@ -18,7 +18,7 @@ from esper.errors import CheckpointError, ConfigError, LookError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.depth import DepthTracker
 from esper.growth.finalize import Unfinished, finalize
-from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership
+from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership, unwrap_optimizer
 from esper.growth.frozen import FrozenParts, Growth, swap_growth
 from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
 from esper.growth.look import Look, look
@@ -326,11 +326,14 @@ class GrowingModel(nn.Module):
     def link(self, optimizer: torch.optim.Optimizer) -> None:
         """Hand the parameters of future seeds to ``optimizer``; `esper.Grower` does so by itself.
 
+        Of a wrapper, such as accelerate's or Lightning's, it is the optimizer inside.
+
         Raises:
-            SlotError: the optimizer was not made from `parameter_groups`, or from those of another model.
+            SlotError: the optimizer was not made from `parameter_groups`, or from those of another model; it takes no
+                hooks on its steps; or it divides the parameters among processes.
         """
         reshard(self)
-        self.ownership.link(optimizer, self.slots, self.named_parameters)
+        self.ownership.link(unwrap_optimizer(optimizer), self.slots, self.named_parameters)
 
     @check_arguments(SlotError)
     def mirror(self, average: PlainModule) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from esper.config.arguments import Name, NonNegativeFloat, check_arguments
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import LAYER_CONTEXTS, Context, LayerCall, for_site, get
+from esper.growth.data_parallel import synchronize_seed
 from esper.growth.depth import DepthTracker, convert_block
 from esper.growth.followers import Compilations, Copies, Ownership
 from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, refuse_to_mix
@@ -219,6 +220,9 @@ class Slot(GrowthHook):
     ) -> Seed:
         """Plant a fresh seed and hand its parameters to the optimizer; returns the seed.
 
+        Under `torch.nn.parallel.DistributedDataParallel` plant the same in all processes: the seed has the same values
+        in all of them, and its gradients are averaged.
+
         Args:
             blueprint: Its name.
             generator: Source of the initial values; None: one that is seeded from torch's global generator, but not
@@ -229,6 +233,7 @@ class Slot(GrowthHook):
         Raises:
             UnknownBlueprintError: no such blueprint.
             SlotError: the slot is taken or disabled, the blueprint is not on offer here, or an argument is invalid.
+            DistributedError: under DistributedDataParallel, another process plants something else.
         """
         # Refuse what does not fit here.
         kind = get(blueprint)
@@ -261,6 +266,7 @@ class Slot(GrowthHook):
         Raises:
             SlotError: the slot is taken, or switched off by a block; the host is sharded and seeds are not to be, or
                 the other way round; or its configuration cannot count another block.
+            DistributedError: under DistributedDataParallel, another process plants something else.
         """
         self.require_not_disabled()
         if self.occupant is not None:
@@ -269,6 +275,7 @@ class Slot(GrowthHook):
         if self.sharding is None:
             require_whole(self.depth.host.named_parameters())
             self.convert_seed(seed)
+            synchronize_seed(seed, self.name, self.depth.host.get_submodule(self.name))
         else:
             reshard(self.depth.host)
             require_sharded_host(self.depth.host.parameters())

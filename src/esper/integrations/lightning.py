@@ -6,6 +6,7 @@ import logging
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -18,12 +19,13 @@ from esper.extras import describe_missing
 from esper.grower import Grower
 from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import KEY, GrowthInStateDict
-from esper.growth.followers import SLOT_KEY
+from esper.growth.followers import SLOT_KEY, unwrap_optimizer
 from esper.growth.model import GrowingModel
 from esper.integrations.trainer_callback import MeanLoss, finish_grower, step_grower
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import BaseFinetuning
     from lightning.pytorch.plugins import MixedPrecision
     from torchmetrics import Metric, MetricCollection
 except ModuleNotFoundError as error:
@@ -89,6 +91,23 @@ class GrowerCallback(Callback):
         if model not in self._carriers:
             self._carriers[model] = GrowthInStateDict(model)
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Update the parameter groups in the states of finetuning callbacks, in whatever order these come.
+
+        They save the names of parameters that groups had at their first epoch, and put them back before the optimizer's
+        state is loaded. By now the model has the seeds of the checkpoint.
+        """
+        model = _find_model(pl_module)
+        names = {parameter: name for name, parameter in pl_module.named_parameters()}
+        for callback in cast("list[Callback]", cast(Any, trainer).callbacks):
+            if not isinstance(callback, BaseFinetuning):
+                continue
+            state = checkpoint["callbacks"].get(callback.state_key, {})
+            for group in chain.from_iterable(state.get("internal_optimizer_metadata", {}).values()):
+                if SLOT_KEY in group:
+                    seed = model.seeds.get(group[SLOT_KEY])
+                    group["params"] = [] if seed is None else [names[parameter] for parameter in seed.parameters()]
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Construct the grower: optimizers exist by now, and a checkpoint has been loaded."""
         model = _find_model(pl_module)
@@ -96,7 +115,7 @@ class GrowerCallback(Callback):
         candidates = (
             optimizer for optimizer in trainer.optimizers if any(SLOT_KEY in group for group in optimizer.param_groups)
         )
-        optimizer = next(candidates, trainer.optimizers[0])
+        optimizer = unwrap_optimizer(next(candidates, trainer.optimizers[0]))
         self._step = trainer.global_step
         _mirror_averages(trainer, model)
         # A further `fit` goes on with the grower if model and optimizer are still the same.

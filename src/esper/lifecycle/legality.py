@@ -82,14 +82,18 @@ class ActionMasks:
         return map_arrays(select, self)
 
     def without(self, disallowed: Bools) -> ActionMasks:
-        """The same masks without the operations ``disallowed``, bool ``[E, 6]``; WAIT stays legal."""
-        allowed = ~disallowed
+        """The same masks without the operations ``disallowed``; WAIT stays legal.
+
+        Args:
+            disallowed: Everywhere, bool ``[E, 6]``, or in some of the slots, bool ``[E, 6, S]``.
+        """
+        allowed = ~(disallowed[:, :, None] if disallowed.ndim == 2 else disallowed)
         allowed[:, Op.WAIT] = True
-        slot = self.slot & allowed[:, :, None]
+        slot = self.slot & allowed
         retargets = slot[:, Op.GERMINATE] | slot[:, Op.SET_ALPHA]
         return replace(
             self,
-            op=self.op & allowed,
+            op=slot.any(axis=2),
             slot=slot,
             blueprint=self.blueprint & slot[:, Op.GERMINATE, :, None],
             alpha_target=self.alpha_target & retargets[:, :, None],
