@@ -152,8 +152,9 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
     # The former growth is kept without the host: its sites have no layers.
     leaving = Growth(model.seeds, {name: replace(model.slots[name].site, layer=None) for name in model.seeds})
     # Swap the seeds.
-    for slot in model.slots.values():
-        slot.remove()
-    for name, seed in growth.seeds.items():
-        model.slots[name].plant(seed)
+    with model.tap.gate.switching():
+        for slot in model.slots.values():
+            slot.remove()
+        for name, seed in growth.seeds.items():
+            model.slots[name].plant(seed)
     return leaving

@@ -28,7 +28,7 @@ from esper.growth.seed import Seed
 from esper.growth.sharding import check_options, reshard
 from esper.growth.slot import Slot
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
-from esper.growth.taps import InputTap, OutputTap, require_untraced
+from esper.growth.taps import InputTap, OutputTap, PassEnd, require_untraced
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -187,6 +187,7 @@ class GrowingModel(nn.Module):
         self._hooks.append(host.register_forward_hook(OutputTap(self.tap)))
         for name, slot in slots_by_name.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot, with_kwargs=True))
+        self._hooks.append(host.register_forward_hook(PassEnd(self.tap), always_call=True))
         self.slots = Slots(slots_by_name)
         self.training = host.training
         self.slots.train(host.training)
@@ -237,7 +238,9 @@ class GrowingModel(nn.Module):
         require_untraced()
         if torch.compiler.is_compiling():
             self.compilations.record_graph()
-        return self.host(*arguments, **keywords)
+            return self.host(*arguments, **keywords)
+        with self.tap.gate.passing():
+            return self.host(*arguments, **keywords)
 
     def train(self, mode: bool = True) -> Self:
         """`torch.nn.Module.train` for all but frozen parts, which stay in evaluation mode."""
@@ -251,8 +254,10 @@ class GrowingModel(nn.Module):
         A frozen host computes to the bit what it did before it was attached to. Torch's encoder layers round otherwise
         if a gradient is needed: compare theirs under `torch.no_grad`. They are not compiled within the block.
 
-        This holds in all threads, until the last of several blocks ends. Nothing may be planted, removed or saved
-        within the block.
+        This holds in all threads, until the last of several blocks ends, for every forward pass as a whole: the block
+        begins and ends when the passes that other threads have under way are over. A backward pass that computes
+        features again (activation checkpointing) has to be over, too: make it where its forward pass was made. Nothing
+        may be planted, removed or saved within the block.
         """
         return hide_growth(self)
 

@@ -15,6 +15,7 @@ from esper.errors import LookError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
+from esper.growth.taps import InputTap
 
 
 @contextmanager
@@ -23,8 +24,16 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
 
     Changes of buffers are undone, and the random numbers that are drawn are drawn again afterwards. The buffers are
     other tensors within the block, so a pass from before it can still be differentiated after it. Feature hooks of
-    slots are off.
+    slots are off. All this begins and ends between the passes of other threads.
     """
+    context = _leave_no_trace(network, seeds)
+    gate = next((module.gate for module in network.modules() if isinstance(module, InputTap)), None)
+    with context if gate is None else gate.between_passes(context):  # a network without slots has no gate
+        yield
+
+
+@contextmanager
+def _leave_no_trace(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     # Passes write to clones of the buffers, and no hook records them.
     feature_hooks = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
     buffers = [(module, *named) for module in network.modules() for named in module.named_buffers(recurse=False)]
