@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,15 @@ class FrozenParts:
             part.eval()
         # Listed once, not in every pass.
         self._frozen_modules = [module for part in self._list_parts(host) for module in part.modules()]
+
+    @contextmanager
+    def suspended(self) -> Generator[None]:
+        """Within the block frozen parts may be in training mode; their parameters learn as little as before."""
+        modules, self._frozen_modules = self._frozen_modules, []
+        try:
+            yield
+        finally:
+            self._frozen_modules = modules
 
     def holds(self, key: str) -> bool:
         """Whether ``key`` of the host's state dict belongs to a frozen part."""
