@@ -20,6 +20,7 @@ from esper.growth.finalize import Unfinished, finalize
 from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership
 from esper.growth.frozen import FrozenParts, Growth, swap_growth
 from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
+from esper.growth.host_record import describe_host
 from esper.growth.look import Look, look
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
@@ -161,6 +162,8 @@ class GrowingModel(nn.Module):
         blocks = [name for name, offer in offers.items() if any(get(kind).needs_branch_outputs for kind in offer or ())]
         probed = probe(host, list(slots), example_input, causal=causal, apart=apart, with_branch_outputs=blocks)
         self.host = host
+        self.host_record = describe_host(host)
+        """What the host computes with beside its tensors."""
         self.example = ExampleInput(example_input)
         self.example_size = first_tensor(example_input)[0].numel()
         """Number of scalars in the input of one example."""
