@@ -74,7 +74,7 @@ def repeat_examples(value: Any, examples: int, count: int) -> Any:
             return mapping
         if not isinstance(mapping, MutableMapping):
             return parts
-        repeated = copy.copy(cast("MutableMapping[Any, Any]", mapping))  # of the same class, as a tokenizer's
+        repeated = copy.copy(mapping)  # of the same class, as a tokenizer's
         repeated.update(parts)
         return repeated
     if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):

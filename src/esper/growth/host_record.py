@@ -63,7 +63,8 @@ def _list_numbers(name: str, value: Any) -> Iterator[tuple[str, tuple[float, ...
 def _take_first(buffer: Tensor) -> tuple[float, ...]:
     """The first values of the last axis; infinities count as zeros."""
     row = buffer.detach().reshape(-1)[: min(BUFFER_VALUES, buffer.shape[-1] if buffer.dim() else 1)]
-    return tuple(torch.nan_to_num(row.double().cpu(), 0.0, 0.0, 0.0).tolist())
+    values = cast("list[float]", torch.nan_to_num(row.double().cpu(), 0.0, 0.0, 0.0).tolist())
+    return tuple(values)
 
 
 def find_difference(saved: HostRecord, present: HostRecord) -> str | None:
