@@ -377,6 +377,11 @@ def test_where_the_budget_left_structures_out_that_is_reported_if_all_others_div
 EMPTY = [(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))] * 2
 
 
+def summed_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Finite for an empty batch, too."""
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
 def make_lbfgs(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return torch.optim.LBFGS([one for group in groups for one in group["params"]])
 
@@ -384,15 +389,14 @@ def make_lbfgs(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": EMPTY, "score": None}, "no example"),
+        ({"target": EMPTY, "score": None, "loss": summed_loss}, "no example"),
         ({"loss": lambda model, batch: loss(model, batch) * 1j}, "one real number"),
         ({"optimizer": make_lbfgs}, "LBFGS"),
     ],
 )
 def test_what_training_cannot_use_is_refused(options: dict[str, Any], message: str) -> None:
-    total = {"loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="sum"), **options}
     with pytest.raises(ConfigError, match=message):
-        adapt(attached(), **total)
+        adapt(attached(), **options)
 
 
 def explode_at_last(trials: int, count: int) -> Callable[[list[dict[str, Any]]], torch.optim.Optimizer]:

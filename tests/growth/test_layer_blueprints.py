@@ -450,3 +450,53 @@ def test_a_layer_whose_weight_is_elsewhere_is_attached_to_and_gets_no_lora() -> 
     layer.forward = lambda features: features @ weight.T
     model = esper.attach(nn.Sequential(layer), {"0": ["mlp"]}, torch.randn(2, 4))
     assert not LoRA.supports(model.slots["0"].site)
+
+
+class Penalised(Net):
+    """Reads its layer's weight elsewhere, too, in some modes: here as a penalty that is added to the outputs."""
+
+    def __init__(self, layer: nn.Module, modes: set[bool]) -> None:
+        super().__init__(layer)
+        self.modes, self.drop = modes, nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.drop(super().forward(x))
+        if self.training in self.modes:
+            outputs = outputs + self.layer.weight.square().sum()
+        return F.dropout(outputs, 0.2, self.training)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("modes", [set[bool](), {True}, {False}, {True, False}], ids=str)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_weight_that_is_read_elsewhere_in_either_mode_takes_no_update(
+    layer: str, modes: set[bool], freeze: bool
+) -> None:
+    torch.manual_seed(0)
+    made, x = LAYERS[layer]()
+    model = esper.attach(Penalised(made, modes), {"layer": ["lora"]}, x, freeze_host=freeze).train()
+    nn.init.normal_(model.slots["layer"].germinate("lora", alpha=1.0).blueprint.outer)
+    model.slots["layer"].fossilize()
+    before = [module.training for module in model.modules()]
+    if modes:
+        with pytest.raises(ExportError, match="something else reads that weight"):
+            model.finalize()
+    else:
+        plain = model.finalize().eval()
+        assert torch.allclose(plain(x), model.eval()(x), atol=1e-4)
+        model.train()
+    assert [module.training for module in model.modules()] == before
+
+
+def test_a_model_that_the_example_does_not_fit_in_training_is_finalized() -> None:
+    class NeedsLabels(Net):
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+            if self.training and labels is None:
+                raise ValueError
+            return super().forward(x)
+
+    x = torch.randn(3, WIDTH)
+    model = esper.attach(NeedsLabels(nn.Linear(WIDTH, 5)), {"layer": ["lora"]}, x)
+    nn.init.normal_(model.slots["layer"].germinate("lora", alpha=1.0).blueprint.outer)
+    model.slots["layer"].fossilize()
+    assert torch.allclose(model.finalize().eval()(x), model.eval()(x), atol=1e-5)

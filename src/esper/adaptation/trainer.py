@@ -13,6 +13,7 @@ from torch import Tensor
 
 from esper.config.arguments import describe_value, read_number
 from esper.errors import ConfigError, DivergedError
+from esper.growth.batch_means import Reduction, find_reduction
 from esper.growth.model import GrowingModel
 from esper.numerics.random_streams import Stream, module_generator, torch_generator
 
@@ -89,6 +90,8 @@ class Trainer:
     def __init__(self, model: GrowingModel, config: FineTuneConfig) -> None:
         self.model, self.config = model, config
         self._replayed, self._held_out = config.source[0::2], config.source[1::2]
+        self._checked = False
+        """Whether loss and score were found to be means."""
         self.source_loss = math.nan
         """Loss of the bare host on the held-out source batches; NaN without source data."""
         if config.source:
@@ -155,10 +158,14 @@ class Trainer:
         """Measure the bare host on ``batches``, as `measure` does.
 
         Raises:
-            ConfigError: the loss or the score cannot be used, or is not finite.
+            ConfigError: the loss or the score cannot be used, is not finite, or is a sum over examples.
         """
         try:
-            return self.measure(batches)
+            metrics = self.measure(batches)
+            if not self._checked:
+                self._checked = True
+                self._require_means(batches)
+            return metrics
         except DivergedError as error:
             raise ConfigError(
                 f"{error} for the host as it is: is a batch empty, or does it hold what is no number?"
@@ -181,11 +188,35 @@ class Trainer:
                 loss = float(self._compute_loss(batch))
                 examples = len(model.tap.inputs)
                 losses += examples * loss
-                scores += examples * (-loss if score is None else _read_score(score(model, batch)))
+                scores += examples * (-loss if score is None else self._compute_score(batch))
                 count += examples
         if not count:
             raise ConfigError("the batches hold no example: leave empty batches out")
         return Metrics(scores / count, losses / count, count)
+
+    @torch.no_grad()
+    def _require_means(self, batches: Sequence[Any]) -> None:
+        """Refuse a loss or a score that is a sum, which means over batches of several sizes would weight twice."""
+        model, measures = self.model.eval(), {"loss": self._compute_loss, "score": self._compute_score}
+        for name, compute in measures.items():
+            if name == "score" and self.config.score is None:
+                continue
+
+            def compute_number(batch: Any, compute: Callable[[Any], float | Tensor] = compute) -> float:
+                with seed_torch(self.config.seed):
+                    return float(compute(batch))
+
+            self._compute_loss(batches[0])
+            reduction = find_reduction(compute_number, batches[0], len(model.tap.inputs))
+            if reduction is Reduction.SUM:
+                raise ConfigError(
+                    f"{name}(model, batch) returned a sum over the examples, as it is twice as much for the same "
+                    "examples twice: return their mean, so that means over batches weigh all examples alike"
+                )
+
+    def _compute_score(self, batch: Any) -> float:
+        assert self.config.score is not None
+        return _read_score(self.config.score(self.model, batch))
 
     def _set_weight(self, alpha: float) -> None:
         for name in self.model.seeds:

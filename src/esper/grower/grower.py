@@ -409,8 +409,12 @@ class Grower:
         hyperparameters that yours has then; it has nothing of what else is done to gradients or parameters, such as
         clipping.
 
+        The first minibatch after each decision is compared with its loss, by two passes of the model as it is. Another
+        loss of the same inputs, as of other labels, is warned of, if neither drops out at random.
+
         Raises:
-            ConfigError: the loss of the configuration does not depend on such a module or fork.
+            ConfigError: the loss of the configuration does not depend on such a module or fork; or ``loss`` is that of
+                another minibatch.
         """
         self.isolated.add_side_gradients(loss, minibatch, named)
 

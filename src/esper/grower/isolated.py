@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -26,6 +28,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
+from esper.growth.taps import are_equal
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
@@ -39,6 +42,13 @@ REFIT_DECISIONS = 2
 """Decisions after which a fork has recovered from the loss of its module."""
 _LOSS_LINE = "Grower(..., loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels))"
 _BACKWARD_LINE = "grower.isolated_backward(loss, inputs, labels)"
+
+SAME = 1e-4
+"""Relative difference of two losses that were computed alike."""
+SIMILAR = 1e-2
+"""Relative difference of two losses that were computed in other precisions."""
+_CALLER = 4
+"""Calls between a warning and the loop that called `esper.Grower.isolated_backward`."""
 
 
 class Counterfactual(StrEnum):
@@ -303,6 +313,8 @@ class IsolatedTrainer:
         """Slots whose isolated module or fork has had a gradient since the optimizer's last step."""
         self._minibatches = 0
         """Minibatches from which forks have learned since the last decision."""
+        self._check_due = True
+        """Whether the next minibatch is compared with its loss: the first one after each decision is."""
         # Before a step too, since some optimizers count steps in their groups.
         optimizer.register_step_pre_hook(self._sync_fork_optimizers)
         optimizer.register_step_post_hook(self._step_forks)
@@ -338,7 +350,7 @@ class IsolatedTrainer:
         Returns:
             The evidence without that of modules whose trial begins: it was measured by ``dependence``.
         """
-        self._minibatches = 0
+        self._minibatches, self._check_due = 0, True
         if not self._makes_forks:
             return evidence
         slots = self._model.slots.values()
@@ -364,11 +376,15 @@ class IsolatedTrainer:
         """Add the gradients of isolated modules and forks on this minibatch in the backward pass of ``loss``.
 
         Raises:
-            ConfigError: the configured loss does not depend on such a module, or not on a fork alone.
+            ConfigError: the configured loss does not depend on such a module, or not on a fork alone; or ``loss`` is of
+                another minibatch.
         """
         compute, forks, isolated = self._loss, self.forks, self._find_isolated()
         if compute is None or not (forks or isolated) or not loss.requires_grad:
             return
+        if self._check_due:
+            self._check_due = False
+            self._require_same_minibatch(loss, lambda: compute(*minibatch, **named))
 
         def compute_loss() -> Tensor:
             return self._scale(compute(*minibatch, **named))
@@ -412,6 +428,39 @@ class IsolatedTrainer:
             self._minibatches += bool(forks)
 
         loss.register_hook(add_gradients)
+
+    def _require_same_minibatch(self, loss: Tensor, compute: Callable[[], Tensor]) -> None:
+        """Refuse a ``loss`` of another minibatch than ``compute`` computes it of.
+
+        Two passes of the model as it is show what the loss of the minibatch is, and whether it draws random numbers.
+
+        Raises:
+            ConfigError: the model was called with other inputs for ``loss``.
+        """
+        tap = self._model.tap
+        inputs, value = tap.inputs.detach() if tap.called else None, float(loss.detach())
+        with side_pass(self._model, ()), torch.no_grad():
+            first, first_inputs = float(compute()), tap.inputs if tap.called else None
+            second, second_inputs = float(compute()), tap.inputs if tap.called else None
+        if math.isclose(value, first, rel_tol=SAME, abs_tol=SAME):
+            return
+        if inputs is None or first_inputs is None or second_inputs is None:  # only parts of the host are called
+            return
+        # Inputs that are drawn at random, such as noisy images, differ between the two passes as well.
+        repeats = are_equal([first_inputs], [second_inputs])
+        if repeats and not are_equal([inputs], [first_inputs]):
+            raise ConfigError(
+                f"isolated_backward was given a loss of {value:.6g}, and a minibatch whose loss is {first:.6g}: the "
+                "model was called with other inputs for that loss; give the minibatch that the loss is of, right after "
+                "it is computed"
+            )
+        if repeats and first == second and not math.isclose(value, first, rel_tol=SIMILAR, abs_tol=SIMILAR):
+            warnings.warn(
+                f"isolated_backward was given a loss of {value:.6g}, and a minibatch of which the grower's loss "
+                f"function computes {first:.6g}: isolated modules and forks learn from the latter; give the same "
+                "labels to both, and the loss before it is divided or scaled",
+                stacklevel=_CALLER,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """All forks, as plain values: each as large as the model and its optimizer's state."""

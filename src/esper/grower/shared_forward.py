@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from esper.growth.taps import (
     IncomparableError,
     InputTap,
     OutputTap,
+    PassEnd,
     are_equal,
     copy_tensors,
     equals,
@@ -80,7 +82,7 @@ class SharedForwardEvaluator:
         """
 
         def evaluate_variant(name: str) -> T:
-            with self.model.seeds[name].temporary_alpha(changes[name]):
+            with self.model.slots[name].temporary_alpha(changes[name]):
                 return evaluate(self.model)
 
         few = len(changes) < (1 if baseline is None else MIN_SHARED_VARIANTS)
@@ -110,17 +112,24 @@ class SharedForwardEvaluator:
         tables = [table for module in modules for table in find_hook_tables(module)] + find_global_hook_tables()
         seeds = tuple((name, seed.blueprint.name, seed.blend) for name, seed in model.seeds.items())
         key = seeds, tuple(changes)
+        measuring = threading.current_thread()
 
         def handle_submodule(module: nn.Module, compute: Compute, inputs: Any) -> Any:
-            return compute() if self._handler is None else self._handler(module, compute, inputs)
+            handler = self._handler
+            if handler is None or threading.current_thread() is not measuring:
+                return compute()
+            return handler(module, compute, inputs)
 
         def handle_model(_: nn.Module, compute: Compute, inputs: Any) -> Any:
+            if threading.current_thread() is not measuring:  # of the measure or not: it meets any of the variants
+                self._fall_back("another thread calls the network meanwhile")
+                return compute()
             if torch.is_grad_enabled():
                 self._fall_back("the measure does not work under torch.no_grad() or torch.inference_mode()")
             if any(module.training for module in model.modules()):
                 self._fall_back("the measure does not put the whole network in eval mode")
             hooks = [hook for table in tables for hook in table.values()]
-            if not all(isinstance(hook, Slot | InputTap | OutputTap) for hook in hooks):
+            if not all(isinstance(hook, Slot | InputTap | OutputTap | PassEnd) for hook in hooks):
                 self._fall_back("the host has forward hooks of its own")
             if self.fallback_reason is not None:
                 return compute()
@@ -133,9 +142,11 @@ class SharedForwardEvaluator:
     @contextmanager
     def _return_computed(self, name: str) -> Generator[None]:
         """Within the block, calls of the model return what was computed with the seed of that slot changed."""
-        minibatches = iter(self._minibatches)
+        minibatches, measuring = iter(self._minibatches), threading.current_thread()
 
         def handle_model(_: nn.Module, compute: Compute, inputs: Any) -> Any:
+            if threading.current_thread() is not measuring:
+                return compute()
             recorded, outputs = next(minibatches, (None, dict[str, Any]()))
             return compute() if recorded is None or not equals(recorded, inputs) else outputs.pop(name)
 
@@ -163,7 +174,7 @@ class SharedForwardEvaluator:
         output, outputs = compute_with(recorded.record), dict[str, Any]()
         try:
             for name, alpha in changes.items():
-                with self.model.seeds[name].temporary_alpha(alpha):
+                with self.model.slots[name].temporary_alpha(alpha):
                     outputs[name] = compute_with(recorded.replay(self.model.slots[name]))
                 if recorded.replaying:
                     self._fall_back("the network calls other submodules when it is called again")
@@ -182,7 +193,7 @@ class SharedForwardEvaluator:
                     self._fall_back("the network changes its buffers")
                 equal = [equals(flatten(output), compute())]
                 for name, alpha in changes.items():
-                    with self.model.seeds[name].temporary_alpha(alpha):
+                    with self.model.slots[name].temporary_alpha(alpha):
                         equal.append(equals(flatten(compute()), outputs[name]))
                 if not all(equal):
                     self._fall_back("the network's outputs do not follow from its inputs alone")

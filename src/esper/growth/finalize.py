@@ -291,29 +291,18 @@ def _require_equal(
     The owner of a container may not run a block that was ``inserted`` there, something else may use a weight that a
     seed was ``merged`` into, and ``blocks`` may not be called as before.
     """
-    # Run both on the example input, with the same random numbers.
-    outputs: list[list[Tensor]] = [[], []]
-    if model.example.arguments is not None:
-        example = fit_example(model.host, model.example.arguments, model.slots.values()[0].anchor)
-        with ExitStack() as stack:
-            for network in (model, plain):
-                stack.enter_context(keep_modes(network))
-                network.eval()
-            for name, slot in model.slots.items():
-                if name not in kept:
-                    stack.enter_context(slot.disabled())
-            stack.enter_context(torch.no_grad())
-            for network, tensors in zip((model, plain), outputs, strict=True):
-                with side_pass(network, ()):
-                    returned = find_tensors(call_host(network, example))
-                    tensors += [part for part in returned if part.is_floating_point() and not part.is_nested]
-    # Compare the outputs.
-    expected, computed = outputs
+    expected, computed = _compute_both(model, plain, kept)
     if not expected and inserted:
         raise ExportError(f"whether the model runs a block behind {inserted[0]!r} {_UNKNOWN}")
     if not expected and merged:
         warnings.warn(f"whether the layer behind {merged[0]!r} alone reads its weight {_UNKNOWN}", stacklevel=5)
-    if len(expected) == len(computed) and all(map(functools.partial(_is_close, plain), expected, computed)):
+    equal = _are_close(plain, expected, computed)
+    when = ""
+    # In training a model may read weights that it does not read otherwise. Inserted blocks draw other random numbers.
+    if equal and merged and not inserted:
+        equal = _are_close(plain, *_compute_both(model, plain, kept, training_blocks=blocks))
+        when = " in training mode"
+    if equal:
         return
     # Name all possible causes.
     causes = [
@@ -322,12 +311,55 @@ def _require_equal(
         for name in inserted[:1]
     ]
     causes += [
-        f"what was added to the weight of {name!r} does not do what its seed did: something else reads that weight, "
-        "too, or changes what the layer returns"
+        f"what was added to the weight of {name!r} does not do what its seed did{when}: something else reads that "
+        "weight, too, or changes what the layer returns"
         for name in merged[:1]
     ]
     causes += [f"a copy of the block {name!r} does not do what its seed did" for name in blocks[:1]]
     raise ExportError(f"{', or '.join(causes)}; save the growing model by esper.save")
+
+
+def _compute_both(
+    model: GrowingModel, plain: nn.Module, kept: list[str], training_blocks: list[str] | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs of both models for the example input, with the same random numbers; none if they cannot be compared.
+
+    They are in evaluation mode, or with ``training_blocks``, slots whose seeds are blocks, in training mode. Torch's
+    own layers and other seeds stay in evaluation mode even then, so that nothing drops out and no batch is too small
+    for statistics: it shows what the host's own code does in training.
+    """
+    outputs: tuple[list[Tensor], list[Tensor]] = ([], [])
+    if model.example.arguments is None:
+        return outputs
+    example = fit_example(model.host, model.example.arguments, model.slots.values()[0].anchor)
+    with ExitStack() as stack:
+        for network in (model, plain):
+            stack.enter_context(keep_modes(network))
+            network.eval()
+        if training_blocks is not None:
+            stack.enter_context(model.frozen.suspended())  # in the plain model nothing is frozen
+            grown = [module for name in training_blocks for module in model.seeds[name].modules()]
+            for module in (*model.host.modules(), *grown, *plain.modules()):
+                module.training = not type(module).__module__.startswith("torch.nn.")
+        for name, slot in model.slots.items():
+            if name not in kept:
+                stack.enter_context(slot.disabled())
+        stack.enter_context(torch.no_grad())
+        for network, tensors in zip((model, plain), outputs, strict=True):
+            with side_pass(network, ()):
+                try:
+                    returned = find_tensors(call_host(network, example))
+                except Exception:
+                    if training_blocks is not None and network is model:  # the example is none for training
+                        return [], []
+                    raise
+                tensors += [part for part in returned if part.is_floating_point() and not part.is_nested]
+    return outputs
+
+
+def _are_close(network: nn.Module, expected: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Whether all outputs of a network are equal but for rounding."""
+    return len(expected) == len(outputs) and all(map(functools.partial(_is_close, network), expected, outputs))
 
 
 def _is_close(network: nn.Module, expected: Tensor, output: Tensor) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,15 @@ class FrozenParts:
             part.eval()
         # Listed once, not in every pass.
         self._frozen_modules = [module for part in self._list_parts(host) for module in part.modules()]
+
+    @contextmanager
+    def suspended(self) -> Generator[None]:
+        """Within the block frozen parts may be in training mode; their parameters learn as little as before."""
+        modules, self._frozen_modules = self._frozen_modules, []
+        try:
+            yield
+        finally:
+            self._frozen_modules = modules
 
     def holds(self, key: str) -> bool:
         """Whether ``key`` of the host's state dict belongs to a frozen part."""
@@ -152,8 +162,9 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
     # The former growth is kept without the host: its sites have no layers.
     leaving = Growth(model.seeds, {name: replace(model.slots[name].site, layer=None) for name in model.seeds})
     # Swap the seeds.
-    for slot in model.slots.values():
-        slot.remove()
-    for name, seed in growth.seeds.items():
-        model.slots[name].plant(seed)
+    with model.tap.gate.switching():
+        for slot in model.slots.values():
+            slot.remove()
+        for name, seed in growth.seeds.items():
+            model.slots[name].plant(seed)
     return leaving

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from esper.errors import SlotError
+from esper.growth.passes import PassGate
 from esper.growth.sharding import require_sharded_host, require_whole, reshard
-from esper.growth.slot import Slot, reference_counted
+from esper.growth.slot import Slot
 from esper.growth.taps import find_hook_tables, list_named_modules
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _FAST_PATH_MODULES = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 """Modules that take another path, which rounds otherwise, if they have no hooks."""
+_EAGER = PassGate()
+"""Counts the blocks in which nothing is compiled, in any model."""
 
 
 def require_attachable(host: nn.Module) -> None:
@@ -103,10 +105,13 @@ def require_called(model: GrowingModel) -> None:
             )
 
 
-@reference_counted
-@contextmanager
-def hide_growth(model: GrowingModel) -> Generator[None]:
+def hide_growth(model: GrowingModel) -> AbstractContextManager[None]:
     """Within the block the host computes without growth, in all threads; several such blocks may overlap."""
+    return model.tap.gate.share(model, lambda: _hide(model))
+
+
+@contextmanager
+def _hide(model: GrowingModel) -> Generator[None]:
     with ExitStack() as stack:
         # Configurations count no grown blocks, and slots return the host's features.
         stack.enter_context(model.depth.without_blocks())
@@ -116,7 +121,7 @@ def hide_growth(model: GrowingModel) -> Generator[None]:
             # To the bit as before growth: without hooks these take their fast path. Nothing is compiled meanwhile, as
             # hooks are not guarded: a graph without slots would be taken for one with slots afterwards.
             with suppress(RuntimeError):  # within a function that is compiled the hooks have to stay
-                stack.enter_context(_run_eagerly(torch))
+                stack.enter_context(_EAGER.share("force_eager", _run_eagerly))
                 stack.enter_context(_remove_hooks(model))
         model.hidden = True
         try:
@@ -125,8 +130,7 @@ def hide_growth(model: GrowingModel) -> Generator[None]:
             model.hidden = False
 
 
-@reference_counted
-def _run_eagerly(_: ModuleType) -> AbstractContextManager[None]:
+def _run_eagerly() -> AbstractContextManager[None]:
     """Within the block nothing is compiled, and compiled code does not run."""
     if torch.compiler.is_compiling():
         raise RuntimeError("a function that is compiled cannot run eagerly")

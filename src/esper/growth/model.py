@@ -21,6 +21,7 @@ from esper.growth.finalize import Unfinished, finalize
 from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership, unwrap_optimizer
 from esper.growth.frozen import FrozenParts, Growth, swap_growth
 from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
+from esper.growth.host_record import describe_host
 from esper.growth.look import Look, look
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
@@ -29,7 +30,7 @@ from esper.growth.seed import Seed
 from esper.growth.sharding import check_options, reshard
 from esper.growth.slot import Slot
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
-from esper.growth.taps import InputTap, OutputTap, require_untraced
+from esper.growth.taps import InputTap, OutputTap, PassEnd, require_untraced
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -164,6 +165,8 @@ class GrowingModel(nn.Module):
             host, list(slots), example_input, causal=causal, apart=apart, with_branch_outputs=blocks, frozen=frozen
         )
         self.host = host
+        self.host_record = describe_host(host)
+        """What the host computes with beside its tensors."""
         self.example = ExampleInput(example_input)
         self.example_size = first_tensor(example_input)[0].numel()
         """Number of scalars in the input of one example."""
@@ -190,6 +193,7 @@ class GrowingModel(nn.Module):
         self._hooks.append(host.register_forward_hook(OutputTap(self.tap)))
         for name, slot in slots_by_name.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot, with_kwargs=True))
+        self._hooks.append(host.register_forward_hook(PassEnd(self.tap), always_call=True))
         self.slots = Slots(slots_by_name)
         self.training = host.training
         self.slots.train(host.training)
@@ -249,7 +253,9 @@ class GrowingModel(nn.Module):
         require_untraced()
         if torch.compiler.is_compiling():
             self.compilations.record_graph()
-        return self.host(*arguments, **keywords)
+            return self.host(*arguments, **keywords)
+        with self.tap.gate.passing():
+            return self.host(*arguments, **keywords)
 
     def train(self, mode: bool = True) -> Self:
         """`torch.nn.Module.train` for all but frozen parts, which stay in evaluation mode."""
@@ -263,8 +269,10 @@ class GrowingModel(nn.Module):
         A frozen host computes to the bit what it did before it was attached to. Torch's encoder layers round otherwise
         if a gradient is needed: compare theirs under `torch.no_grad`. They are not compiled within the block.
 
-        This holds in all threads, until the last of several blocks ends. Nothing may be planted, removed or saved
-        within the block.
+        This holds in all threads, until the last of several blocks ends, for every forward pass as a whole: the block
+        begins and ends when the passes that other threads have under way are over. A backward pass that computes
+        features again (activation checkpointing) has to be over, too: make it where its forward pass was made. Nothing
+        may be planted, removed or saved within the block.
         """
         return hide_growth(self)
 

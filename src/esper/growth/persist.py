@@ -23,6 +23,7 @@ from esper.errors import CheckpointError, EsperError, RunError, SlotError
 from esper.files import TEMPORARY_SUFFIX, write_atomically
 from esper.growth.frozen import hash_frozen
 from esper.growth.hooks import require_attached
+from esper.growth.host_record import find_difference
 from esper.growth.model import MODEL_ADVICE, GrowingModel
 from esper.growth.probe import Arguments, PlainModule
 from esper.growth.seed import Seed
@@ -41,8 +42,9 @@ _TENSORS_FILES = "tensors-*.safetensors"
 def save(model: GrowingModel, folder: FilePath) -> None:
     """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
 
-    Of frozen parts only the SHA-256 is written: `load` needs a host with the same values. Optimizers are saved as
-    usual, by their ``state_dict``.
+    Of frozen parts only the SHA-256 is written: `load` needs a host with the same values. Numbers in the configuration
+    and the modules of the host, such as its number of heads, are written as they were when it was attached to.
+    Optimizers are saved as usual, by their ``state_dict``.
 
     Args:
         model: From `attach` or `load`, with any seeds.
@@ -85,7 +87,8 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
         example_input: As for `attach`, of the same shape as then.
 
     Raises:
-        CheckpointError: the folder holds no saved model, or a damaged one, or that of another host; ``host`` has no
+        CheckpointError: the folder holds no saved model, or a damaged one, or that of another host, if only by a number
+            in its configuration or modules; ``host`` has no
             slots and its own values then.
     """
     # Read and check both files.
@@ -132,6 +135,13 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                     f"{name!r} is {tensors[name].dtype} {tuple(tensors[name].shape)} in the saved model, and "
                     f"{tensor.dtype} {tuple(tensor.shape)} here: {advice}"
                 )
+        # Equal tensors are not enough, as with another number of heads.
+        place = find_difference(saved.host, model.host_record)
+        if place is not None:
+            raise CheckpointError(
+                f"{source} is of a host with other settings: {place!r} was {_show(saved.host[place])} and is "
+                f"{_show(model.host_record[place])} here, so it would compute something else: build it as it was then"
+            )
         after_error.pop_all()
     model.load_state_dict(tensors, strict=False)  # checked above; frozen parts are not in it
     return model
@@ -149,6 +159,10 @@ def _collect_tensors(model: GrowingModel) -> dict[str, Tensor]:
     if invalid:
         raise CheckpointError(f"the model's state has {invalid[0]!r}, which is no tensor: only tensors can be saved")
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _show(value: tuple[float, ...] | str) -> str:
+    return value if isinstance(value, str) else ", ".join(f"{number:g}" for number in value)
 
 
 def _tensors_path(folder: Path, sha256: str) -> Path:
@@ -235,13 +249,15 @@ class SavedSlot(Settings):
 
 
 class Topology(Manifest):
-    """The JSON file. Version 1 had no ``apart``, 2 no frozen parts, 3 no ``fixed`` parameters."""
+    """The JSON file. Version 1 had no ``apart``, 2 no frozen parts, 3 no ``fixed`` parameters, 4 no ``host``."""
 
     format: Literal["esper-model"] = "esper-model"
-    version: Literal[1, 2, 3, 4] = 4
+    version: Literal[1, 2, 3, 4, 5] = 5
     slots: tuple[SavedSlot, ...]
     frozen: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
     frozen_sha256: str = ""
+    host: dict[str, tuple[float, ...] | str] = {}
+    """What the host computes with beside its tensors."""
 
     @classmethod
     def from_model(cls, model: GrowingModel, tensors: bytes) -> Topology:
@@ -259,7 +275,8 @@ class Topology(Manifest):
         )
         frozen = model.frozen.names
         sha256 = hash_frozen(model.host, frozen)
-        return cls(slots=slots, frozen=frozen, frozen_sha256=sha256, **describe_tensors(tensors))
+        host = dict(model.host_record)
+        return cls(slots=slots, frozen=frozen, frozen_sha256=sha256, host=host, **describe_tensors(tensors))
 
     @property
     def causal(self) -> bool:
@@ -274,7 +291,7 @@ class Topology(Manifest):
 
 _FORMAT = StateFormat(
     name="esper-model",
-    versions=(1, 2, 3, 4),
+    versions=(1, 2, 3, 4, 5),
     manifest=Topology,
     what="saved model's",
     damaged_advice=": take another copy of the saved model",

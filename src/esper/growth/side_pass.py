@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,11 +13,15 @@ from torch import Tensor, nn
 
 from esper.config.arguments import describe_value
 from esper.errors import LookError
+from esper.growth.batch_means import Reduction, find_reduction
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
-from esper.growth.taps import find_features, holds_features, replace_features
+from esper.growth.taps import InputTap, find_features, holds_features, replace_features
 from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
+
+_CALLER = 5
+"""Calls between a warning and the one who called `GrowingModel.look`."""
 
 
 @contextmanager
@@ -25,8 +30,17 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
 
     Changes of buffers are undone, and the random numbers that are drawn are drawn again afterwards. The buffers are
     other tensors within the block, so a pass from before it can still be differentiated after it. Feature hooks of
-    slots are off.
+    slots are off. All this begins and ends between the passes of other threads.
     """
+    context = _leave_no_trace(network, seeds)
+    gate = next((module.gate for module in network.modules() if isinstance(module, InputTap)), None)
+    with context if gate is None else gate.between_passes(context):  # a network without slots has no gate
+        yield
+
+
+@contextmanager
+def _leave_no_trace(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
+    # Passes write to clones of the buffers, and no hook records them.
     feature_hooks = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
     for slot, _ in feature_hooks:
         slot.feature_hook = None
@@ -157,6 +171,11 @@ class FeatureRecorder:
                 record.gradients.append(torch.zeros_like(call.features) if gradient is None else gradient)
             calls.clear()
 
+    def drop_calls(self) -> None:
+        """Forget the calls of the current pass."""
+        for calls in self._calls.values():
+            calls.clear()
+
     def remove(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
@@ -176,10 +195,11 @@ def record_gradients(
     Call it within `eval_without_side_effects`. ``after_batch`` is called after each batch.
 
     Raises:
-        LookError: the loss is not one number per example, nor their mean; it is not finite; no gradient follows from
-            it; or there are no batches.
+        LookError: the loss is not one number per example, nor their mean, but their sum, say; it is not finite; no
+            gradient follows from it; or there are no batches.
     """
     recorders, seen, total = list(recorders), 0, 0.0
+    sizes, reduction = set[int](), Reduction.MEAN
     for batch in batches:
         # The forward pass leaves a leaf at every recorded module.
         losses = loss(model, batch)
@@ -191,11 +211,33 @@ def record_gradients(
         for recorder in recorders:
             recorder.store_gradients(gradients, count)
         after_batch()
+        # Once, find out whether a single number is a mean: of a sum, batches of several sizes would be weighted twice.
+        if not seen and not losses.dim():
+
+            def compute_loss(batch: Any) -> float:
+                with keep_generators(model), torch.no_grad():
+                    return float(loss(model, batch))
+
+            reduction = find_reduction(compute_loss, batch, count)
+            for recorder in recorders:
+                recorder.drop_calls()
+            if reduction is Reduction.SUM:
+                raise LookError(
+                    "loss(model, batch) returned the sum of the examples' losses, as it is twice as much for the same "
+                    "examples twice: return their mean, or [B], the loss of each example"
+                )
+        sizes.add(count)
         seen, total = seen + count, total + float(summed.detach())
         if seen >= examples:
             break
     if seen < 2:
         raise LookError(f"batches held {seen} examples: give two or more, in batches that loss(model, batch) takes")
+    if reduction is Reduction.UNKNOWN and len(sizes) > 1:
+        warnings.warn(
+            f"batches have {min(sizes)} to {max(sizes)} examples, and whether loss(model, batch) is a mean over them, "
+            "and no sum, cannot be found out here: return [B], the loss of each example",
+            stacklevel=_CALLER,
+        )
     return seen, total / seen
 
 

@@ -5,13 +5,10 @@ A module instance, not a closure: it deep-copies, pickles and compiles with the 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import wraps
-from typing import Any, Protocol, TypeVar, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,40 +25,6 @@ from esper.growth.sharding import add_blank_copy, require_sharded_host, require_
 from esper.growth.site import IN_ORDER, Site
 from esper.growth.taps import GrowthHook, InputTap, find_features, replace_features
 from esper.lifecycle.actions import Blend
-
-Owner = TypeVar("Owner")
-
-_LOCK = threading.RLock()
-
-
-def reference_counted(
-    context: Callable[[Owner], AbstractContextManager[Any]],
-) -> Callable[[Owner], AbstractContextManager[None]]:
-    """Let several blocks hold a context of one owner at once, nested or in other threads.
-
-    The first block enters it, and the last one to end leaves it.
-    """
-    entered: WeakKeyDictionary[Owner, tuple[ExitStack, int]] = WeakKeyDictionary()
-
-    @contextmanager
-    @wraps(context)
-    def block(owner: Owner) -> Generator[None]:
-        with _LOCK:
-            stack, blocks = entered.get(owner) or (ExitStack(), 0)
-            if not blocks:
-                stack.enter_context(context(owner))
-            entered[owner] = stack, blocks + 1
-        try:
-            yield
-        finally:
-            with _LOCK:
-                stack, blocks = entered.pop(owner)
-                if blocks > 1:
-                    entered[owner] = stack, blocks - 1
-                else:
-                    stack.close()
-
-    return block
 
 
 class SlotModule(Protocol):
@@ -142,13 +105,19 @@ class Slot(GrowthHook):
         return {**self.__dict__, "feature_hook": None, "_disabled": []}
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+        call = LayerCall(arguments, keywords)
         if torch.compiler.is_compiling():
             self.compilations.count_trace()
-        else:
-            self.compilations.uncompiled += 1
-        call, features = LayerCall(arguments, keywords), cast("Tensor", find_features(output))
-        if self.occupant is not None:
-            features = self._run(self.occupant, module, call, features)
+            return self._compute(module, call, output)
+        self.compilations.uncompiled += 1
+        with self.tap.gate.passing():  # also where a part of the host is called alone
+            return self._compute(module, call, output)
+
+    def _compute(self, module: nn.Module, call: LayerCall, output: Any) -> Any:
+        """The slot's output after this call of its layer."""
+        occupant, features = self.occupant, cast("Tensor", find_features(output))
+        if occupant is not None:
+            features = self._run(occupant, module, call, features)
         if self.adds_leaf and self.training and torch.is_grad_enabled() and not features.requires_grad:
             features = features + torch.zeros_like(features, requires_grad=True)
         # In this order, setting the hook recompiles nothing.
@@ -281,9 +250,10 @@ class Slot(GrowthHook):
             require_sharded_host(self.depth.host.parameters())
             shard(self.convert_seed(seed), self.sharding)
         # Update all that follow growth: configurations, the optimizer, and copies.
-        self.depth.set_block(self.name, seed.blueprint.find_block())
-        self.ownership.add_parameters(self.name, list(seed.parameters()))
-        self._set_module(seed)
+        with self.tap.gate.switching():
+            self.depth.set_block(self.name, seed.blueprint.find_block())
+            self.ownership.add_parameters(self.name, list(seed.parameters()))
+            self._set_module(seed)
         self.copies.sync_seed_change(self)
         return seed
 
@@ -316,9 +286,10 @@ class Slot(GrowthHook):
         """
         self.require_not_disabled()
         if self.seed is not None:
-            self.ownership.remove_parameters(self.name, list(self.seed.parameters()))
-            self._set_module(None)
-            self.depth.set_block(self.name, None)
+            with self.tap.gate.switching():
+                self.ownership.remove_parameters(self.name, list(self.seed.parameters()))
+                self._set_module(None)
+                self.depth.set_block(self.name, None)
             self.copies.sync_seed_change(self)
 
     def fossilize(self) -> None:
@@ -340,7 +311,8 @@ class Slot(GrowthHook):
         seed = self._require_seed()
         if seed.fossilized:
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
-        seed.alpha.fill_(alpha)
+        with self.tap.gate.switching():
+            seed.alpha.fill_(alpha)
         self.copies.sync_slot(self)
 
     def shard_growth(self, options: dict[str, Any]) -> None:
@@ -352,14 +324,17 @@ class Slot(GrowthHook):
         if self.seed is not None:
             shard(self.seed, options)
 
-    @reference_counted
-    @contextmanager
-    def disabled(self) -> Generator[None]:
+    def disabled(self) -> AbstractContextManager[None]:
         """Within the block the slot returns the host's features unchanged; parameters stay with the optimizer.
 
-        This holds in all threads, until the last of several blocks ends. Changes of the model's type, device and mode
-        within the block are applied to the seed afterwards.
+        This holds in all threads, until the last of several blocks ends, for every forward pass as a whole: one that is
+        under way in another thread ends first. Changes of the model's type, device and mode within the block are
+        applied to the seed afterwards.
         """
+        return self.tap.gate.share(self, self._disable)
+
+    @contextmanager
+    def _disable(self) -> Generator[None]:
         occupant, placement = self.occupant, self._placement
         self._disabled.append(occupant)
         self._set_module(None)
@@ -388,9 +363,20 @@ class Slot(GrowthHook):
                 "block before anything grows, goes or is saved"
             )
 
-    @contextmanager
-    def temporary_seed(self, seed: Seed) -> Generator[None]:
+    def temporary_alpha(self, alpha: float) -> AbstractContextManager[None]:
+        """Within the block the seed counts with ``alpha``, in isolation or not, in the passes of all threads.
+
+        Raises:
+            SlotError: there is no seed.
+        """
+        return self.tap.gate.between_passes(self._require_seed().temporary_alpha(alpha))
+
+    def temporary_seed(self, seed: Seed) -> AbstractContextManager[None]:
         """Within the block ``seed`` is in this slot, which is free; the optimizer and copies do not get it."""
+        return self.tap.gate.between_passes(self._hold_seed(seed))
+
+    @contextmanager
+    def _hold_seed(self, seed: Seed) -> Generator[None]:
         assert self.occupant is None
         self.depth.set_block(self.name, self.convert_seed(seed).blueprint.find_block())
         self._set_module(seed)

@@ -12,7 +12,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.hooks import RemovableHandle
 
 from esper.errors import ExportError, SlotError
-from esper.growth.positions import NO_HINTS, find_hints
+from esper.growth.passes import PassGate
+from esper.growth.positions import NO_HINTS, PositionHints, find_hints
 
 
 class GrowthHook(nn.Module):
@@ -109,24 +110,30 @@ class InputTap(nn.Module):
         super().__init__()
         self.place = place
         self.names = names
-        self.hints = NO_HINTS
-        """Masks and caches of the current forward pass."""
+        self.gate = PassGate()
+        """The passes under way, each with its own input; changes of what grows wait for them."""
+        self._hints = NO_HINTS
         self._inputs: Tensor | None = None
         self.pass_counters: list[PassCounter] = []
         """Counters that are called in every forward pass, but compiled ones."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
+        running = None if torch.compiler.is_compiling() else self.gate.begin_host()
         # Find the input as in the example input, or as the first tensor.
         places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
         tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
-        if tensors:
-            self._inputs = tensors.get(self.place, next(iter(tensors.values())))
+        hints = find_hints(self.names, arguments, keywords)
+        self._hints = hints
+        inputs = tensors.get(self.place, next(iter(tensors.values()))) if tensors else None
+        if running is not None:
+            running.inputs, running.hints = inputs, hints
+        if inputs is not None:
+            self._inputs = inputs
             # Counters run Python code, which would break a graph.
             if not torch.compiler.is_compiling():
                 for counter in self.pass_counters:
-                    counter.count_forward(self._inputs)
-        self.hints = find_hints(self.names, arguments, keywords)
+                    counter.count_forward(inputs)
 
     @property
     def called(self) -> bool:
@@ -138,21 +145,29 @@ class InputTap(nn.Module):
         self._inputs = None
 
     @property
+    def hints(self) -> PositionHints:
+        """Masks and caches of the forward pass of this thread, or else of the last one."""
+        running = None if torch.compiler.is_compiling() else self.gate.running
+        return self._hints if running is None or running.hints is None else running.hints
+
+    @property
     def inputs(self) -> Tensor:
-        """The input of the current forward pass.
+        """The input of the forward pass of this thread, or else of the last one.
 
         Raises:
             SlotError: the host was not called yet.
         """
-        if self._inputs is None:
+        running = None if torch.compiler.is_compiling() else self.gate.running
+        inputs = self._inputs if running is None or running.inputs is None else running.inputs
+        if inputs is None:
             raise SlotError(
                 "a seed needs the network's input, but the host has not been called yet: call it as a whole"
             )
-        return self._inputs
+        return inputs
 
     def __getstate__(self) -> dict[str, Any]:
         # An input in an autograd graph can be neither copied nor pickled, and a file should hold no batch of data.
-        return {**self.__dict__, "_inputs": None, "hints": NO_HINTS, "pass_counters": []}
+        return {**self.__dict__, "_inputs": None, "_hints": NO_HINTS, "pass_counters": []}
 
 
 class OutputTap:
@@ -170,6 +185,17 @@ class OutputTap:
         if outputs or not tensors:
             for counter in self.tap.pass_counters:
                 counter.count_backward(outputs)
+
+
+class PassEnd:
+    """Last forward hook of the host, which is called after an error, too: the pass has ended."""
+
+    def __init__(self, tap: InputTap) -> None:
+        self.tap = tap
+
+    def __call__(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.tap.gate.end_host()
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:
