@@ -16,6 +16,7 @@ from esper.config.loading import Overrides
 from esper.config.settings import compare_settings
 from esper.dash.formats import percent, score
 from esper.dash.output import console_beside, plain_table, print_differences, print_json, print_line
+from esper.dash.reporter import report_progress
 from esper.errors import ConfigError
 from esper.extras import require_extra
 from esper.train.settings import TrainSettings
@@ -83,8 +84,9 @@ def command(
     with (
         hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
         computing.open_workers(max(settings.shards for settings in search_space.settings)) as workers,
+        report_progress(console, "starting") as progress,
     ):
-        ranking = run_sweep(sweep, workers, lambda line: print_line(console, line))
+        ranking = run_sweep(sweep, workers, lambda line: print_line(console, line), progress.update)
     console.print(draw_ranking(ranking))
     print_line(console, CAUTION)
     print_line(console, f"runs: {sweep.folder}")

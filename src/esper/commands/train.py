@@ -106,7 +106,9 @@ def _train(
             open_loggers(tools, run.loggers, name, values) as log_iteration,
             view_training(console, progress) as view,
         ):
-            view.show_baselines(trainer.measure_baseline_levels())
+            with workers.report_to(view.count_baseline_tasks):
+                levels = trainer.measure_baseline_levels()
+            view.show_baselines(levels)
 
             def report(iteration: Iteration) -> None:
                 view.add_iteration(iteration)
