@@ -39,7 +39,7 @@ def load_controller(address: str, horizon: int, taken: Collection[str] = ()) -> 
     file, name = split_name(address)
     assert file is not None  # as `is_in_file` says
     if os.pathsep in file or not Path(file).is_file():
-        raise ConfigError(f"controller {address}: there is no file {file}: give FILE.py:NAME of a class in a file")
+        raise ConfigError(f"controller {address}: there is no such file as {file}: give FILE.py:NAME of a class in one")
     allow_file(file)
     try:
         create: Any = getattr(import_file(file), name, None)
