@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, get_type_hints
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -96,7 +96,7 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
             # No command is silent for long, whatever it does: its phases say what, and how much of it is done.
             with ProgressReporter(Console(stderr=True), f"esper {command.name}") if command.ends else nullcontext():
                 code = tyro.cli(
-                    _hide_none_defaults(command.load()),
+                    _hide_empty_defaults(command.load()),
                     prog=f"esper {command.name}",
                     args=arguments[len(name) :],
                     config=(tyro.conf.DisallowNone,),  # the help shows PATH, not {None}|PATH
@@ -115,12 +115,15 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
     return EXIT_OK
 
 
-def _hide_none_defaults(target: Callable[..., int | None]) -> Callable[..., int | None]:
-    """The same function, whose help does not add "(default: None)" to its options."""
+def _hide_empty_defaults(target: Callable[..., int | None]) -> Callable[..., int | None]:
+    """The same function, whose help adds neither "(default: None)" nor "(default: )" to its options."""
     hints = get_type_hints(target, include_extras=True)
     for name, parameter in inspect.signature(target).parameters.items():
-        if parameter.default is None:
-            hints[name] = Annotated[hints[name], tyro.conf.arg(help_behavior_hint="")]
+        hint = hints[name]
+        # An argument without a default that takes any number of values may be left out, too.
+        kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if parameter.default is None or (parameter.default is parameter.empty and get_origin(kind) is tuple):
+            hints[name] = Annotated[hint, tyro.conf.arg(help_behavior_hint="")]
     target.__annotations__ = hints
     return target
 

@@ -15,7 +15,7 @@ from esper.config.loading import Overrides, load_settings
 from esper.control.shipped import ESPER
 from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress
-from esper.errors import ConfigError
+from esper.errors import ConfigError, plural
 from esper.lab.bench_suite import bench_suite
 from esper.lab.bench_train import bench_train
 from esper.lab.evaluate import FEWEST_INSTANCES
@@ -68,7 +68,7 @@ def measure_suite(
     console.print(
         f"context-oracle gap by family {report.context_oracle_gap:.3f} (standard error {report.standard_error:.3f}), "
         f"by variant {report.variant_gap:.3f} ({report.variant_standard_error:.3f}); "
-        f"{report.schedules} schedules, {report.episodes} episodes, {seconds:.0f} s"
+        f"{plural(report.schedules, 'schedule')}, {plural(report.episodes, 'episode')}, {seconds:.0f} s"
     )
     if json:
         print_json(asdict(report))
@@ -97,12 +97,13 @@ def measure_search(
     """
     require_seed(seed)
     if instances < FEWEST_INSTANCES:
-        raise ConfigError(f"{instances} instances give no interval: give at least {FEWEST_INSTANCES}")
+        raise ConfigError(f"{plural(instances, 'instance')} can give no interval: give at least {FEWEST_INSTANCES}")
     console = console_beside(json)
     played = get_suite(suite)
     print_line(
         console,
-        f"{controller} plays {instances} instances of suite {played.name}; beside {POOL} static networks on each",
+        f"{controller} plays {plural(instances, 'instance')} of suite {played.name}; beside {POOL} static networks on "
+        "each",
     )
     with (
         LocalWorkers(WORKERS) as workers,
@@ -123,7 +124,7 @@ def measure_search(
     # After how many networks the cost of training the controller is earned back.
     verdict = "a search does as well with one, so it never pays"
     if report.break_even is not None:
-        verdict = f"it has paid after {report.break_even:.0f} networks"
+        verdict = f"it has paid after {plural(report.break_even, 'network')}"
     print_line(
         console,
         f"{report.controller} scores {report.score:.3f} with one training; it has cost {report.trainings:.0f} of them: "

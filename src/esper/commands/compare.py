@@ -19,7 +19,7 @@ from esper.control.controller import Controller
 from esper.dash.formats import score
 from esper.dash.output import console_beside, print_differences, print_json, print_line
 from esper.dash.reporter import report_progress
-from esper.errors import ConfigError
+from esper.errors import ConfigError, plural
 from esper.lab.analysis import FEWEST_SEEDS
 from esper.lab.arms import load_own_controllers, run_arms
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
@@ -63,7 +63,8 @@ def command(
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     if seeds < 1 or instances < 2:
-        raise ConfigError(f"{seeds} seeds on {instances} instances: give at least 1 seed and 2 instances")
+        given = f"{plural(seeds, 'seed')} on {plural(instances, 'instance')}"
+        raise ConfigError(f"{given}: give at least 1 seed and 2 instances")
     console = console_beside(json)
     if not configs:
         raise ConfigError("nothing to compare: give two or more YAML files with settings, or one and --arms")
@@ -111,7 +112,7 @@ def _load_configurations(configs: tuple[Path, ...], overrides: tuple[str, ...]) 
     compared: dict[str, TrainSettings] = {}
     for config, count in Counter(config.resolve() for config in configs).items():
         if count > 1:
-            raise ConfigError(f"{config} is given {count} times: give each configuration once")
+            raise ConfigError(f"{config} is given {plural(count, 'time')}: give each configuration once")
     for config in configs:
         name, number = config.stem, 2
         while name in compared:

@@ -12,7 +12,7 @@ from rich.console import Console
 from esper.commands.options import hint_if_stopped, require_seed
 from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress
-from esper.errors import ConfigError
+from esper.errors import ConfigError, plural
 from esper.lab.comparison import compare_splits
 from esper.lab.evaluate import (
     HELDOUT_INSTANCES,
@@ -23,9 +23,9 @@ from esper.lab.evaluate import (
 )
 from esper.lab.report.training import write_report
 from esper.lab.standings import (
-    SPLIT_TITLES,
     describe_basis,
     judge_learning,
+    name_instances,
     record_evaluation,
     record_scores,
     standings_table,
@@ -79,7 +79,9 @@ def command(
         if controller is None or suite is None:
             raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
         played = get_suite(suite)
-        print_line(console, f"{controller} and the baselines of suite {played.name} play {instances} instances each")
+        print_line(
+            console, f"{controller} and the baselines of suite {played.name} play {plural(instances, 'instance')} each"
+        )
         if played.objective == "loss":
             meaning = "the share by which the loss of a guess is reduced"
             print_line(console, f"that suite is about the loss: read accuracy as {meaning}")
@@ -90,7 +92,7 @@ def command(
             workers.report_to(progress.update),
         ):
             comparison = evaluate_by_name(controller, played, families, instances, random_seed, workers)
-        title = f"{comparison.instances} {SPLIT_TITLES[families]} of suite {played.name}"
+        title = f"{name_instances(comparison.instances, families)} of suite {played.name}"
         console.print(standings_table(comparison, title))
         print_line(console, judge_learning(comparison, families).sentence)
         print_line(console, describe_basis(comparison))
@@ -106,7 +108,7 @@ def command(
     comparisons = compare_splits(evaluation.results)
     report = write_report(directory)
     for part, comparison in comparisons.items():
-        console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[part]}"))
+        console.print(standings_table(comparison, name_instances(comparison.instances, part)))
         verdict = judge_learning(comparison, part)
         print_line(console, f"Did learning help? {verdict.short}. {verdict.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
@@ -128,6 +130,6 @@ def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backe
 
         def show_cached(done: int, total: int) -> None:
             if done:
-                print_line(console, f"taken over from an earlier evaluation: {done} of {total} cohorts")
+                print_line(console, f"taken over from an earlier evaluation: {done} of {plural(total, 'cohort')}")
 
         return evaluate_run(run, workers, instances, transfer, progress.update, show_cached)

@@ -8,10 +8,9 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from esper.dash.formats import plural
 from esper.dash.output import print_line
 from esper.dash.reporter import report_progress
-from esper.errors import ConfigError, RunError
+from esper.errors import ConfigError, RunError, plural
 from esper.lab.figures.drawing import export_exhibits
 from esper.lab.figures.exhibit import Figure, Table
 from esper.lab.report.training import report_on

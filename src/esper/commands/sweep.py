@@ -17,7 +17,7 @@ from esper.config.settings import compare_settings
 from esper.dash.formats import percent, score
 from esper.dash.output import console_beside, plain_table, print_differences, print_json, print_line
 from esper.dash.reporter import report_progress
-from esper.errors import ConfigError
+from esper.errors import ConfigError, plural
 from esper.extras import require_extra
 from esper.train.settings import TrainSettings
 from esper.train.workers import LOCAL, Computing
@@ -62,7 +62,7 @@ def command(
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     if instances < 1:
-        raise ConfigError(f"{instances} instances give no score: give at least 1")
+        raise ConfigError(f"{plural(instances, 'instance')} can give no score: give at least 1")
     if not 1 <= trials <= MOST_TRIALS:
         raise ConfigError(f"--trials {trials}: give 1 to {MOST_TRIALS}")
     require_seed(seed)

@@ -49,14 +49,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def plural(number: int, noun: str, nouns: str = "") -> str:
-    """A number with its noun, in the plural unless there is one: ``1 run``, ``2,000 runs``, ``0 families``.
-
-    ``nouns`` is the plural, if that is not the noun with an s.
-    """
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
-
-
 def mega(value: float) -> str:
     """Format a number in whole millions: ``1_234_000_000`` as ``1,234``."""
     return _true_minus(f"{value / MEGA:,.0f}")

@@ -31,7 +31,7 @@ from esper.control.rules import (
 )
 from esper.control.shipped import open_policy
 from esper.engine.promises import PromiseSettings
-from esper.errors import ConfigError
+from esper.errors import ConfigError, plural
 from esper.grower.network import ModelSpec
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
@@ -89,8 +89,9 @@ class Timing:
         needed = 1 + self.isolated_decisions + _BEFORE_BLENDING + _BEFORE_END
         if self.horizon < needed:
             isolated = f"after {self.isolated_decisions} in isolation {self.rules.isolation}"
+            planned = plural(self.horizon, "decision")
             raise ConfigError(
-                f"{self.horizon} decisions are too few for anything to grow: a seed germinates, counts from the next "
+                f"{planned} cannot be enough for anything to grow: a seed germinates, counts from the next "
                 f"decision on{', ' + isolated if self.isolated_decisions else ''}, and must learn until another; plan "
                 f"at least {needed}, or choose controller 'none'"
             )

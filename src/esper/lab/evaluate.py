@@ -14,7 +14,7 @@ from esper.control.learned import POLICY, LearnedController, restore_policy
 from esper.control.own import is_in_file, load_controller
 from esper.control.rules import SHUFFLED, Replay, shuffle_actions
 from esper.control.shipped import ESPER, open_policy
-from esper.errors import ConfigError, RunError
+from esper.errors import ConfigError, RunError, plural
 from esper.lab.analysis import Claim
 from esper.lab.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
 from esper.lab.comparison import Comparison, compare_evaluated, compare_over_seeds
@@ -138,9 +138,11 @@ def sample_for_evaluation(suite: Suite, split: Split, count: int, seed: int) -> 
 
 def _check_counts(heldout: int, transfer: int) -> None:
     if heldout < FEWEST_INSTANCES:
-        raise ConfigError(f"{heldout} instances give no interval: take at least {FEWEST_INSTANCES}")
+        raise ConfigError(f"{plural(heldout, 'instance')} can give no interval: take at least {FEWEST_INSTANCES}")
     if transfer != 0 and transfer < FEWEST_INSTANCES:
-        raise ConfigError(f"{transfer} transfer instances give no interval: take at least {FEWEST_INSTANCES}, or 0")
+        raise ConfigError(
+            f"{plural(transfer, 'transfer instance')} can give no interval: take at least {FEWEST_INSTANCES}, or 0"
+        )
 
 
 def evaluate_run(

@@ -32,7 +32,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 import torch
 import tyro
 
-from esper.errors import ConfigError, RunError
+from esper.errors import ConfigError, RunError, plural
 from esper.extras import require_extra
 from esper.numerics.devices import CPU, require_device
 
@@ -130,7 +130,7 @@ class Workers(ABC):
         """A phrase on how far the running call of `as_completed` is."""
         oldest = min(self._start_times.values(), default=time.monotonic())
         running = f"{len(self._start_times)} under way, for up to {time.monotonic() - oldest:.0f} s"
-        return f"{self._done} of {self._total} tasks done, {running}"
+        return f"{self._done} of {plural(self._total, 'task')} done, {running}"
 
     @contextmanager
     def report_to(self, report: ReportTasks) -> Generator[None]:
