@@ -111,7 +111,7 @@ def test_the_command_says_who_is_better(tmp_path: Path, capsys: Capture) -> None
     assert [second[key] for key in compared] == [0, None, None, 0.5, "too few seeds to say"]
     assert first["score"] == second["score"]
     assert first["flops"] > 0
-    assert "b: too few seeds to say, a less b 0.000" in captured.err
+    assert "b: too few seeds to say, a minus b 0.000" in captured.err
     assert record["arms"] is None
 
 
