@@ -9,12 +9,15 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, get_type_hints
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import tyro
+from rich.console import Console
 
 from esper import __version__
+from esper.dash.reporter import ProgressReporter
 from esper.errors import ConfigError, EsperError, did_you_mean
 from esper.signals import raise_terminated
 from esper.tasks.suite_files import allow_files
@@ -31,6 +34,8 @@ class Command:
     name: str
     target: str
     help: str
+    ends: bool = True
+    """Whether it computes something and ends; one that serves until it is stopped reports no progress."""
 
     def load(self) -> Callable[..., int | None]:
         """Import the function."""
@@ -44,7 +49,7 @@ COMMANDS = (
     Command("compare", "esper.commands.compare:command", "Train several configurations, and decide which is better."),
     Command("sweep", "esper.commands.sweep:command", "Search over settings with an Optuna study."),
     Command("report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures."),
-    Command("dash", "esper.commands.dash:command", "Show runs in the browser, live."),
+    Command("dash", "esper.commands.dash:command", "Show runs in the browser, live.", ends=False),
     Command("runs", "esper.commands.runs:command", "List the runs in a folder."),
     Command("export", "esper.commands.export:command", "Write a grown model as a file that needs no Esper."),
     Command("doctor", "esper.commands.doctor:command", "Check this installation and this machine."),
@@ -88,12 +93,14 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
         name = command.name.split()
         if arguments[: len(name)] == name:
             allow_files(arguments)
-            code = tyro.cli(
-                _hide_none_defaults(command.load()),
-                prog=f"esper {command.name}",
-                args=arguments[len(name) :],
-                config=(tyro.conf.DisallowNone,),  # the help shows PATH, not {None}|PATH
-            )
+            # No command is silent for long, whatever it does: its phases say what, and how much of it is done.
+            with ProgressReporter(Console(stderr=True), f"esper {command.name}") if command.ends else nullcontext():
+                code = tyro.cli(
+                    _hide_empty_defaults(command.load()),
+                    prog=f"esper {command.name}",
+                    args=arguments[len(name) :],
+                    config=(tyro.conf.DisallowNone,),  # the help shows PATH, not {None}|PATH
+                )
             return EXIT_OK if code is None else code
     if arguments == ["--version"]:
         sys.stdout.write(f"esper {__version__}\n")
@@ -108,12 +115,15 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
     return EXIT_OK
 
 
-def _hide_none_defaults(target: Callable[..., int | None]) -> Callable[..., int | None]:
-    """The same function, whose help does not add "(default: None)" to its options."""
+def _hide_empty_defaults(target: Callable[..., int | None]) -> Callable[..., int | None]:
+    """The same function, whose help adds neither "(default: None)" nor "(default: )" to its options."""
     hints = get_type_hints(target, include_extras=True)
     for name, parameter in inspect.signature(target).parameters.items():
-        if parameter.default is None:
-            hints[name] = Annotated[hints[name], tyro.conf.arg(help_behavior_hint="")]
+        hint = hints[name]
+        # An argument without a default that takes any number of values may be left out, too.
+        kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if parameter.default is None or (parameter.default is parameter.empty and get_origin(kind) is tuple):
+            hints[name] = Annotated[hint, tyro.conf.arg(help_behavior_hint="")]
     target.__annotations__ = hints
     return target
 

@@ -97,3 +97,12 @@ def did_you_mean(
     """
     near = difflib.get_close_matches(name, [candidate for candidate in candidates if candidate], n=limit)
     return f"{separator} did you mean {' or '.join(map(spell, near))}?" if near else ""
+
+
+def plural(number: float, noun: str, nouns: str = "") -> str:
+    """A number with its noun, in the plural unless it is one: ``1 run``, ``2,000 runs``, ``0 families``.
+
+    ``nouns`` is the plural, if that is not the noun with an s. Numbers are rounded to integers.
+    """
+    amount = f"{number:,.0f}"
+    return f"{amount} {noun if amount == '1' else nouns or noun + 's'}"

@@ -55,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without torch's report and the self test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "get_pretty_env_info", lambda: "PyTorch version: 2")
-    monkeypatch.setattr(doctor, "compare_strategies", lambda device: 1e-15)
+    monkeypatch.setattr(doctor, "compare_strategies", lambda *_: 1e-15)
 
 
 def examine(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_a_mistake_in_one_of_the_strategies_is_noticed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch, "bmm", wrong)
     monkeypatch.setattr(torch, "baddbmm", lambda bias, left, right: bias + wrong(left, right))
-    assert compare_strategies(torch.device("cpu"), decisions=2) > TOLERANCE
+    assert compare_strategies(torch.device("cpu"), lambda *_: None, decisions=2) > TOLERANCE
 
 
 @pytest.mark.usefixtures("quick")
@@ -141,7 +141,7 @@ class TestProblems:
     def test_a_device_that_fails_while_the_others_are_tested(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ):
-        def compare(device: torch.device) -> float:
+        def compare(device: torch.device, *_: object) -> float:
             if device.type == "cuda":
                 raise RuntimeError("no kernel image is available\nmore of that")
             return 1e-15
@@ -158,7 +158,7 @@ class TestProblems:
     def test_networks_that_disagree(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], difference: float, words: str
     ):
-        monkeypatch.setattr(doctor, "compare_strategies", lambda device: difference)
+        monkeypatch.setattr(doctor, "compare_strategies", lambda *_: difference)
         (problem,) = examine(capsys, 1)["problems"]
         assert problem.startswith(f"on cpu stacked and looped networks differ by {words}, more than 1e-06")
 

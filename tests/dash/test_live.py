@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import io
-import threading
-import time
 
 import pytest
 from rich.console import Console
 
-from esper.commands.options import progress_bar
 from esper.dash.output import sparkline
 from esper.dash.progress import (
     LINES_PER_RUN,
@@ -168,11 +165,11 @@ def test_lines_tell_measurements_and_new_anomalies():
 
 def test_a_line_tells_of_rollbacks():
     console = Console(file=io.StringIO(), width=80)
-    view = LineView(console, TrainingProgress(3, clock=Clock()))
-    view.add_iteration(iteration(1, 3, rollbacks=2))
-    view.add_iteration(iteration(3, 3))
+    with LineView(console, TrainingProgress(3, clock=Clock())) as view:
+        view.add_iteration(iteration(1, 3, rollbacks=2))
+        view.add_iteration(iteration(3, 3))
     assert isinstance(console.file, io.StringIO)
-    first, last = console.file.getvalue().splitlines()
+    _, first, last = console.file.getvalue().splitlines()
     assert first.endswith(", 2 rolled back")
     assert "rolled back" not in last
 
@@ -203,56 +200,15 @@ def test_lines_tell_the_newest_objective_like_all_other_figures():
     assert "iteration 2/2, J 0.500," in output.getvalue()
 
 
-class Lines(io.StringIO):
-    """Output that can be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flushed = threading.Condition()
-
-    def write(self, text: str, /) -> int:
-        with self.flushed:
-            self.flushed.notify_all()
-            return super().write(text)
-
-    def wait_for(self, text: str) -> None:
-        with self.flushed:
-            assert self.flushed.wait_for(lambda: text in self.getvalue(), 10), self.getvalue()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.dash.output.SECONDS_BETWEEN_LINES", 0.05)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_training_whose_iterations_take_long_prints_what_is_under_way():
-    output, clock = Lines(), Clock()
-    with LineView(Console(file=output, width=80), TrainingProgress(3, clock=clock)) as view:
-        clock.now += 90
-        output.wait_for("finding the baselines' level, 1:30 elapsed\n")
+def test_lines_between_iterations_say_how_many_are_done_and_how_long_it_takes():
+    output = io.StringIO()
+    with LineView(Console(file=output, width=200), TrainingProgress(3, clock=Clock())) as view:
+        view.count_baseline_tasks(2, 8)
+        assert (
+            view.describe_progress()
+            == "finding the baselines' level: 2 of 8 done, 0:00 elapsed, time left not known yet"
+        )
         view.show_baselines(LEVELS)
+        assert view.describe_progress().startswith("training, in iterations: 0 of 3 done, ")
         view.add_iteration(iteration(1, 3))
-        output.wait_for("iteration 2/3 under way, 1:30 elapsed\n")
-    lines = output.getvalue()
-    time.sleep(0.2)
-    assert output.getvalue() == lines
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_bar_is_a_line_now_and_then_where_there_is_no_terminal():
-    output = Lines()
-    with progress_bar(Console(file=output, width=80)) as bar:
-        task = bar.add_task("loading", total=None)
-        output.wait_for("loading, 0:00 elapsed\n")
-        bar.update(task, completed=3, total=10, description="policy, heldout instances")
-        output.wait_for("policy, heldout instances, 3 of 10 done, 0:00 elapsed\n")
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_bar_on_a_terminal_prints_no_lines():
-    output = Lines()
-    with progress_bar(Console(file=output, width=80, force_terminal=True)) as bar:
-        bar.add_task("loading", total=3)
-        time.sleep(0.2)
-    assert "elapsed" not in output.getvalue()
+        assert view.describe_progress() == "training, in iterations: 1 of 3 done, 0:00 elapsed, about 0:00 left"

@@ -111,7 +111,7 @@ def test_the_command_says_who_is_better(tmp_path: Path, capsys: Capture) -> None
     assert [second[key] for key in compared] == [0, None, None, 0.5, "too few seeds to say"]
     assert first["score"] == second["score"]
     assert first["flops"] > 0
-    assert "b: too few seeds to say, a less b 0.000" in captured.err
+    assert "b: too few seeds to say, a minus b 0.000" in captured.err
     assert record["arms"] is None
 
 
@@ -130,7 +130,7 @@ def test_one_configuration_can_be_held_against_all_arms(tmp_path: Path, capsys: 
     assert {one["verdict"] for one in others} == {"too few seeds to say"}
     assert {one["p"] for one in others} == {None}
     assert "none: too few seeds to say" in record["verdict"]
-    assert "none: too few seeds to say, policy less none" in captured.err
+    assert "none: too few seeds to say, policy minus none" in captured.err
     page = (runs / "report.html").read_text()
     assert page.startswith("<!doctype html>")
     assert "Who is better" in page

@@ -79,7 +79,7 @@ def of_record(record: dict[str, Any]) -> Claims:
 
 
 def of_terminal(text: str) -> Claims:
-    pattern = rf"^(\w+): ([\w ]+), {FIRST} less \1 (\S+?)(?: \([^)]*\), p (\S+?))?[;,] {FIRST} better in"
+    pattern = rf"^(\w+): ([\w ]+), {FIRST} minus \1 (\S+?)(?: \([^)]*\), p (\S+?))?[;,] {FIRST} better in"
     claims = {name: (words, ahead, p) for name, words, ahead, p in re.findall(pattern, text, re.MULTILINE)}
     return with_rule(claims, text)
 

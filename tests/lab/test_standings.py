@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from esper.lab.standings import (
     format_interval,
     judge_learning,
     record_comparison,
+    standings_columns,
     standings_rows,
     standings_table,
 )
@@ -36,14 +38,25 @@ def test_the_table_fits_eighty_columns_uncut() -> None:
     assert f"+0.190{EN_DASH}+0.210" in text
 
 
+def test_headings_name_who_is_compared_with_the_row() -> None:
+    titles = {column.name: column.heading for column in standings_columns(ARMS)}
+    assert (titles["difference"], titles["probability_of_improvement"]) == ("policy minus\u00a0it", "policy wins")
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    with console.capture() as captured:
+        console.print(standings_table(ARMS))
+    first, second, *_ = captured.get().splitlines()
+    assert first.split() == ["policy"]
+    assert second.replace("\u00a0", " ").split()[-3:] == ["minus", "it", "p"]
+
+
 def test_a_sentence_says_who_is_better_by_how_much_and_what_it_took() -> None:
     words = [describe_arm(ARMS, one) for one in STANDINGS]
     assert words[0] == "policy: found with 230,400 environment steps"
     assert words[1] == (
-        "none: policy better, policy less none +0.200 (+0.190 to +0.210), p <0.001, "
+        "none: policy better, policy minus none +0.200 (+0.190 to +0.210), p <0.001, "
         "policy better in 96% of pairs; found with 230,400 environment steps"
     )
-    assert words[3].startswith(f"sequence: sequence better, policy less sequence {MINUS}0.050")
+    assert words[3].startswith(f"sequence: sequence better, policy minus sequence {MINUS}0.050")
 
 
 def test_verdicts_are_marked_for_and_against_the_policy() -> None:

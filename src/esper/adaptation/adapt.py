@@ -32,7 +32,7 @@ from esper.config.arguments import (
     Seconds,
     check_arguments,
 )
-from esper.errors import ConfigError, DivergedError
+from esper.errors import ConfigError, DivergedError, plural
 from esper.grower.spending import Spending
 from esper.growth.blueprints.registry import get
 from esper.growth.hooks import require_attached
@@ -95,7 +95,7 @@ class Adaptation:
             weight = f", at {kept.retention.share:.0%} of what it learned" if has_source else ""
             diverged = f"\n{len(self.diverged)} did better, but diverged when growing on all of them."
             parts.append(
-                f"Kept: {kept}, {kept.parameters:,} parameters.\n"
+                f"Kept: {kept}, {plural(kept.parameters, 'parameter')}.\n"
                 f"On new data that it did not learn from{weight}:\n"
                 f"score {kept.found.score:.4g}, the host's {before.score:.4g}; "
                 f"loss {kept.found.loss:.4g}, the host's {before.loss:.4g}.\n"
@@ -153,7 +153,7 @@ def describe_structure(structure: Structure) -> str:
         return " + ".join(f"{blueprint} at {slot}" for slot, blueprint in structure.items())
     names = list(structure.values())
     counts = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
-    return f"{len(structure)} seeds: {counts}"
+    return f"{plural(len(structure), 'seed')}: {counts}"
 
 
 LEARNING_RATE = 0.01

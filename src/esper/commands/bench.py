@@ -13,8 +13,9 @@ from rich.table import Table
 from esper.commands.options import require_seed
 from esper.config.loading import Overrides, load_settings
 from esper.control.shipped import ESPER
-from esper.dash.output import RegularLines, console_beside, print_json, print_line
-from esper.errors import ConfigError
+from esper.dash.output import console_beside, print_json, print_line
+from esper.dash.reporter import report_progress
+from esper.errors import ConfigError, plural
 from esper.lab.bench_suite import bench_suite
 from esper.lab.bench_train import bench_train
 from esper.lab.evaluate import FEWEST_INSTANCES
@@ -38,7 +39,7 @@ def measure_suite(
     """Measure how much control a suite rewards: its context-oracle gap, with the best fixed schedules.
 
     Args:
-        suite: Name of the suite.
+        suite: The suite that is measured: a name, or FILE.py:NAME of a file that registers it.
         search: Instances per variant on which schedules are chosen.
         score: Fresh instances per variant on which the chosen ones are scored.
         seed: Random seed of the instances.
@@ -48,7 +49,11 @@ def measure_suite(
     console = console_beside(json)
     start = time.perf_counter()
     rules = TrainSettings(suite=suite).rules
-    with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
+    with (
+        LocalWorkers(WORKERS) as workers,
+        report_progress(console, "playing schedules, in cohorts") as progress,
+        workers.report_to(progress.update),
+    ):
         report = bench_suite(suite, rules, search, score, seed, workers, lambda line: print_line(console, line))
     seconds = time.perf_counter() - start
     for title, choices in (("family", report.families), ("variant", report.variants)):
@@ -63,7 +68,7 @@ def measure_suite(
     console.print(
         f"context-oracle gap by family {report.context_oracle_gap:.3f} (standard error {report.standard_error:.3f}), "
         f"by variant {report.variant_gap:.3f} ({report.variant_standard_error:.3f}); "
-        f"{report.schedules} schedules, {report.episodes} episodes, {seconds:.0f} s"
+        f"{plural(report.schedules, 'schedule')}, {plural(report.episodes, 'episode')}, {seconds:.0f} s"
     )
     if json:
         print_json(asdict(report))
@@ -82,7 +87,8 @@ def measure_search(
     FLOPs of both are those of training, without measurements.
 
     Args:
-        controller: A baseline by its name, esper, or the directory of a run.
+        controller: Name of a baseline, or esper, or the directory of a run, or FILE.py:NAME of a class or function that
+            makes a controller of your own for a number of decisions.
         suite: The suite that is played: a name, or FILE.py:NAME of a file that registers it.
         split: Families trained on (heldout), or others (transfer).
         instances: Number of instances; on each, 32 networks are drawn and trained.
@@ -91,14 +97,19 @@ def measure_search(
     """
     require_seed(seed)
     if instances < FEWEST_INSTANCES:
-        raise ConfigError(f"{instances} instances give no interval: give at least {FEWEST_INSTANCES}")
+        raise ConfigError(f"{plural(instances, 'instance')} can give no interval: give at least {FEWEST_INSTANCES}")
     console = console_beside(json)
     played = get_suite(suite)
     print_line(
         console,
-        f"{controller} plays {instances} instances of suite {played.name}; beside {POOL} static networks on each",
+        f"{controller} plays {plural(instances, 'instance')} of suite {played.name}; beside {POOL} static networks on "
+        "each",
     )
-    with LocalWorkers(WORKERS) as workers, RegularLines(console, workers.describe_progress):
+    with (
+        LocalWorkers(WORKERS) as workers,
+        report_progress(console, "training networks, in cohorts") as progress,
+        workers.report_to(progress.update),
+    ):
         report = search_beside(controller, played, split, instances, seed, workers)
 
     def format_multiple(value: float | None) -> str:
@@ -113,7 +124,7 @@ def measure_search(
     # After how many networks the cost of training the controller is earned back.
     verdict = "a search does as well with one, so it never pays"
     if report.break_even is not None:
-        verdict = f"it has paid after {report.break_even:.0f} networks"
+        verdict = f"it has paid after {plural(report.break_even, 'network')}"
     print_line(
         console,
         f"{report.controller} scores {report.score:.3f} with one training; it has cost {report.trainings:.0f} of them: "
@@ -142,10 +153,14 @@ def measure_training(
     if settings.devices != (CPU,):
         raise ConfigError(f"one core of the CPU is measured, not {', '.join(settings.devices)}: leave devices out")
 
-    def show(number: int, speed: float) -> None:
-        print_line(console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps a second")
+    # One more iteration is profiled.
+    with report_progress(console, "training, in iterations", settings.iterations + 1) as progress:
 
-    benchmark = bench_train(settings, show)
+        def show(number: int, speed: float) -> None:
+            progress.update(number)
+            print_line(console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps a second")
+
+        benchmark = bench_train(settings, show)
     table = Table("part", "share of the time", box=None)
     for name, share in sorted(benchmark.share.items(), key=lambda part: -part[1]):
         table.add_row(name, f"{share:.1%}")

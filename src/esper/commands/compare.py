@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +12,16 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from esper.commands.options import hint_if_stopped, progress_bar
+from esper.commands.options import hint_if_stopped
 from esper.config.loading import Overrides, load_settings
 from esper.config.settings import compare_settings
+from esper.control.controller import Controller
 from esper.dash.formats import score
 from esper.dash.output import console_beside, print_differences, print_json, print_line
-from esper.errors import ConfigError
+from esper.dash.reporter import report_progress
+from esper.errors import ConfigError, plural
 from esper.lab.analysis import FEWEST_SEEDS
-from esper.lab.arms import run_arms
+from esper.lab.arms import load_own_controllers, run_arms
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
 from esper.lab.experiment import Experiment, Trial, run_experiment
 from esper.lab.report.training import report_configurations
@@ -37,6 +40,7 @@ def command(
     seeds: int = FEWEST_SEEDS,
     instances: int = INSTANCES,
     arms: bool = False,
+    controllers: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="controller")] = (),
     run_dir: Path | None = None,
     overrides: Overrides = (),
     computing: Computing = LOCAL,
@@ -52,17 +56,22 @@ def command(
         instances: Held-out instances that every policy plays.
         arms: Let the first configuration's policies play against all other arms, too: baselines, shuffled actions, the
             best fixed sequence found with the policy's own budget, and networks of fixed shape.
+        controllers: With --arms, let the controller at FILE.py:NAME play, too: a class or function that makes one for a
+            number of decisions. May be given many times.
         run_dir: Directory for all runs; by default one under runs/comparisons/ named after the arms. Called again with
             the same one, a comparison goes on where it stopped.
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     if seeds < 1 or instances < 2:
-        raise ConfigError(f"{seeds} seeds on {instances} instances: give at least 1 seed and 2 instances")
+        given = f"{plural(seeds, 'seed')} on {plural(instances, 'instance')}"
+        raise ConfigError(f"{given}: give at least 1 seed and 2 instances")
     console = console_beside(json)
     if not configs:
         raise ConfigError("nothing to compare: give two or more YAML files with settings, or one and --arms")
     if len(configs) < 2 and not arms:
         raise ConfigError("one configuration cannot be compared: give two or more, or --arms")
+    if controllers and not arms:
+        raise ConfigError("--controller plays beside the baselines and other arms: add --arms")
     compared = _load_configurations(configs, overrides)
     for name, settings in compared.items():
         print_differences(console, name, compare_settings(settings, TrainSettings()))
@@ -70,9 +79,10 @@ def command(
     # Train every configuration with every random seed; trials that are done already are kept.
     folder = run_dir or COMPARISONS / "-".join(compared)
     experiment = Experiment(folder, compared, seeds, instances)
+    own = load_own_controllers(experiment, controllers)
     with hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"):
         trained = _train_all(experiment, computing, console)
-        played = _play_arms(experiment, computing, console) if arms else None
+        played = _play_arms(experiment, own, computing, console) if arms else None
 
     # The verdict, first between configurations, then against the other arms.
     configurations = compare_configurations(trained)
@@ -102,7 +112,7 @@ def _load_configurations(configs: tuple[Path, ...], overrides: tuple[str, ...]) 
     compared: dict[str, TrainSettings] = {}
     for config, count in Counter(config.resolve() for config in configs).items():
         if count > 1:
-            raise ConfigError(f"{config} is given {count} times: give each configuration once")
+            raise ConfigError(f"{config} is given {plural(count, 'time')}: give each configuration once")
     for config in configs:
         name, number = config.stem, 2
         while name in compared:
@@ -111,30 +121,30 @@ def _load_configurations(configs: tuple[Path, ...], overrides: tuple[str, ...]) 
     return compared
 
 
-def _play_arms(experiment: Experiment, computing: Backend, console: Console) -> Comparison:
+def _play_arms(
+    experiment: Experiment, own: Mapping[str, Controller], computing: Backend, console: Console
+) -> Comparison:
     """Compare the first configuration's policies with all other arms."""
-    with progress_bar(console) as bar:
-        task = bar.add_task("loading the policies", total=None)
+    with report_progress(console, "loading the policies") as progress:
 
         def show(done: int, total: int, current: str) -> None:
-            bar.update(task, completed=done, total=total, description=current or "all arms played")
+            progress.update(done, total, f"{current or 'all arms played'}, in environment steps")
 
-        return compare_arms(run_arms(experiment, show, computing))
+        return compare_arms(run_arms(experiment, show, computing, own))
 
 
 def _train_all(experiment: Experiment, computing: Backend, console: Console) -> list[Arm]:
     iterations = {name: settings.iterations for name, settings in experiment.arms.items()}
     total = experiment.seeds * sum(iterations.values())
-    with progress_bar(console) as bar:
-        task = bar.add_task("starting", total=total)
+    with report_progress(console, "starting", total) as progress:
         trials = experiment.list_trials()
 
         def show(done: int, _trials: int, trial: Trial, iteration: Iteration | None) -> None:
             # Iterations of the trials that are done, and of the present one.
             completed = sum(iterations[done_trial.arm] for done_trial in trials[:done])
+            if iteration is None:
+                progress.skip_to(completed)  # of trials that were done before, nothing was trained now
             completed += 0 if iteration is None else iteration.number
-            bar.update(task, completed=completed, description=f"{trial.arm}, seed {trial.seed}")
+            progress.update(completed, name=f"{trial.arm}, seed {trial.seed}, in iterations")
 
-        trained = run_experiment(experiment, show, computing)
-        bar.update(task, completed=total, description="all trials done")
-    return trained
+        return run_experiment(experiment, show, computing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from typing import Any
@@ -18,6 +18,7 @@ from esper import __version__
 from esper.commands.options import RUNS
 from esper.control.rules import Uniform
 from esper.dash.output import console_beside, print_json, print_line
+from esper.dash.reporter import report_progress
 from esper.extras import DISTRIBUTION, build_install_command
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Rules
@@ -75,7 +76,8 @@ def command(json: bool = False) -> int:
     for device in list_devices():
         print_line(console, f"{device}: training the same networks stacked and looped ...")
         try:
-            difference = compare_strategies(torch.device(device))
+            with report_progress(console, f"{device}, in decisions") as progress:
+                difference = compare_strategies(torch.device(device), progress.update)
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             problems.append(f"torch cannot compute on {device} ({reason}): use another device, or repair its driver")
@@ -146,8 +148,12 @@ def is_unmet(requirement: Requirement) -> bool:
     return installed is None or not requirement.specifier.contains(installed, prereleases=True)
 
 
-def compare_strategies(device: torch.device, networks: int = 16, decisions: int = 8) -> float:
+def compare_strategies(
+    device: torch.device, report: Callable[[int, int], None], networks: int = 16, decisions: int = 8
+) -> float:
     """The largest difference of a parameter between the same networks trained and grown stacked and looped.
+
+    ``report`` is called with how many decisions are done, of how many.
 
     Raises:
         RuntimeError: torch cannot compute on the device.
@@ -169,7 +175,8 @@ def compare_strategies(device: torch.device, networks: int = 16, decisions: int 
         sound = np.ones(shape, np.bool_)
         evidence = Evidence(sound, sound, np.zeros(shape, np.float32), np.zeros(shape, np.int16))
         states = controller.start(range(networks))
-        for _ in range(decisions):
+        for decision in range(decisions):
+            report(len(trained) * decisions + decision, len(STRATEGIES) * decisions)
             population.evidence = evidence
             masks = legal_actions(population.table, evidence, config.rules, population.specs.compatible)
             actions, states = controller.act(observation, masks, states)

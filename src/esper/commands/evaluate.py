@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from esper.commands.options import hint_if_stopped, progress_bar, require_seed
-from esper.dash.output import RegularLines, console_beside, print_json, print_line
-from esper.errors import ConfigError
+from esper.commands.options import hint_if_stopped, require_seed
+from esper.dash.output import console_beside, print_json, print_line
+from esper.dash.reporter import report_progress
+from esper.errors import ConfigError, plural
 from esper.lab.comparison import compare_splits
 from esper.lab.evaluate import (
     HELDOUT_INSTANCES,
@@ -22,9 +23,9 @@ from esper.lab.evaluate import (
 )
 from esper.lab.report.training import write_report
 from esper.lab.standings import (
-    SPLIT_TITLES,
     describe_basis,
     judge_learning,
+    name_instances,
     record_evaluation,
     record_scores,
     standings_table,
@@ -50,7 +51,8 @@ def command(
 
     Args:
         run: Directory of the run, which keeps the results; or give a controller.
-        controller: Name of a baseline, or esper, or the directory of a run, which may be of another suite.
+        controller: Name of a baseline, or esper, or the directory of a run, which may be of another suite, or
+            FILE.py:NAME of a class or function that makes a controller of your own for a number of decisions.
         suite: The suite that the controller plays: a name, or FILE.py:NAME of a file that registers it.
         split: Families that the controller plays: those trained on (heldout, the default), or others (transfer).
         seed: Random seed of the controller's instances; by default 0.
@@ -77,14 +79,20 @@ def command(
         if controller is None or suite is None:
             raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
         played = get_suite(suite)
-        print_line(console, f"{controller} and the baselines of suite {played.name} play {instances} instances each")
+        print_line(
+            console, f"{controller} and the baselines of suite {played.name} play {plural(instances, 'instance')} each"
+        )
         if played.objective == "loss":
             meaning = "the share by which the loss of a guess is reduced"
             print_line(console, f"that suite is about the loss: read accuracy as {meaning}")
         cohorts = math.ceil(instances / COHORT)
-        with computing.open_workers(cohorts) as workers, RegularLines(console, workers.describe_progress):
+        with (
+            computing.open_workers(cohorts) as workers,
+            report_progress(console, "playing, in cohorts") as progress,
+            workers.report_to(progress.update),
+        ):
             comparison = evaluate_by_name(controller, played, families, instances, random_seed, workers)
-        title = f"{comparison.instances} {SPLIT_TITLES[families]} of suite {played.name}"
+        title = f"{name_instances(comparison.instances, families)} of suite {played.name}"
         console.print(standings_table(comparison, title))
         print_line(console, judge_learning(comparison, families).sentence)
         print_line(console, describe_basis(comparison))
@@ -100,7 +108,7 @@ def command(
     comparisons = compare_splits(evaluation.results)
     report = write_report(directory)
     for part, comparison in comparisons.items():
-        console.print(standings_table(comparison, f"{comparison.instances} {SPLIT_TITLES[part]}"))
+        console.print(standings_table(comparison, name_instances(comparison.instances, part)))
         verdict = judge_learning(comparison, part)
         print_line(console, f"Did learning help? {verdict.short}. {verdict.sentence}")
         print_line(console, f"{describe_basis(comparison)}\n")
@@ -114,14 +122,14 @@ def command(
 def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> RunEvaluation:
     cohorts = math.ceil(max(instances, transfer) / COHORT)
     hint = hint_if_stopped(console, "what was played is kept: go on with the same command")
-    with hint, computing.open_workers(cohorts) as workers, progress_bar(console) as bar:
-        task = bar.add_task("loading the policy", total=None)
+    with (
+        hint,
+        computing.open_workers(cohorts) as workers,
+        report_progress(console, "loading the policy") as progress,
+    ):
 
-        def show(done: int, total: int, current: str) -> None:
-            bar.update(task, completed=done, total=total, description=current or "all controllers played")
-
-        def show_progress(done: int, total: int) -> None:
+        def show_cached(done: int, total: int) -> None:
             if done:
-                print_line(bar.console, f"taken over from an earlier evaluation: {done} of {total} cohorts")
+                print_line(console, f"taken over from an earlier evaluation: {done} of {plural(total, 'cohort')}")
 
-        return evaluate_run(run, workers, instances, transfer, show, show_progress)
+        return evaluate_run(run, workers, instances, transfer, progress.update, show_cached)

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from rich.console import Console
 
+from esper.dash.output import print_line
+from esper.dash.reporter import report_progress
 from esper.errors import ConfigError
 from esper.growth.export import export
 from esper.growth.persist import load
@@ -33,10 +36,13 @@ def command(
         out: The file to write; its name ends in .pt2, .onnx or .safetensors.
         fixed_batch: Fix the batch size to that of the example input; for models that cannot be traced otherwise.
     """
-    network, example_input = _call_function(host)
-    plain = load(folder, network, example_input).finalize()
-    export(plain, example_input, to, out, fixed_batch=fixed_batch)
-    sys.stdout.write(f"exported: {out}\n")
+    console = Console()
+    with report_progress(console, f"loading {folder}") as progress:
+        network, example_input = _call_function(host)
+        plain = load(folder, network, example_input).finalize()
+        progress.update(0, name=f"writing {out}, and running it in a process without Esper")
+        export(plain, example_input, to, out, fixed_batch=fixed_batch)
+    print_line(console, f"exported: {out}")
 
 
 def _call_function(address: str) -> tuple[Any, Any]:

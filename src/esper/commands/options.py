@@ -9,12 +9,10 @@ from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from esper.config.loading import dump_settings
 from esper.config.settings import Settings
-from esper.dash.formats import duration
-from esper.dash.output import RegularLines, print_line
+from esper.dash.output import print_line
 from esper.errors import ConfigError
 from esper.runs.run_directory import RunDirectory
 from esper.signals import Terminated
@@ -32,21 +30,6 @@ def require_seed(seed: int) -> None:
     """
     if not 0 <= seed <= LARGEST_SEED:
         raise ConfigError(f"--seed {seed}: it must be 0 to {LARGEST_SEED}")
-
-
-@contextmanager
-def progress_bar(console: Console) -> Generator[Progress]:
-    """Context manager of a progress bar with one task; without a terminal, a line is printed every 30 seconds."""
-
-    def describe_progress() -> str:
-        (task,) = bar.tasks
-        done = "" if task.total is None else f", {task.completed:.0f} of {task.total:.0f} done"
-        return f"{task.description}{done}, {duration(task.elapsed or 0.0)} elapsed"
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
-    with bar, RegularLines(console, describe_progress):
-        yield bar
 
 
 @contextmanager

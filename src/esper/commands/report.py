@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 
-from esper.errors import ConfigError, RunError
+from esper.dash.output import print_line
+from esper.dash.reporter import report_progress
+from esper.errors import ConfigError, RunError, plural
 from esper.lab.figures.drawing import export_exhibits
 from esper.lab.figures.exhibit import Figure, Table
 from esper.lab.report.training import report_on
@@ -34,21 +35,22 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
             folder = out
         case _:
             raise ConfigError("give the directory of a run or a comparison, or those of several runs and --out FOLDER")
-    # The report is built before its folder, so that a mistake in the paths leaves nothing behind.
-    report = report_on(paths)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error
-    page = report.write(folder)
     console = Console()
+    with report_progress(console, "reading and drawing"):
+        # The report is built before its folder, so that a mistake in the paths leaves nothing behind.
+        report = report_on(paths)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error
+        page = report.write(folder)
     for title, comparison in report.comparisons.items():
         show_comparison(console, comparison, title)
-    sys.stdout.write(f"report: {page}\n")
+    print_line(console, f"report: {page}")
     if out is not None:
-        exported = export_exhibits(out, report.exhibits)
+        with report_progress(console, "writing figures and tables") as progress:
+            exported = export_exhibits(out, report.exhibits, progress.update)
         for reason in exported.absent:
-            sys.stdout.write(f"left out {reason}\n")
-        sys.stdout.write(
-            f"{exported.figures} figures: {out / Figure.folder}\n{exported.tables} tables: {out / Table.folder}\n"
-        )
+            print_line(console, f"left out {reason}")
+        print_line(console, f"{plural(exported.figures, 'figure')}: {out / Figure.folder}")
+        print_line(console, f"{plural(exported.tables, 'table')}: {out / Table.folder}")

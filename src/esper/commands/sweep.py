@@ -16,7 +16,8 @@ from esper.config.loading import Overrides
 from esper.config.settings import compare_settings
 from esper.dash.formats import percent, score
 from esper.dash.output import console_beside, plain_table, print_differences, print_json, print_line
-from esper.errors import ConfigError
+from esper.dash.reporter import report_progress
+from esper.errors import ConfigError, plural
 from esper.extras import require_extra
 from esper.train.settings import TrainSettings
 from esper.train.workers import LOCAL, Computing
@@ -61,7 +62,7 @@ def command(
         json: Print a machine-readable last line; progress then goes to stderr.
     """
     if instances < 1:
-        raise ConfigError(f"{instances} instances give no score: give at least 1")
+        raise ConfigError(f"{plural(instances, 'instance')} can give no score: give at least 1")
     if not 1 <= trials <= MOST_TRIALS:
         raise ConfigError(f"--trials {trials}: give 1 to {MOST_TRIALS}")
     require_seed(seed)
@@ -83,8 +84,9 @@ def command(
     with (
         hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
         computing.open_workers(max(settings.shards for settings in search_space.settings)) as workers,
+        report_progress(console, "starting") as progress,
     ):
-        ranking = run_sweep(sweep, workers, lambda line: print_line(console, line))
+        ranking = run_sweep(sweep, workers, lambda line: print_line(console, line), progress.update)
     console.print(draw_ranking(ranking))
     print_line(console, CAUTION)
     print_line(console, f"runs: {sweep.folder}")

@@ -17,7 +17,7 @@ from esper.config.settings import compare_settings
 from esper.dash.formats import duration, score
 from esper.dash.output import console_beside, print_differences, print_json, print_line
 from esper.dash.progress import TrainingProgress, view_training
-from esper.errors import ConfigError
+from esper.errors import ConfigError, plural
 from esper.lab.report.training import write_report
 from esper.numerics.devices import require_device
 from esper.runs.loggers import Tool, open_loggers, require_logger
@@ -74,7 +74,7 @@ def command(
 
     print_line(
         console,
-        f"{summary.iterations} iterations in {duration(summary.seconds)}, "
+        f"{plural(summary.iterations, 'iteration')} in {duration(summary.seconds)}, "
         f"{summary.environment_steps_per_second:.0f} environment steps a second",
     )
     if summary.probe_score is not None and summary.baselines:
@@ -106,7 +106,9 @@ def _train(
             open_loggers(tools, run.loggers, name, values) as log_iteration,
             view_training(console, progress) as view,
         ):
-            view.show_baselines(trainer.measure_baseline_levels())
+            with workers.report_to(view.count_baseline_tasks):
+                levels = trainer.measure_baseline_levels()
+            view.show_baselines(levels)
 
             def report(iteration: Iteration) -> None:
                 view.add_iteration(iteration)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +13,7 @@ from rich.text import Text
 
 from esper.config.settings import SettingDifference
 from esper.dash.formats import score
+from esper.dash.reporter import postpone_lines
 from esper.errors import escape_unprintable
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -26,9 +25,6 @@ _BESIDE_SCALE = 52
 _LONGEST_SCALE = 56
 _SHORTEST_SCALE = 12
 
-SECONDS_BETWEEN_LINES = 30.0
-"""The longest time without a line where there is no terminal."""
-
 
 def console_beside(machine_readable: bool) -> Console:
     """The console for text: stderr if stdout has machine-readable output."""
@@ -37,37 +33,8 @@ def console_beside(machine_readable: bool) -> Console:
 
 def print_line(console: Console, line: str) -> None:
     """Print a line as it is: not wrapped, without colours or markup."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-class RegularLines:
-    """Context manager that prints the progress after 30 seconds without a line; on a terminal it prints nothing."""
-
-    def __init__(self, console: Console, describe_progress: Callable[[], str]) -> None:
-        self._console = console
-        self._describe_progress = describe_progress
-        self._due = 0.0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._print_regularly, name="progress lines", daemon=True)
-
-    def __enter__(self) -> Self:
-        self.postpone()
-        if not self._console.is_terminal:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-
-    def postpone(self) -> None:
-        """Restart the 30 seconds, after a line was printed."""
-        self._due = time.monotonic() + SECONDS_BETWEEN_LINES
-
-    def _print_regularly(self) -> None:
-        while not self._ended.wait(max(self._due - time.monotonic(), 0.0)):
-            if time.monotonic() >= self._due:
-                print_line(self._console, self._describe_progress())
-                self.postpone()
+    console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    postpone_lines()
 
 
 def print_differences(console: Console, title: str, differences: Sequence[SettingDifference]) -> None:

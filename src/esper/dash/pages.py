@@ -10,7 +10,7 @@ from statistics import fmean as mean
 from typing import Any
 
 from esper.dash.run_view import Episode, NetworkView, plain, read_networks, read_payload
-from esper.errors import EsperError, RunError
+from esper.errors import EsperError, RunError, plural
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve
 from esper.runs.events import (
     AnomalyRaised,
@@ -134,9 +134,9 @@ def describe_look(reader: RunReader, number: int, environment: int, step: int) -
             "slot": plain(metadata.get("slots")),
             "blueprint": plain(metadata.get("blueprints")),
             "blend": [blend.name.lower() for blend in Blend],
-            "tempo": [f"{tempo} steps" for tempo in TEMPOS],
+            "tempo": [plural(tempo, "step") for tempo in TEMPOS],
             "alpha_target": [str(target) for target in ALPHA_TARGETS],
-            "alpha_speed": [f"{speed} steps" for speed in ALPHA_SPEEDS],
+            "alpha_speed": [plural(speed, "step") for speed in ALPHA_SPEEDS],
             "alpha_curve": [curve.name.lower() for curve in Curve],
         },
     }

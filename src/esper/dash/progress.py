@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Self
@@ -18,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.dash.formats import duration, percent, score
-from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, RegularLines, print_line, score_table, sparkline
+from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, print_line, score_table, sparkline
+from esper.dash.reporter import report_progress
 from esper.rl.diagnostics import Anomaly
 from esper.train.iteration import Iteration
 
@@ -35,6 +37,7 @@ SPARKS = 30
 RECENT = 10
 """Iterations for which an anomaly is displayed."""
 WARNING_STYLE = "bold yellow"
+FINDING_LEVELS = "finding the baselines' level"
 
 Row = tuple[str, RenderableType]
 
@@ -108,40 +111,42 @@ class LineView:
         self._console = console
         self._progress = progress
         self._every = max(progress.total // LINES_PER_RUN, 1)
-        self._lines = RegularLines(console, self._describe_progress)
+        self._phase = ExitStack()
 
     def __enter__(self) -> Self:
-        print_line(self._console, "finding the baselines' level")
-        self._lines.__enter__()
+        print_line(self._console, FINDING_LEVELS)
+        self._reporter = self._phase.enter_context(report_progress(self._console, FINDING_LEVELS))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lines.__exit__()
+        self._phase.close()
+
+    def count_baseline_tasks(self, done: int, total: int) -> None:
+        """Note how far the measurement of the baselines' levels is."""
+        self._reporter.update(done, total)
+
+    def describe_progress(self) -> str:
+        """The line that is printed after 30 seconds without one."""
+        return self._reporter.describe_progress()
 
     def show_baselines(self, levels: Mapping[str, float]) -> None:
         """Print the baselines' levels."""
         self._progress.levels = levels
+        self._reporter.update(self._progress.done, self._progress.total, "training, in iterations")
         print_line(self._console, "baselines: " + ", ".join(f"{name} {score(level)}" for name, level in levels.items()))
 
     def add_iteration(self, iteration: Iteration) -> None:
         """Print a line every few iterations, at measurements and at the end, and one for each new kind of anomaly."""
         earlier_anomalies = set(self._progress.last_seen)
         self._progress.add(iteration)
+        self._reporter.update(iteration.number)
         # A line every few iterations, at measurements, and at the run's beginning and end.
         due = iteration.number % self._every == 0 or iteration.probe_score is not None
         if due or iteration.number in (1, iteration.total):
             print_line(self._console, _describe_iteration(self._progress, iteration))
-            self._lines.postpone()
         for anomaly in iteration.anomalies:
             if anomaly not in earlier_anomalies:
                 print_line(self._console, f"iteration {iteration.number}: anomaly {anomaly}: {anomaly.meaning}")
-
-    def _describe_progress(self) -> str:
-        progress = self._progress
-        if not progress.levels:
-            return f"finding the baselines' level, {duration(progress.elapsed)} elapsed"
-        number = min(progress.done + 1, progress.total)
-        return f"iteration {number}/{progress.total} under way, {duration(progress.elapsed)} elapsed"
 
 
 class PanelView:
@@ -157,6 +162,9 @@ class PanelView:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+
+    def count_baseline_tasks(self, done: int, total: int) -> None:
+        """Nothing: the panel shows how long it has taken."""
 
     def show_baselines(self, levels: Mapping[str, float]) -> None:
         """Show the baselines' levels at the next refresh."""
@@ -223,7 +231,7 @@ class TrainingPanel:
 
         # The policy among the baselines.
         if not progress.levels:
-            yield Text("finding the baselines' level ...", LABEL_STYLE)
+            yield Text(f"{FINDING_LEVELS} ...", LABEL_STYLE)
             return
         number, probe = progress.probe or (0, None)
         yield score_table(rank_scores(progress.levels, probe), width, {POLICY: f"at iteration {number}"})

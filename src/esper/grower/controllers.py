@@ -15,6 +15,7 @@ import torch
 from esper.config.loading import load_settings
 from esper.control.controller import Controller, get_promise_settings
 from esper.control.learned import PolicyOrigin, restore_controller
+from esper.control.own import is_in_file, load_controller
 from esper.control.rules import (
     ROUNDING,
     Heuristic,
@@ -30,7 +31,7 @@ from esper.control.rules import (
 )
 from esper.control.shipped import open_policy
 from esper.engine.promises import PromiseSettings
-from esper.errors import ConfigError
+from esper.errors import ConfigError, plural
 from esper.grower.network import ModelSpec
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
@@ -88,8 +89,9 @@ class Timing:
         needed = 1 + self.isolated_decisions + _BEFORE_BLENDING + _BEFORE_END
         if self.horizon < needed:
             isolated = f"after {self.isolated_decisions} in isolation {self.rules.isolation}"
+            planned = plural(self.horizon, "decision")
             raise ConfigError(
-                f"{self.horizon} decisions are too few for anything to grow: a seed germinates, counts from the next "
+                f"{planned} cannot be enough for anything to grow: a seed germinates, counts from the next "
                 f"decision on{', ' + isolated if self.isolated_decisions else ''}, and must learn until another; plan "
                 f"at least {needed}, or choose controller 'none'"
             )
@@ -144,12 +146,12 @@ class ControllerChoice(NamedTuple):
 def choose_controller(
     controller: str | Path | Controller, spec: ModelSpec, horizon: int | None, rules: Rules | None
 ) -> ControllerChoice:
-    """The controller of that name, from that run, or as it is.
+    """The controller of that name, from that run, in that file as ``FILE.py:NAME``, or as it is.
 
     Without ``rules``, a policy has those that it was trained with, and any other controller the default ones.
 
     Raises:
-        ConfigError: no rule of that name and no such run, or nothing can grow within the horizon.
+        ConfigError: no rule of that name and no such run or file, or nothing can grow within the horizon.
         RunError, CheckpointError: the run has no usable policy.
     """
     if not isinstance(controller, str | Path):
@@ -158,6 +160,9 @@ def choose_controller(
     if name in _RULES:
         timing = Timing(horizon, rules or Rules())
         return ControllerChoice(_make_rule(name, spec, timing), timing, None)
+    if is_in_file(name):
+        timing = Timing(horizon, rules or Rules())
+        return ControllerChoice(load_controller(name, timing.horizon), timing, None)
     # Not a rule: the shipped policy, or the directory of a run.
     run = open_policy(name, _RULES)
     origin = load_settings(PolicyOrigin, run.config)

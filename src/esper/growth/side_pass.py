@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config.arguments import describe_value
-from esper.errors import LookError
+from esper.errors import LookError, plural
 from esper.growth.batch_means import Reduction, find_reduction
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.seed import Seed
@@ -231,7 +231,9 @@ def record_gradients(
         if seen >= examples:
             break
     if seen < 2:
-        raise LookError(f"batches held {seen} examples: give two or more, in batches that loss(model, batch) takes")
+        raise LookError(
+            f"batches held {plural(seen, 'example')}: give two or more, in batches that loss(model, batch) takes"
+        )
     if reduction is Reduction.UNKNOWN and len(sizes) > 1:
         warnings.warn(
             f"batches have {min(sizes)} to {max(sizes)} examples, and whether loss(model, batch) is a mean over them, "
@@ -250,8 +252,9 @@ def _sum_losses(losses: Any, count: int) -> Tensor:
     if not count:
         raise LookError("loss(model, batch) called no module with a slot: call the model that it is given, as a whole")
     if losses.dim() and losses.shape != (count,):
+        examples = plural(count, "example")
         raise LookError(
-            f"loss(model, batch) returned shape {tuple(losses.shape)} for a batch of {count} examples: return "
+            f"loss(model, batch) returned shape {tuple(losses.shape)} for a batch of {examples}: return "
             f"[{count}], the loss of each example (a sequence is one example: the mean over its tokens), or their mean"
         )
     if not losses.requires_grad:

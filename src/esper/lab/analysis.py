@@ -34,6 +34,7 @@ from enum import StrEnum
 import numpy as np
 from scipy import stats
 
+from esper.errors import plural
 from esper.numerics.arrays import Floats
 
 LEVEL = 0.95
@@ -189,7 +190,8 @@ def _estimate_instance_variance(tables: Sequence[Floats], families: Families) ->
             raise ValueError("where each seed has instances of its own, at least two seeds are needed")
         return 0.0, 1
     if instances < 2 or len(families) != instances:
-        raise ValueError(f"{instances} instances with {len(families)} families: give at least two, and a family each")
+        given = f"{plural(instances, 'instance')} with {plural(len(families), 'family', 'families')}"
+        raise ValueError(f"{given}: give at least two, and a family each")
     names, member = np.unique(np.asarray(families), return_inverse=True)
     if 2 * len(names) > instances:
         # Too few instances of each family to estimate how they vary within it: all count as one family.

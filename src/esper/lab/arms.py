@@ -6,16 +6,19 @@ that its budget finds, networks of fixed shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from types import MappingProxyType
 
 import numpy as np
 
 from esper.control.controller import Controller
 from esper.control.learned import POLICY
+from esper.control.own import hash_file, is_in_file, load_controller
 from esper.control.rules import SHUFFLED, Planting, Schedule, shuffle_actions
 from esper.engine.budget import TRAINING_PASSES
+from esper.errors import ConfigError
 from esper.lab.bench_suite import MOST_PLANTINGS, family_weights, make_schedule
 from esper.lab.evaluate import count_trainings, load_policy
 from esper.lab.experiment import LOCK_OWNER, Experiment, Trial, arm_file, arm_key, play_policy
@@ -83,10 +86,33 @@ class _Job:
     label: str
 
 
-def run_arms(experiment: Experiment, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
+def load_own_controllers(experiment: Experiment, addresses: Sequence[str]) -> dict[str, Controller]:
+    """Further controllers for the experiment's suite, by their ``FILE.py:NAME``.
+
+    Raises:
+        ConfigError: one of them is not in a file, cannot be made, or has the name of another arm.
+    """
+    suite = get_suite(experiment.suite)
+    taken = [POLICY, *(rule.name for rule in create_baselines(suite)), SHUFFLED, SEQUENCE]
+    taken += [STATIC, STATIC_EQUAL_FLOPS, NONE_EQUAL_FLOPS]
+    controllers: dict[str, Controller] = {}
+    for address in addresses:
+        if not is_in_file(address):
+            raise ConfigError(f"--controller {address}: give FILE.py:NAME; the baselines play in any case")
+        controllers[address] = load_controller(address, suite.steps, taken)
+        taken.append(controllers[address].name)
+    return controllers
+
+
+def run_arms(
+    experiment: Experiment,
+    progress: Progress,
+    backend: Backend = LOCAL,
+    own: Mapping[str, Controller] = MappingProxyType({}),
+) -> list[Arm]:
     """The first configuration's policy, then all other arms; what is done already is only read.
 
-    The experiment's trials must be done.
+    The experiment's trials must be done. ``own``: further controllers, by their ``FILE.py:NAME``.
 
     Raises:
         CheckpointError, RunError: a trial has no usable policy, or a file cannot be written.
@@ -106,6 +132,17 @@ def run_arms(experiment: Experiment, progress: Progress, backend: Backend = LOCA
                 label=controller.name,
             )
             for controller in create_baselines(suite)
+        ]
+        jobs += [
+            _Job(
+                arm=controller.name,
+                run=RunDirectory(folder),
+                key=arm_key(controller.name, settings, hash_file(address), instances),
+                steps=len(instances) * suite.steps,
+                compute=partial(_play_baseline, controller, settings, instances, workers, name=address),
+                label=controller.name,
+            )
+            for address, controller in own.items()
         ]
         for seed in range(experiment.seeds):
             trial = Trial(name, seed)
@@ -133,11 +170,16 @@ def run_arms(experiment: Experiment, progress: Progress, backend: Backend = LOCA
 
 
 def _play_baseline(
-    controller: Controller, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, _: CountSteps
+    controller: Controller,
+    settings: TrainSettings,
+    instances: Sequence[Instance],
+    workers: Workers,
+    _: CountSteps,
+    name: str | None = None,
 ) -> ArmResults:
     suite = get_suite(settings.suite)
     # A tuned baseline has cost a search, which is charged to it.
-    searched = round(count_trainings(controller.name, suite) * suite.steps)
+    searched = round(count_trainings(name or controller.name, suite) * suite.steps)
     played = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0]
     return ArmResults(searched, measure_arm(played, suite).outcomes)
 

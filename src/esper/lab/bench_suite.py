@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.control.rules import Planting, Schedule
-from esper.errors import ConfigError
+from esper.errors import ConfigError, plural
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Floats
 from esper.numerics.random_streams import Stream, numpy_generator
@@ -99,7 +99,7 @@ def bench_suite(
         }
 
     singles = {schedule.name: schedule for schedule in single_schedules(suite)}
-    show(f"1 of 3: {len(singles)} schedules of one planting at most, on {len(chosen_on)} instances")
+    show(f"1 of 3: {plural(len(singles), 'schedule')} of one planting at most, on {plural(len(chosen_on), 'instance')}")
     scores = play(list(singles.values()), chosen_on)
 
     # The plantings that were among the best in some family.
@@ -109,12 +109,12 @@ def bench_suite(
         means = {name: table[families == family].mean() for name, table in scores.items() if name != NOTHING}
         contenders |= set(sorted(means, key=lambda name, means=means: -means[name])[:CONTENDERS])
     combined = combine_schedules(suite, [singles[name] for name in sorted(contenders)])
-    show(f"2 of 3: {len(combined)} combinations of the best, on {len(chosen_on)} instances")
+    show(f"2 of 3: {plural(len(combined), 'combination')} of the best, on {plural(len(chosen_on), 'instance')}")
     scores |= play(combined, chosen_on)
     schedules = singles | {schedule.name: schedule for schedule in combined}
 
     def score_afresh(names: Sequence[str]) -> Scores:
-        show(f"3 of 3: {len(names)} chosen ones, on {len(scored_on)} other instances")
+        show(f"3 of 3: {len(names)} chosen ones, on {plural(len(scored_on), 'other instance')}")
         return play([schedules[name] for name in names], scored_on)
 
     return measure_gap(scores, chosen_on, score_afresh, scored_on)

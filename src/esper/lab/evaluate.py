@@ -11,9 +11,10 @@ from esper.config.loading import load_settings
 from esper.config.settings import compare_settings
 from esper.control.controller import Controller
 from esper.control.learned import POLICY, LearnedController, restore_policy
+from esper.control.own import is_in_file, load_controller
 from esper.control.rules import SHUFFLED, Replay, shuffle_actions
 from esper.control.shipped import ESPER, open_policy
-from esper.errors import ConfigError, RunError
+from esper.errors import ConfigError, RunError, plural
 from esper.lab.analysis import Claim
 from esper.lab.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
 from esper.lab.comparison import Comparison, compare_evaluated, compare_over_seeds
@@ -50,7 +51,7 @@ FEWEST_INSTANCES = 2
 """Fewest instances of an evaluation: one alone has no interval."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with how many controllers have played, of how many, and which one plays next (empty at the end)."""
+"""Called with how many cohorts were played, of how many, and which controller plays now."""
 
 TakenOver = Callable[[int, int], None]
 """Called once with how many cohorts an earlier evaluation has played already, of how many."""
@@ -84,7 +85,9 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
 
 
 def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConfig]:
-    """A baseline by its name or the policy of a run by its directory, and the terms on which it plays the suite.
+    """A baseline by its name, the policy of a run by its directory, or a controller in a file by ``FILE.py:NAME``.
+
+    With it come the terms on which it plays the suite.
 
     Raises:
         ConfigError: there is no such controller.
@@ -93,6 +96,8 @@ def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConf
     rules = {rule.name: rule for rule in create_baselines(suite)}
     if name in rules:
         return rules[name], EvaluationConfig(suite.name, Rules())
+    if is_in_file(name):
+        return load_controller(name, suite.steps, (*rules, POLICY)), EvaluationConfig(suite.name, Rules())
     run = open_policy(name, tuple(rules))
     # The rule that advises a policy measures time by the horizon of the suite that is played.
     settings = load_settings(TrainSettings, run.config, [f"suite={suite.name}"])
@@ -103,7 +108,7 @@ def count_trainings(name: str, suite: Suite) -> float:
     """Whole trainings of networks that the controller of that name has cost: to learn, or to tune for this suite.
 
     Of a policy those of its own training, twins included, and of the one that it started from, as that is now; those
-    of policies that it was chosen among are not counted.
+    of policies that it was chosen among are not counted. Of a controller in a file none are known.
 
     Raises:
         ConfigError: there is no such controller.
@@ -111,6 +116,8 @@ def count_trainings(name: str, suite: Suite) -> float:
     """
     if name != ESPER and name in {rule.name for rule in create_baselines(suite)}:
         return load_baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
+    if is_in_file(name):
+        return 0.0
     run = open_policy(name)
     settings = load_settings(TrainSettings, run.config)
     # Episodes of an iteration, with those of twins.
@@ -131,9 +138,11 @@ def sample_for_evaluation(suite: Suite, split: Split, count: int, seed: int) -> 
 
 def _check_counts(heldout: int, transfer: int) -> None:
     if heldout < FEWEST_INSTANCES:
-        raise ConfigError(f"{heldout} instances give no interval: take at least {FEWEST_INSTANCES}")
+        raise ConfigError(f"{plural(heldout, 'instance')} can give no interval: take at least {FEWEST_INSTANCES}")
     if transfer != 0 and transfer < FEWEST_INSTANCES:
-        raise ConfigError(f"{transfer} transfer instances give no interval: take at least {FEWEST_INSTANCES}, or 0")
+        raise ConfigError(
+            f"{plural(transfer, 'transfer instance')} can give no interval: take at least {FEWEST_INSTANCES}, or 0"
+        )
 
 
 def evaluate_run(
@@ -177,20 +186,28 @@ def evaluate_run(
 
     results: list[Result] = []
     policy_results: dict[Split, EvaluationResult] = {}
-    for done, (split, instances, controller, cohorts) in enumerate(games):
-        progress(done, len(games), f"{controller.name}, {split} instances")
+    done = finished.cached_count
+    for split, instances, controller, cohorts in games:
+        game = f"{controller.name}, {split} instances, in cohorts"
+        progress(done, len(tasks), game)
         if controller.name == SHUFFLED:
             rng = numpy_generator(settings.seed, _STREAMS[split], Stream.SHUFFLED_EVALUATION)
             seeds = [instance.seed for instance in instances]
             replay = shuffle_actions(stack_actions(policy_results[split].logs), seeds, rng)
             cohorts = split_into_cohorts([replay], config, instances)
-        played = join_cohorts(1, finished.evaluate_cohorts(workers, cohorts))[0]
+        before = done
+
+        def report(computed: int, _: int, before: int = before, game: str = game) -> None:
+            nonlocal done
+            done = before + computed
+            progress(done, len(tasks), game)
+
+        with workers.report_to(report):
+            played = join_cohorts(1, finished.evaluate_cohorts(workers, cohorts))[0]
         results += [replace(record, split=split) for record in played.records]
         # Kept for the shuffled actions and the description of the policy's behaviour.
         if controller is policy.controller:
             policy_results[split] = played
-    progress(len(games), len(games), "")
-
     behaviour = describe_behaviour(suite, policy.iteration, policy_results)
     run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report
     write_results(run.evaluation, results)
@@ -202,7 +219,7 @@ def evaluate_run(
 def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> Comparison:
     """A controller and the suite's baselines on so many of its instances, which the seed draws.
 
-    ``name`` is that of a baseline, or the directory of a run, of this suite or another one.
+    ``name`` is that of a baseline, the directory of a run, of this suite or another one, or ``FILE.py:NAME``.
 
     Raises:
         ConfigError: there is no such controller, or there are too few instances.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from esper.dash.formats import (
     signed_score,
 )
 from esper.dash.output import print_line
+from esper.errors import plural
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Verdict
 from esper.lab.comparison import Comparison
 from esper.lab.figures.exhibit import Column, Row, Value
@@ -34,6 +36,8 @@ SPLIT_TITLES: Mapping[Split, str] = {
     "heldout": "held-out instances",
     "transfer": "instances of families never trained on",
 }
+"""What a title calls them."""
+
 ARM_MEANINGS = {
     "policy": "the learned controller",
     "none": "the host, never grown",
@@ -60,6 +64,9 @@ _STYLES = {"policy": "bold", "above": "green", "below": "red"}
 """Styles on the terminal, by the mark of a cell."""
 _NARROW = ("name", "score", "accuracy", "added", "flops", "difference", "probability_of_improvement", "p")
 """Columns for which 80 characters are enough."""
+NO_BREAK_SPACE = "\u00a0"
+HEADING_WIDTH = 13
+"""Characters of a heading's line on the terminal: those of an interval."""
 _FEW = 2
 """At most so many controllers are mentioned with their figures; of more, only the names."""
 
@@ -70,12 +77,17 @@ def format_interval(interval: Bounds, write: Callable[[float], str] = score) -> 
     return f"{write(low)} to {write(high)}"
 
 
+def name_instances(count: int, split: Split = "heldout") -> str:
+    """So many instances of a split, as titles and captions name them."""
+    return plural(count, SPLIT_TITLES[split].replace("instances", "instance"), SPLIT_TITLES[split])
+
+
 # In words -------------------------------------------------------------------------------------------------------------
 
 
 def describe_basis(comparison: Comparison) -> str:
     """What the verdicts hold for, what they do not cover, and the rule that they follow."""
-    played, claim = f"{comparison.instances} instances", comparison.claim
+    played, claim = plural(comparison.instances, "instance"), comparison.claim
     if claim is Claim.CONTROLLER:
         return f"On {played}: intervals and verdicts hold for {claim} on other instances. {RULE}"
     if claim is Claim.POLICY:
@@ -90,19 +102,20 @@ def describe_basis(comparison: Comparison) -> str:
             "Means are of what was trained."
         )
     return (
-        f"{comparison.seeds} training seeds on {played}: intervals and verdicts hold for {claim}, as both seeds and "
-        f"instances count as drawn at random. {RULE}"
+        f"{plural(comparison.seeds, 'training seed')} on {played}: intervals and verdicts hold for {claim}, as both "
+        f"seeds and instances count as drawn at random. {RULE}"
     )
 
 
 def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
     """The verdict on the reference and this arm in a sentence, with its figures and what finding the arm cost."""
-    cost = [f"found with {arm.environment_steps:,} environment steps"] if arm.environment_steps is not None else []
+    steps = arm.environment_steps
+    cost = [] if steps is None else [f"found with {plural(steps, 'environment step')}"]
     first = comparison.reference.name
     # The reference is compared with nobody.
     if arm.difference is None or arm.probability_of_improvement is None:
         return ": ".join([arm.name, *cost])
-    figures = f"{first} less {arm.name} {signed_score(arm.difference)}"
+    figures = f"{first} minus {arm.name} {signed_score(arm.difference)}"
     if arm.difference_interval is not None and arm.p is not None:
         figures += f" ({format_interval(arm.difference_interval, signed_score)}), p {p_value(arm.p)}"
     figures += f", {first} better in {percent(arm.probability_of_improvement)} of pairs"
@@ -138,10 +151,10 @@ def judge_learning(comparison: Comparison, split: Split = "heldout") -> Conclusi
         Claim.CONTROLLER: "this controller scores",
         Claim.TRAINING: "policies trained this way score",
     }[comparison.claim]
-    start = f"On {comparison.instances} {SPLIT_NAMES[split]} instances {subject} {score(policy.score)}"
+    start = f"On {plural(comparison.instances, f'{SPLIT_NAMES[split]} instance')} {subject} {score(policy.score)}"
     # The answer is no more than the verdicts allow: yes takes a win over every other controller.
     if too_few:
-        return Conclusion("Too few seeds to say", f"{start} with {comparison.seeds} training seeds.")
+        return Conclusion("Too few seeds to say", f"{start} with {plural(comparison.seeds, 'training seed')}.")
     start += f" (95% interval {format_interval(policy.score_interval)})"
     if not below and not open_:
         nearest = max(above, key=lambda arm: arm.score)
@@ -217,7 +230,7 @@ def standings_rows(comparison: Comparison) -> list[Row]:
 def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
     """Accuracy is on test data; added are parameters over the host's; MFLOP is what training one network took.
 
-    Then how far the reference's mean score is ahead, how often it is better, and the adjusted p-value.
+    Then the reference's mean score minus the row's, how often the reference wins, and the adjusted p-value.
     """
 
     def mark_kind(row: Row) -> str:
@@ -226,7 +239,7 @@ def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
     def mark_difference(row: Row) -> str:
         return str(row["kind"]) if row["kind"] in ("above", "below") else ""
 
-    arms = comparison.standings
+    arms, reference = comparison.standings, comparison.reference.name
     flops = Column("flops", mega, "MFLOP", bounded=True, missing="")
     steps = Column("environment_steps", count, missing="")
     return (
@@ -236,8 +249,15 @@ def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
         Column("accuracy", percent, bounded=True),
         Column("added", signed_percent, bounded=True),
         *([flops] if any(arm.flops is not None for arm in arms) else []),
-        Column("difference", signed_score, "ahead", bounded=True, missing="", mark=mark_difference),
-        Column("probability_of_improvement", percent, "better", missing=""),
+        Column(
+            "difference",
+            signed_score,
+            f"{reference} minus{NO_BREAK_SPACE}it",
+            bounded=True,
+            missing="",
+            mark=mark_difference,
+        ),
+        Column("probability_of_improvement", percent, f"{reference} wins", missing=""),
         Column("p", p_value, missing=""),
         Column("verdict", missing="", mark=mark_kind),
         *([steps] if any(arm.environment_steps is not None for arm in arms) else []),
@@ -254,13 +274,14 @@ def standings_table(comparison: Comparison, title: str | None = None) -> Table:
         padding=(0, 1, 0, 0),
         header_style="underline",
     )
-    # FLOPs take the room of how often the reference is better.
+    # FLOPs take the room of how often the reference wins.
     # Only what fits a terminal; the page has all columns.
     columns = [column for column in standings_columns(comparison) if column.name in _NARROW]
     if any(column.name == "flops" for column in columns):
         columns = [column for column in columns if column.name != "probability_of_improvement"]
     for column in columns:
-        table.add_column(column.heading, justify="right" if column.write_number else "left", no_wrap=True)
+        heading = "\n".join(textwrap.wrap(column.heading, HEADING_WIDTH))
+        table.add_column(heading, justify="right" if column.write_number else "left", no_wrap=True)
     for row in standings_rows(comparison):
         texts: list[Text] = []
         for column in columns:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -42,13 +41,14 @@ from esper.train.workers import Workers
 
 LOCK_OWNER = "esper sweep"
 """Named in the locks of a sweep's folder and of its trials' run directories."""
-SECONDS_BETWEEN_LINES = 20
 PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
     "median": lambda iterations: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=iterations // 4),
     "hyperband": lambda iterations: optuna.pruners.HyperbandPruner(max(iterations // 9, 1), iterations),
     "none": lambda iterations: optuna.pruners.NopPruner(),  # noqa: ARG005
 }
 """Optuna's pruners by name, each made for trials of a number of iterations."""
+Progress = Callable[[float, float, str], None]
+"""Called with how many trials have ended, the share of the present one included, of how many, and what it does."""
 
 
 class Range(Settings):
@@ -233,8 +233,12 @@ class Sweep:
         return f"sqlite:///{self.folder / STUDY}"
 
 
-def run_sweep(sweep: Sweep, workers: Workers, report_line: Callable[[str], None]) -> list[RankedTrial]:
+def run_sweep(
+    sweep: Sweep, workers: Workers, report_line: Callable[[str], None], progress: Progress
+) -> list[RankedTrial]:
     """Run trials until all have ended, and rank them, best first.
+
+    ``report_line`` is called with a line about each event, ``progress`` with how far the sweep is.
 
     Raises:
         ConfigError: the folder holds another sweep, or something else.
@@ -246,14 +250,16 @@ def run_sweep(sweep: Sweep, workers: Workers, report_line: Callable[[str], None]
         raise RunError(f"cannot make {sweep.folder} ({error.strerror}): choose another --run-dir") from error
     with hold_lock(sweep.folder / "sweep.lock", LOCK_OWNER):
         try:
-            return _run_trials(sweep, workers, report_line)
+            return _run_trials(sweep, workers, report_line, progress)
         except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
             reason = str(error.__cause__ or error).splitlines()[0]
             advice = "free some space if there is none left, or choose another --run-dir"
             raise RunError(f"cannot use {sweep.folder / STUDY} ({reason}): {advice}") from error
 
 
-def _run_trials(sweep: Sweep, workers: Workers, report_line: Callable[[str], None]) -> list[RankedTrial]:
+def _run_trials(
+    sweep: Sweep, workers: Workers, report_line: Callable[[str], None], progress: Progress
+) -> list[RankedTrial]:
     space, example = sweep.space, sweep.space.settings[0]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -306,7 +312,12 @@ def _run_trials(sweep: Sweep, workers: Workers, report_line: Callable[[str], Non
         trial = study.ask(space.distributions)
         name = runs.get(_params_key(trial.params), f"trial-{len(set(runs.values())):03}")
         trial.set_user_attr("run", name)
-        _run_trial(sweep, study, trial, name, instances, workers, report_line)
+
+        def report_share(share: float, phase: str, ended: int = len(ended)) -> None:
+            progress(ended + share, min(space.combinations, sweep.trials), f"{phase}, in trials")
+
+        report_share(0.0, name)
+        _run_trial(sweep, study, trial, name, instances, workers, report_line, report_share)
 
     # Equal parameters are one trial.
     ranking: dict[str, RankedTrial] = {}
@@ -333,6 +344,7 @@ def _run_trial(
     instances: Sequence[Instance],
     workers: Workers,
     report_line: Callable[[str], None],
+    report_share: Callable[[float, str], None],
 ) -> None:
     """Train by the trial's settings and score the policy, unless the settings are refused or the trial is pruned."""
     # Only a combination can be wrong here: single values were checked when the space was read.
@@ -352,7 +364,6 @@ def _run_trial(
             trial.report(objective, number)
         report_line(f"{name}: {f'going on after iteration {len(past)}, ' if past else ''}{settings_text}")
         pruned = 0 < len(past) < settings.iterations and trial.should_prune()
-        line_time = time.monotonic()
         with closing(train_and_play(run.path, settings, instances, workers, LOCK_OWNER)) as training:
             while outcomes is None and not pruned:
                 try:
@@ -364,9 +375,10 @@ def _run_trial(
                 if number > len(past):
                     trial.report(iteration.objective, number)
                     pruned = number < total and trial.should_prune()
-                if time.monotonic() - line_time > SECONDS_BETWEEN_LINES or number == total:
-                    line_time = time.monotonic()
-                    report_line(f"{name}: iteration {number}/{total}, J {score(iteration.objective)}")
+                line = f"{name}: iteration {number}/{total}, J {score(iteration.objective)}"
+                report_share(number / total, line)
+                if number == total:
+                    report_line(line)
     except ConfigError as error:
         trial.set_user_attr("refusal", str(error))
         study.tell(trial, state=TrialState.FAIL)

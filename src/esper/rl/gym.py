@@ -19,7 +19,7 @@ from pydantic import ValidationError, model_validator
 from esper.config.settings import Settings, describe_first_error
 from esper.engine.config import EpisodeConfig
 from esper.engine.observation import Feature, MaskTensors, Observation, list_features
-from esper.errors import ConfigError
+from esper.errors import ConfigError, plural
 from esper.lifecycle.actions import count_choices
 from esper.lifecycle.legality import ActionMasks, canonicalise
 from esper.lifecycle.rules import Rules
@@ -310,7 +310,7 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
     def _generators_for(self, rows: Bools, seed: int | Sequence[int | None] | None) -> list[np.random.Generator]:
         """Every network's generator, replaced in ``rows`` where there is a random seed."""
         if isinstance(seed, Sequence) and len(seed) != self.num_envs:
-            raise ConfigError(f"{len(seed)} seeds for {self.num_envs} networks")
+            raise ConfigError(f"{plural(len(seed), 'seed')} for {plural(self.num_envs, 'network')}")
         seeds = seed if isinstance(seed, Sequence) else [None if seed is None else seed + i for i in range(len(rows))]
         generators: list[np.random.Generator] = []
         for row, generator in enumerate(self._generators):

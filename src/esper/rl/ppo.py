@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.control.policy import Policy
-from esper.errors import CheckpointError, ConfigError
+from esper.errors import CheckpointError, ConfigError, plural
 from esper.lifecycle.actions import Head
 from esper.numerics.arrays import map_arrays, merge_arrays
 from esper.numerics.random_streams import torch_generator
@@ -444,13 +444,14 @@ class PPO:
         minibatches, group = self.settings.minibatches, self.settings.group
         if max(environments) < minibatches:
             raise ConfigError(
-                f"{max(environments)} environments cannot be split into {minibatches} minibatches: "
+                f"{plural(max(environments), 'environment')} cannot be split into {minibatches} minibatches: "
                 "lower minibatches or raise the number of environments"
             )
         for count in environments:
             if count % group:
                 raise ConfigError(
-                    f"{count} environments cannot be split into groups of {group}: make one a multiple of the other"
+                    f"{plural(count, 'environment')} cannot be split into groups of {group}: make one a "
+                    "multiple of the other"
                 )
 
     def state_tensors(self) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.control.policy import PolicyState, PolicyStep
 from esper.engine.observation import MaskTensors, Observation
-from esper.errors import EsperError
+from esper.errors import EsperError, plural
 from esper.lifecycle.actions import Head
 from esper.numerics.arrays import iterate_arrays, map_arrays, merge_arrays
 
@@ -159,7 +159,7 @@ class RolloutBuffer:
             RolloutError: the buffer is full, or a tensor has the wrong shape or type.
         """
         if len(self._stored) == self._steps:
-            raise RolloutError(f"the rollout is full after {self._steps} steps: finish it and start another")
+            raise RolloutError(f"the rollout is full after {plural(self._steps, 'step')}: finish it and start another")
         # Shapes and types of what the policy and the environment returned.
         stored = _StoredStep(observation, masks, step.actions, step.chosen_log_prob, step.value, reward, running)
         scalars, per_head = (self._environments,), (self._environments, len(Head))

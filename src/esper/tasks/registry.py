@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TypeVar, get_args
 
 from esper.errors import TaskError, did_you_mean
 from esper.tasks.suite import Objective, Suite
-from esper.tasks.suite_files import FILES, list_allowed_files, split_name
+from esper.tasks.suite_files import FILES, import_file, list_allowed_files, split_name
 
 _LONGEST_NUMBER = 9
 """Most digits in the number of a generated suite."""
@@ -130,7 +128,7 @@ def _generate_suite(number: str) -> Suite:
 
 @cache
 def _run_file(path: str) -> None:
-    """Run a file that registers suites, once in a process; its folder is on the path, as that of a script.
+    """Run a file that registers suites, once in a process.
 
     Raises:
         TaskError: the file cannot be read, or fails.
@@ -139,19 +137,11 @@ def _run_file(path: str) -> None:
         raise TaskError(
             f"nothing can be registered from {path}: there is no such file; {FILES} or the command names it"
         )
-    # Import it as a module of its own, so that its classes can be pickled.
-    name, before = f"esper_suites_{len(_registered_by)}_{Path(path).stem}", dict(_suites)
-    spec = spec_from_file_location(name, path)
-    assert spec is not None  # a path that ends in .py has one
-    assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)
-    if (folder := str(Path(path).parent)) not in sys.path:
-        sys.path.append(folder)
+    before = dict(_suites)
     try:
-        spec.loader.exec_module(module)
+        import_file(path)
     except (Exception, SystemExit) as error:
         # Leave no trace of a file that failed halfway.
-        del sys.modules[name]
         _suites.clear()
         _suites.update(before)
         raise TaskError(f"{path} cannot be run for what it registers: {type(error).__name__}: {error}") from error

@@ -1,54 +1,100 @@
-"""Users' files that register suites: which of them may be run in this process.
+"""Users' files with suites and controllers: which of them may be run in this process, and how they are imported.
 
-A file is Python code. It is run if the user names it: in ``FILE.py:NAME`` on a command line, or in the environment
-variable `ESPER_SUITES`; never because a configuration from elsewhere names it. This file imports nothing heavy, as the
-command line needs it before torch is imported.
+A file is Python code. It is run if the user names it: in ``FILE.py:NAME`` on a command line or in a call, or in the
+environment variable `ESPER_SUITES`; never because a configuration from elsewhere names it. This file imports nothing
+heavy, as the command line needs it before torch is imported.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Sequence
+from hashlib import sha256
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 FILES = "ESPER_SUITES"
-"""Environment variable: files that register suites, separated as in PATH. Child processes inherit it."""
+"""Environment variable: files that may be run, separated as in PATH. Child processes inherit it."""
 _ENDING = ".py"
 _SUITE, _MIX = "suite=", "mix="
+_OPTIONS = ("--suite", "--controller")
+_MODULE = "esper_file"
 
 
 def split_name(name: str) -> tuple[str | None, str]:
-    """The file of ``FILE.py:NAME``, None without one, and the name of the suite."""
-    path, _, suite_name = name.rpartition(":")
-    return (_resolve_path(path), suite_name) if path.endswith(_ENDING) else (None, name)
+    """The file of ``FILE.py:NAME``, None without one, and the name in it."""
+    path, _, name_inside = name.rpartition(":")
+    return (_resolve_path(path), name_inside) if path.endswith(_ENDING) else (None, name)
 
 
 def allow_files(arguments: Sequence[str]) -> None:
-    """Allow the files that a command's arguments name as its suite, in ``FILE.py:NAME``.
+    """Allow the files that a command's arguments name as its suite or controller, in ``FILE.py:NAME``.
 
-    That is after ``--suite`` and in ``bench suite FILE.py:NAME``, or in ``suite=FILE.py:NAME`` and ``mix=[...]``; other
-    arguments, such as the name of a folder, never allow a file.
+    That is after ``--suite`` and ``--controller`` and in ``bench suite FILE.py:NAME``, or in ``suite=FILE.py:NAME`` and
+    ``mix=[...]``; other arguments, such as the name of a folder, never allow a file.
     """
     for before, argument in pairwise(["", *arguments]):
-        # The suite may be an option's value, an assignment, or the argument of `bench suite`.
-        assigned = argument.removeprefix("--set=").removeprefix("--")
+        # The name may be an option's value, an assignment, or the argument of `bench suite`.
+        assigned = argument.removeprefix("--set=").removeprefix("--").removeprefix("controller=")
         positional = before == "suite" and arguments[0] == "bench"
         if assigned.startswith(_MIX):
             names = assigned.removeprefix(_MIX).strip("[] ").split(",")
-        elif before == "--suite" or positional or assigned.startswith(_SUITE):
+        elif before in _OPTIONS or positional or argument.startswith("--controller=") or assigned.startswith(_SUITE):
             names = [assigned.removeprefix(_SUITE)]
         else:
             continue
         for name in names:
             path, _ = split_name(name.strip("\"' "))
-            if path is not None and path not in list_allowed_files():
-                os.environ[FILES] = os.pathsep.join([*list_allowed_files(), path])
+            if path is not None:
+                allow_file(path)
+
+
+def allow_file(path: str) -> None:
+    """Allow a file, by its absolute path, in this process and those that it starts from now on."""
+    if path not in list_allowed_files():
+        os.environ[FILES] = os.pathsep.join([*list_allowed_files(), path])
 
 
 def list_allowed_files() -> list[str]:
     """Absolute paths of the files that may be run."""
     return [_resolve_path(path) for path in os.environ.get(FILES, "").split(os.pathsep) if path]
+
+
+def import_file(path: str) -> ModuleType:
+    """Import an allowed file, once in a process, as a module of its own.
+
+    Its name follows from the path alone, so that what the file defines can be pickled: the processes that unpickle it
+    import the file by this name.
+    """
+    return importlib.import_module(_name_module(path))
+
+
+def _name_module(path: str) -> str:
+    return f"{_MODULE}_{sha256(path.encode()).hexdigest()[:12]}_{Path(path).stem}"
+
+
+class _AllowedFiles(MetaPathFinder):
+    """Finds allowed files by the names of their modules; the folder of each is on the path, as that of a script."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The spec of the module of that name; None: it is of no allowed file."""
+        if not fullname.startswith(_MODULE):
+            return None
+        for file in list_allowed_files():
+            if _name_module(file) == fullname:
+                if (folder := str(Path(file).parent)) not in sys.path:
+                    sys.path.append(folder)
+                return spec_from_file_location(fullname, file)
+        return None
+
+
+sys.meta_path.append(_AllowedFiles())
 
 
 def _resolve_path(path: str) -> str:

@@ -32,7 +32,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 import torch
 import tyro
 
-from esper.errors import ConfigError, RunError
+from esper.errors import ConfigError, RunError, plural
 from esper.extras import require_extra
 from esper.numerics.devices import CPU, require_device
 
@@ -40,6 +40,9 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+ReportTasks = Callable[[int, int], None]
+"""Called with how many tasks are done, of how many."""
 
 # Options of mallopt, as glibc's malloc.h numbers them.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -75,6 +78,10 @@ class Shared(Generic[T_co]):
         return self.value
 
 
+def _report_nothing(_done: int, _total: int) -> None:
+    pass
+
+
 class Workers(ABC):
     """Compute tasks in other processes; use them as a context manager.
 
@@ -87,6 +94,7 @@ class Workers(ABC):
         self._done = self._total = 0
         self._start_times: dict[int, float] = {}
         """When the tasks that are running were started, by index."""
+        self._report = _report_nothing
 
     def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
         """The results, in the order of the tasks; raises as `as_completed` does."""
@@ -101,6 +109,7 @@ class Workers(ABC):
         # At most `max_tasks` run at a time; whenever one is done, the next one starts.
         waiting, running = deque(enumerate(tasks)), dict[Any, int]()
         self._done, self._total, self._start_times = 0, len(tasks), {}
+        self._report(0, len(tasks))
         try:
             while waiting or running:
                 while waiting and len(running) < self.max_tasks:
@@ -112,6 +121,7 @@ class Workers(ABC):
                     index = running.pop(handle)
                     del self._start_times[index]
                     self._done += 1
+                    self._report(self._done, self._total)
                     yield index, result
         finally:
             self._cancel(list(running))
@@ -120,7 +130,16 @@ class Workers(ABC):
         """A phrase on how far the running call of `as_completed` is."""
         oldest = min(self._start_times.values(), default=time.monotonic())
         running = f"{len(self._start_times)} under way, for up to {time.monotonic() - oldest:.0f} s"
-        return f"{self._done} of {self._total} tasks done, {running}"
+        return f"{self._done} of {plural(self._total, 'task')} done, {running}"
+
+    @contextmanager
+    def report_to(self, report: ReportTasks) -> Generator[None]:
+        """Context manager within which calls of `as_completed` report at their start, and whenever a task is done."""
+        self._report = report
+        try:
+            yield
+        finally:
+            self._report = _report_nothing
 
     def share(self, value: T) -> Shared[T]:
         """Wrap a value that many tasks hold; it must not change before they are done."""

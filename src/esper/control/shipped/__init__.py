@@ -25,8 +25,9 @@ def open_policy(name: str, other_names: Sequence[str] = ()) -> RunDirectory:
         return RunDirectory(Path(__file__).parent / ESPER)
     names = tuple(dict.fromkeys((*other_names, ESPER)))
     if not Path(name).exists():
+        own = ", or FILE.py:NAME of a controller of your own" if other_names else ""
         raise ConfigError(
             f"no controller {name!r}{did_you_mean(name, names)}: give one of {', '.join(names)}, "
-            "or the directory of a run of `esper train`"
+            f"or the directory of a run of `esper train`{own}"
         )
     return RunDirectory.open_training_run(Path(name))

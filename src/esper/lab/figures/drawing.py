@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,14 +105,19 @@ class ExportCounts:
     """A name and a reason each."""
 
 
-def export_exhibits(folder: Path, exhibits: Sequence[Exhibit]) -> ExportCounts:
+def export_exhibits(
+    folder: Path, exhibits: Sequence[Exhibit], report: Callable[[int, int], None] = lambda _done, _total: None
+) -> ExportCounts:
     """Write all that can be shown into the folder, figures and tables in folders of their own, made if need be.
+
+    ``report`` is called with how many are written, of how many.
 
     Raises:
         RunError: a file cannot be written.
     """
     shown = [exhibit for exhibit in exhibits if exhibit.rows]
-    for exhibit in shown:
+    for done, exhibit in enumerate(shown):
+        report(done, len(shown))
         inside = folder / exhibit.folder
         try:
             inside.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure as Canvas
 
 from esper.control.learned import POLICY
 from esper.dash.formats import MEGA, count, percent, score, signed_score
+from esper.errors import plural
 from esper.lab.behaviour import Behaviour, EpisodeTimeline, summarise_blueprints, summarise_pairs
 from esper.lab.comparison import Comparison
 from esper.lab.experiment import ARMS
@@ -27,7 +28,7 @@ from esper.lab.figures.exhibit import (
     read_texts,
 )
 from esper.lab.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
-from esper.lab.standings import SPLIT_TITLES, describe_basis, standings_columns, standings_rows
+from esper.lab.standings import describe_basis, name_instances, standings_columns, standings_rows
 from esper.lifecycle.stages import Stage
 from esper.tasks.suite import Split
 
@@ -63,22 +64,23 @@ def exhibit_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[Split, d
             f"evaluation.json in {where} directory, the records whose split is {split}: score, test_accuracy and "
             f"added_parameters / host_parameters, averaged over the instances by controller{over}\n"
         )
-        players = f"all controllers on the same {comparison.instances} {SPLIT_TITLES[split]}"
+        players = f"all controllers on the same {name_instances(comparison.instances, split)}"
         exhibits[split] = _exhibit_comparison(f"evaluation_{split}", players, source, comparison)
     return exhibits
 
 
 def exhibit_configurations(comparison: Comparison) -> dict[str, Exhibit]:
     """The first configuration against the others."""
-    players = f"all configurations, {comparison.seeds} training seeds each, on the same {comparison.instances} held-out"
-    return _exhibit_comparison("configurations", f"{players} instances", _TRIALS, comparison)
+    seeds, instances = plural(comparison.seeds, "training seed"), name_instances(comparison.instances)
+    players = f"all configurations, {seeds} each, on the same {instances}"
+    return _exhibit_comparison("configurations", players, _TRIALS, comparison)
 
 
 def exhibit_arms(comparison: Comparison, configuration: str) -> dict[str, Exhibit]:
     """Policies of a configuration among all arms."""
     players = (
-        f"the policies of {configuration} ({comparison.seeds} training seeds) and all other arms on the same "
-        f"{comparison.instances} held-out instances"
+        f"the policies of {configuration} ({plural(comparison.seeds, 'training seed')}) and all other arms on the same "
+        f"{name_instances(comparison.instances)}"
     )
     return _exhibit_comparison("arms", players, _TRIALS, comparison)
 
@@ -122,10 +124,11 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
         f"{players[:1].upper()}{players[1:]}.",
         "Means with 95% intervals in brackets. Score is test accuracy minus the rent on added parameters; middle half: "
         "interquartile mean of the score; added are parameters over the host's.",
-        f"Better: how often {reference} scores higher on an instance, ties counting half; it describes, and judges "
-        "nothing.",
+        f"{reference} wins: how often {reference} scores higher on an instance, ties counting half; it describes, and "
+        "judges nothing.",
         *(sentence for column, sentence in optional.items() if column in {shown.name for shown in columns}),
-        f"Ahead: mean score of {reference} less that of the other. p: seeds and instances crossed, both at random.",
+        f"{reference} minus it: mean score of {reference} minus that of the row. p: seeds and instances crossed, both "
+        "at random.",
         describe_basis(comparison),
     ]
     standings = Table(name, " ".join(sentences), source, columns, _NOBODY, rows=rows)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure as Canvas
 
 from esper.dash.formats import count, percent, signed_score
 from esper.dash.progress import SMOOTHING
+from esper.errors import plural
 from esper.lab.figures.drawing import (
     BLUE,
     DASHED,
@@ -164,10 +165,8 @@ def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) 
         caption += ". No anomaly was seen. "
     if rollbacks:
         kinds = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in sorted(rollbacks.items()))
-        times = sum(rollbacks.values())
-        caption += (
-            f"The governor returned networks that blew up to their last good state, {times} times in all ({kinds})."
-        )
+        times = plural(sum(rollbacks.values()), "time")
+        caption += f"The governor returned networks that blew up to their last good state, {times} in all ({kinds})."
     else:
         caption += "No network blew up."
     return replace(figure, caption=caption)

@@ -8,7 +8,7 @@ from typing import Any
 
 from esper.config.loading import MOST_BYTES
 from esper.dash.formats import measure, percent
-from esper.errors import RunError
+from esper.errors import RunError, plural
 from esper.files import read_bounded
 from esper.lab.figures.exhibit import Exhibit, Table, group_rows, read_numbers
 from esper.lab.figures.grown import ADDED, grown_exhibits
@@ -54,11 +54,11 @@ def report_grown(run: RunDirectory) -> Report:
     tables = [exhibit for exhibit in exhibits if isinstance(exhibit, Table)]
     # Runs without a horizon do not know how long they last.
     planned = metadata.get("iterations")
+    plan = "" if planned is None else f", {plural(planned, 'decision')} planned"
     return Report(
         title=f"Esper: {run.path.name}",
         heading=f"How {metadata.get('host', 'a model')} grew",
-        facts=f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}"
-        f"{'' if planned is None else f', {planned} decisions planned'}.",
+        facts=f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}{plan}.",
         headlines=[headline],
         sections=[*sections, *(Section(table.name.capitalize(), [table]) for table in tables)],
         exhibits=exhibits,
@@ -100,7 +100,7 @@ def _describe_state(metadata: Mapping[str, Any], progress: RunProgress, exhibits
     host = metadata.get("host_parameters")
     parameters = f"{host:,}" if isinstance(host, int) else "?"
     sentence = (
-        f"After {progress.done} decisions ({progress.state}): {loss}{parameters} parameters and {newest[ADDED]:,.0f} "
-        f"of what grew ({'; '.join(residents) or 'nothing'}); {rollbacks} rollback{'' if rollbacks == 1 else 's'}."
+        f"After {plural(progress.done, 'decision')} ({progress.state}): {loss}{parameters} parameters and "
+        f"{newest[ADDED]:,.0f} of what grew ({'; '.join(residents) or 'nothing'}); {plural(rollbacks, 'rollback')}."
     )
     return Headline(f"{short} on validation data", [sentence])

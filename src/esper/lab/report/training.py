@@ -11,7 +11,7 @@ from pathlib import Path
 
 from esper.config.loading import format_settings, load_settings
 from esper.dash.formats import duration, join_words, score
-from esper.errors import RunError
+from esper.errors import RunError, plural
 from esper.lab.behaviour import Behaviour, read_behaviour
 from esper.lab.comparison import Comparison, compare_splits
 from esper.lab.evaluate import read_over_seeds
@@ -26,6 +26,7 @@ from esper.lab.standings import (
     SPLIT_TITLES,
     describe_basis,
     judge_learning,
+    name_instances,
     record_comparison,
     record_evaluation,
 )
@@ -121,7 +122,7 @@ def _report_training(run: RunDirectory) -> Report:
         title=f"Esper: {run.path.name}",
         heading="Did learning to grow networks help?",
         facts=f"Run {run.path}: suite {settings.suite}, seed {settings.seed}, {summary.iterations} of "
-        f"{settings.iterations} iterations, {summary.environment_steps:,} environment steps in "
+        f"{plural(settings.iterations, 'iteration')}, {plural(summary.environment_steps, 'environment step')} in "
         f"{duration(summary.seconds)} ({summary.environment_steps_per_second:.0f} a second), Esper "
         f"{started[0].esper_version if started else 'unknown'}.",
         headlines=[
@@ -189,8 +190,8 @@ def report_configurations(folder: Path, configurations: Comparison, arms: Compar
     return Report(
         title=f"Esper: {folder.resolve().name}",
         heading="Which configuration is better?",
-        facts=f"Comparison {folder}: {join_words(names)}, {configurations.seeds} training seeds each, on the same "
-        f"{configurations.instances} held-out instances.",
+        facts=f"Comparison {folder}: {join_words(names)}, {plural(configurations.seeds, 'training seed')} each, "
+        f"on the same {name_instances(configurations.instances)}.",
         headlines=[Headline(" ".join(sentences), [describe_basis(configurations)])] if sentences else [],
         sections=sections,
         exhibits=exhibits,

@@ -156,7 +156,7 @@ class CompareView {
           one.p === null ? "" : figure(pValue(one.p)),
           one.verdict ?? "",
         ]);
-        const heads = ["", "Score", "Ahead", "95% interval", "p", "Verdict"];
+        const heads = ["", "Score", `${found.reference} minus it`, "95% interval", "p", "Verdict"];
         const title = `${run.name}: ${found.reference} on ${found.instances} ${found.place} instances`;
         return card(title, `${found.answer}. ${found.basis}`, table(heads, rows, title));
       }),

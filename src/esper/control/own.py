@@ -1,0 +1,66 @@
+"""Controllers of users' files, which are named as ``FILE.py:NAME``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from esper.control.controller import Controller
+from esper.errors import ConfigError
+from esper.tasks.suite_files import allow_file, import_file, split_name
+
+_NAME = re.compile(r"\w[\w.+-]*")
+"""Names of controllers: results are kept in files that are called after them."""
+
+
+def is_in_file(name: str) -> bool:
+    """Whether a controller's name is ``FILE.py:NAME``."""
+    return split_name(name)[0] is not None
+
+
+def hash_file(address: str) -> str:
+    """The hash of the file that a controller is in, by which results of an earlier version of it are told apart."""
+    return sha256(Path(str(split_name(address)[0])).read_bytes()).hexdigest()
+
+
+def load_controller(address: str, horizon: int, taken: Collection[str] = ()) -> Controller:
+    """The controller that the class or function at ``FILE.py:NAME`` makes for episodes of so many decisions.
+
+    The file is run as Python, in this process and in those that the controller is sent to, as whoever calls this has
+    named it. ``taken`` are names of other controllers, which this one cannot have.
+
+    Raises:
+        ConfigError: there is no such file, class or function; it fails; or what it makes is no controller.
+    """
+    file, name = split_name(address)
+    assert file is not None  # as `is_in_file` says
+    if os.pathsep in file or not Path(file).is_file():
+        raise ConfigError(f"controller {address}: there is no such file as {file}: give FILE.py:NAME of a class in one")
+    allow_file(file)
+    try:
+        create: Any = getattr(import_file(file), name, None)
+        controller: object = create(horizon) if callable(create) else None
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"controller {address} cannot be made ({reason}): NAME is a class or a function, and is called with the "
+            "number of decisions of an episode"
+        ) from error
+    if not callable(create):
+        raise ConfigError(f"controller {address}: {file} defines no class or function {name!r}: name one that it has")
+    if not isinstance(controller, Controller):
+        raise ConfigError(
+            f"controller {address} makes {type(controller).__name__}, which is no controller: give it a name and the "
+            "methods start and act, as docs/how-to/own-controller.md shows"
+        )
+    if not _NAME.fullmatch(str(controller.name)) or controller.name in taken:
+        others = f" that is not in use ({', '.join(taken)})" if taken else ""
+        raise ConfigError(
+            f"controller {address} is called {controller.name!r} in results: make its attribute `name` one of letters "
+            f"and digits{others}"
+        )
+    return controller

@@ -1,0 +1,201 @@
+"""What a command does, how much of it is done and about how long it takes: a bar on a terminal, else regular lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from esper.dash.formats import duration
+
+SECONDS_BETWEEN_LINES = 30.0
+"""The longest time without a line where there is no terminal."""
+PACE_WINDOW = 8
+"""Reports over which the pace is averaged."""
+BAR_WIDTH = 12
+
+
+class Clock:
+    """Time, as the reporter measures it and waits for it; tests replace it."""
+
+    def now(self) -> float:
+        """Seconds since any moment."""
+        return time.monotonic()
+
+    def wait(self, ended: threading.Event, seconds: float) -> bool:
+        """Wait for the event, but no longer than that; whether it happened."""
+        return ended.wait(seconds)
+
+
+@dataclass
+class Phase:
+    """A part of a command that is reported on. Other threads read it: what changes together is replaced at once."""
+
+    console: Console
+    name: str
+    total: float | None
+    """How much there is to do, in the unit of the reports; None: not known."""
+    marks: tuple[tuple[float, float], ...]
+    """When how much was done: the beginning and the latest reports."""
+    bar: Progress | None = None
+
+    def estimate_left(self, now: float) -> float | None:
+        """Seconds until the end of the phase at the recent pace; None where that cannot be estimated yet."""
+        marks = self.marks
+        (first, before), (last, done) = marks[0], marks[-1]
+        if self.total is None or done <= before:
+            return None
+        # What is under way takes as long as it has taken already, or longer. The time since the last report is
+        # subtracted, so that the estimate runs down between reports.
+        pace = max((last - first) / (done - before), (now - first) / (done - before + 1))
+        return max((self.total - done) * pace - (now - last), 0.0)
+
+    def describe(self, now: float, elapsed: float) -> str:
+        """``3 of 10 done, 1:05 elapsed, about 2:20 left``, or the elapsed seconds alone."""
+        text, total, left = f"{duration(elapsed)} elapsed", self.total, self.estimate_left(now)
+        if total is None:
+            return text
+        estimate = "time left not known yet" if left is None else f"about {duration(left)} left"
+        return f"{_format_amount(self.marks[-1][1])} of {_format_amount(total)} done, {text}, {estimate}"
+
+
+class ProgressReporter:
+    """Context manager of a command that reports its progress; `report_progress` opens its phases.
+
+    Where the console of a phase is no terminal, a line is printed whenever 30 seconds passed without one, so that no
+    command is silent for longer, whatever it does. On a terminal a phase has a bar.
+
+    Args:
+        console: Where lines outside of all phases are printed.
+        name: What is done outside of all phases.
+        clock: Time.
+    """
+
+    def __init__(self, console: Console, name: str, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
+        self._phase = self._create_phase(console, name, None)
+        self._start = self._clock.now()
+        self._due = self._start + SECONDS_BETWEEN_LINES
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._print_regularly, name="progress lines", daemon=True)
+
+    def __enter__(self) -> Self:
+        _open.append(self)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        _open.remove(self)
+
+    @contextmanager
+    def open_phase(self, console: Console, name: str, total: float | None) -> Generator[None]:
+        """Context manager of a phase: lines are about it, and go to its console, on which a terminal has a bar."""
+        outer, phase = self._phase, self._create_phase(console, name, total)
+        self._phase = phase
+        try:
+            if not console.is_terminal:
+                yield
+                return
+            name_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+            with Progress(name_column, BarColumn(BAR_WIDTH), _Amount(self, phase), console=console, expand=True) as bar:
+                bar.add_task(name, total=total)
+                phase.bar = bar
+                yield
+        finally:
+            self._phase = outer
+
+    def _create_phase(self, console: Console, name: str, total: float | None) -> Phase:
+        return Phase(console, name, total, ((self._clock.now(), 0.0),))
+
+    def update(self, done: float, total: float | None = None, name: str | None = None) -> None:
+        """Report how much is done, in any unit, of how much; ``name``: what is done now.
+
+        Another total, or less than was done before, is the beginning of something else, whose pace is another.
+        """
+        phase, mark = self._phase, (self._clock.now(), done)
+        before, total = phase.marks[-1][1], phase.total if total is None else total
+        if done < before or total != phase.total:
+            phase.marks = (mark,)
+        elif done > before:
+            phase.marks = (*phase.marks[-PACE_WINDOW:], mark)
+        phase.total, phase.name = total, name or phase.name
+        if phase.bar is not None:
+            phase.bar.update(phase.bar.task_ids[0], completed=done, total=total, description=phase.name)
+
+    def skip_to(self, done: float) -> None:
+        """Report that so much is done, where nothing was computed for it: it is not counted for the pace."""
+        skipped = done - self._phase.marks[-1][1]
+        self._phase.marks = tuple((moment, earlier + skipped) for moment, earlier in self._phase.marks)
+
+    def describe_progress(self) -> str:
+        """``policy, heldout instances: 3 of 10 done, 1:05 elapsed, about 2:20 left``."""
+        phase = self._phase
+        return f"{phase.name}: {self.describe_amount(phase)}"
+
+    def describe_amount(self, phase: Phase) -> str:
+        """How much is done, the time since the command began, and about how long is left of the phase."""
+        now = self._clock.now()
+        return phase.describe(now, now - self._start)
+
+    def postpone(self) -> None:
+        """Restart the 30 seconds, after a line was printed."""
+        self._due = self._clock.now() + SECONDS_BETWEEN_LINES
+
+    def _print_regularly(self) -> None:
+        while not self._clock.wait(self._ended, max(self._due - self._clock.now(), 0.0)):
+            if self._clock.now() >= self._due:
+                console, line = self._phase.console, self.describe_progress()
+                if not console.is_terminal:
+                    console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+                self.postpone()
+
+
+class _Amount(ProgressColumn):
+    """The column of a bar that says how much is done and left."""
+
+    def __init__(self, reporter: ProgressReporter, phase: Phase) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._reporter, self._phase = reporter, phase
+
+    def render(self, task: Task) -> Text:
+        """What the reporter says, which keeps the pace."""
+        return Text(self._reporter.describe_amount(self._phase))
+
+
+_open: list[ProgressReporter] = []
+"""The reporters of the commands that run in this process: at most one, unless a command calls another."""
+
+
+@contextmanager
+def report_progress(console: Console, name: str, total: float | None = None) -> Generator[ProgressReporter]:
+    """Context manager of a phase of the running command, within which its reporter is about that phase alone.
+
+    ``total`` is how much there is to do, in the unit of `ProgressReporter.update`; None: not known.
+    """
+    if not _open:  # called by other than the command line
+        with ProgressReporter(console, name), report_progress(console, name, total) as reporter:
+            yield reporter
+        return
+    reporter = _open[-1]
+    with reporter.open_phase(console, name, total):
+        yield reporter
+
+
+def postpone_lines() -> None:
+    """Restart the 30 seconds of the running command, after a line was printed."""
+    for reporter in _open:
+        reporter.postpone()
+
+
+def _format_amount(amount: float) -> str:
+    return f"{amount:,.1f}".removesuffix(".0")
