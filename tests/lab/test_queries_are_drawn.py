@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = trained(tmp_path_factory.mktemp("drawn") / "run")
     with RunStore.open(made.store) as store:
         for number, objective in enumerate(OBJECTIVES, 5):
-            odd = (Anomaly.EXPLAINED_VARIANCE,) if number in (6, 9) else ()
+            odd = (planted.ALARMS[Anomaly.EXPLAINED_VARIANCE],) if number in (6, 9) else ()
             record_iteration(
                 store,
                 planted.iteration(number, 12, objective=objective, probe=0.6, anomalies=odd, kl=0.001 * number),
