@@ -118,6 +118,7 @@ def begin(plan: Plan, number: int) -> Iterator[Event]:
             train_size=768,
             widths=(10, 10, 10),
             host_parameters=404,
+            reward="outcome",
         )
 
 

@@ -154,9 +154,13 @@ class CheckpointWritten(Event):
     sha256: str
 
 
-@register_event("episode_started")
+@register_event("episode_started", version=2)
 class EpisodeStarted(NetworkEvent):
-    """A network begins to learn a problem; `instance` is its name, `rent` the price of growth."""
+    """A network begins to learn a problem.
+
+    `instance` is its name, `rent` the price of growth, and `reward` the mode by which its controller is paid, with the
+    settings in which several of that mode differ.
+    """
 
     instance: str
     family: str
@@ -166,6 +170,7 @@ class EpisodeStarted(NetworkEvent):
     train_size: int
     widths: tuple[int, ...]
     host_parameters: int
+    reward: str
 
 
 @register_event("step_taken", version=2)

@@ -68,7 +68,7 @@ FROM lives WHERE life > 0
 GROUP BY episode, environment, slot, life
 """
 
-_STARTED = ("instance", "family", "variant", "rent", "host_parameters")
+_STARTED = ("instance", "family", "variant", "rent", "host_parameters", "reward")
 _ENDED = ("objective", "accuracy", "added", "paid", "kept")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from esper.errors import CheckpointError
 from esper.rl.diagnostics import HISTORY, Alarm, UpdateHistory, UpdateMetrics
+from esper.rl.rewards import assign_rewards, name_rewards
 from esper.runs.events import AnomalyRaised, MinibatchRecorded, PolicyProbed, PPOUpdated
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
@@ -20,6 +21,8 @@ from esper.train.settings import TrainSettings
 
 LEVELS = "baseline_levels"
 """Run metadata: mean score of each baseline on the probe instances."""
+BY_REWARD = "objective_by_reward/"
+"""Scalars of J by reward begin so."""
 RECENT = 10
 """Iterations over which the objective at the end is averaged."""
 
@@ -52,6 +55,8 @@ class Iteration:
     rollbacks: int
     """Networks that the governor rolled back, all episodes together."""
     seconds: float
+    objective_by_reward: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Mean J by the reward that controllers were paid; empty where all were paid by one."""
     minibatches: tuple[Mapping[str, float], ...] = ()
     """The figures of the update's minibatches, in full; empty where they are not recorded."""
     response: str = "record"
@@ -73,6 +78,8 @@ def summarise_iteration(
     objective = np.concatenate([log.objective for log in logs])
     families = np.array([instance.family for log in logs for instance in log.instances])
     shares = [log.compute_operation_shares() for log in logs]
+    names = name_rewards(settings.reward)
+    rewards = np.array(assign_rewards(names, settings.environments, settings.ppo.group))
     # Slots have names on the run's own suite only; in a mix, other suites have other slots.
     kept = [log.kept for log in logs if log.suite == settings.suite]
     kept_by_slot: list[float] = np.concatenate(kept).mean(0).tolist() if kept else []
@@ -93,6 +100,7 @@ def summarise_iteration(
         environment_steps=sum(int(np.sum(shard.log.running)) + shard.baseline_steps for shard in shards),
         rollbacks=sum(len(log.rollbacks) for log in logs),
         seconds=seconds,
+        objective_by_reward={name: float(objective[rewards == name].mean()) for name in names if len(names) > 1},
         minibatches=tuple(minibatches),
         # Only an update that did harm is undone.
         response="record" if settings.ppo.on_anomaly == "skip" and not update.skipped else settings.ppo.on_anomaly,
@@ -112,6 +120,7 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
         "rollbacks": iteration.rollbacks,
         "seconds": iteration.seconds,
         **{f"objective/{family}": value for family, value in iteration.objective_by_family.items()},
+        **{f"{BY_REWARD}{name}": value for name, value in iteration.objective_by_reward.items()},
         **{f"operations/{name}": share for name, share in iteration.operations.items()},
         **{f"ppo/{name}": value for name, value in update.scalars().items()},
     }

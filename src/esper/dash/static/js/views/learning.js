@@ -9,6 +9,7 @@ const RELOAD_MS = 2000;
 const GRADIENTS = "ppo/module_gradient_norm/";
 const ENTROPIES = "ppo/head_entropy/";
 const FAMILIES = "objective/";
+const REWARDS = "objective_by_reward/";
 const ANOMALY_COLUMNS = ["Iteration", "Anomaly", "Head", "Figure", "Value", "Bound", "Meaning", "What followed"];
 const FOLLOWED = { record: "recorded", skip: "update undone, rate halved", stop: "training stopped" };
 
@@ -31,6 +32,7 @@ const CHARTS = [
 const GROUPS = [
   ["Entropy per head", "1 is chance, 0 is certainty.", ENTROPIES],
   ["Gradient norm per part of the policy", "Before clipping.", GRADIENTS],
+  ["J by reward", "Mean over the networks whose controller is paid so.", REWARDS],
   ["J by family of problems", "Mean over an iteration's networks.", FAMILIES],
   ["Operations", "Share of all decisions.", "operations/"],
 ];
