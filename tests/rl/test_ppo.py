@@ -11,11 +11,13 @@ from torch import Tensor
 
 from control.synthetic import NO_PRIOR
 from esper.control.policy import PolicySettings
+from esper.control.policy.network import PolicyState
 from esper.engine.observation import MaskTensors, Observation
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead
 from esper.rl.diagnostics import Anomaly, UpdateMetrics, find_anomalies
 from esper.rl.ppo import KL_STOP, PPO
+from esper.rl.rollout import select_steps
 from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
 from rl.plain_ppo import plain_ppo
 from rl.probes import SIZES, collect, learner, only_ops
@@ -133,6 +135,28 @@ def test_the_kl_stop_comes_before_the_step_that_would_go_on() -> None:
     metrics = patient.update(*rollouts(patient, 1), 0.0)
     assert not metrics.stopped_early
     assert metrics.optimizer_steps == 2 * patient.settings.minibatches
+
+
+@pytest.mark.parametrize("stop", [1e-3, 1e9])
+def test_the_kl_stop_has_one_place(monkeypatch: pytest.MonkeyPatch, stop: float) -> None:
+    """The multiple of target_kl at which an update ends is `KL_STOP`, and no number beside it."""
+    monkeypatch.setattr("esper.rl.ppo.KL_STOP", stop)
+    student = learner(plain_ppo(epochs=4, target_kl=1e-3, learning_rate=1e-2))
+    metrics = student.update(*rollouts(student, 1), 0.0)
+    assert metrics.stopped_early is (stop < 1)
+    assert metrics.optimizer_steps == (1 if stop < 1 else 4 * student.settings.minibatches)
+
+
+def test_a_memory_of_another_width_is_refused() -> None:
+    """A rollout that a policy with other sizes acted in, from whichever side it comes."""
+    student = learner(plain_ppo())
+    (rollout,) = rollouts(student, 1)
+    wide = torch.zeros(1, rollout.environments, student.policy.settings.hidden + 1)
+    with pytest.raises(ConfigError, match=r"memory is \[1, \d+, 33\].* policy.hidden 32"):
+        student.update(rollout._replace(state=PolicyState(wide, wide)), 0.0)
+    observation, masks = select_steps(rollout.observations, 0), select_steps(rollout.masks, 0)
+    with pytest.raises(ConfigError, match="memory is"):
+        student.policy.act(observation, masks, PolicyState(wide, wide))
 
 
 def test_a_rollout_not_of_this_policy_makes_no_step_at_all() -> None:
