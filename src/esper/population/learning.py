@@ -96,8 +96,8 @@ def start_training(
             if isolated_pass is not None:
                 total = total + compute_losses(isolated_pass.run(pass_inputs, fixed_host), pass_labels).sum()
             by_leaf = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
-            # A pass's gradient is zero in all other networks, so adding it up is exact; kept, all would hold a gradient of
-            # every network for every pass.
+            # A pass's gradient is zero in all other networks, so adding it up is exact. Kept, each would be as large as that
+            # of one pass over all networks.
             sums = [total.add_(part) for total, part in zip(sums, by_leaf, strict=True)] if sums else by_leaf
             batch_losses.append(pass_losses.detach())
             batch_logits.append(pass_logits.detach())
