@@ -177,7 +177,7 @@ def measure_iteration(settings: TrainSettings, learner: PPO, store: RunStore, nu
     lap.telemetry += time.thread_time() - start
     lap.events = len(shard.events)
     update = learner.update(concatenate_rollouts([shard.rollout]), number / settings.iterations)
-    result = summarise_iteration(settings, number + 1, [shard], (update,), None, 0.0)
+    result = summarise_iteration(settings, number + 1, [shard], update, (), None, 0.0)
     start = time.thread_time()
     record_iteration(store, result, {})
     lap.telemetry += time.thread_time() - start + recorder.seconds + store.thread_seconds - committed

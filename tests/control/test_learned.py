@@ -9,8 +9,10 @@ import torch
 from esper.control.learned import LearnedController
 from esper.control.policy import Policy, PolicySettings
 from esper.engine.observation import Observation, list_features
-from esper.lifecycle.actions import Head
+from esper.lifecycle.actions import ALPHA_TARGETS, TEMPOS, Blend, Head, Op
 from esper.lifecycle.legality import ActionMasks
+from esper.lifecycle.rules import Rules
+from open_rules import open_rules
 from rl.short import SUITE, episodes, instances
 
 SEEDS = (11, 12, 13, 14, 15)
@@ -68,3 +70,22 @@ def test_it_remembers() -> None:
     assert not state.memory.output.any()
     _, state = controller.act(observation, masks, state)
     assert state.memory.output.any()
+
+
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+def test_under_open_rules_it_takes_only_choices_that_it_learned_with(greedy: bool) -> None:
+    chosen: dict[bool, set[tuple[int, ...]]] = {}
+    heads = [Head.BLEND, Head.TEMPO, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE]
+    for keeps in (True, False):
+        running = episodes(instances(4), rules=open_rules(blends=tuple(Blend)))
+        controller = LearnedController(policy(), greedy=greedy, rules=Rules() if keeps else None)
+        state = controller.start(range(4))
+        found = chosen.setdefault(keeps, set())
+        for _ in range(SUITE.steps):
+            actions, state = controller.act(running.observe(), running.legal_actions(), state)
+            found |= {tuple(row[heads]) for row in actions if row[Head.OP] == Op.GERMINATE}
+            assert not keeps or {Op(op) for op in actions[:, Head.OP]} <= set(Rules().operations)
+            running.step(actions)
+    (only,) = chosen[True]
+    assert only == (Blend.ADD, TEMPOS.index(3), ALPHA_TARGETS.index(1.0), 0, 0)
+    assert len(chosen[False] | chosen[True]) > 1

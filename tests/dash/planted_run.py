@@ -118,6 +118,7 @@ def begin(plan: Plan, number: int) -> Iterator[Event]:
             train_size=768,
             widths=(10, 10, 10),
             host_parameters=404,
+            reward="outcome",
         )
 
 
@@ -236,5 +237,16 @@ def learn(writer: RunStore, plan: Plan, iteration: int) -> None:
             iteration=iteration, optimizer_steps=16, stopped_early=False, kl=0.01, anomalies=("kl",), metrics=metrics
         )
     )
-    writer.emit(AnomalyRaised(iteration=iteration, anomaly="kl", meaning=plan.reason))
+    writer.emit(
+        AnomalyRaised(
+            iteration=iteration,
+            anomaly="entropy",
+            meaning=plan.reason,
+            figure="head_entropy/slot",
+            value=0.001,
+            bound=0.02,
+            head="slot",
+            response="skip",
+        )
+    )
     writer.emit(PolicyProbed(iteration=iteration, score=score + 0.02, baselines=BASELINES))

@@ -181,7 +181,9 @@ def test_learning_shows_scores_health_and_anomalies(browser: Browser, address: s
         expect(page.get_by_role("img", name=re.compile(r"Score\. Newest: J, exploring 0.57"))).to_be_visible()
         for title in ("Approximate KL divergence", "Explained variance", "Entropy per head", "Gradient norm"):
             expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
-        expect(page.get_by_role("region", name="Anomalies").first).to_contain_text("kl")
+        row = page.get_by_role("region", name="Anomalies").get_by_role("row").last
+        for text in ("entropy", "slot", "head entropy/slot", "0.001", "0.02", "update undone, rate halved"):
+            expect(row).to_contain_text(text)
 
 
 def test_runs_are_compared_as_chosen(browser: Browser, address: str):

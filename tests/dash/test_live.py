@@ -20,7 +20,7 @@ from esper.dash.progress import (
     view_training,
 )
 from esper.rl.diagnostics import Anomaly
-from lab.planted import FAMILIES, LEVELS, iteration
+from lab.planted import ALARMS, FAMILIES, LEVELS, iteration
 
 WIDTHS = [80, 120]
 TERMINAL_ROWS = 24
@@ -53,7 +53,7 @@ def progress_of(count: int, total: int = 40, **update: object) -> TrainingProgre
 @pytest.mark.parametrize("width", WIDTHS)
 def test_everything_fits_a_terminal(width: int):
     progress = progress_of(23)
-    progress.add(iteration(24, anomalies=(Anomaly.EXPLAINED_VARIANCE,)))
+    progress.add(iteration(24, anomalies=(ALARMS[Anomaly.EXPLAINED_VARIANCE],)))
     lines = drawn(progress, width)
     assert max(map(len, lines)) <= width
     assert len(lines) < TERMINAL_ROWS
@@ -93,8 +93,9 @@ def test_one_level_alone_can_be_drawn():
 
 def test_an_anomaly_is_explained_and_fades():
     progress = progress_of(3)
-    progress.add(iteration(4, anomalies=(Anomaly.KL,)))
-    assert Anomaly.KL.meaning in "\n".join(drawn(progress, 120))
+    progress.add(iteration(4, anomalies=(ALARMS[Anomaly.KL],)))
+    (line,) = [line for line in drawn(progress, 160) if Anomaly.KL.meaning in line]
+    assert "kl is 0.4, the bound 0.15" in line
     for number in range(5, 5 + RECENT):
         progress.add(iteration(number))
     assert Anomaly.KL.meaning not in "\n".join(drawn(progress, 120))
@@ -142,7 +143,7 @@ def lines_of(total: int, probes: dict[int, float], anomalies: dict[int, Anomaly]
     with view:
         view.show_baselines(LEVELS)
         for number in range(1, total + 1):
-            found = (anomalies[number],) if number in anomalies else ()
+            found = (ALARMS[anomalies[number]],) if number in anomalies else ()
             view.add_iteration(iteration(number, total, probe=probes.get(number), anomalies=found))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
@@ -160,7 +161,7 @@ def test_lines_tell_measurements_and_new_anomalies():
     lines = lines_of(60, {7: 0.65}, {11: Anomaly.ENTROPY, 13: Anomaly.ENTROPY})
     assert [line for line in lines if "greedy policy 0.650 (best baseline heuristic 0.641)" in line]
     told = [line for line in lines if "anomaly" in line]
-    assert told == [f"iteration 11: anomaly entropy: {Anomaly.ENTROPY.meaning}"]
+    assert told == [f"iteration 11: anomaly entropy of slot: {ALARMS[Anomaly.ENTROPY].describe()}"]
 
 
 def test_a_line_tells_of_rollbacks():

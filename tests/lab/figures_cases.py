@@ -77,6 +77,7 @@ def _episode(number: int, environment: int, name: str, family: str) -> list[Even
             train_size=128,
             widths=(10,),
             host_parameters=400,
+            reward="outcome",
         ),
         LifecycleTransition(
             **place,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from esper.lifecycle.actions import Head
-from esper.rl.diagnostics import Anomaly, UpdateMetrics
+from esper.rl.diagnostics import Alarm, Anomaly, UpdateMetrics
 from esper.runs.events import RolledBack
 from esper.train.iteration import Iteration
 
@@ -51,13 +51,22 @@ UPDATE = UpdateMetrics(
 FAMILIES = {"bott": 0.74, "ctx": 0.78, "drift": 0.49, "order": 0.51, "plain": 0.72, "quad": 0.55, "vote": 0.8}
 
 
+ALARMS = {
+    anomaly: Alarm(anomaly, "head_entropy/slot", 0.01, 0.02, "slot")
+    if anomaly in (Anomaly.ENTROPY, Anomaly.ENTROPY_FALL)
+    else Alarm(anomaly, "kl", 0.4, 0.15)
+    for anomaly in Anomaly
+}
+"""An alarm of each anomaly."""
+
+
 def iteration(
     number: int,
     total: int = 40,
     *,
     objective: float = 0.6,
     probe: float | None = None,
-    anomalies: tuple[Anomaly, ...] = (),
+    anomalies: tuple[Alarm, ...] = (),
     rollbacks: int = 0,
     **update: object,
 ) -> Iteration:

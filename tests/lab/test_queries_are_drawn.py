@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = trained(tmp_path_factory.mktemp("drawn") / "run")
     with RunStore.open(made.store) as store:
         for number, objective in enumerate(OBJECTIVES, 5):
-            odd = (Anomaly.EXPLAINED_VARIANCE,) if number in (6, 9) else ()
+            odd = (planted.ALARMS[Anomaly.EXPLAINED_VARIANCE],) if number in (6, 9) else ()
             record_iteration(
                 store,
                 planted.iteration(number, 12, objective=objective, probe=0.6, anomalies=odd, kl=0.001 * number),
@@ -266,6 +266,20 @@ def test_figures_draw_what_their_queries_return(
     found = select(path, figure.source.text)
     assert found
     IN_FILES[name](calls, found)
+
+
+def test_j_is_drawn_by_reward_where_rewards_differ(run: Path, tmp_path: Path) -> None:
+    store_path = tmp_path / "run.db"
+    with closing(sqlite3.connect(run / "run.db")) as source, closing(sqlite3.connect(store_path)) as copy:
+        source.backup(copy)
+    with RunStore.open(store_path) as store:
+        for number in (1, 2):
+            store.record_scalars(number, {"objective_by_reward/outcome": 0.2, "objective_by_reward/sparse": 0.4})
+    (figure,) = run_queries(store_path, [LEARNING])
+    canvas = Canvas()
+    figure.draw(canvas, figure.rows)
+    labels = [str(line.get_label()) for line in canvas.axes[0].get_lines()]
+    assert [label for label in labels if label.startswith("J")] == ["J, paid by outcome", "J, paid by sparse"]
 
 
 def test_one_smoothing_in_terminal_report_and_figures(run: Path) -> None:

@@ -350,3 +350,22 @@ def test_an_operation_that_is_left_out_is_legal_nowhere_and_others_stay(op: Op) 
     np.testing.assert_array_equal(masks.op[:, kept], whole.op[:, kept])
     np.testing.assert_array_equal(masks.slot[:, kept], whole.slot[:, kept])
     assert masks.blueprint.any() == (op is not Op.GERMINATE)
+
+
+KNOWN = {
+    "the defaults": Rules(),
+    "two targets": Rules(operations=(Op.WAIT, Op.GERMINATE, Op.SET_ALPHA), alpha_targets=(0.5, 1.0)),
+    "another tempo": Rules(tempos=(8,)),
+}
+
+
+@pytest.mark.parametrize("known", KNOWN)
+@pytest.mark.parametrize("name", ["EMPTY", "RISING", "HELD", "FALLING", "FOSSIL"])
+def test_narrowed_masks_are_those_of_narrowed_rules(name: str, known: str) -> None:
+    """Whatever the state of the seeds, as if the rules had been so from the start; so sampling stays legal."""
+    table, rules = globals()[name], open_rules()
+    narrowed = masks_where_all_fit(table, rules).narrow(KNOWN[known])
+    expected = masks_where_all_fit(table, rules.narrow(KNOWN[known]))
+    for head in ("op", "slot", "blueprint", "blend", "tempo", "alpha_target", "alpha_speed", "alpha_curve"):
+        np.testing.assert_array_equal(getattr(narrowed, head), getattr(expected, head), head)
+    assert narrowed.grounds.rules == expected.grounds.rules

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Op
 from esper.lifecycle.rules import Isolation, Rules
 from lifecycle.support import RULE_SETS
-from open_rules import open_rules
+from open_rules import OPEN_RULES, open_rules
 
 
 def test_by_default_all_is_allowed_but_other_blends() -> None:
@@ -53,3 +53,18 @@ def test_files_write_names() -> None:
 def test_impossible_rules_are_refused(choices: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Rules.model_validate(choices)
+
+
+def test_rules_are_narrowed_to_choices_that_are_known() -> None:
+    assert OPEN_RULES.narrow(Rules()) == Rules()
+    assert OPEN_RULES.narrow(OPEN_RULES) is OPEN_RULES
+    assert Rules().narrow(OPEN_RULES) == Rules()
+
+
+def test_of_a_kind_without_a_known_choice_all_stay() -> None:
+    assert Rules(tempos=(5, 8)).narrow(Rules(tempos=(3,))).tempos == (5, 8)
+
+
+def test_training_in_isolation_can_always_be_ended() -> None:
+    alone = open_rules(isolation=Isolation.SHADOW)
+    assert Op.ADVANCE in alone.narrow(Rules()).operations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -68,3 +70,35 @@ def test_no_pass_holds_more_networks_than_the_limit(limit: int | None) -> None:
         train(held, [draws.batch()])
         evaluate(held, draws.batch(VALIDATION))
     assert max(seen) == min(limit or COUNT, COUNT)
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+import torch
+from esper.lifecycle.rules import Rules
+from esper.tasks.registry import get_suite
+from esper.train.evaluation import EvaluationConfig
+from esper.lifecycle.actions import Op, make_action
+
+torch.set_num_threads(1)
+limit = int(sys.argv[1]) or None
+instances = get_suite("tokens").sample(192, "train", np.random.default_rng(0))
+episodes = EvaluationConfig("tokens", Rules(), networks_per_pass=limit).create_episodes(instances)
+grow = make_action(Op.GERMINATE, slot=0, blueprint=int(episodes.legal_actions().blueprint[0, 0].argmax()))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+episodes.step(np.tile(grow, (len(instances), 1)))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+"""Prints by how much the process's peak memory grows in a decision, minibatches included."""
+
+
+def measure_growth(limit: int) -> int:
+    words = [sys.executable, "-c", PEAK, str(limit)]
+    return int(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize("limit", [1, 8])
+def test_passes_of_some_networks_save_memory(limit: int) -> None:
+    assert 2 * measure_growth(limit) < measure_growth(0)

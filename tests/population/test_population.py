@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from esper.errors import IllegalActionError, SlotError, UnknownBlueprintError
+from esper.errors import ConfigError, IllegalActionError, SlotError, UnknownBlueprintError
 from esper.growth.blueprints.registry import get
 from esper.lifecycle.actions import Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.population import learning
 from esper.population.parameters import SeedKind
-from esper.population.population import Population
+from esper.population.population import Population, PopulationConfig
 from open_rules import open_rules
 from population.scenes import (
     SUITE,
@@ -190,3 +191,9 @@ def test_a_decision_prepares_its_program_once_however_many_minibatches(
     fast, draws = Population(plan(QUICK), networks(chosen)), Draws(chosen)
     learning.train(fast, [draws.batch() for _ in range(minibatches)])
     assert prepared == [fast]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int64])
+def test_types_in_which_steps_cannot_be_counted_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ConfigError, match=r"dtype is torch\.\w+: choose torch\.float32 or torch\.float64"):
+        PopulationConfig(nn.Linear(2, 2), (), (), torch.zeros(1, 2), dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
@@ -10,16 +11,22 @@ from torch import Tensor
 
 from control.synthetic import NO_PRIOR
 from esper.control.policy import PolicySettings
+from esper.control.policy.network import PolicyState
 from esper.engine.observation import MaskTensors, Observation
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead
-from esper.rl.diagnostics import Anomaly, find_anomalies
+from esper.rl.diagnostics import Anomaly, UpdateMetrics, find_anomalies
 from esper.rl.ppo import KL_STOP, PPO
+from esper.rl.rollout import select_steps
 from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
 from rl.plain_ppo import plain_ppo
 from rl.probes import SIZES, collect, learner, only_ops
 
 FLOORED = PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.fill(0.1))
+
+
+def name_anomalies(metrics: UpdateMetrics, target_kl: float = 0.03) -> list[Anomaly]:
+    return [alarm.anomaly for alarm in find_anomalies((metrics,), target_kl)]
 
 
 @pytest.mark.parametrize("surrogate", ["joint", "factored"])
@@ -29,7 +36,7 @@ def test_the_first_ratio_is_one_in_every_update(sizes: PolicySettings, surrogate
     for update in range(4):
         metrics = student.update(collect(student.policy, probe), update / 4)
         assert metrics.first_ratio_deviation < 1e-5
-        assert Anomaly.RATIO not in find_anomalies((metrics,), student.settings.target_kl)
+        assert Anomaly.RATIO not in name_anomalies(metrics, student.settings.target_kl)
 
 
 def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_is_noticed() -> None:
@@ -38,7 +45,7 @@ def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_i
     student.policy.normaliser.update(rollout.observations)
     metrics = student.update(rollout, 0.0)
     assert metrics.first_ratio_deviation > 1e-3
-    assert Anomaly.RATIO in find_anomalies((metrics,), 0.03)
+    assert Anomaly.RATIO in name_anomalies(metrics)
 
 
 def test_statistics_stand_still_during_the_update_and_take_in_the_rollout_once() -> None:
@@ -130,6 +137,28 @@ def test_the_kl_stop_comes_before_the_step_that_would_go_on() -> None:
     assert metrics.optimizer_steps == 2 * patient.settings.minibatches
 
 
+@pytest.mark.parametrize("stop", [1e-3, 1e9])
+def test_the_kl_stop_has_one_place(monkeypatch: pytest.MonkeyPatch, stop: float) -> None:
+    """The multiple of target_kl at which an update ends is `KL_STOP`, and no number beside it."""
+    monkeypatch.setattr("esper.rl.ppo.KL_STOP", stop)
+    student = learner(plain_ppo(epochs=4, target_kl=1e-3, learning_rate=1e-2))
+    metrics = student.update(*rollouts(student, 1), 0.0)
+    assert metrics.stopped_early is (stop < 1)
+    assert metrics.optimizer_steps == (1 if stop < 1 else 4 * student.settings.minibatches)
+
+
+def test_a_memory_of_another_width_is_refused() -> None:
+    """A rollout that a policy with other sizes acted in, from whichever side it comes."""
+    student = learner(plain_ppo())
+    (rollout,) = rollouts(student, 1)
+    wide = torch.zeros(1, rollout.environments, student.policy.settings.hidden + 1)
+    with pytest.raises(ConfigError, match=r"memory is \[1, \d+, 33\].* policy.hidden 32"):
+        student.update(rollout._replace(state=PolicyState(wide, wide)), 0.0)
+    observation, masks = select_steps(rollout.observations, 0), select_steps(rollout.masks, 0)
+    with pytest.raises(ConfigError, match="memory is"):
+        student.policy.act(observation, masks, PolicyState(wide, wide))
+
+
 def test_a_rollout_not_of_this_policy_makes_no_step_at_all() -> None:
     student = learner(plain_ppo())
     (rollout,) = rollouts(student, 1)
@@ -148,7 +177,7 @@ def test_a_reward_that_is_not_finite_changes_neither_weights_nor_statistics() ->
     metrics = student.update(rollout, 0.0)
     assert not metrics.finite
     assert metrics.optimizer_steps == 0
-    assert Anomaly.NON_FINITE in find_anomalies((metrics,), 0.03)
+    assert Anomaly.NON_FINITE in name_anomalies(metrics)
     after = student.state_tensors()
     assert all(torch.equal(after[n], before[n]) for n in before if n != "updates")
 
@@ -219,6 +248,38 @@ def test_metrics_are_flat_finite_numbers_under_every_heads_name() -> None:
         assert scalars[f"head_entropy_weight/{head}"] == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("surrogate", ["joint", "factored"])
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_minibatches_are_recorded_in_full_on_request(surrogate: str, chunk: int | None) -> None:
+    student, silent = (learner(plain_ppo(surrogate=surrogate, chunk=chunk, epochs=2)) for _ in range(2))
+    (rollout,) = rollouts(student, 1)
+    record: list[dict[str, float]] = []
+    metrics = student.update(rollout, 0.0, record=record)
+
+    # It changes nothing, and the update's metrics are its means.
+    assert silent.update(rollout, 0.0) == metrics
+    assert same(silent.state_tensors(), student.state_tensors())
+    assert len(record) == metrics.optimizer_steps
+    for name in ("policy_loss", "head_entropy/slot", "head_share/op", "gradient_norm", "module_gradient_norm/slot"):
+        assert fmean(figures[name] for figures in record) == pytest.approx(metrics.scalars()[name])
+
+    # Per head: ratios are 1 before the first step, and move; advantages are standardised over all steps.
+    heads = [head.name.lower() for head in Head]
+    assert [record[0][f"head_ratio/{head}"] for head in heads] == pytest.approx([1.0] * len(heads), abs=1e-5)
+    assert max(record[-1][f"head_deviation/{head}"] for head in heads) > 1e-4
+    for figures in record:
+        for head in heads:
+            assert figures[f"head_advantage_square/{head}"] >= figures[f"head_advantage/{head}"] ** 2 - 1e-6
+
+
+def test_the_rate_is_scaled() -> None:
+    student = learner(plain_ppo())
+    (rollout,) = rollouts(student, 1)
+    metrics = student.update(rollout, 0.0, rate_scale=0.25)
+    assert metrics.learning_rate == 0.25 * student.settings.learning_rate
+    assert metrics.rate_scale == 0.25
+
+
 def test_each_anomaly_is_raised_by_its_own_metric() -> None:
     student = learner(plain_ppo())
     healthy = replace(student.update(*rollouts(student, 1), 0.0), explained_variance=0.5)
@@ -231,7 +292,7 @@ def test_each_anomaly_is_raised_by_its_own_metric() -> None:
         Anomaly.EXPLAINED_VARIANCE: replace(healthy, explained_variance=-0.9),
     }
     for anomaly, metrics in sick.items():
-        assert find_anomalies((metrics,), 0.03) == (anomaly,)
+        assert name_anomalies(metrics) == [anomaly]
         assert anomaly.meaning
 
 

@@ -1,10 +1,11 @@
-"""A reward that a user's file registers: trained with in shards of their own, and known to whatever reads the run."""
+"""Rewards of a run: one that a user's file registers is known to whatever reads the run, and mixes are told apart."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import gymnasium
 import numpy as np
@@ -16,6 +17,7 @@ from esper.rl.rewards import MODES, RewardInputs, RewardSettings, register_rewar
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
+from esper.train.iteration import Iteration
 from train.launching import ENVIRONMENT, TINY
 from train.runs import started, tiny
 from train.short_suite import short_suite
@@ -90,3 +92,34 @@ def test_two_shards_are_paid_by_it_and_the_run_is_evaluated(tmp_path: Path) -> N
     assert broken.returncode != 0
     assert "reward mode 'flat' must give its terms by name" in broken.stderr
     assert "Traceback" not in broken.stderr
+
+
+MIXES: dict[str, tuple[str, list[str]]] = {
+    "two modes": ("reward=[outcome, sparse]", ["outcome", "sparse"]),
+    "one mode, two weights": (
+        "reward=[{mode: simplified, progress: 0.1}, {mode: simplified, progress: 0.2}]",
+        ["simplified progress=0.1", "simplified progress=0.2"],
+    ),
+    "one mode": ("reward=sparse", ["sparse"]),
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_the_reward_of_every_network_is_on_record(tmp_path: Path, mix: str) -> None:
+    override, names = MIXES[mix]
+    iterations: list[Iteration] = []
+    with short_suite(), started(tmp_path / "run", tiny(override, "iterations=1")) as trainer:
+        trainer.train(iterations.append)
+    with RunReader.open(RunDirectory.open(tmp_path / "run").store) as reader:
+        # Groups of four environments take turns.
+        rows = reader.rows("SELECT environment, reward, objective FROM episodes ORDER BY environment")
+        expected = [names[environment // 4 % len(names)] for environment in range(8)]
+        assert [name for _, name, _ in rows] == expected
+        # Where they differ, J is told apart.
+        means = {name: fmean(j for _, one, j in rows if one == name) for name in names}
+        series = {name: reader.series(f"objective_by_reward/{name}") for name in names}
+        if len(names) > 1:
+            assert iterations[0].objective_by_reward == pytest.approx(means)
+            assert series == {name: [(1, pytest.approx(mean))] for name, mean in means.items()}
+        else:
+            assert not any(series.values())

@@ -43,6 +43,8 @@ class LearnedController:
         greedy: Whether it takes the likeliest choices.
         promise: How promise was measured where the policy learned; None: it never was. An advisor's own counts instead.
         advisor: The rule that advises the policy, if its settings have advice.
+        rules: The rules under which the policy learned: it takes only choices that they have, as its heads are not
+            trained for others. None: all that is legal.
         name: The controller's name in results.
 
     Raises:
@@ -56,6 +58,7 @@ class LearnedController:
         greedy: bool,
         promise: PromiseSettings | None = None,
         advisor: LookRule | None = None,
+        rules: Rules | None = None,
         name: str = POLICY,
     ) -> None:
         if (advisor is None) != (policy.settings.advice is None):
@@ -65,6 +68,7 @@ class LearnedController:
         self.greedy = greedy
         self.promise = promise if advisor is None else advisor.promise
         self._advisor = advisor
+        self._rules = rules
 
     def start(self, seeds: Sequence[int]) -> LearnedState:
         """Empty memories."""
@@ -73,6 +77,7 @@ class LearnedController:
     def act(self, observation: Observation, masks: ActionMasks, state: LearnedState) -> tuple[Actions, LearnedState]:
         """One decision per network."""
         device = self.policy.device
+        masks = masks if self._rules is None else masks.narrow(self._rules)
         if self._advisor is not None:
             observation = append_advice(self._advisor, observation, masks)
         # Uniform numbers that the policy draws by; none where it is greedy.
@@ -141,7 +146,9 @@ def restore_controller(
     policy = restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise)
     advice = origin.policy.advice
     advisor = None if advice is None else make_advisor(advice.rule)
-    return LearnedController(policy, greedy=True, promise=origin.promise, advisor=advisor, name=name)
+    return LearnedController(
+        policy, greedy=True, promise=origin.promise, advisor=advisor, rules=origin.rules, name=name
+    )
 
 
 def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings, promise: PromiseSettings | None) -> Policy:

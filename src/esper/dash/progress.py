@@ -21,7 +21,7 @@ from rich.text import Text
 from esper.dash.formats import duration, percent, score
 from esper.dash.output import LABEL_STYLE, POLICY, POLICY_STYLE, print_line, score_table, sparkline
 from esper.dash.reporter import report_progress
-from esper.rl.diagnostics import Anomaly
+from esper.rl.diagnostics import Alarm
 from esper.train.iteration import Iteration
 
 SMOOTHING = 5
@@ -62,8 +62,8 @@ class TrainingProgress:
     levels: Mapping[str, float] = field(default_factory=dict[str, float])
     """Mean score of each baseline on the same instances."""
     latest: Iteration | None = None
-    last_seen: dict[Anomaly, int] = field(default_factory=dict[Anomaly, int])
-    """The iteration in which each anomaly last occurred."""
+    last_seen: dict[str, tuple[int, Alarm]] = field(default_factory=dict[str, tuple[int, Alarm]])
+    """The iteration in which each anomaly, of each head, last occurred, and its figures there."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -80,8 +80,8 @@ class TrainingProgress:
         self.objectives.append(iteration.objective)
         if iteration.probe_score is not None:
             self.probe = (iteration.number, iteration.probe_score)
-        for anomaly in iteration.anomalies:
-            self.last_seen[anomaly] = iteration.number
+        for alarm in iteration.anomalies:
+            self.last_seen[alarm.label] = iteration.number, alarm
 
     @property
     def elapsed(self) -> float:
@@ -144,9 +144,9 @@ class LineView:
         due = iteration.number % self._every == 0 or iteration.probe_score is not None
         if due or iteration.number in (1, iteration.total):
             print_line(self._console, _describe_iteration(self._progress, iteration))
-        for anomaly in iteration.anomalies:
-            if anomaly not in earlier_anomalies:
-                print_line(self._console, f"iteration {iteration.number}: anomaly {anomaly}: {anomaly.meaning}")
+        for alarm in iteration.anomalies:
+            if alarm.label not in earlier_anomalies:
+                print_line(self._console, f"iteration {iteration.number}: anomaly {alarm.label}: {alarm.describe()}")
 
 
 class PanelView:
@@ -240,9 +240,9 @@ class TrainingPanel:
         if progress.latest is not None:
             yield Text()
             yield _draw_details(progress, progress.latest, width)
-            for anomaly, last_seen in progress.last_seen.items():
+            for label, (last_seen, alarm) in progress.last_seen.items():
                 if progress.done - last_seen < RECENT:
-                    yield Text(f"! {anomaly}, iteration {last_seen}: {anomaly.meaning}", WARNING_STYLE)
+                    yield Text(f"! {label}, iteration {last_seen}: {alarm.describe()}", WARNING_STYLE)
         yield Text("Ctrl-C stops after this iteration; the run can be resumed.", LABEL_STYLE)
 
 

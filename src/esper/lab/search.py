@@ -20,6 +20,7 @@ import numpy as np
 from esper.engine.budget import TRAINING_PASSES, Budget
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import get
+from esper.lab.analysis import mean_interval
 from esper.lab.evaluate import count_trainings, find_controller, sample_for_evaluation
 from esper.lab.static_networks import Prices, examples_per_decision, measure_arm
 from esper.lifecycle.actions import Blend, make_wait_actions
@@ -39,7 +40,6 @@ POOL = 32
 """Networks that are drawn for an instance; a search that has tried them all stops."""
 BRACKET = 4
 """Networks that halve together."""
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class SearchReport:
     B: dict[str, float | None]
     """The multiple at which each reaches the controller; None: not with the largest."""
     B_interval: dict[str, tuple[float | None, float | None]]
-    """95%, by resampling instances."""
+    """The multiples at which it is not shown to differ from the controller, by `esper.lab.analysis` at 95%;
+    None: beyond the largest."""
     trainings: float
     """Whole trainings that the controller has cost."""
     break_even: float | None
@@ -97,7 +98,8 @@ def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, 
     played = measure_arm(evaluate_controllers(workers, [controller], config, instances)[0], suite)
     scores = np.array([result.score for result in played.outcomes])
     pool = train_pool(config, instances, seed, workers)
-    return compare_with_search(name, scores, np.array(played.flops, np.float64), pool, trainings, seed)
+    families = [instance.family for instance in instances]
+    return compare_with_search(name, scores, np.array(played.flops, np.float64), pool, trainings, families)
 
 
 # The pool -------------------------------------------------------------------------------------------------------------
@@ -222,22 +224,22 @@ SEARCHES: dict[str, Search] = {"random_search": random_search, "successive_halvi
 
 
 def compare_with_search(
-    controller: str, scores: Floats, flops: Floats, pool: Pool, trainings: float, seed: int
+    controller: str, scores: Floats, flops: Floats, pool: Pool, trainings: float, families: Sequence[str]
 ) -> SearchReport:
-    """The controller's test scores and training FLOPs ``[N]`` beside what searches make of the pool."""
+    """The controller's test scores and training FLOPs ``[N]``, N at least 2, beside what searches make of the pool.
+
+    ``families`` are those of the instances.
+    """
     curves = {name: np.stack([search(pool, b * flops) for b in BUDGETS]) for name, search in SEARCHES.items()}
-    rng = np.random.default_rng(seed)
-    resamples = rng.integers(len(scores), size=(RESAMPLES, len(scores)))
     multiples = {name: find_multiple(curve.mean(1), float(scores.mean())) for name, curve in curves.items()}
 
-    # Intervals by resampling instances; a search that does not reach the controller counts as infinity.
+    # Intervals: from where the search is no longer shown to be worse, to where it is shown to be as good. Both follow
+    # from the interval of the difference on the same instances, at each multiple.
     intervals: dict[str, tuple[float | None, float | None]] = {}
     for name, curve in curves.items():
-        drawn = [find_multiple(curve[:, rows].mean(1), float(scores[rows].mean())) for rows in resamples]
-        bounds = np.quantile(
-            [np.inf if multiple is None else multiple for multiple in drawn], (0.025, 0.975), method="nearest"
-        )
-        low, high = (float(bound) if np.isfinite(bound) else None for bound in bounds)
+        leads = [mean_interval((found - scores)[None], families) for found in curve]
+        low = find_multiple(np.array([lead.high for lead in leads]), 0.0)
+        high = find_multiple(np.array([lead.low for lead in leads]), 0.0)
         intervals[name] = low, high
 
     # The better search decides how soon the controller has paid.

@@ -99,6 +99,23 @@ class ActionMasks:
             alpha_target=self.alpha_target & retargets[:, :, None],
         )
 
+    def narrow(self, known: Rules) -> ActionMasks:
+        """The same masks without what `Rules.narrow` leaves out of the rules."""
+        rules = self.grounds.rules.narrow(known)
+        if rules == self.grounds.rules:
+            return self
+        disallowed = np.tile(~_mark_allowed(list(Op), rules.operations), (self.environments, 1))
+        masks = self.without(disallowed)
+        return replace(
+            masks,
+            blend=masks.blend & _mark_allowed(list(Blend), rules.blends),
+            tempo=masks.tempo & _mark_allowed(TEMPOS, rules.tempos),
+            alpha_target=masks.alpha_target & _mark_allowed(ALPHA_TARGETS, rules.alpha_targets),
+            alpha_speed=masks.alpha_speed & _mark_allowed(ALPHA_SPEEDS, rules.alpha_speeds),
+            alpha_curve=masks.alpha_curve & _mark_allowed(list(Curve), rules.alpha_curves),
+            grounds=replace(masks.grounds, rules=rules),
+        )
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of choices of each head."""

@@ -115,6 +115,22 @@ class Rules(Settings):
             )
         return self
 
+    def narrow(self, known: Rules) -> Rules:
+        """These rules with only those choices that ``known`` has, too; of a kind of which it has none, all stay."""
+        if self == known:
+            return self
+        changes: dict[str, tuple[object, ...]] = {}
+        for kind in ("blends", "tempos", "alpha_targets", "alpha_speeds", "alpha_curves"):
+            allowed: tuple[object, ...] = getattr(self, kind)
+            changes[kind] = tuple(choice for choice in allowed if choice in getattr(known, kind)) or allowed
+        operations = {*known.operations, Op.WAIT}
+        if self.isolation is not Isolation.NONE:
+            operations.add(Op.ADVANCE)  # nothing else ends training in isolation
+        if len(set(changes["alpha_targets"])) == 1:
+            operations.discard(Op.SET_ALPHA)
+        changes["operations"] = tuple(op for op in self.operations if op in operations)
+        return Rules.model_validate({**dict(self), **changes})
+
 
 GATES: dict[Stage, str] = {Stage.GERMINATED: "G1", Stage.TRAINING: "G2", Stage.BLENDING: "G3", Stage.HOLDING: "G5"}
 """The gate ahead of a slot, by its stage."""

@@ -90,7 +90,7 @@ def start_training(
     norms: list[Tensor] = []
     for batch in batches:
         # Pass by pass, so that only one pass's graph is held at a time.
-        by_pass: list[Sequence[Tensor]] = []
+        sums = [torch.zeros_like(leaf) for leaf in leaves] if len(joint_passes) > 1 else []
         batch_losses: list[Tensor] = []
         batch_logits: list[Tensor] = []
         for joint_pass, isolated_pass in zip(joint_passes, isolated_passes, strict=True):
@@ -101,11 +101,11 @@ def start_training(
             total = pass_losses.sum()
             if isolated_pass is not None:
                 total = total + compute_losses(isolated_pass.run(pass_inputs, fixed_host), pass_labels).sum()
-            by_pass.append(torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True))
+            by_leaf = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
+            # A pass's gradient is zero in all other networks, so adding it up is exact; each is of all networks' size.
+            sums = [whole.add_(part) for whole, part in zip(sums, by_leaf, strict=True)] if sums else by_leaf
             batch_losses.append(pass_losses.detach())
             batch_logits.append(pass_logits.detach())
-        # The gradient of a pass is zero in all other networks, so adding them up is exact.
-        sums = by_pass[0] if len(by_pass) == 1 else [torch.stack(parts).sum(0) for parts in zip(*by_pass, strict=True)]
 
         # Back from named parameters to rows [R, P] per block, and to one vector [V] for the optimizer.
         gradients = iter(sums)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.engine.budget import Budget, Charge, Cost, Costs, affordable_blueprints, budget_left
+from esper.errors import ConfigError
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.seed import blend_blueprint, count_blend_parameters
 from esper.growth.site import Layout, Site
@@ -127,6 +128,7 @@ Strategy = Literal["stacked", "looped"]
 """How the networks are run: as one program, or one after the other. The results are the same."""
 StrategyChoice = Strategy | Literal["auto"]
 """``auto``: whichever is faster here, found by timing both once."""
+_DTYPES = (torch.float32, torch.float64)
 STRATEGIES: tuple[Strategy, ...] = ("stacked", "looped")
 
 
@@ -150,8 +152,16 @@ class PopulationConfig:
     """The most networks that are computed at once, so that what a pass keeps fits into memory; None: all of them. The
     results are the same."""
     dtype: torch.dtype = torch.float32
+    """float32 or float64: in types of fewer digits an optimizer's step counts stand still, bfloat16's at 256."""
     device: torch.device = torch.device("cpu")
     budget: Budget = Budget()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ConfigError(
+                f"a population's dtype is {self.dtype}: choose torch.float32 or torch.float64, "
+                "as optimizers count steps in it"
+            )
 
 
 Actions = Ints

@@ -1,4 +1,4 @@
-"""The metrics of a PPO update, and which of them show that something is wrong."""
+"""The metrics of a PPO update, which of them show that something is wrong, and what follows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 from pydantic import ConfigDict
 
@@ -56,6 +56,10 @@ class UpdateMetrics:
     """Per head, the fraction of those steps in which its own probability ratio lay outside the clip range."""
     module_gradient_norm: Mapping[str, float]
     """Before clipping, of encoder, lstm and value, and per head of the parameters that belong to it alone."""
+    rate_scale: float = 1.0
+    """What the learning rate was multiplied by, because earlier updates were skipped."""
+    skipped: bool = False
+    """The update was undone because of an anomaly (`PPOSettings.on_anomaly`)."""
 
     def scalars(self) -> dict[str, float]:
         """Every number under a flat name, such as ``head_entropy/slot``."""
@@ -84,8 +88,11 @@ class Anomaly(StrEnum):
     NON_FINITE = "non-finite"
     RATIO = "ratio"
     KL = "kl"
+    CLIPPED = "clipped"
+    GRADIENT = "gradient"
     ENTROPY = "entropy"
     ENTROPY_FALL = "entropy fall"
+    STARVED = "starved"
     SHORT_UPDATES = "short updates"
     EXPLAINED_VARIANCE = "explained variance"
 
@@ -94,30 +101,48 @@ class Anomaly(StrEnum):
         """A sentence for a person."""
         return _MEANINGS[self]
 
+    @property
+    def harms(self) -> bool:
+        """Whether the update itself did harm, so that undoing it helps; the others are states of the policy."""
+        return self in _HARMFUL
+
 
 _MEANINGS = {
     Anomaly.NON_FINITE: "a loss or gradient was not finite, the update was abandoned",
     Anomaly.RATIO: "the policy that learns differs from the one that acted before its first step",
     Anomaly.KL: "one optimizer step moved the policy far beyond the target",
-    Anomaly.ENTROPY: "the choice of operation has become nearly certain: the policy may have stopped exploring",
-    Anomaly.ENTROPY_FALL: "the choice of operation has quickly become more certain: the policy may stop exploring",
+    Anomaly.CLIPPED: "nearly all probability ratios left the clip range: lower the learning rate",
+    Anomaly.GRADIENT: "the head had choices, but no gradient: it does not learn",
+    Anomaly.ENTROPY: "the choice has become nearly certain: the policy may have stopped exploring",
+    Anomaly.ENTROPY_FALL: "the choice has quickly become more certain: the policy may stop exploring",
+    Anomaly.STARVED: "the head hardly had a choice any more: it cannot learn",
     Anomaly.SHORT_UPDATES: "one optimizer step after the other is too long for target_kl: lower the learning rate",
     Anomaly.EXPLAINED_VARIANCE: "the value function predicts worse than a constant",
 }
+_HARMFUL = frozenset({Anomaly.NON_FINITE, Anomaly.RATIO, Anomaly.KL, Anomaly.CLIPPED})
 
 
 @dataclass(frozen=True)
 class _Thresholds:
-    """The bounds of metrics, and of their course over the remembered updates; beyond them is an anomaly."""
+    """The bounds of metrics, and of their course over the remembered updates; beyond them is an anomaly.
+
+    Those of heads hold for each head alike, in the updates in which it had a choice.
+    """
 
     ratio_deviation: float = 1e-4
     """Upper bound of `UpdateMetrics.first_ratio_deviation`; rounding stays below 1e-5."""
     kl_targets: float = 5.0
     """Upper bound of the KL divergence, in multiples of its target."""
-    op_entropy: float = 0.02
-    """Lower bound of the operation's normalised entropy."""
-    op_entropy_kept: float = 0.5
-    """Lower bound of the operation's entropy over the largest remembered one; healthy runs kept 0.75 and more."""
+    head_clip_fraction: float = 0.9
+    """Upper bound of a head's clip fraction; heads of healthy runs reach .45."""
+    head_gradient: float = 1e-9
+    """Lower bound of a head's gradient norm; heads of healthy runs have .004 and more."""
+    head_entropy: float = 0.02
+    """Lower bound of a head's normalised entropy."""
+    head_entropy_kept: float = 0.5
+    """Lower bound of a head's entropy over the largest remembered one; healthy runs kept 0.75 and more."""
+    head_share: float = 0.001
+    """Lower bound of the share of steps in which a head has a choice, once it had one in some remembered update."""
     short_updates: int = 3
     """Updates in a row that the KL divergence ends after at most `short_steps`."""
     short_steps: int = 1
@@ -129,25 +154,106 @@ class _Thresholds:
 THRESHOLDS = _Thresholds()
 
 
-def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Anomaly, ...]:
-    """The anomalies of the newest update of the ``history``, in the order of `Anomaly`."""
-    # Entropies count only in updates in which the operation was ever a choice.
-    metrics = history[-1]
-    numbers = metrics.scalars().values()
-    op_entropies = [update.head_entropy["op"] for update in history if update.head_share["op"] > 0]
-    chosen = metrics.head_share["op"] > 0
+class Alarm(NamedTuple):
+    """A figure of an update that is beyond its bound."""
+
+    anomaly: Anomaly
+    figure: str
+    """Its name in `UpdateMetrics.scalars`."""
+    value: float
+    bound: float
+    head: str | None = None
+    """The head of the policy that it is about; None: the whole update."""
+
+    @property
+    def label(self) -> str:
+        """The anomaly and its head."""
+        return f"{self.anomaly} of {self.head}" if self.head else str(self.anomaly)
+
+    def describe(self) -> str:
+        """A sentence with the figure and its bound."""
+        return f"{self.anomaly.meaning} ({self.figure} is {self.value:.3g}, the bound {self.bound:.3g})"
+
+
+def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Alarm, ...]:
+    """The anomalies of the newest update of the ``history``, in the order of `Anomaly`, then of heads."""
+    metrics, limits = history[-1], THRESHOLDS
+    scalars = metrics.scalars()
+    alarms: list[Alarm] = []
+
+    def check(is_beyond: bool, anomaly: Anomaly, figure: str, bound: float, head: str | None = None) -> None:
+        if is_beyond:
+            alarms.append(Alarm(anomaly, figure, scalars[figure], bound, head))
+
+    # The update as a whole.
+    unbounded = [name for name, number in scalars.items() if not math.isfinite(number)]
+    check(not metrics.finite or bool(unbounded), Anomaly.NON_FINITE, (*unbounded, "finite")[0], 1.0)
+    deviation, kl, variance = metrics.first_ratio_deviation, metrics.kl, metrics.explained_variance
+    check(deviation > limits.ratio_deviation, Anomaly.RATIO, "first_ratio_deviation", limits.ratio_deviation)
+    check(kl > limits.kl_targets * target_kl, Anomaly.KL, "kl", limits.kl_targets * target_kl)
+    check(
+        variance < limits.explained_variance,
+        Anomaly.EXPLAINED_VARIANCE,
+        "explained_variance",
+        limits.explained_variance,
+    )
     # One short update is chance; several in a row mean that the step size is too large.
     short = [
-        update.stopped_early and update.optimizer_steps <= THRESHOLDS.short_steps
-        for update in history[-THRESHOLDS.short_updates :]
+        update.stopped_early and update.optimizer_steps <= limits.short_steps
+        for update in history[-limits.short_updates :]
     ]
-    checks = {
-        Anomaly.NON_FINITE: not metrics.finite or not all(math.isfinite(number) for number in numbers),
-        Anomaly.RATIO: metrics.first_ratio_deviation > THRESHOLDS.ratio_deviation,
-        Anomaly.KL: metrics.kl > THRESHOLDS.kl_targets * target_kl,
-        Anomaly.ENTROPY: chosen and op_entropies[-1] < THRESHOLDS.op_entropy,
-        Anomaly.ENTROPY_FALL: chosen and op_entropies[-1] < THRESHOLDS.op_entropy_kept * max(op_entropies),
-        Anomaly.SHORT_UPDATES: len(short) == THRESHOLDS.short_updates and all(short),
-        Anomaly.EXPLAINED_VARIANCE: metrics.explained_variance < THRESHOLDS.explained_variance,
-    }
-    return tuple(anomaly for anomaly in Anomaly if checks[anomaly])
+    check(
+        len(short) == limits.short_updates and all(short), Anomaly.SHORT_UPDATES, "optimizer_steps", limits.short_steps
+    )
+
+    # Each head, by the same bounds. Figures count only in updates in which it had a choice.
+    for head, share in metrics.head_share.items():
+        had_choices = [update for update in history if update.head_share[head] > 0]
+        check(
+            bool(had_choices) and share < limits.head_share,
+            Anomaly.STARVED,
+            f"head_share/{head}",
+            limits.head_share,
+            head,
+        )
+        if not share > 0:
+            continue
+        clipped, entropy = metrics.head_clip_fraction[head], metrics.head_entropy[head]
+        most_entropy = max(update.head_entropy[head] for update in had_choices)
+        kept = limits.head_entropy_kept * most_entropy
+        check(
+            clipped > limits.head_clip_fraction,
+            Anomaly.CLIPPED,
+            f"head_clip_fraction/{head}",
+            limits.head_clip_fraction,
+            head,
+        )
+        # Gradients are measured only where the update came to a step.
+        check(
+            metrics.optimizer_steps > 0 and metrics.module_gradient_norm[head] < limits.head_gradient,
+            Anomaly.GRADIENT,
+            f"module_gradient_norm/{head}",
+            limits.head_gradient,
+            head,
+        )
+        check(entropy < limits.head_entropy, Anomaly.ENTROPY, f"head_entropy/{head}", limits.head_entropy, head)
+        check(entropy < kept, Anomaly.ENTROPY_FALL, f"head_entropy/{head}", kept, head)
+    order = list(Anomaly)
+    return tuple(sorted(alarms, key=lambda alarm: order.index(alarm.anomaly)))
+
+
+def was_alarmed(history: UpdateHistory, target_kl: float, updates: int) -> bool:
+    """Whether any of the last ``updates``, at most `HISTORY`, of the ``history`` had an anomaly."""
+    ends = range(len(history), max(len(history) - updates, 0), -1)
+    return any(find_anomalies(history[:end], target_kl) for end in ends)
+
+
+SKIPPED_RATE = 0.5
+"""The learning rate is multiplied by this after each update that is skipped."""
+
+
+def scale_rate(history: UpdateHistory) -> float:
+    """What the learning rate of the next update is multiplied by."""
+    if not history:
+        return 1.0
+    return history[-1].rate_scale * (SKIPPED_RATE if history[-1].skipped else 1.0)

@@ -205,11 +205,29 @@ class MinibatchStats(NamedTuple):
     head_entropy: Tensor
     head_share: Tensor
     head_clip_fraction: Tensor
+    head_ratio: Tensor
+    """Mean probability ratio of the steps in which the head had a choice."""
+    head_deviation: Tensor
+    """Largest |ratio - 1| of these."""
+    head_advantage: Tensor
+    """Mean advantage of these."""
+    head_advantage_square: Tensor
+    """Mean square of the advantage of these."""
+
+    def name_figures(self) -> dict[str, float]:
+        """Every figure under a flat name, such as ``head_ratio/slot``."""
+        flat: dict[str, float] = {}
+        for name, figure in self._asdict().items():
+            names = [f"{name}/{head}" for head in HEADS] if figure.ndim else [name]
+            flat.update(_name_numbers(names, figure.reshape(-1)))
+        return flat
 
 
 def _sum_stats(parts: Sequence[MinibatchStats]) -> MinibatchStats:
     columns = merge_arrays(torch.stack, parts)
-    return map_arrays(lambda column: column.sum(0), columns)._replace(deviation=columns.deviation.amax())
+    return map_arrays(lambda column: column.sum(0), columns)._replace(
+        deviation=columns.deviation.amax(), head_deviation=columns.head_deviation.amax(0)
+    )
 
 
 class PPO:
@@ -236,10 +254,19 @@ class PPO:
         # Only this method is compiled: the policy itself keeps its parameters' names and acts as before.
         self._evaluate = torch.compile(policy.evaluate) if settings.compile else policy.evaluate
 
-    def update(self, rollout: Rollout, progress: float, *others: Rollout) -> UpdateMetrics:
+    def update(
+        self,
+        rollout: Rollout,
+        progress: float,
+        *others: Rollout,
+        rate_scale: float = 1.0,
+        record: list[dict[str, float]] | None = None,
+    ) -> UpdateMetrics:
         """Learn from one rollout at ``progress`` (0 at the start of training, 1 at its end).
 
         ``others`` are rollouts of another shape, from other suites; every minibatch has its share of each rollout.
+        The learning rate is multiplied by ``rate_scale``. The figures of each minibatch, in full, are appended to
+        ``record``: those of `MinibatchStats`, and the gradient's norms where the update came that far.
 
         The policy's statistics are updated once, after all steps. If a loss or gradient is not finite, that step and
         the rest are left out and the statistics stay as they are.
@@ -254,7 +281,7 @@ class PPO:
         # Advantages and returns, and the step size and entropy weights at this progress.
         batches = [self.make_batch(rollout) for rollout in rollouts]
         normalised = standardise_advantages(batches) if settings.normalise_advantages else batches
-        learning_rate = settings.learning_rate_at(progress)
+        learning_rate = settings.learning_rate_at(progress) * rate_scale
         entropy_weights = torch.tensor(settings.entropy_weights(progress), device=policy.device)
 
         # Several epochs over the same rollouts, each in minibatches of whole episodes: the LSTM needs them whole.
@@ -304,6 +331,12 @@ class PPO:
             policy.update_statistics(observations, select_running(batches, lambda batch: batch.target))
         self.updates += 1
 
+        if record is not None:
+            record += [stats.name_figures() for stats in all_stats]
+            names = ("gradient_norm", *(f"module_gradient_norm/{name}" for name in optimizer.module_names))
+            for figures, norms in zip(record, all_norms, strict=False):
+                figures.update(_name_numbers(names, norms.roll(1)))
+
         # Metrics are means over minibatches; those of the rollout are over the steps that belong to its episodes.
         mean = merge_arrays(torch.stack, all_stats)
         modules = optimizer.module_names
@@ -336,6 +369,7 @@ class PPO:
             head_share=_name_numbers(HEADS, mean.head_share.mean(0)),
             head_clip_fraction=_name_numbers(HEADS, mean.head_clip_fraction.mean(0)),
             module_gradient_norm=_name_numbers(modules, norms[:-1]),
+            rate_scale=rate_scale,
         )
 
     def backward(self, batches: Sequence[PPOBatch], entropy_weights: Tensor) -> MinibatchStats:
@@ -389,6 +423,8 @@ class PPO:
                 # Metrics, from the same numbers.
                 change = measure_change(log_prob, old_log_prob, settings.clip, count)
                 clipped = find_clipped(head_log_prob, old_head_log_prob, settings.clip)
+                ratio = _bound_log_ratio(head_log_prob, old_head_log_prob).exp()
+                spread = advantage.unsqueeze(-1).expand_as(ratio)
                 stats = MinibatchStats(
                     policy_loss=surrogate,
                     value_loss=error,
@@ -399,12 +435,16 @@ class PPO:
                     head_entropy=entropies,
                     head_share=is_open.sum((0, 1)) / count,
                     head_clip_fraction=average_per_head(clipped, is_open, occurrences),
+                    head_ratio=average_per_head(ratio, is_open, occurrences),
+                    head_deviation=((ratio - 1).abs() * is_open).amax((0, 1)),
+                    head_advantage=average_per_head(spread, is_open, occurrences),
+                    head_advantage_square=average_per_head(spread.square(), is_open, occurrences),
                 )
                 chunks.append(map_arrays(Tensor.detach, stats))
             # The means of chunks are over the whole batch's counts, so they add up.
             total = _sum_stats(chunks)
             weighted = map_arrays(lambda column, share=share: column * share, total)
-            all_stats.append(weighted._replace(deviation=total.deviation))
+            all_stats.append(weighted._replace(deviation=total.deviation, head_deviation=total.head_deviation))
         return _sum_stats(all_stats)
 
     def make_batch(self, rollout: Rollout) -> PPOBatch:
@@ -480,7 +520,7 @@ class PPO:
         self.updates = int(tensors["updates"])
 
 
-def _name_numbers(names: tuple[str, ...], numbers: Tensor) -> dict[str, float]:
+def _name_numbers(names: Sequence[str], numbers: Tensor) -> dict[str, float]:
     return {name: number.item() for name, number in zip(names, numbers, strict=True)}
 
 

@@ -376,8 +376,23 @@ RewardSpec = Annotated[tuple[RewardSettings, ...], BeforeValidator(_parse_spec),
 """Reward modes that environments are paid by in turns: a mode's name, the settings of one, or a list of either."""
 
 
-def assign_rewards(settings: Sequence[RewardSettings], environments: int, group: int = 1) -> list[RewardSettings]:
-    """The settings of each environment: neighbours in groups of ``group`` share theirs, and groups take turns."""
+def name_rewards(settings: Sequence[RewardSettings]) -> tuple[str, ...]:
+    """A name for each of the settings: its mode and, where several have that mode, the fields in which they differ."""
+    modes = [one.mode for one in settings]
+    names: list[str] = []
+    for one in settings:
+        others = [other.model_dump() for other in settings if other.mode == one.mode]
+        own = one.model_dump()
+        differing = [f"{field}={own[field]}" for field in own if any(other[field] != own[field] for other in others)]
+        names.append(" ".join([one.mode, *differing]) if modes.count(one.mode) > 1 else one.mode)
+    return tuple(names)
+
+
+Assigned = TypeVar("Assigned")
+
+
+def assign_rewards(settings: Sequence[Assigned], environments: int, group: int = 1) -> list[Assigned]:
+    """The settings, or names, of each environment: groups of ``group`` neighbours share theirs and take turns."""
     return [settings[environment // group % len(settings)] for environment in range(environments)]
 
 

@@ -105,6 +105,12 @@ class PPOSettings(Settings):
     max_gradient_norm: float = Field(default=0.5, gt=0)
     """The gradient over all parameters is scaled down to this norm."""
 
+    # Anomalies
+    on_anomaly: Literal["record", "skip", "stop"] = "record"
+    """What follows an anomaly of an update. `record`: nothing but its record. `skip`: the update is undone if it did
+    harm itself (it was not finite, moved too far, or all was clipped), and the learning rate is halved from then on.
+    `stop`: the run ends with an error once the iteration is saved, and can be resumed."""
+
     def entropy_weights(self, progress: float) -> tuple[float, ...]:
         """The weight of each head's entropy at this progress, in the order of `Head`."""
         ends = zip(self.entropy_start.by_head, self.entropy_floor.by_head, strict=True)

@@ -154,9 +154,13 @@ class CheckpointWritten(Event):
     sha256: str
 
 
-@register_event("episode_started")
+@register_event("episode_started", version=2)
 class EpisodeStarted(NetworkEvent):
-    """A network begins to learn a problem; `instance` is its name, `rent` the price of growth."""
+    """A network begins to learn a problem.
+
+    `instance` is its name, `rent` the price of growth, and `reward` the mode by which its controller is paid, with the
+    settings in which several of that mode differ.
+    """
 
     instance: str
     family: str
@@ -166,6 +170,7 @@ class EpisodeStarted(NetworkEvent):
     train_size: int
     widths: tuple[int, ...]
     host_parameters: int
+    reward: str
 
 
 @register_event("step_taken", version=2)
@@ -289,12 +294,29 @@ class PPOUpdated(Event):
     metrics: dict[str, float]
 
 
-@register_event("anomaly_raised")
+@register_event("anomaly_raised", version=2)
 class AnomalyRaised(Event):
     """An update is not healthy: `anomaly` names what is wrong, and `meaning` is a sentence about it."""
 
     anomaly: str
     meaning: str
+    figure: str
+    """The metric beyond its bound, as in ``ppo_updated``."""
+    value: float
+    bound: float
+    head: str | None = None
+    """The head of the policy that it is about."""
+    response: str = "record"
+    """``record``, ``skip`` (the update was undone) or ``stop``."""
+
+
+@register_event("minibatch_recorded")
+class MinibatchRecorded(Event):
+    """A minibatch of the update in an iteration after an anomaly; figures of heads are named ``figure/head``."""
+
+    minibatch: int
+    """Its place in the update, from 0."""
+    figures: dict[str, float]
 
 
 @register_event("policy_probed")

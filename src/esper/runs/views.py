@@ -68,7 +68,7 @@ FROM lives WHERE life > 0
 GROUP BY episode, environment, slot, life
 """
 
-_STARTED = ("instance", "family", "variant", "rent", "host_parameters")
+_STARTED = ("instance", "family", "variant", "rent", "host_parameters", "reward")
 _ENDED = ("objective", "accuracy", "added", "paid", "kept")
 
 
@@ -141,6 +141,16 @@ SELECT id, time, iteration,
 FROM events WHERE type = 'ppo_updated'
 """.format(metrics=",\n    ".join(f"json_extract(payload, '$.metrics.{name}') AS {name}" for name in _PPO_METRICS))
 
+# Figures of heads and modules are named with them, as in head_ratio/slot.
+_MINIBATCHES = """
+SELECT events.id AS id, events.iteration AS iteration,
+    json_extract(events.payload, '$.minibatch') AS minibatch,
+    figures.key AS figure,
+    figures.value AS value
+FROM events, json_each(events.payload, '$.figures') AS figures
+WHERE events.type = 'minibatch_recorded'
+"""
+
 VIEWS: Mapping[str, View] = {
     "seeds": View("one seed's life, from germination to its fossil or its end", _SEEDS),
     "episodes": View("one episode of one network that has ended", _EPISODES),
@@ -163,6 +173,11 @@ VIEWS: Mapping[str, View] = {
     ),
     "gates": View("one new verdict of a gate", _columns("gate_judged", *_NETWORK, "slot", "gate", "passed", "reason")),
     "ppo": View("one update of the policy", _PPO),
+    "anomalies": View(
+        "one anomaly of an update",
+        _columns("anomaly_raised", "anomaly", "head", "figure", "value", "bound", "response", "meaning"),
+    ),
+    "minibatches": View("one figure of one minibatch, in the iterations after an anomaly", _MINIBATCHES),
     "rollbacks": View(
         "one rollback by the governor",
         _columns(

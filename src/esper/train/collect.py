@@ -22,7 +22,7 @@ from esper.lifecycle.actions import Head, make_wait_actions
 from esper.numerics.devices import require_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.episodes import CPU, Episodes
-from esper.rl.rewards import assign_rewards
+from esper.rl.rewards import assign_rewards, name_rewards
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.runs.store import EventRow, encode_events
 from esper.serialization.checkpoints import Checkpoints
@@ -151,6 +151,7 @@ def collect_rollout(task: ShardTask) -> ShardResult:
         recorder = EventRecorder(
             episodes,
             number,
+            rewards=assign_rewards(name_rewards(settings.reward), settings.environments, group)[first : first + size],
             first_environment=first,
             records_steps=records_steps,
             watched=telemetry.select_watched(settings.environments) if records_steps else (),

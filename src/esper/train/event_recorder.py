@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
 from esper.lifecycle.stages import Stage
 from esper.numerics.arrays import Ints
 from esper.rl.episodes import Episodes, StepResult
+from esper.rl.rewards import OUTCOME, name_rewards
 from esper.runs.events import (
     EpisodeEnded,
     EpisodeStarted,
@@ -42,11 +43,14 @@ class EventRecorder:
         episodes: Episodes,
         iteration: int,
         *,
+        rewards: Sequence[str] = (),
         first_environment: int = 0,
         records_steps: bool = True,
         watched: Collection[int] = (),
     ) -> None:
         """Record the episodes of ``iteration``, whose environments are numbered from ``first_environment``.
+
+        ``rewards`` names the reward of each network; without it, all are paid by outcome.
 
         With ``records_steps`` every decision is recorded; otherwise only changes of stage, verdicts, rollbacks and
         ends. Of the environments with the numbers ``watched``, what the policy saw is recorded too.
@@ -54,6 +58,7 @@ class EventRecorder:
         self._episodes = episodes
         self._iteration = iteration
         self._first_environment = first_environment
+        self._rewards = rewards or name_rewards([OUTCOME]) * episodes.size
         self._records_steps = records_steps
         # Watched environments of other shards are recorded there.
         rows = [number - first_environment for number in watched]
@@ -87,6 +92,7 @@ class EventRecorder:
                 train_size=instance.train_size,
                 widths=instance.widths,
                 host_parameters=parameters[row],
+                reward=self._rewards[row],
             )
 
     def record_observation(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:

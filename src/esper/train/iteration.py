@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from esper.errors import CheckpointError
-from esper.rl.diagnostics import HISTORY, Anomaly, UpdateHistory, UpdateMetrics, find_anomalies
-from esper.runs.events import AnomalyRaised, PolicyProbed, PPOUpdated
+from esper.rl.diagnostics import HISTORY, Alarm, UpdateHistory, UpdateMetrics
+from esper.rl.rewards import assign_rewards, name_rewards
+from esper.runs.events import AnomalyRaised, MinibatchRecorded, PolicyProbed, PPOUpdated
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
 from esper.tasks.registry import get_suite
@@ -20,6 +21,8 @@ from esper.train.settings import TrainSettings
 
 LEVELS = "baseline_levels"
 """Run metadata: mean score of each baseline on the probe instances."""
+BY_REWARD = "objective_by_reward/"
+"""Scalars of J by reward begin so."""
 RECENT = 10
 """Iterations over which the objective at the end is averaged."""
 
@@ -45,27 +48,38 @@ class Iteration:
     probe_score: float | None
     """Mean test score of the greedy policy on the probe instances, where it was measured."""
     update: UpdateMetrics
-    anomalies: tuple[Anomaly, ...]
+    anomalies: tuple[Alarm, ...]
+    """Those of the update."""
     environment_steps: int
     """Decisions of all episodes, those of the no-growth baseline included."""
     rollbacks: int
     """Networks that the governor rolled back, all episodes together."""
     seconds: float
+    objective_by_reward: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Mean J by the reward that controllers were paid; empty where all were paid by one."""
+    minibatches: tuple[Mapping[str, float], ...] = ()
+    """The figures of the update's minibatches, in full; empty where they are not recorded."""
+    response: str = "record"
+    """What followed the anomalies, by `PPOSettings.on_anomaly`."""
 
 
 def summarise_iteration(
     settings: TrainSettings,
     number: int,
     shards: Sequence[ShardResult],
-    updates: UpdateHistory,
+    update: UpdateMetrics,
+    anomalies: tuple[Alarm, ...],
     probe_score: float | None,
     seconds: float,
+    minibatches: Sequence[Mapping[str, float]] = (),
 ) -> Iteration:
-    """The figures of iteration ``number`` with these shards, whose update is the newest of ``updates``."""
+    """The figures of iteration ``number`` with these shards."""
     logs = [shard.log for shard in shards]
     objective = np.concatenate([log.objective for log in logs])
     families = np.array([instance.family for log in logs for instance in log.instances])
     shares = [log.compute_operation_shares() for log in logs]
+    names = name_rewards(settings.reward)
+    rewards = np.array(assign_rewards(names, settings.environments, settings.ppo.group))
     # Slots have names on the run's own suite only; in a mix, other suites have other slots.
     kept = [log.kept for log in logs if log.suite == settings.suite]
     kept_by_slot: list[float] = np.concatenate(kept).mean(0).tolist() if kept else []
@@ -81,11 +95,15 @@ def summarise_iteration(
         kept=dict(zip(get_suite(settings.suite).sites, kept_by_slot, strict=bool(kept))),
         operations={name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
         probe_score=probe_score,
-        update=updates[-1],
-        anomalies=find_anomalies(updates, settings.ppo.target_kl),
+        update=update,
+        anomalies=anomalies,
         environment_steps=sum(int(np.sum(shard.log.running)) + shard.baseline_steps for shard in shards),
         rollbacks=sum(len(log.rollbacks) for log in logs),
         seconds=seconds,
+        objective_by_reward={name: float(objective[rewards == name].mean()) for name in names if len(names) > 1},
+        minibatches=tuple(minibatches),
+        # Only an update that did harm is undone.
+        response="record" if settings.ppo.on_anomaly == "skip" and not update.skipped else settings.ppo.on_anomaly,
     )
 
 
@@ -102,6 +120,7 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
         "rollbacks": iteration.rollbacks,
         "seconds": iteration.seconds,
         **{f"objective/{family}": value for family, value in iteration.objective_by_family.items()},
+        **{f"{BY_REWARD}{name}": value for name, value in iteration.objective_by_reward.items()},
         **{f"operations/{name}": share for name, share in iteration.operations.items()},
         **{f"ppo/{name}": value for name, value in update.scalars().items()},
     }
@@ -110,8 +129,21 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
     store.record_scalars(number, scalars)
 
     # Events: anomalies, the probe, and the update.
-    for anomaly in iteration.anomalies:
-        store.emit(AnomalyRaised(iteration=number, anomaly=str(anomaly), meaning=anomaly.meaning))
+    for alarm in iteration.anomalies:
+        store.emit(
+            AnomalyRaised(
+                iteration=number,
+                anomaly=str(alarm.anomaly),
+                meaning=alarm.anomaly.meaning,
+                figure=alarm.figure,
+                value=alarm.value,
+                bound=alarm.bound,
+                head=alarm.head,
+                response=iteration.response,
+            )
+        )
+    for place, figures in enumerate(iteration.minibatches):
+        store.emit(MinibatchRecorded(iteration=number, minibatch=place, figures=dict(figures)))
     if iteration.probe_score is not None:
         store.emit(PolicyProbed(iteration=number, score=iteration.probe_score, baselines=dict(baselines)))
     # The last event of an iteration: a reader of the store takes it for the sign that the iteration is complete.
@@ -121,7 +153,7 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
             optimizer_steps=update.optimizer_steps,
             stopped_early=update.stopped_early,
             kl=update.kl,
-            anomalies=tuple(str(anomaly) for anomaly in iteration.anomalies),
+            anomalies=tuple(alarm.label for alarm in iteration.anomalies),
             metrics=update.scalars(),
         )
     )

@@ -15,6 +15,7 @@ from esper.lifecycle.rules import Rules
 from esper.numerics.devices import CPU, DeviceName
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.population import Strategy
+from esper.rl.diagnostics import HISTORY
 from esper.rl.rewards import OUTCOME, RewardSpec
 from esper.rl.settings import PPOSettings
 from esper.tasks.registry import FIRST_UNSEEN, GENERATED, SHORTEST, get_suite
@@ -32,6 +33,10 @@ class TelemetrySettings(Settings):
     watched: int = Field(default=4, ge=0)
     """Networks whose observations and probabilities of choices are recorded: some kilobytes per decision. They are
     spread evenly, and so over problems."""
+
+    minibatches_after_anomaly: int = Field(default=3, ge=0, le=HISTORY)
+    """Iterations after an anomaly of which every minibatch of the update is recorded in full: ratios, entropies,
+    advantages and gradient norms of each head."""
 
     def records_steps(self, iteration: int) -> bool:
         """Whether the decisions of this iteration, counted from 1, are recorded."""

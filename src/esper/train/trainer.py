@@ -6,14 +6,15 @@ import copy
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Self, TypeVar
 
 from esper import __version__
 from esper.control.policy import Policy
-from esper.errors import EsperError, RunError
+from esper.errors import DivergedError, EsperError, RunError
 from esper.numerics.devices import require_device
 from esper.numerics.random_streams import Stream, numpy_generator
-from esper.rl.diagnostics import UpdateHistory, extend_history
+from esper.rl.diagnostics import UpdateHistory, extend_history, find_anomalies, scale_rate, was_alarmed
 from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate_by_shape
 from esper.runs.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
@@ -140,7 +141,21 @@ class Trainer:
                         # The update, from one rollout per suite.
                         rollouts = concatenate_by_shape([shard.rollout for shard in shards])
                         rollout, *others = (rollout.to(self._device) for rollout in rollouts)
-                        update = self.learner.update(rollout, self.done / settings.iterations, *others)
+                        # After an anomaly the minibatches are recorded in full for some iterations.
+                        full = settings.telemetry.minibatches_after_anomaly
+                        minibatches: list[dict[str, float]] = []
+                        update = self.learner.update(
+                            rollout,
+                            self.done / settings.iterations,
+                            *others,
+                            rate_scale=scale_rate(self._updates),
+                            record=minibatches if was_alarmed(self._updates, settings.ppo.target_kl, full) else None,
+                        )
+                        anomalies = find_anomalies(extend_history(self._updates, update), settings.ppo.target_kl)
+                        # An update that did harm is undone, where the settings say so.
+                        if settings.ppo.on_anomaly == "skip" and any(alarm.anomaly.harms for alarm in anomalies):
+                            self.learner.load_state_tensors(before[2])
+                            update = replace(update, skipped=True)
                         self._updates = extend_history(self._updates, update)
                         self.done += 1
 
@@ -156,7 +171,7 @@ class Trainer:
 
                         seconds = time.perf_counter() - iteration_began
                         iteration = summarise_iteration(
-                            settings, self.done, shards, self._updates, probe_score, seconds
+                            settings, self.done, shards, update, anomalies, probe_score, seconds, minibatches
                         )
                         record_iteration(self.store, iteration, self.store.metadata().get(LEVELS, {}))
                     except (KeyboardInterrupt, Terminated):
@@ -167,8 +182,15 @@ class Trainer:
                     yield iteration
 
                     # Save what is done before any Ctrl-C or SIGTERM of the meantime is raised.
-                    if self.done == settings.iterations or self.done % settings.checkpoint_every == 0:
+                    stops = settings.ppo.on_anomaly == "stop" and bool(iteration.anomalies)
+                    if stops or self.done == settings.iterations or self.done % settings.checkpoint_every == 0:
                         self._save_checkpoint()
+                    if stops:
+                        sentences = "; ".join(f"{one.label}: {one.describe()}" for one in iteration.anomalies)
+                        raise DivergedError(
+                            f"ppo.on_anomaly is stop, and iteration {self.done} had an anomaly: {sentences}. "
+                            "The iteration is saved; esper train --resume goes on from it"
+                        )
                     if self.done < settings.iterations:
                         interrupts.raise_if_requested()
             except (KeyboardInterrupt, Terminated) as stop:

@@ -9,6 +9,7 @@ from esper.engine.budget import Budget
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, TaskError
 from esper.growth.blueprints.registry import get
+from esper.lab.analysis import mean_interval
 from esper.lab.evaluate import count_trainings
 from esper.lab.search import (
     BRACKET,
@@ -34,6 +35,9 @@ from esper.train.evaluation import EvaluationConfig
 from esper.train.workers import LocalWorkers
 
 pytestmark = pytest.mark.landing
+
+
+FAMILIES = ("even", "odd") * 4
 
 
 def pool_of(final: np.ndarray, flops: float = 1.0, decisions: int = 8) -> Pool:
@@ -88,7 +92,7 @@ def test_b_is_where_the_line_through_the_scores_reaches_the_controller() -> None
 def test_a_controller_pays_after_its_cost_over_what_a_network_saves() -> None:
     pool = pool_of(rising(8))
     scores = np.full(8, rising()[0, 3])  # what four trainings reach
-    found = compare_with_search("policy", scores, np.full(8, 8.0), pool, 300.0, seed=0)
+    found = compare_with_search("policy", scores, np.full(8, 8.0), pool, 300.0, FAMILIES)
     assert found.B["random_search"] == pytest.approx(4.0)
     assert found.B["successive_halving"] == pytest.approx(2.0)
     assert found.break_even == pytest.approx(300.0)
@@ -96,11 +100,28 @@ def test_a_controller_pays_after_its_cost_over_what_a_network_saves() -> None:
     low, high = found.B_interval["random_search"]
     assert low == pytest.approx(4.0)
     assert high == pytest.approx(4.0)
-    never = compare_with_search("policy", np.full(8, -1.0), np.full(8, 8.0), pool, 300.0, seed=0)
+    never = compare_with_search("policy", np.full(8, -1.0), np.full(8, 8.0), pool, 300.0, FAMILIES)
     assert never.break_even is None
-    beyond = compare_with_search("policy", np.full(8, 2.0), np.full(8, 8.0), pool, 300.0, seed=0)
+    beyond = compare_with_search("policy", np.full(8, 2.0), np.full(8, 8.0), pool, 300.0, FAMILIES)
     assert beyond.B == {"random_search": None, "successive_halving": None}
     assert beyond.break_even == pytest.approx(300 / 15)
+
+
+def test_b_lies_between_where_the_search_is_no_longer_worse_and_where_it_is_as_good() -> None:
+    """At each multiple the interval of the difference, on the same instances, is that of every other comparison."""
+    rng = np.random.default_rng(3)
+    pool = pool_of(rising(8) + rng.normal(0, 0.05, (8, POOL)))
+    scores = rising(8)[:, 3] + rng.normal(0, 0.05, 8)
+    found = compare_with_search("policy", scores, np.full(8, 8.0), pool, 300.0, FAMILIES)
+    leads = [mean_interval((random_search(pool, b * np.full(8, 8.0)) - scores)[None], FAMILIES) for b in BUDGETS]
+    low, high = found.B_interval["random_search"]
+    assert (low, high) == (
+        find_multiple(np.array([lead.high for lead in leads]), 0.0),
+        find_multiple(np.array([lead.low for lead in leads]), 0.0),
+    )
+    assert low is not None
+    assert high is not None
+    assert low < found.B["random_search"] < high
 
 
 def test_a_pool_is_trained_as_static_networks_are() -> None:

@@ -22,6 +22,7 @@ from esper.control.policy.heads import (
 from esper.control.policy.layers import RELU_GAIN, ObservationNormaliser, RunningMoments, make_linear, make_lstm
 from esper.control.policy.settings import PolicySettings
 from esper.engine.observation import MaskTensors, Observation, ObservationSpec
+from esper.errors import ConfigError
 from esper.lifecycle.actions import Head
 
 
@@ -275,7 +276,17 @@ class Policy(nn.Module):
         return tokens, memory.squeeze(0), next_state, normalised
 
     def _run_lstm(self, summary: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
-        """LSTM outputs ``[T, E, H]`` and the state after the last step."""
+        """LSTM outputs ``[T, E, H]`` and the state after the last step.
+
+        Raises:
+            ConfigError: the state is of a policy of another size, or of other environments.
+        """
+        fitting = (1, summary.shape[1], self.settings.hidden)
+        if state.output.shape != fitting or state.cell.shape != fitting:
+            raise ConfigError(
+                f"the memory is {list(state.output.shape)} where {list(fitting)} fits: it is from another policy than "
+                f"this one, with policy.hidden {self.settings.hidden}, or of other environments"
+            )
         # In float32: errors add up over the steps, and autocast would run cuDNN's LSTM in float16 whatever its dtype.
         with torch.autocast(summary.device.type, enabled=False):
             memory, last_state = self.lstm(summary.float(), (state.output, state.cell))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from esper.dash.progress import SMOOTHING
 from esper.errors import plural
 from esper.lab.figures.drawing import (
     BLUE,
+    COLOURS,
     DASHED,
     GREY,
     LABEL_SIZE,
@@ -38,7 +40,7 @@ from esper.lab.figures.exhibit import (
     run_queries,
 )
 from esper.rl.ppo import KL_STOP
-from esper.train.iteration import LEVELS
+from esper.train.iteration import BY_REWARD, LEVELS
 
 _NO_ITERATION = "no iteration is done"
 
@@ -52,6 +54,12 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
         "smoothed": {"color": VERMILION},
         "probe": {"color": BLUE, "marker": "o"},
     }
+    if "reward" in kinds:
+        # Where controllers are paid differently, their mean says little: each reward has its own curve.
+        del styles["J"], styles["smoothed"]
+        for (name, curve), colour in zip(group_rows(kinds["reward"], "name").items(), cycle(COLOURS), strict=False):
+            numbers = read_numbers(curve, "iteration"), read_numbers(curve, "value")
+            axes.plot(*numbers, label=name, color=colour)
     for kind, style in styles.items():
         if curve := kinds.get(kind):
             label = str(curve[0]["name"])
@@ -78,6 +86,10 @@ UNION ALL
 SELECT 'smoothed', 'J, mean of {SMOOTHING}', iteration,
     AVG(value) OVER (ORDER BY iteration ROWS {SMOOTHING - 1} PRECEDING)
 FROM scalars WHERE name = 'objective'
+UNION ALL
+SELECT 'reward', 'J, paid by ' || SUBSTR(name, {len(BY_REWARD) + 1}), iteration,
+    AVG(value) OVER (PARTITION BY name ORDER BY iteration ROWS {SMOOTHING - 1} PRECEDING)
+FROM scalars WHERE name LIKE '{BY_REWARD}%'
 UNION ALL
 SELECT 'probe', 'greedy policy', iteration, value FROM scalars WHERE name = 'probe_score'
 UNION ALL

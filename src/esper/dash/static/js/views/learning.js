@@ -2,13 +2,16 @@
 
 import { Chart } from "../charts.js";
 import { card, element, empty, table } from "../dom.js";
-import { whole, words } from "../formats.js";
+import { brief, whole, words } from "../formats.js";
 
 const TYPES = ["ppo_updated", "policy_probed", "anomaly_raised"];
 const RELOAD_MS = 2000;
 const GRADIENTS = "ppo/module_gradient_norm/";
 const ENTROPIES = "ppo/head_entropy/";
 const FAMILIES = "objective/";
+const REWARDS = "objective_by_reward/";
+const ANOMALY_COLUMNS = ["Iteration", "Anomaly", "Head", "Figure", "Value", "Bound", "Meaning", "What followed"];
+const FOLLOWED = { record: "recorded", skip: "update undone, rate halved", stop: "training stopped" };
 
 const named = (...pairs) => pairs.map(([name, label]) => ({ name, label }));
 
@@ -29,6 +32,7 @@ const CHARTS = [
 const GROUPS = [
   ["Entropy per head", "1 is chance, 0 is certainty.", ENTROPIES],
   ["Gradient norm per part of the policy", "Before clipping.", GRADIENTS],
+  ["J by reward", "Mean over the networks whose controller is paid so.", REWARDS],
   ["J by family of problems", "Mean over an iteration's networks.", FAMILIES],
   ["Operations", "Share of all decisions.", "operations/"],
 ];
@@ -63,7 +67,7 @@ class LearningView {
       return;
     }
     if (!this.main) this.build();
-    const marks = data.anomalies.map((one) => ({ x: one.iteration, label: one.anomaly }));
+    const marks = data.anomalies.map((one) => ({ x: one.iteration, label: one.head ? `${one.anomaly} of ${one.head}` : one.anomaly }));
     const wanted = [...CHARTS, ...this.groups(data)];
     for (const [title, note, figures, options = {}] of wanted) {
       const lines = figures
@@ -103,9 +107,12 @@ class LearningView {
   }
 
   showAnomalies(data) {
-    const rows = data.anomalies.toReversed().map((one) => [whole(one.iteration), words(one.anomaly), one.meaning ?? ""]);
+    const rows = data.anomalies.toReversed().map((one) => [
+      whole(one.iteration), words(one.anomaly), words(one.head), words(one.figure), brief(one.value), brief(one.bound),
+      one.meaning ?? "", FOLLOWED[one.response ?? "record"],
+    ]);
     const note = rows.length ? "Red flags in the charts mark their iterations." : "No update looked unhealthy.";
-    const list = rows.length ? table(["Iteration", "Anomaly", "Meaning"], rows, "Anomalies") : null;
+    const list = rows.length ? table(ANOMALY_COLUMNS, rows, "Anomalies") : null;
     const tall = list && element("div", { className: "tall" }, list);
     this.anomalies.replaceChildren(card("Anomalies", note, tall ?? ""));
   }
