@@ -326,7 +326,8 @@ def test_a_share_of_what_has_no_zero_is_one_of_its_size(name: str) -> None:
     first, before, present, absent, worth = SHARES[name]
     for metric in ("loss", "regret"):
         scores = Scores(metric, higher_is_better=False, classes=None, outputs=None)
-        assert math.isnan(scores.compute_contribution({"loss": 1.0, metric: 1.0}, {"loss": 1.0, metric: 2.0}))
+        unknown = {"loss": 1.0, metric: 1.0}
+        assert math.isnan(scores.compute_contribution(unknown, unknown, counts=True))
         scores.set_reference({"loss": 1.0, metric: first}, 1.0)
         scores.record_values([{"loss": 1.0, metric: value} for value in (first, *before)])
         again = Scores(metric, higher_is_better=False, classes=None, outputs=None)
@@ -334,7 +335,8 @@ def test_a_share_of_what_has_no_zero_is_one_of_its_size(name: str) -> None:
         for each in (scores, again):
             pair = {"loss": math.inf, metric: present}, {"loss": math.inf, metric: absent}
             each.record_values(pair)
-            assert each.compute_contribution(*pair) == pytest.approx(worth)
+            assert each.compute_contribution(*pair, counts=True) == pytest.approx(worth)
+            assert each.compute_contribution(*reversed(pair), counts=False) == pytest.approx(worth)
 
 
 def test_a_module_is_worth_more_the_lower_the_loss_with_it() -> None:
@@ -345,7 +347,8 @@ def test_a_module_is_worth_more_the_lower_the_loss_with_it() -> None:
             scores = Scores("loss", None, classes=None, outputs=None)
             scores.set_reference({"loss": first}, 1.0)
             scores.record_values([{"loss": value} for value in values])
-            worth = [scores.compute_contribution({"loss": value}, {"loss": absent}) for value in values]
+            pairs = [({"loss": value}, {"loss": absent}) for value in values]
+            worth = [scores.compute_contribution(*pair, counts=True) for pair in pairs]
             assert worth == sorted(worth, reverse=True)
             assert worth[values.index(absent)] == 0
     for brought in (0.1, 0.9, 0.999):
@@ -355,7 +358,7 @@ def test_a_module_is_worth_more_the_lower_the_loss_with_it() -> None:
         broken.set_reference({"loss": 1.0, "source loss": 0.0}, 1.0)
         pair = {"loss": 1 - brought, "source loss": 1.0}, {"loss": 1.0, "source loss": 0.0}
         broken.record_values(pair)
-        assert broken.compute_contribution(*pair) < 0
+        assert broken.compute_contribution(*pair, counts=True) < 0
 
 
 def test_a_negative_loss_reaches_its_plateau() -> None:

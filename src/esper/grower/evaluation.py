@@ -114,12 +114,10 @@ def compute_contributions(
     scores.record_values([baseline, *measurement.ablated.values()])
     for place, slot in enumerate(model.slots.values()):
         if slot.name in measurement.ablated:
+            ablated, counts = measurement.ablated[slot.name], bool(table.blended[0, place])
+            by_score[0, place] = scores.compute_contribution(baseline, ablated, counts=counts)
             # A module that does not count yet was switched on, not off.
-            present, absent = baseline, measurement.ablated[slot.name]
-            if not table.blended[0, place]:
-                present, absent = absent, present
-            by_score[0, place] = scores.compute_contribution(present, absent)
-            by_loss[0, place] = absent[LOSS] - present[LOSS]
+            by_loss[0, place] = (1.0 if counts else -1.0) * (ablated[LOSS] - baseline[LOSS])
     baseline_score = np.array([scores.compute_score(baseline)])
     return Evaluation(np.array([baseline[LOSS]]), baseline_score, by_score, by_loss, measurement.due)
 

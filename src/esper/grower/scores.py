@@ -326,23 +326,28 @@ class Scores:
             values = (self._get_value(metrics, self.metric) for metrics in measured)
             self._lowest = float(np.fmin.reduce([self._lowest, *values]))
 
-    def compute_contribution(self, present: Metrics, absent: Metrics) -> float:
-        """What a module is worth, by the metrics with it, ``present``, and without it, ``absent``; NaN where unknown.
+    def compute_contribution(self, baseline: Metrics, toggled: Metrics, *, counts: bool) -> float:
+        """What a module is worth; NaN before the first finite metrics, and where a metric is not known.
+
+        Args:
+            baseline: Metrics of the model as it is.
+            toggled: Those with the module switched off if it ``counts``, and switched on otherwise.
+            counts: Whether the module counts in the model as it is.
 
         Raises:
             ConfigError: as `compute_score`.
         """
-        difference = self.compute_score(present) - self.compute_score(absent)
-        if not self._has_reference or self._rises(self.metric):
-            return difference
-        value, without = self.get_value(present), self.get_value(absent)
-        penalty = self._penalty(present) - self._penalty(absent)
-        # Without the module training would have blown up: with it all of the loss is gone.
-        if without == math.inf and math.isfinite(value):
-            return 1.0 - penalty
-        # A share of the value now, if the metric has always been above zero.
-        size = abs(without) if self._lowest > 0 else max(abs(without), abs(self._reference))
-        return (without - value) / (size or 1.0) - penalty
+        gain = self.compute_score(baseline) - self.compute_score(toggled)
+        if self._has_reference and not self._rises(self.metric):
+            value, other = self.get_value(baseline), self.get_value(toggled)
+            without = other if counts else value
+            # A share of the value without the module, if the metric has always been above zero. Where that is infinite,
+            # all of it is gone.
+            size = abs(without) if self._lowest > 0 else max(abs(without), abs(self._reference))
+            infinite = math.isinf(without) and value != other
+            share = math.copysign(1.0, other - value) if infinite else (other - value) / (size or 1.0)
+            gain = share - (self._penalty(baseline) - self._penalty(toggled))
+        return gain if counts else -gain
 
     def compute_progress(self, metrics: Metrics | None) -> float | None:
         """The value whose fall is progress, NaN without metrics; None: the loss is that value."""
