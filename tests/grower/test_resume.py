@@ -22,13 +22,13 @@ from esper.control.rules import Replay, Schedule
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import GovernorSettings
 from esper.engine.observation import list_features
-from esper.errors import CheckpointError, ConfigError, SlotError
+from esper.errors import CheckpointError, ConfigError, EsperError, SlotError
 from esper.grower import Grower, GrowerConfig
 from esper.grower.evaluators import Criterion
 from esper.grower.state_dict import KEY, GrowthInStateDict, describe_structure, plant_structure
-from esper.lifecycle.actions import Op
+from esper.lifecycle.actions import Blend, Op
 from esper.serialization.state_files import from_plain, pack_state, to_plain, unpack_state
-from grower.training_loop import HELD, SLOTS, Loop, growing, host, packed, validate, with_evidence
+from grower.training_loop import HELD, SLOTS, Loop, growing, host, packed, remembered, validate, with_evidence
 
 DECISIONS = 8
 SPEC = list_features(promise=False).spec
@@ -341,6 +341,63 @@ def test_what_cannot_be_planted_again_leaves_a_disabled_slot_disabled():
     with pytest.raises(SlotError, match="not on offer"):
         plant_structure(model, {"0": {"blueprint": "lowrank", "blend": 0, "fossilized": False}})
     assert not model.slots["0"].enabled
+
+
+UNPLANTABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "not on offer": ({"2": {"blueprint": "conv3x3", "blend": 0, "fossilized": False}}, "does not support|not on offer"),
+    "unknown": ({"2": {"blueprint": "no such", "blend": 0, "fossilized": False}}, "unknown blueprint"),
+    "no such slot": ({"9": {"blueprint": "mlp", "blend": 0, "fossilized": False}}, "attach the same slots"),
+}
+
+
+@pytest.mark.parametrize("case", UNPLANTABLE)
+def test_a_structure_that_cannot_be_planted_changes_nothing(case: str):
+    extra, sentence = UNPLANTABLE[case]
+    loop = Loop("all_at_start")
+    for _ in range(2):
+        loop.epoch()
+    seeds, before = loop.model.seeds, loop.saved()
+    planted = {"0": {"blueprint": "mlp", "blend": int(Blend.GATE), "fossilized": False}, **extra}
+    with pytest.raises(EsperError, match=sentence):
+        plant_structure(loop.model, planted)
+    assert loop.model.seeds == seeds
+    after = loop.saved()
+    assert all(torch.equal(after["model"][name], tensor) for name, tensor in before["model"].items())
+    assert str(after["optimizer"]) == str(before["optimizer"])
+
+
+DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "of another controller": lambda state: state.update(controller="none"),
+    "of another slot": lambda state: state["seeds"].clear(),
+    "without the last part": lambda state: state["memory"].pop("spending"),
+    "with another part": lambda state: state["memory"].update(learning={}),
+    "with a part of another type": lambda state: state["memory"].update(scores=3),
+}
+
+
+@pytest.mark.parametrize("within", ["the grower", "a state dict"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_grower_that_cannot_be_loaded_is_as_before(damage: str, within: str):
+    source, loop = Loop("all_at_start"), Loop("all_at_start", growing(seed=5))
+    for each, epochs in ((source, 3), (loop, 2)):
+        for _ in range(epochs):
+            each.epoch()
+    state = source.grower.state_dict()
+    DAMAGES[damage](state)
+    before, memory, seeds = loop.saved(), remembered(loop.grower), loop.model.seeds
+    if within == "the grower":
+        with pytest.raises(EsperError):
+            loop.grower.load_state_dict(state)
+    else:
+        GrowthInStateDict(loop.model).add_part("grower", loop.grower)
+        carried = source.model.state_dict()
+        packed_state = {"seeds": describe_structure(source.model), "twins": {}, "parts": {"grower": state}}
+        with pytest.raises(EsperError):
+            loop.model.load_state_dict({**carried, KEY: pack_state(packed_state)})
+    assert loop.model.seeds == seeds
+    after = loop.model.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before["model"].items())
+    assert torch.equal(remembered(loop.grower), memory)
 
 
 def test_copies_of_the_model_leave_the_grower_behind():

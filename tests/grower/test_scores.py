@@ -15,10 +15,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import esper
+from esper.control.rules import Heuristic, HeuristicSettings
 from esper.engine.governor import Trouble
 from esper.errors import ConfigError
 from esper.grower import Grower
-from grower.divergence import CLASSES, Training, data
+from esper.grower.scores import PENALTY, Scores
+from esper.lifecycle.actions import Op
+from grower.divergence import CLASSES, EPOCHS, Training, data
 from grower.training_loop import Loop, validate
 
 
@@ -259,6 +262,103 @@ def test_the_score_of_a_loss_is_the_share_that_is_gone() -> None:
     assert guessing.step(train_loss=1.0, val_loss=math.log(2)).score == pytest.approx(0.5)
     negative = grower(lambda _: 0.0)[1]
     assert [negative.step(train_loss=1.0, val_loss=one).score for one in (-2.0, -3.0, -1.0)] == [0.0, 0.5, -0.5]
+
+
+LOWER: dict[str, tuple[dict[str, Any], str]] = {
+    "loss alone": ({}, "loss"),
+    "loss by name": ({"metric": "loss"}, "loss"),
+    "loss of classes": ({"classes": 10}, "loss"),
+    "another metric": ({"metric": "mae", "higher_is_better": False}, "mae"),
+}
+"""What may be better the lower it is: options of a grower, and the name among what is measured."""
+
+
+class Falling:
+    """Measures a metric, at first ``first`` and later .0245, and a tenth more without seeds."""
+
+    def __init__(self, name: str, first: float) -> None:
+        self.name, self.now = name, first
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, esper.GrowingModel)
+        counts = any(float(seed.alpha) > 0 for seed in model.seeds.values())
+        return {"loss": 0.9, self.name: self.now * (1.0 if counts else 1.1)}
+
+
+@pytest.mark.parametrize("first", [0.0245, 0.146, 14.6])
+@pytest.mark.parametrize("about", LOWER)
+def test_a_seed_worth_a_tenth_of_the_loss_now_is_kept_whatever_the_loss_was_at_first(about: str, first: float) -> None:
+    """As in a U-Net, whose loss was .146 at first."""
+    options, name = LOWER[about]
+    falling = Falling(name, first)
+    rule = Heuristic(HeuristicSettings(most=1, trial=2, margin=0.02), EPOCHS)
+    training = Training()
+    given = growth_about(falling, **options)
+    conduct = esper.EpisodeConfig(governor=None)
+    found = Grower(training.model, training.optimizer, controller=rule, horizon=EPOCHS, conduct=conduct, **given)
+    decisions = [found.step(train_loss=training.epoch())]
+    falling.now = 0.0245
+    decisions += [found.step(train_loss=training.epoch()) for _ in range(8)]
+    worth = [value for decision in decisions for value in decision.contributions.values()]
+    assert worth[1:] == [pytest.approx(0.1 / 1.1)] * len(worth[1:])
+    assert [decision.op for decision in decisions if decision.op is not Op.WAIT] == [Op.GERMINATE, Op.FOSSILIZE]
+
+
+SHARES: dict[str, tuple[float, list[float], float, float, float]] = {
+    "a tenth of it now": (3.0, [], 0.9, 1.0, 0.1),
+    "of any size": (3e-9, [], 0.9e-12, 1e-12, 0.1),
+    "harm": (3.0, [], 1.0, 0.8, -0.25),
+    "all of it": (3.0, [], 0.0, 2.0, 2 / 3),
+    "none at all": (3.0, [], 0.0, 0.0, 0.0),
+    "nothing at first": (0.0, [], 0.0, 0.0, 0.0),
+    "negative": (3.0, [], -1.3, -1.0, 0.1),
+    "far below": (3.0, [], -66.0, -60.0, 0.1),
+    "through zero": (3.0, [], -0.1, 0.2, 0.1),
+    "negative before": (3.0, [-0.01], 0.01, 0.31, 0.1),
+    "without it blown up": (3.0, [], 1.0, math.inf, 1.0),
+    "with it blown up": (3.0, [], math.inf, 1.0, -math.inf),
+}
+"""Value at first, other values before, the value with a module and without, and what the module is worth."""
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_a_share_of_what_has_no_zero_is_one_of_its_size(name: str) -> None:
+    first, before, present, absent, worth = SHARES[name]
+    for metric in ("loss", "regret"):
+        scores = Scores(metric, higher_is_better=False, classes=None, outputs=None)
+        unknown = {"loss": 1.0, metric: 1.0}
+        assert math.isnan(scores.compute_contribution(unknown, unknown, counts=True))
+        scores.set_reference({"loss": 1.0, metric: first}, 1.0)
+        scores.record_values([{"loss": 1.0, metric: value} for value in (first, *before)])
+        again = Scores(metric, higher_is_better=False, classes=None, outputs=None)
+        again.load_state_dict(scores.state_dict())
+        for each in (scores, again):
+            pair = {"loss": math.inf, metric: present}, {"loss": math.inf, metric: absent}
+            each.record_values(pair)
+            assert each.compute_contribution(*pair, counts=True) == pytest.approx(worth)
+            assert each.compute_contribution(*reversed(pair), counts=False) == pytest.approx(worth)
+
+
+def test_a_module_is_worth_more_the_lower_the_loss_with_it() -> None:
+    """Also where values pass through zero, and beside a broken constraint less than nothing whatever it brings."""
+    values = [-200.0, -3.0, -0.5, 0.0, 1e-9, 0.5, 3.0, 200.0]
+    for first in values:
+        for absent in values:
+            scores = Scores("loss", None, classes=None, outputs=None)
+            scores.set_reference({"loss": first}, 1.0)
+            scores.record_values([{"loss": value} for value in values])
+            pairs = [({"loss": value}, {"loss": absent}) for value in values]
+            worth = [scores.compute_contribution(*pair, counts=True) for pair in pairs]
+            assert worth == sorted(worth, reverse=True)
+            assert worth[values.index(absent)] == 0
+    for brought in (0.1, 0.9, 0.999):
+        broken = Scores(
+            "loss", None, classes=None, outputs=None, penalty=lambda metrics: metrics["source loss"] * PENALTY
+        )
+        broken.set_reference({"loss": 1.0, "source loss": 0.0}, 1.0)
+        pair = {"loss": 1 - brought, "source loss": 1.0}, {"loss": 1.0, "source loss": 0.0}
+        broken.record_values(pair)
+        assert broken.compute_contribution(*pair, counts=True) < 0
 
 
 def test_a_negative_loss_reaches_its_plateau() -> None:

@@ -272,6 +272,27 @@ def test_a_configuration_that_cannot_be_set_is_refused_before_anything_is_plante
     assert (host[0].config.n_layer, host[1].config, config.n_layer) == (3, config, 3)
 
 
+def test_a_swap_that_is_refused_leaves_what_grew_and_its_moments() -> None:
+    def frozen(config: Any) -> esper.GrowingModel:
+        host = nn.Sequential(Stack(Config(2), 2), Stack(config, 3))
+        return esper.attach(host, {r"re:\d\.blocks\.0": ["block_copy"]}, inputs(), freeze_host=True)
+
+    other, model = frozen(Config(3)), frozen(Tuple())
+    for name in other.slots:
+        other.slots[name].germinate("block_copy", alpha=1.0)
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+    model.link(optimizer)
+    seed = model.slots["0.blocks.0"].germinate("block_copy", alpha=1.0)
+    model(inputs()).square().sum().backward()
+    optimizer.step()
+    before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(SlotError, match="which cannot be changed"):
+        model.swap(other.swap(None))
+    assert model.seeds == {"0.blocks.0": seed}
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+    assert str(optimizer.state_dict()) == str(state)
+
+
 @pytest.mark.parametrize("config", [None, {"n_layer": 3}, Config(7)])
 def test_what_does_not_say_so_stays(config: Any) -> None:
     before = copy.deepcopy(config)

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,54 @@ def test_a_state_dict_with_seeds_that_are_not_there_names_what_does_it(strict: b
         target.load_state_dict(source.state_dict(), strict=strict)
     target.load_state_dict(target.state_dict())
     copy.deepcopy(target).load_state_dict(target.state_dict())
+
+
+def network_with_seed(blueprint: str | None, seed: int) -> GrowingModel:
+    """A network with values of its own, perhaps with a seed, and an optimizer with moments."""
+    torch.manual_seed(seed)
+    model = attach(network(), {"0": ["mlp", "lowrank", "lora_2", "lora_4"], "1": ["mlp"]}, INPUTS)
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
+    model.link(optimizer)
+    if blueprint is not None:
+        model.slots["0"].germinate(blueprint, alpha=1.0)
+    train(model, optimizer)
+    return model
+
+
+UNFIT: dict[str, tuple[str, str | None]] = {
+    "a slot that is free": ("mlp", None),
+    "another blueprint": ("mlp", "lowrank"),
+    "another size": ("lora_2", "lora_4"),
+    "a seed that is hidden": ("mlp", "mlp"),
+}
+"""The blueprint in a state dict, and in the model that is to load it."""
+
+
+@pytest.mark.parametrize("wrap", ["itself", "in a container", "in an average"])
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_state_dict_that_is_refused_changes_nothing(case: str, strict: bool, wrap: str) -> None:
+    there, here = UNFIT[case]
+    saved, model = network_with_seed(there, 1), network_with_seed(here, 2)
+
+    def wrapped(model: GrowingModel) -> nn.Module:
+        wrappers = {"in a container": nn.Sequential, "in an average": torch.optim.swa_utils.AveragedModel}
+        return wrappers[wrap](model) if wrap in wrappers else model
+
+    target, state = wrapped(model), wrapped(saved).state_dict()
+    inner = next(part for part in target.modules() if isinstance(part, GrowingModel))
+    before = copy.deepcopy(inner.state_dict())
+    block = inner.without_growth() if case == "a seed that is hidden" else nullcontext()
+    with block, pytest.raises((CheckpointError, SlotError), match=r"that this model does not have|leave that block"):
+        target.load_state_dict(state, strict=strict)
+    after = inner.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_host_values_can_be_loaded_while_growth_is_switched_off() -> None:
+    model, other = network_with_seed("mlp", 1), network_with_seed(None, 2)
+    with model.without_growth():
+        model.load_state_dict(other.state_dict())
+    assert torch.equal(model.host[0].weight, other.host[0].weight)
+    assert set(model.seeds) == {"0"}

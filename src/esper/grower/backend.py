@@ -141,7 +141,7 @@ class ModelBackend:
         """
         measurement = self._run(slots, None)
         contributions = compute_contributions(
-            measurement, self.networks.model, self.networks.table, self._scores.compute_score
+            measurement, self.networks.model, self.networks.table, self._scores
         ).accuracy_contribution
         broken = bool(self._constraints.find_broken(measurement.baseline))
         return contributions, measurement.constant_output or broken
@@ -163,7 +163,7 @@ class ModelBackend:
             measurement = measurement._replace(ablated={**measurement.ablated, **more.ablated}, due=due | others)
         self.measurement = measurement
         self._scores.set_reference(measurement.baseline, self._train_loss)
-        evaluation = compute_contributions(measurement, network.model, network.table, self._scores.compute_score)
+        evaluation = compute_contributions(measurement, network.model, network.table, self._scores)
         return self._add_progress(evaluation, measurement.baseline)
 
     def _add_progress(self, evaluation: Evaluation, metrics: Metrics | None) -> Evaluation:

@@ -83,7 +83,8 @@ class GrowerConfig(Settings):
     """When training that blows up is rolled back, what growth may cost, how often modules are measured, and when growth
     ends. The governor's penalty stays as it is: no reward is paid here."""
     rent: NonNegativeFloat = 0.0
-    """Price of growth: ``rent * log1p(added / host)`` is taken off the score."""
+    """Price of growth: ``rent * log1p(added / host)`` is taken off the score, and what each module adds to it off its
+    contribution."""
     rent_on: RentBasis = "parameters"
     """Unit of ``added`` and ``host``: parameters, or FLOPs of a forward pass for one example. Controllers see all costs
     in it; policies were trained with parameters."""

@@ -49,7 +49,8 @@ class Decision:
     changes: tuple[Change, ...]
     """Slots that entered another stage: by the decision, by the passing of time, or by a rollback."""
     contributions: dict[str, float]
-    """By slot: the score with the module less the score without it, as last measured. Without it means with the module
+    """By slot: the score with the module less the score without it, as last measured; of a loss, its relative reduction
+    below the loss without the module, by the formula of `esper.grower.scores`. Without it means with the module
     switched off, so this measures how much the model depends on it. Under `esper.Refit` a module on trial is compared
     with a fork that has trained on without it; the slot is missing until the fork is old enough."""
     loss: float

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.engine.measurements import Evaluation
 from esper.grower.isolated import SeedlessFork
-from esper.grower.scores import LOSS, Metrics, Score
+from esper.grower.scores import LOSS, Metrics, Score, Scores
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.model import GrowingModel
 from esper.growth.sharding import reshard
@@ -106,18 +106,20 @@ def restore_modes(model: GrowingModel) -> Generator[None]:
 
 
 def compute_contributions(
-    measurement: ModelMeasurement, model: GrowingModel, table: SeedTable, score: Callable[[Metrics], float]
+    measurement: ModelMeasurement, model: GrowingModel, table: SeedTable, scores: Scores
 ) -> Evaluation:
     """The evaluation ``[1]`` of a measured model, with contributions ``[1, S]`` by score and by loss."""
     by_score, by_loss = np.full(table.stage.shape, np.nan), np.full(table.stage.shape, np.nan)
-    baseline, baseline_score = measurement.baseline, score(measurement.baseline)
+    baseline = measurement.baseline
+    scores.record_values([baseline, *measurement.ablated.values()])
     for place, slot in enumerate(model.slots.values()):
         if slot.name in measurement.ablated:
+            ablated, counts = measurement.ablated[slot.name], bool(table.blended[0, place])
+            by_score[0, place] = scores.compute_contribution(baseline, ablated, counts=counts)
             # A module that does not count yet was switched on, not off.
-            ablated, sign = measurement.ablated[slot.name], 1.0 if table.blended[0, place] else -1.0
-            by_score[0, place] = sign * (baseline_score - score(ablated))
-            by_loss[0, place] = sign * (ablated[LOSS] - baseline[LOSS])
-    return Evaluation(np.array([baseline[LOSS]]), np.array([baseline_score]), by_score, by_loss, measurement.due)
+            by_loss[0, place] = (1.0 if counts else -1.0) * (ablated[LOSS] - baseline[LOSS])
+    baseline_score = np.array([scores.compute_score(baseline)])
+    return Evaluation(np.array([baseline[LOSS]]), baseline_score, by_score, by_loss, measurement.due)
 
 
 def store_contributions(model: GrowingModel, contributions: Floats) -> None:

@@ -605,8 +605,7 @@ class Grower:
         return {
             **self._signature(),
             "seeds": describe_structure(self.model),
-            "memory": to_plain(self._state()),
-            "refit": self.isolated.state_dict(),
+            **self._copy_memory(),
             "callbacks": {key: callback.state_dict() for key, callback in self._name_callbacks().items()},
         }
 
@@ -626,17 +625,33 @@ class Grower:
         """
         require_same(state, self._signature(), ("seeds", "memory", "refit", "callbacks"))
         require_structure(self.model, state["seeds"])
+        # After an error the grower remembers what it did before; it may be of modules that have just been replaced.
+        owned, present = self.network.table.owning[0], [slot.seed is not None for slot in self.model.slots.values()]
+        before = self._copy_memory() if np.array_equal(owned, present) else None
+        try:
+            self._load_memory(state)
+        except Exception:
+            if before is not None:
+                self._load_memory(before)
+            raise
         self._trained.accept_changes()
-        memory = from_plain(self._state(), state["memory"], "the grower's state")
-        self._controller_state, self.constraints.references = memory["controller"], memory["references"]
-        self.network.update_seeds()
-        self.isolated.update_forks(self.network.table, self.network.evidence)
-        self.isolated.load_state_dict(state["refit"])
         store_contributions(self.model, self.engine.history.accuracy_contribution)
         self._prepare_training()
         for key, callback in self._name_callbacks().items():
             saved = state["callbacks"].get(key)
             self._processes.broadcast(lambda callback=callback, saved=saved: callback.on_resume(self, saved))
+
+    def _copy_memory(self) -> dict[str, Any]:
+        """What the grower remembers, without callbacks, as plain values."""
+        return {"memory": to_plain(self._state()), "refit": self.isolated.state_dict()}
+
+    def _load_memory(self, state: Mapping[str, Any]) -> None:
+        """Continue where `_copy_memory` was called."""
+        memory = from_plain(self._state(), state["memory"], "the grower's state")
+        self._controller_state, self.constraints.references = memory["controller"], memory["references"]
+        self.network.update_seeds()
+        self.isolated.update_forks(self.network.table, self.network.evidence)
+        self.isolated.load_state_dict(state["refit"])
 
     def _name_callbacks(self) -> dict[str, GrowerCallback]:
         """Callbacks by the names of their classes, those of one class numbered in their order."""

@@ -10,8 +10,17 @@ For a loss, and any other metric that is better the lower it is, it is the relat
 
 It is 0 at the reference and 1 for a metric of 0. The reference of the loss is that of guessing, ln(classes), where the
 number of classes is known. Otherwise, and for other metrics, it is the first value that was measured; also for a model
-that was trained before and starts above the loss of guessing. Contributions, the tolerances of gates, the margins of
-rules and rent are in units of the score.
+that was trained before and starts above the loss of guessing.
+
+The *contribution* of a module is the score with it less the score without it. Of a metric that is better the lower it
+is, the reference is then the value without the module, as it is now::
+
+    contribution = (without - with) / |without|
+
+So .02 is a fiftieth of the present loss, early and late in training, and at most 1. A share means nothing of a metric
+whose zero is arbitrary, such as the negative log-likelihood of a density: once a value of zero or below was measured,
+the greater of ``|without|`` and ``|reference|`` divides. The tolerances of gates, the margins of rules and rent are in
+units of contributions.
 
 A *constraint* limits by how much the loss on another set of data may rise, relative to its value before growth. With
 ``excess`` as the sum of ``rise - limit`` over the broken constraints::
@@ -26,7 +35,7 @@ has a negative contribution, for gates, rules and policies alike, and the grower
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
@@ -249,6 +258,8 @@ class Scores:
         self._has_reference = False
         self._reference = UNKNOWN
         self._first_train_loss = self._first_loss = self._first_accuracy = UNKNOWN
+        self._lowest = UNKNOWN
+        """The lowest value of the metric so far, with or without modules."""
         self.chance_loss = math.log(self.likely_classes)
         """The loss of guessing, where the number of classes is known; otherwise the first that was measured."""
         self.chance_score = 1 / self.likely_classes
@@ -304,6 +315,39 @@ class Scores:
         value = self._get_value(metrics, self.metric)
         score = value if self._rises(self.metric) else _relative_improvement(value, self._reference)
         return score - self._penalty(metrics)
+
+    def record_values(self, measured: Iterable[Metrics]) -> None:
+        """Record whether the metric can be zero or negative; call it with all that was measured at once, first.
+
+        Raises:
+            ConfigError: as `compute_score`.
+        """
+        if self._has_reference:
+            values = (self._get_value(metrics, self.metric) for metrics in measured)
+            self._lowest = float(np.fmin.reduce([self._lowest, *values]))
+
+    def compute_contribution(self, baseline: Metrics, toggled: Metrics, *, counts: bool) -> float:
+        """What a module is worth; NaN before the first finite metrics, and where a metric is not known.
+
+        Args:
+            baseline: Metrics of the model as it is.
+            toggled: Those with the module switched off if it ``counts``, and switched on otherwise.
+            counts: Whether the module counts in the model as it is.
+
+        Raises:
+            ConfigError: as `compute_score`.
+        """
+        gain = self.compute_score(baseline) - self.compute_score(toggled)
+        if self._has_reference and not self._rises(self.metric):
+            value, other = self.get_value(baseline), self.get_value(toggled)
+            without = other if counts else value
+            # A share of the value without the module, if the metric has always been above zero. Where that is infinite,
+            # all of it is gone.
+            size = abs(without) if self._lowest > 0 else max(abs(without), abs(self._reference))
+            infinite = math.isinf(without) and value != other
+            share = math.copysign(1.0, other - value) if infinite else (other - value) / (size or 1.0)
+            gain = share - (self._penalty(baseline) - self._penalty(toggled))
+        return gain if counts else -gain
 
     def compute_progress(self, metrics: Metrics | None) -> float | None:
         """The value whose fall is progress, NaN without metrics; None: the loss is that value."""
@@ -390,7 +434,8 @@ class Scores:
         Raises:
             CheckpointError: the state lacks a value, or holds one of another type.
         """
-        vars(self).update(from_plain(self.state_dict(), state, "scores"))
+        # States of version 0.2 have no lowest value.
+        vars(self).update(from_plain(self.state_dict(), {"_lowest": UNKNOWN, **state}, "scores"))
 
     def _rises(self, metric: str) -> bool:
         """Whether higher is better."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import CheckpointError, ConfigError, SlotError
+from esper.growth.frozen import replace_seeds
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
@@ -33,13 +34,13 @@ def describe_structure(model: GrowingModel) -> Structure:
 
 
 def plant_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, Any]]) -> None:
-    """Plant the modules of ``structure`` in ``model``, and remove all others.
+    """Plant the modules of ``structure`` in ``model``, and remove all others; after an error nothing has changed.
 
     New modules have alpha 0 and arbitrary values, which are to be loaded.
 
     Raises:
         CheckpointError: the model lacks a slot.
-        SlotError, UnknownBlueprintError: a slot does not offer the blueprint.
+        SlotError, UnknownBlueprintError: a slot does not offer the blueprint, or is switched off by a block.
     """
     missing = [name for name in structure if name not in model.slots]
     if missing:
@@ -47,22 +48,15 @@ def plant_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, An
             f"something grew in slot {missing[0]!r} when this state was saved, but the model has only "
             f"{', '.join(model.slots)}: attach the same slots"
         )
-    current = describe_structure(model)
-    for slot in model.slots.values():
-        module = structure.get(slot.name)
-        if current.get(slot.name) == module:
-            continue
-        slot.remove()
-        if module is None:
-            continue
-        # A slot that is disabled now may have a module from before.
-        enabled, slot.enabled = slot.enabled, True
-        try:
-            slot.germinate(module["blueprint"], torch.Generator(), blend=Blend(module["blend"]))
-        finally:
-            slot.enabled = enabled
+    # Make all modules before any is planted. A slot where nothing may germinate now may have one from before.
+    current, seeds = describe_structure(model), model.seeds
+    changed = {name: module for name, module in structure.items() if current.get(name) != module}
+    for name, module in changed.items():
+        seeds[name] = model.slots[name].make_seed(module["blueprint"], torch.Generator(), Blend(module["blend"]))
+    replace_seeds(model, {name: seeds[name] for name in structure})
+    for name, module in changed.items():
         if module["fossilized"]:
-            slot.fossilize()
+            model.slots[name].fossilize()
 
 
 def require_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, Any]]) -> None:
@@ -115,7 +109,7 @@ class GrowthInStateDict:
         self._pending: dict[str, dict[str, Any]] = {}
         """Loaded states of parts that are not added yet."""
         model.register_state_dict_post_hook(self)
-        model.register_load_state_dict_pre_hook(self._load_growth)
+        model.planters.append(self._load_growth)
 
     def add_part(self, name: str, part: Stateful) -> None:
         """Save and load ``part`` with the model from now on; a state loaded before is restored now."""
@@ -137,17 +131,21 @@ class GrowthInStateDict:
         }
         state_dict[prefix + KEY] = pack_state(state)
 
-    def _load_growth(self, model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-        assert isinstance(model, GrowingModel)
+    def _load_growth(self, model: GrowingModel, state_dict: dict[str, Tensor], prefix: str) -> None:
         packed = state_dict.pop(prefix + KEY, None)
         if packed is None:
             return
         state = unpack_state(packed)
         # Aliases back first, since torch requires every name; then modules, so that their values have a place.
         state_dict.update({prefix + alias: state_dict[prefix + name] for alias, name in state["twins"].items()})
+        former = model.seeds
         plant_structure(model, state["seeds"])
         self._pending = state["parts"]
-        self._load_parts()
+        try:
+            self._load_parts()
+        except Exception:
+            replace_seeds(model, former)
+            raise
 
     def __getstate__(self) -> Mapping[str, Any]:
         # Copies and pickles: a grower belongs to the original model.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, cast
 
 from pydantic import PlainValidator
@@ -19,6 +22,13 @@ from esper.growth.taps import list_named_modules
 
 PATTERN = "re:"
 """Prefix of a regular expression in `Places`."""
+_TOKENS = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|\((?:\?(?:P?<\w+>|<?[=!]|\(\w+\)|[\w-]*:|>))?|\||\)", re.DOTALL
+)
+"""Parts of a regular expression: an escape, a set, a comment, the beginning of a group, a bar, the end of a group."""
+_NO_BRANCHES = re.compile(r"\(\?(?:<?[=!]|\()")
+"""The beginning of a lookaround or a condition."""
+_log = logging.getLogger(__name__)
 AUTO = "auto"
 """In place of a list of blueprints: all that fit."""
 
@@ -89,7 +99,8 @@ def attach(
     Args:
         model: Any module.
         slots: Names of submodules, or a mapping from names to blueprints' names or ``"auto"``. A key that begins with
-            ``re:`` is a regular expression for all submodules whose whole name it matches.
+            ``re:`` is a regular expression for all submodules whose whole name it matches; there is a warning if one of
+            its alternatives, as in ``(query|value)``, matches none.
         example_input: Arguments of the model, with two examples or more: a tensor, a tuple of positional arguments, or
             a dictionary of keyword arguments. A forward pass with it finds the features at each slot.
         causal: Whether tokens must not depend on later ones, as in a language model; None: found by a forward pass.
@@ -152,4 +163,55 @@ def _match_names(model: nn.Module, place: str) -> list[str]:
         part = next((name for name in names if pattern.search(name)), None)
         hint = "print(model) shows the names" if part is None else f"part of {part!r} does: '.*' stands for the rest"
         raise SlotError(f"no submodule's whole name matches {place!r}; {hint}")
+    # An alternative that matches nothing is misspelt, or of another model.
+    counts: list[tuple[str, int]] = []
+    for branch, alone in [] if pattern.flags & re.VERBOSE else list_alternatives(pattern.pattern):
+        with suppress(re.error):  # a reference to a group that is left out
+            counts.append((branch, sum(bool(re.fullmatch(alone, name, pattern.flags)) for name in names)))
+    told = ", ".join(f"{branch!r} {count}" for branch, count in counts)
+    _log.info("%r matches %d submodules%s", place, len(matches), f"; by alternative: {told}" if told else "")
+    missing = ", ".join(repr(branch) for branch, count in counts if not count)
+    if missing:
+        warnings.warn(
+            f"{place!r} has alternatives that match no submodule: {missing}; submodules matched: {told}. "
+            "print(model) shows the names: correct these alternatives, or leave them out",
+            stacklevel=4,
+        )
     return matches
+
+
+def list_alternatives(pattern: str) -> list[tuple[str, str]]:
+    """The branches of each ``a|b`` in a regular expression, with the pattern in which that branch stands alone.
+
+    Around a branch that lies in another one, that one stands alone, too. Lookarounds and conditions have no branches,
+    since a name need not match theirs.
+    """
+    alternatives: list[tuple[slice, list[slice]]] = []
+    """Where a branch is, and what to leave out for it to stand alone."""
+    # Open groups: whether their branches count, where the first one begins, and where the others do.
+    groups: list[tuple[bool, list[int]]] = [(True, [0])]
+    for token in (*_TOKENS.finditer(pattern), None):
+        text, place = (")", len(pattern)) if token is None else (token.group(), token.start())
+        if text.startswith("(") and not text.startswith("(?#"):
+            groups.append((not _NO_BRANCHES.match(text), [place + len(text)]))
+        elif text == "|":
+            groups[-1][1].append(place + 1)
+        elif text == ")":
+            counts, starts = groups.pop()
+            if not counts:
+                alternatives = [part for part in alternatives if part[0].start < starts[0]]
+            elif len(starts) > 1:
+                inner = [part for part in alternatives if part[0].start >= starts[0]]
+                for start, end in zip(starts, [*(start - 1 for start in starts[1:]), place], strict=True):
+                    others = [slice(starts[0], start), slice(end, place)]
+                    for branch, left_out in inner:
+                        if start <= branch.start < end:
+                            left_out += others
+                    alternatives.append((slice(start, end), others.copy()))
+    return [(pattern[branch], _leave_out(pattern, left_out)) for branch, left_out in alternatives]
+
+
+def _leave_out(text: str, parts: Iterable[slice]) -> str:
+    return "".join(
+        letter for place, letter in enumerate(text) if not any(part.start <= place < part.stop for part in parts)
+    )

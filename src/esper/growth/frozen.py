@@ -161,10 +161,37 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
             raise SlotError(f"the growth has a seed for features {site.shape} at slot {name!r}; here is {here}")
     # The former growth is kept without the host: its sites have no layers.
     leaving = Growth(model.seeds, {name: replace(model.slots[name].site, layer=None) for name in model.seeds})
-    # Swap the seeds.
-    with model.tap.gate.switching():
-        for slot in model.slots.values():
-            slot.remove()
-        for name, seed in growth.seeds.items():
-            model.slots[name].plant(seed)
+    replace_seeds(model, growth.seeds)
     return leaving
+
+
+def replace_seeds(model: GrowingModel, seeds: Mapping[str, Seed]) -> None:
+    """Put ``seeds``, by slot, in the place of all seeds of a model. A seed that stays in its slot is not touched.
+
+    Raises:
+        SlotError: growth is switched off by a block, or a seed cannot be planted; the model then has its former seeds.
+    """
+    slots = model.slots.values()
+    for slot in slots:
+        slot.require_not_disabled()
+    former, optimizer = model.seeds, model.ownership.optimizer
+    moments = {} if optimizer is None else dict(optimizer.state)
+
+    def plant_all(seeds: Mapping[str, Seed]) -> None:
+        changed = [slot for slot in slots if slot.seed is not seeds.get(slot.name)]
+        for slot in changed:
+            slot.remove()
+        for slot in changed:
+            if slot.name in seeds:
+                slot.plant(seeds[slot.name])
+
+    with model.tap.gate.switching():
+        try:
+            plant_all(seeds)
+        except SlotError:
+            plant_all(former)
+            if optimizer is not None:
+                # Removed parameters have lost their moments.
+                parameters = [parameter for seed in former.values() for parameter in seed.parameters()]
+                optimizer.state.update({key: moments[key] for key in parameters if key in moments})
+            raise

@@ -108,14 +108,27 @@ class Slots(nn.Module):
         return [(name, self[name]) for name in self._keys]
 
 
-def _require_planted(_: nn.Module, incompatible: Any) -> None:
-    """Load-state-dict hook: refuse a state dict with seeds that the model does not have."""
-    key = next((key for key in incompatible.unexpected_keys if f".{SLOTS_PREFIX}" in f".{key}"), None)
-    if key is not None:
-        raise CheckpointError(
-            f"the state dict holds {key!r} of a seed that this model does not have: a state dict has no structure; "
-            "keep grown models with esper.save, and get them back with esper.load"
-        )
+def _prepare_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Load-state-dict pre-hook: refuse a state dict with seeds that the model does not have, before anything changes.
+
+    A state dict has no structure. Those who add one to it plant the seeds first.
+    """
+    assert isinstance(model, GrowingModel)
+    for plant in model.planters:
+        plant(model, state_dict, prefix)
+    present, slots = model.slots.state_dict(), f"{prefix}{SLOTS_PREFIX}"
+    for key in state_dict:
+        if not key.startswith(slots):
+            continue
+        for slot in model.slots.values():
+            slot.require_not_disabled()
+        own, saved = present.get(key.removeprefix(slots)), state_dict[key]
+        same_shape = not (isinstance(own, Tensor) and isinstance(saved, Tensor)) or own.shape == saved.shape
+        if own is None or not same_shape:
+            raise CheckpointError(
+                f"the state dict holds {key!r} of a seed that this model does not have: a state dict has no structure; "
+                "keep grown models with esper.save, and get them back with esper.load"
+            )
 
 
 def _require_called(model: nn.Module, *_: Any) -> None:
@@ -226,8 +239,10 @@ class GrowingModel(nn.Module):
         self.outputs = probed.outputs
         """Channels of the host's output, which are the classes of a classifier; None if it returns no tensor."""
         # A state dict has no structure: refuse to make or load one if seeds would be lost.
+        self.planters: list[Callable[[GrowingModel, dict[str, Any], str], None]] = []
+        """Called with this model, a state dict that is about to be loaded, and the prefix of its names there."""
         self.register_state_dict_pre_hook(_require_called)
-        self.register_load_state_dict_post_hook(_require_planted)
+        self.register_load_state_dict_pre_hook(_prepare_loading)
         # From here on the class has the host's name and signature.
         self.__class__ = make_subclass(type(self), type(host))
 

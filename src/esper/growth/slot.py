@@ -204,12 +204,24 @@ class Slot(GrowthHook):
             SlotError: the slot is taken or disabled, the blueprint is not on offer here, or an argument is invalid.
             DistributedError: under DistributedDataParallel, another process plants something else.
         """
-        # Refuse what does not fit here.
-        kind = get(blueprint)
+        get(blueprint)
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         if not self.enabled:
             raise SlotError(f"slot {self.name!r} is disabled; enable it first")
+        seed = self.make_seed(blueprint, generator, blend)
+        seed.alpha.fill_(alpha)
+        return self.plant(seed)
+
+    def make_seed(self, blueprint: str, generator: torch.Generator | None, blend: Blend) -> Seed:
+        """A fresh seed for this slot, with weight 0, which is not planted; the arguments are those of `germinate`.
+
+        Raises:
+            UnknownBlueprintError: no such blueprint.
+            SlotError: the blueprint is not on offer here, or an argument is invalid.
+        """
+        # Refuse what does not fit here.
+        kind = get(blueprint)
         if not kind.supports(self.site):
             reason = explain_apart(self.site) if kind.mixes_positions else ""
             raise SlotError(
@@ -225,9 +237,7 @@ class Slot(GrowthHook):
             raise SlotError("processes share what grows: give a generator, which has the same seed in all of them")
         if generator is None:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        seed = Seed(kind(self.site, generator), self.site, blend)
-        seed.alpha.fill_(alpha)
-        return self.plant(seed)
+        return Seed(kind(self.site, generator), self.site, blend)
 
     def plant(self, seed: Seed) -> Seed:
         """Put a seed that was made for the site into this slot, and hand its parameters to the optimizer.

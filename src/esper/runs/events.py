@@ -179,8 +179,9 @@ class StepTaken(NetworkEvent):
 
     `metric` is what growth is about, in its own units: accuracy on validation data, unless the run's metadata
     ``metric`` name another figure. The *score* is that figure or, where ``higher_is_better`` is false, its relative
-    reduction below its ``reference``. Contributions are differences of scores; `objective` is J, the network's score
-    with all seeds less rent. `loss` is on validation data, in nats where it is a cross-entropy; `added` are the seeds'
+    reduction below its ``reference``. Contributions are differences of scores, and in a run of a `Grower`, where lower
+    is better, relative reductions below the figure without the seed. `objective` is J, the network's score with all
+    seeds less rent. `loss` is on validation data, in nats where it is a cross-entropy; `added` are the seeds'
     parameters over the host's. Tuples have an entry per slot. In a run of a `Grower`, the figures are those that the
     decision was made on.
     """

@@ -72,9 +72,7 @@ def describe_contributions(metadata: Mapping[str, Any]) -> str:
     if metric.higher_is_better:
         text += f"{metric.metric} on validation data with it less that without it."
     else:
-        value = "" if metric.reference is None else f", {metric.reference:.4g}"
-        reference = "that of guessing, or else the first" if metric.is_loss else "the first"
-        text += f"{metric.metric} on validation data without it less that with it, as a share of {reference}{value}."
+        text += f"{metric.metric} on validation data without it less that with it, as a share of that without it."
     if metadata.get("evidence") == REFIT:
         text += " Of seeds on trial, without it is a copy of the model that trains on without the seed."
     return text
