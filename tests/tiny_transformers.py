@@ -46,6 +46,39 @@ def qwen2(**settings: Any) -> nn.Module:
     return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**_DECODER, **window, **settings}))
 
 
+def mistral(**settings: Any) -> nn.Module:
+    """A language model of two layers."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**{**_DECODER, **settings}))
+
+
+def gemma(**settings: Any) -> nn.Module:
+    """A language model of two layers with tied embeddings."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.GemmaForCausalLM(transformers.GemmaConfig(**{**_DECODER, "head_dim": 8, **settings}))
+
+
+def phi(**settings: Any) -> nn.Module:
+    """A language model of two layers."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.PhiForCausalLM(transformers.PhiConfig(**{**_DECODER, "num_key_value_heads": 2, **settings}))
+
+
+def gpt_neox(**settings: Any) -> nn.Module:
+    """A language model of two layers."""
+    transformers = pytest.importorskip("transformers")
+    layers = {name: value for name, value in _DECODER.items() if name != "num_key_value_heads"}
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**{**layers, **settings}))
+
+
+def opt(**settings: Any) -> nn.Module:
+    """A language model of two layers with tied embeddings, which drops out."""
+    transformers = pytest.importorskip("transformers")
+    layers = {"hidden_size": 16, "word_embed_proj_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tokens = {"vocab_size": 23, "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    return transformers.OPTForCausalLM(transformers.OPTConfig(**{**layers, **tokens, "ffn_dim": 24, **settings}))
+
+
 def vit(**settings: Any) -> nn.Module:
     """A classifier of images of 8 x 8 pixels, of one layer."""
     transformers = pytest.importorskip("transformers")

@@ -38,6 +38,8 @@ class FrozenParts:
         """Names of parameters that required a gradient before."""
         self._in_training_mode = frozenset(name for name, part in self._list_modules(host) if part.training)
         """Names of modules that were in training mode before."""
+        self.modules: list[nn.Module] = []
+        """All modules of the frozen parts."""
         # No gradients, and no dropout or new statistics.
         for part in self._list_parts(host):
             part.requires_grad_(False)
@@ -58,7 +60,7 @@ class FrozenParts:
 
     def __call__(self, host: nn.Module, _: tuple[Any, ...]) -> None:
         """Forward pre-hook of the host: back to evaluation mode, if the host itself was put in training mode."""
-        if not torch.compiler.is_compiling() and any(module.training for module in self._frozen_modules):
+        if not torch.compiler.is_compiling() and any(module.training for module in self.modules):
             self.set_eval(host)
 
     def set_eval(self, host: nn.Module) -> None:
@@ -66,7 +68,7 @@ class FrozenParts:
         for part in self._list_parts(host):
             part.eval()
         # Listed once, not in every pass.
-        self._frozen_modules = [module for part in self._list_parts(host) for module in part.modules()]
+        self.modules = [module for part in self._list_parts(host) for module in part.modules()]
 
     def holds(self, key: str) -> bool:
         """Whether ``key`` of the host's state dict belongs to a frozen part."""
