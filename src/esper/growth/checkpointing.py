@@ -13,14 +13,15 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from esper.errors import SlotError
 from esper.growth.positions import find_hints, list_argument_names
+from esper.growth.taps import list_named_modules
 
 if TYPE_CHECKING:
     from esper.growth.frozen import FrozenParts
@@ -70,7 +71,7 @@ class FrozenCheckpointing:
         without_layers = [
             part
             for part in enabled
-            if _has_class(part, _MODEL) and not any(_has_class(inner, _LAYER) for inner in part.modules())
+            if _has_class(part, _MODEL) and not any(_has_class(inner, _LAYER) for _, inner in list_named_modules(part))
         ]
         if without_layers and not self._warned:
             self._warned = True
@@ -141,7 +142,7 @@ class _CheckpointedForward(_ReplacedForward):
         # The reentrant way gives gradients only if an argument requires one; the other one always does.
         if any(isinstance(argument, Tensor) and argument.requires_grad for argument in arguments):
             return vars(self._module)[_FUNCTION](compute, *arguments)
-        return checkpoint(compute, *arguments, use_reentrant=False)
+        return cast("Any", checkpoint(compute, *arguments, use_reentrant=False))
 
 
 class _UncachedForward(_ReplacedForward):
