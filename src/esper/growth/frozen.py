@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -125,6 +126,8 @@ class Growth:
     """Seeds by slot."""
     sites: Mapping[str, Site]
     """Sites of the slots."""
+    host_sha256: str = ""
+    """`hash_frozen` of the host in which they grew."""
 
     @property
     def parameters(self) -> int:
@@ -141,6 +144,12 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
         )
     growth = Growth({}, {}) if growth is None else growth
     # Refuse what does not fit before anything is removed.
+    host_sha256 = hash_frozen(model.host, [WHOLE])
+    if growth.seeds and growth.host_sha256 != host_sha256:
+        raise SlotError(
+            "the growth is of a frozen host with other values than this one's: give the host the values that it had "
+            "when the growth was taken off"
+        )
     for name, seed in growth.seeds.items():
         if name in model.slots and seed.blueprint.name not in model.slots[name].blueprints:
             raise SlotError(
@@ -152,10 +161,11 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
             here = model.slots[name].site.shape if name in model.slots else "no such slot"
             raise SlotError(f"the growth has a seed for features {site.shape} at slot {name!r}; here is {here}")
     # The former growth is kept without the host: its sites have no layers.
-    leaving = Growth(model.seeds, {name: replace(model.slots[name].site, layer=None) for name in model.seeds})
-    # Swap the seeds.
+    sites = {name: replace(model.slots[name].site, layer=None) for name in model.seeds}
+    leaving = Growth(model.seeds, sites, host_sha256)
+    # Swap the seeds, of which the model gets copies: several models may get the same growth, and all of them learn.
     for slot in model.slots.values():
         slot.remove()
     for name, seed in growth.seeds.items():
-        model.slots[name].plant(seed)
+        model.slots[name].plant(copy.deepcopy(seed))
     return leaving

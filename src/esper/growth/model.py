@@ -270,15 +270,16 @@ class GrowingModel(nn.Module):
         second = model.swap(first)
         ```
 
-        A linked optimizer drops the parameters of the former seeds, and gets those of the new ones. A grower belongs to
-        one growth: make another one after a swap.
+        The model gets copies of the seeds: ``growth`` stays as it is, and other models may get it, too. A linked
+        optimizer drops the parameters of the former seeds, and gets those of the new ones. A grower belongs to one
+        growth: make another one after a swap. The host's values are hashed, which takes about a second per gigabyte.
 
         Args:
             growth: Returned by `swap` of this model, or of one with the same slots on an equal host; None: no seeds.
 
         Raises:
-            SlotError: the host is not frozen, and so has learned together with its seeds; ``growth`` is of other slots;
-                or a slot is not called any more.
+            SlotError: the host is not frozen, and so has learned together with its seeds; ``growth`` is of other slots,
+                or of a host with other values; or a slot is not called any more.
         """
         require_attached(self)
         return swap_growth(self, growth)
