@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from esper.engine.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
-from esper.errors import ConfigError
+from esper.errors import CheckpointError, ConfigError
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
 from esper.growth.seed import count_blend_flops, count_blend_parameters
 from esper.growth.site import Layout, Site
-from esper.lifecycle.actions import Blend, Head
+from esper.lifecycle.actions import Blend, Curve, Head
 from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
@@ -217,9 +217,22 @@ class GrowingNetwork:
         """Continue where `state_dict` was called.
 
         Raises:
-            CheckpointError: the state is of other slots.
+            CheckpointError: the state is of other slots, or a number in it is out of its range.
         """
         values = from_plain(self._state(), state, "the network")
+        kinds = {"stage": Stage, "blend": Blend, "alpha_curve": Curve}
+        for name, numbers in vars(values["table"]).items():
+            if name in kinds:
+                low, high = min(kinds[name]), max(kinds[name])
+            elif name == "blueprint":
+                low, high = NO_BLUEPRINT, len(self.blueprints) - 1
+            else:  # weights, ages and numbers of steps
+                low, high = 0, 1 if numbers.dtype == np.float32 else np.iinfo(np.int16).max
+            if not bool(((numbers >= low) & (numbers <= high)).all()):
+                raise CheckpointError(
+                    f"the grower's state is damaged: {name} is {numbers.tolist()[0]} in its table, where "
+                    f"numbers are from {int(low)} to {int(high)}; use an earlier one"
+                )
         self.table, self.evidence, self.germinations = values["table"], values["evidence"], values["germinations"]
 
     def _state(self) -> dict[str, Any]:

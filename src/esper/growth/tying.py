@@ -100,6 +100,6 @@ class TiedWeights:
 
 def _list_configurations(part: nn.Module) -> list[Any]:
     """The configurations that may have the flag of a part: its own, and that of the language model within it."""
-    configuration = vars(part)[CONFIGURATION]
-    find_text = getattr(type(configuration), "get_text_config", None)
-    return [configuration] if find_text is None else [configuration, find_text(configuration, decoder=True)]
+    configuration: Any = vars(part)[CONFIGURATION]
+    find_text = getattr(configuration, "get_text_config", None)
+    return [configuration] if find_text is None else [configuration, find_text(decoder=True)]
