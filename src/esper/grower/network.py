@@ -221,7 +221,8 @@ class GrowingNetwork:
         """
         values = from_plain(self._state(), state, "the network")
         kinds = {"stage": Stage, "blend": Blend, "alpha_curve": Curve}
-        for name, numbers in vars(values["table"]).items():
+        tables: dict[str, Any] = vars(values["table"])
+        for name, numbers in tables.items():
             if name in kinds:
                 low, high = min(kinds[name]), max(kinds[name])
             elif name == "blueprint":
