@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -220,19 +220,25 @@ class GrowingNetwork:
             CheckpointError: the state is of other slots, or a number in it is out of its range.
         """
         values = from_plain(self._state(), state, "the network")
-        kinds = {"stage": Stage, "blend": Blend, "alpha_curve": Curve}
-        tables: dict[str, Any] = vars(values["table"])
-        for name, numbers in tables.items():
-            if name in kinds:
-                low, high = min(kinds[name]), max(kinds[name])
-            elif name == "blueprint":
-                low, high = NO_BLUEPRINT, len(self.blueprints) - 1
-            else:  # weights, ages and numbers of steps
-                low, high = 0, 1 if numbers.dtype == np.float32 else np.iinfo(np.int16).max
-            if not bool(((numbers >= low) & (numbers <= high)).all()):
+        table: SeedTable = values["table"]
+        for name, numbers in cast("dict[str, Floats]", vars(table)).items():
+            # By default weights, ages and numbers of steps.
+            low, high = 0, 1 if numbers.dtype == np.float32 else 2**15 - 1
+            match name:
+                case "stage":
+                    high = len(Stage) - 1
+                case "blend":
+                    high = len(Blend) - 1
+                case "alpha_curve":
+                    high = len(Curve) - 1
+                case "blueprint":
+                    low, high = NO_BLUEPRINT, len(self.blueprints) - 1
+                case _:
+                    pass
+            if not np.all((numbers >= low) & (numbers <= high)):
                 raise CheckpointError(
                     f"the grower's state is damaged: {name} is {numbers.tolist()[0]} in its table, where "
-                    f"numbers are from {int(low)} to {int(high)}; use an earlier one"
+                    f"numbers are from {low} to {high}; use an earlier one"
                 )
         self.table, self.evidence, self.germinations = values["table"], values["evidence"], values["germinations"]
 
