@@ -46,6 +46,66 @@ def qwen2(**settings: Any) -> nn.Module:
     return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**_DECODER, **window, **settings}))
 
 
+def mistral(**settings: Any) -> nn.Module:
+    """A language model of two layers."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**{**_DECODER, **settings}))
+
+
+def gemma(**settings: Any) -> nn.Module:
+    """A language model of two layers with tied embeddings."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.GemmaForCausalLM(transformers.GemmaConfig(**{**_DECODER, "head_dim": 8, **settings}))
+
+
+def phi(**settings: Any) -> nn.Module:
+    """A language model of two layers."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.PhiForCausalLM(transformers.PhiConfig(**{**_DECODER, "num_key_value_heads": 2, **settings}))
+
+
+def gpt_neox(**settings: Any) -> nn.Module:
+    """A language model of two layers."""
+    transformers = pytest.importorskip("transformers")
+    layers = {name: value for name, value in _DECODER.items() if name != "num_key_value_heads"}
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**{**layers, **settings}))
+
+
+def opt(**settings: Any) -> nn.Module:
+    """A language model of two layers with tied embeddings, which drops out."""
+    transformers = pytest.importorskip("transformers")
+    layers = {"hidden_size": 16, "word_embed_proj_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tokens = {"vocab_size": 23, "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    return transformers.OPTForCausalLM(transformers.OPTConfig(**{**layers, **tokens, "ffn_dim": 24, **settings}))
+
+
+def bert_language_model(**settings: Any) -> nn.Module:
+    """A masked language model of one layer with tied embeddings."""
+    transformers = pytest.importorskip("transformers")
+    layers = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return transformers.BertForMaskedLM(transformers.BertConfig(**{**layers, "vocab_size": 23, **settings}))
+
+
+def llava() -> nn.Module:
+    """A language model with tied embeddings that may be given images; its text has a configuration within another."""
+    transformers = pytest.importorskip("transformers")
+    layers = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    vision = {"model_type": "clip_vision_model", "image_size": 8, "patch_size": 4, "projection_dim": 16, **layers}
+    text = transformers.LlamaConfig(**{**_DECODER, "tie_word_embeddings": True}).to_dict()
+    return transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=22, tie_word_embeddings=True)
+    )
+
+
+def bart() -> nn.Module:
+    """An encoder and a decoder of one layer each, and a head, with one embedding."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "d_model": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "forced_eos_token_id": None}
+    tokens = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0, "vocab_size": 23}
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes, **heads, **tokens))
+
+
 def vit(**settings: Any) -> nn.Module:
     """A classifier of images of 8 x 8 pixels, of one layer."""
     transformers = pytest.importorskip("transformers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,27 @@ def test_a_policy_of_other_settings_is_refused(loss: str, saved: tuple[Policy, d
         tensors["policy.extra"] = torch.zeros(1)
     with pytest.raises(CheckpointError, match="policy"):
         restore_policy(tensors, settings, None)
+
+
+def test_weights_and_counters_out_of_their_range_are_refused_by_name(
+    saved: tuple[Policy, dict[str, torch.Tensor]],
+) -> None:
+    policy, _ = saved
+    learner = PPO(policy, PPOSettings(), 0)
+    optimizer = {f"optimizer.{name}": value for name, value in learner._optimizer.expected_tensors().items()}
+    tensors = learner.state_tensors() | {name: torch.zeros_like(value) for name, value in optimizer.items()}
+    learner.load_state_tensors(tensors)
+    never_negative = ("count", "variance", "updates", "step", "exp_avg_sq")
+    for name, tensor in tensors.items():
+        wrong = [float("nan"), float("inf"), -float("inf")] if tensor.is_floating_point() else []
+        wrong += [-1.0] if name.rpartition(".")[2] in never_negative else []
+        for value in wrong:
+            damaged = tensors | {name: torch.full_like(tensor, value)}
+            with pytest.raises(CheckpointError, match=rf"the learner's checkpoint has a value in '{re.escape(name)}'"):
+                learner.load_state_tensors(damaged)
+            if name.startswith("policy."):
+                with pytest.raises(CheckpointError, match="the checkpoint's policy has a value in"):
+                    restore_policy(damaged, SMALL, None)
 
 
 def test_every_configuration_of_a_training_run_has_the_origin_of_its_policy(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from esper.control.rules import Heuristic
-from esper.errors import ConfigError
+from esper.errors import CheckpointError, ConfigError
 from esper.grower import Constrained, Grower, GrowerConfig, Metric, Refit, RunRecorder
 from grower.training_loop import Loop, growing, validate
 from strangers import (
@@ -172,3 +173,17 @@ def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path) -> None:
     assert (grower.config.horizon, type(grower.config.horizon)) == (20, int)
     assert type(state["classes"]) is int
     Grower(**given(), classes=3).load_state_dict({**state, "run": None})
+
+
+def test_a_saved_table_with_numbers_out_of_their_range_is_refused() -> None:
+    grower = Grower(**given())
+    state = grower.state_dict()
+    grower.load_state_dict(copy.deepcopy(state))
+    table = state["memory"]["network"]["table"]
+    for name, numbers in table.items():
+        wrong = {torch.bool: [], torch.float32: [float("nan"), float("inf"), -0.5, 7.0]}.get(numbers.dtype, [-9])
+        for value in wrong:
+            damaged = copy.deepcopy(state)
+            damaged["memory"]["network"]["table"][name].fill_(value)
+            with pytest.raises(CheckpointError, match=f"damaged: {name} is .* numbers are from"):
+                Grower(**given()).load_state_dict(damaged)

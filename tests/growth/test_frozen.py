@@ -474,6 +474,41 @@ def test_a_host_that_learned_together_with_its_growth_gives_neither_away() -> No
         attached(freeze_host=False).swap(None)
 
 
+def test_growth_of_a_host_with_other_values_is_refused_as_when_it_is_loaded() -> None:
+    growth = grow(attached()).swap(None)
+    for change in (lambda host: host.head.bias[0].add_(1e-6), lambda host: next(host.buffers()).add_(1e-3)):
+        other = trained()
+        with torch.no_grad():
+            change(other)
+        model = attached(other)
+        with pytest.raises(SlotError, match="other values than this one's"):
+            model.swap(growth)
+        assert not model.seeds
+        model.swap(model.swap(None))  # nothing has grown
+    model = attached()
+    with torch.no_grad():
+        model.host.head.bias[0] += 1.0
+    with pytest.raises(SlotError, match="other values than this one's"):
+        model.swap(growth)
+
+
+def test_models_that_get_the_same_growth_learn_apart() -> None:
+    model = grow(attached())
+    growth = model.swap(None)
+    kept = {name: copy.deepcopy(seed.state_dict()) for name, seed in growth.seeds.items()}
+    models = [model, attached(), attached()]
+    for one in models:
+        one.swap(growth)
+        optimizer = torch.optim.AdamW(one.parameter_groups(lr=0.01))
+        learn(one, optimizer, 2)
+    memory = [parameter.data_ptr() for one in models for parameter in one.slots.parameters()]
+    assert len(memory) == len(set(memory))
+    again = model.swap(growth)  # twice into the same model
+    assert not {id(seed) for seed in again.seeds.values()} & {id(seed) for seed in model.seeds.values()}
+    for name, seed in growth.seeds.items():
+        assert all(torch.equal(value, kept[name][key]) for key, value in seed.state_dict().items())
+
+
 def test_growth_of_other_slots_is_refused() -> None:
     growth = grow(attached(), 0).swap(None)
     other = esper.attach(trained(), {"head": ["mlp"]}, images(2), freeze_host=True)

@@ -18,7 +18,7 @@ from safetensors.torch import load as decode
 from safetensors.torch import save as encode
 from torch import nn
 
-from esper.errors import CheckpointError
+from esper.errors import CheckpointError, SlotError
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
@@ -211,6 +211,14 @@ def first_seed(**changes: Any) -> Damage:
         (first_seed(blend="whirl"), r"corrupt at slots\.0\.seed\.blend"),
         (first_seed(blend="gate"), "only the model built here has 'slots.stem.occupant.gate.bias'"),
         (first_seed(fixed=["nothing"]), "has no parameter 'nothing'"),
+        (first_seed(contribution=float("nan")), r"corrupt at slots\.0\.seed\.contribution"),
+        (first_seed(contribution=float("-inf")), r"corrupt at slots\.0\.seed\.contribution"),
+        (first_seed(contribution="much"), r"corrupt at slots\.0\.seed\.contribution"),
+        (lambda content: content["slots"][0]["site"].update(width=-1), r"corrupt at slots\.0\.site\.width"),
+        (lambda content: content["slots"][0]["site"].update(extent=[float("nan")]), r"corrupt at slots\.0\.site\.ext"),
+        (lambda content: content["slots"][0]["site"].update(input_shape=[-1]), r"corrupt at slots\.0\.site\.input"),
+        (lambda content: content.update(tensors_bytes=-1), "corrupt at tensors_bytes"),
+        (lambda content: content.update(version=float("nan")), "does not describe"),
         (first_seed(estranged=True), r"corrupt at slots\.0\.seed\.estranged"),
         (first_slot(seed=None), "only the saved model has 'slots.stem.occupant"),
     ],
@@ -227,6 +235,31 @@ def test_a_topology_that_lies_is_refused_and_leaves_the_host_as_it_was(
     assert "\n" not in str(caught.value)
     assert torch.equal(host.eval()(images()), expected)
     assert b"esper" not in pickle.dumps(host)
+
+
+@pytest.mark.parametrize("alpha", [float("nan"), float("inf"), -0.5, 7.0])
+def test_weights_of_seeds_that_cannot_be_set_are_refused(tmp_path: Path, alpha: float) -> None:
+    model = grown()
+    slot = next(slot for slot in model.slots.values() if slot.seed is not None and not slot.seed.fossilized)
+    with pytest.raises(SlotError, match="give a weight: a number from 0 to 1"):
+        slot.set_alpha(alpha)
+    assert slot.seed is not None
+    slot.seed.alpha.fill_(alpha)
+    save(model, tmp_path)
+    host = fresh()
+    with pytest.raises(CheckpointError, match=r"occupant\.alpha' is .* weights of seeds are numbers from 0 to 1"):
+        load(tmp_path, host, images())
+    assert b"esper" not in pickle.dumps(host)
+
+
+@pytest.mark.parametrize("contribution", [float("nan"), float("inf"), None, -0.25])
+def test_a_contribution_that_was_not_measured_is_saved_as_none(tmp_path: Path, contribution: float | None) -> None:
+    model = grown()
+    seed = next(iter(model.seeds.values()))
+    seed.contribution = contribution
+    save(model, tmp_path)
+    loaded = next(iter(load(tmp_path, fresh(), images()).seeds.values()))
+    assert loaded.contribution == (contribution if contribution == -0.25 else None)
 
 
 def test_tensors_that_lie_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from esper.errors import RunError
 from esper.lab.analysis import (
     FEWEST_SEEDS,
     LEVEL,
@@ -285,3 +286,18 @@ def test_scores_that_do_not_belong_together_are_refused() -> None:
     for second in (np.zeros((4, 3)), np.zeros((5, 2))):
         with pytest.raises(ValueError, match="not of the same seeds and instances"):
             judge([Contrast(np.zeros((5, 3)), second, paired=False)], ["x"] * 3, Claim.TRAINING)
+
+
+@pytest.mark.parametrize("claim", list(Claim))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_not_finite_are_refused(value: float, claim: Claim) -> None:
+    for seeds in (5,) if claim is not Claim.TRAINING else (5, 2):
+        count = seeds if claim is Claim.TRAINING else 1
+        for place in (0, 1):
+            for paired_ in (True, False):
+                scores = np.random.default_rng(0).normal(0, 1, (2, count, INSTANCES))
+                scores[place, count - 1, 2] = value
+                with pytest.raises(RunError, match=rf"score of training seed {count - 1} on instance 2"):
+                    judge([Contrast(scores[0], scores[1], paired=paired_)], FAMILIES, claim)
+                with pytest.raises(RunError, match="no comparison follows"):
+                    mean_interval(scores[place], FAMILIES)

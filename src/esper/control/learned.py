@@ -13,6 +13,7 @@ from esper.config.settings import Settings
 from esper.control.advice import ADVICE_NAMES, append_advice
 from esper.control.controller import Actions, UniformStreams
 from esper.control.policy import Policy, PolicySettings
+from esper.control.policy.layers import NON_NEGATIVE
 from esper.control.policy.network import PolicyState
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.observation import Observation, ObservationSpec, list_features, make_mask_tensors
@@ -22,7 +23,7 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
-from esper.serialization.state_files import from_plain, strip_prefix
+from esper.serialization.state_files import from_plain, require_in_range, strip_prefix
 
 POLICY = "policy"
 """The name of a run's policy in results."""
@@ -155,10 +156,12 @@ def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings, prom
     """The policy in a checkpoint's ``tensors``, on the CPU; ``promise``: how promise was measured where it learned.
 
     Raises:
-        CheckpointError: the policy in them has other settings.
+        CheckpointError: the policy in them has other settings, or weights that are not finite.
     """
     # The first weights are overwritten, so their generator does not matter.
     policy = Policy(count_policy_features(settings, promise), settings, torch.Generator().manual_seed(0))
     saved = strip_prefix("policy.", tensors)  # the others belong to the optimizer, or are counters
-    policy.load_state_dict(from_plain(policy.state_dict(), saved, "the checkpoint's policy"))
+    values = from_plain(policy.state_dict(), saved, "the checkpoint's policy")
+    require_in_range(values, "the checkpoint's policy", NON_NEGATIVE)
+    policy.load_state_dict(values)
     return policy

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from esper.engine.budget import Budget, Charge, Cost, Costs, RentBasis, affordable_blueprints, budget_left
-from esper.errors import ConfigError
+from esper.errors import CheckpointError, ConfigError
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.model import GrowingModel
 from esper.growth.seed import count_blend_parameters
 from esper.growth.site import Layout, Site
-from esper.lifecycle.actions import Blend, Head
+from esper.lifecycle.actions import Blend, Curve, Head
 from esper.lifecycle.legality import ActionMasks, legal_actions
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
@@ -218,9 +218,29 @@ class GrowingNetwork:
         """Continue where `state_dict` was called.
 
         Raises:
-            CheckpointError: the state is of other slots.
+            CheckpointError: the state is of other slots, or a number in it is out of its range.
         """
         values = from_plain(self._state(), state, "the network")
+        table: SeedTable = values["table"]
+        for name, numbers in cast("dict[str, Floats]", vars(table)).items():
+            # By default weights, ages and numbers of steps.
+            low, high = 0, 1 if numbers.dtype == np.float32 else 2**15 - 1
+            match name:
+                case "stage":
+                    high = len(Stage) - 1
+                case "blend":
+                    high = len(Blend) - 1
+                case "alpha_curve":
+                    high = len(Curve) - 1
+                case "blueprint":
+                    low, high = NO_BLUEPRINT, len(self.blueprints) - 1
+                case _:
+                    pass
+            if not np.all((numbers >= low) & (numbers <= high)):
+                raise CheckpointError(
+                    f"the grower's state is damaged: {name} is {numbers.tolist()[0]} in its table, where "
+                    f"numbers are from {low} to {high}; use an earlier one"
+                )
         self.table, self.evidence, self.germinations = values["table"], values["evidence"], values["germinations"]
 
     def _state(self) -> dict[str, Any]:

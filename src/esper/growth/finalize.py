@@ -37,6 +37,7 @@ from esper.growth.seed import Seed
 from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.growth.taps import find_tensors, list_named_modules
+from esper.growth.tying import TiedWeights
 from esper.lifecycle.rules import Isolation
 from esper.numerics.module_state import keep_modes
 
@@ -81,6 +82,7 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     grown.release()
     host = grown.host
     # Fold in the seeds, slot by slot. Inserted blocks change the names of those behind them.
+    tied = TiedWeights(host)
     names = {name: name for name in kept}
     blocks: dict[str, nn.Module] = {}
     by_way: dict[Folded, list[str]] = {way: [] for way in Folded}
@@ -101,10 +103,11 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     depth = DepthTracker(host)
     for name, block in blocks.items():
         depth.set_block(names[name], block)
+    losing = tied.untie()
     # Check what depends on how the host's own code uses containers and weights.
     if inserted or merged or blocks:
         _require_equal(model, host, kept=kept, inserted=inserted, merged=merged, blocks=list(blocks))
-    refuse_saving(host, [names[name] for name in by_way[Folded.NOT]], [names[name] for name in inserted])
+    refuse_saving(host, [names[name] for name in by_way[Folded.NOT]], [names[name] for name in inserted], losing)
     return host
 
 

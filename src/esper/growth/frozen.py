@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ class FrozenParts:
         """Names of parameters that required a gradient before."""
         self._in_training_mode = frozenset(name for name, part in self._list_modules(host) if part.training)
         """Names of modules that were in training mode before."""
+        self.modules: list[nn.Module] = []
+        """All modules of the frozen parts."""
         # No gradients, and no dropout or new statistics.
         for part in self._list_parts(host):
             part.requires_grad_(False)
@@ -59,7 +62,7 @@ class FrozenParts:
 
     def __call__(self, host: nn.Module, _: tuple[Any, ...]) -> None:
         """Forward pre-hook of the host: back to evaluation mode, if the host itself was put in training mode."""
-        if not torch.compiler.is_compiling() and any(module.training for module in self._frozen_modules):
+        if not torch.compiler.is_compiling() and any(module.training for module in self.modules):
             self.set_eval(host)
 
     def set_eval(self, host: nn.Module) -> None:
@@ -67,16 +70,16 @@ class FrozenParts:
         for part in self._list_parts(host):
             part.eval()
         # Listed once, not in every pass.
-        self._frozen_modules = [module for part in self._list_parts(host) for module in part.modules()]
+        self.modules = [module for part in self._list_parts(host) for module in part.modules()]
 
     @contextmanager
     def suspended(self) -> Generator[None]:
         """Within the block frozen parts may be in training mode; their parameters learn as little as before."""
-        modules, self._frozen_modules = self._frozen_modules, []
+        modules, self.modules = self.modules, []
         try:
             yield
         finally:
-            self._frozen_modules = modules
+            self.modules = modules
 
     def holds(self, key: str) -> bool:
         """Whether ``key`` of the host's state dict belongs to a frozen part."""
@@ -133,6 +136,8 @@ class Growth:
     """Seeds by slot."""
     sites: Mapping[str, Site]
     """Sites of the slots."""
+    host_sha256: str = ""
+    """`hash_frozen` of the host in which they grew."""
 
     @property
     def parameters(self) -> int:
@@ -149,6 +154,12 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
         )
     growth = Growth({}, {}) if growth is None else growth
     # Refuse what does not fit before anything is removed.
+    host_sha256 = hash_frozen(model.host, [WHOLE])
+    if growth.seeds and growth.host_sha256 != host_sha256:
+        raise SlotError(
+            "the growth is of a frozen host with other values than this one's: give the host the values that it had "
+            "when the growth was taken off"
+        )
     for name, seed in growth.seeds.items():
         if name in model.slots and seed.blueprint.name not in model.slots[name].blueprints:
             raise SlotError(
@@ -160,8 +171,10 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
             here = model.slots[name].site.shape if name in model.slots else "no such slot"
             raise SlotError(f"the growth has a seed for features {site.shape} at slot {name!r}; here is {here}")
     # The former growth is kept without the host: its sites have no layers.
-    leaving = Growth(model.seeds, {name: replace(model.slots[name].site, layer=None) for name in model.seeds})
-    replace_seeds(model, growth.seeds)
+    sites = {name: replace(model.slots[name].site, layer=None) for name in model.seeds}
+    leaving = Growth(model.seeds, sites, host_sha256)
+    # The model gets copies: several models may get the same growth, and all of them learn.
+    replace_seeds(model, {name: copy.deepcopy(seed) for name, seed in growth.seeds.items()})
     return leaving
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from esper.config.arguments import AtLeastTwo, Batches, Name, NonNegativeInt, PositiveInt, check_arguments
 from esper.errors import CheckpointError, ConfigError, LookError, SlotError
 from esper.growth.blueprints.registry import get
+from esper.growth.checkpointing import FrozenCheckpointing
 from esper.growth.depth import DepthTracker
 from esper.growth.finalize import Unfinished, finalize
 from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership, unwrap_optimizer
@@ -210,11 +211,15 @@ class GrowingModel(nn.Module):
         self.slots = Slots(slots_by_name)
         self.training = host.training
         self.slots.train(host.training)
+        self.tap.train(host.training)
         # Freeze parts of the host. If nothing of it learns, the last slot keeps the loss differentiable.
         self.frozen = FrozenParts(host, frozen)
         """Parts of the host that never change."""
         if frozen:
+            checkpointing = FrozenCheckpointing(self.tap, self.frozen)
             self._hooks.append(host.register_forward_pre_hook(self.frozen))
+            self._hooks.append(host.register_forward_pre_hook(checkpointing.begin))
+            self._hooks.append(host.register_forward_hook(checkpointing.end, always_call=True))
         for last in self.slots.values()[-1:]:
             last.adds_leaf = self.frozen.holds_all(host)
         # Methods of Hugging Face's that would save the host without its seeds raise an error.
@@ -300,15 +305,16 @@ class GrowingModel(nn.Module):
         second = model.swap(first)
         ```
 
-        A linked optimizer drops the parameters of the former seeds, and gets those of the new ones. A grower belongs to
-        one growth: make another one after a swap.
+        The model gets copies of the seeds: ``growth`` stays as it is, and other models may get it, too. A linked
+        optimizer drops the parameters of the former seeds, and gets those of the new ones. A grower belongs to one
+        growth: make another one after a swap. The host's values are hashed, which takes about a second per gigabyte.
 
         Args:
             growth: Returned by `swap` of this model, or of one with the same slots on an equal host; None: no seeds.
 
         Raises:
-            SlotError: the host is not frozen, and so has learned together with its seeds; ``growth`` is of other slots;
-                or a slot is not called any more.
+            SlotError: the host is not frozen, and so has learned together with its seeds; ``growth`` is of other slots,
+                or of a host with other values; or a slot is not called any more.
         """
         require_attached(self)
         return swap_growth(self, growth)

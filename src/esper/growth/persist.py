@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from math import isfinite, nan
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +22,7 @@ from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
 from esper.errors import CheckpointError, EsperError, RunError, SlotError
 from esper.files import TEMPORARY_SUFFIX, write_atomically
+from esper.growth.followers import SLOTS_PREFIX
 from esper.growth.frozen import hash_frozen
 from esper.growth.hooks import require_attached
 from esper.growth.host_record import find_difference
@@ -35,6 +37,8 @@ from esper.serialization.state_files import Count, Manifest, StateFormat, copy_t
 TOPOLOGY_FILE = "model.json"
 _HOST = "host."
 """Prefix of the state-dict keys of the host."""
+_WEIGHT = ".occupant.alpha"
+"""End of the keys of the weights of seeds."""
 _TENSORS_FILES = "tensors-*.safetensors"
 
 
@@ -135,6 +139,12 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                     f"{name!r} is {tensors[name].dtype} {tuple(tensors[name].shape)} in the saved model, and "
                     f"{tensor.dtype} {tuple(tensor.shape)} here: {advice}"
                 )
+            # Weights of seeds are such as `Slot.set_alpha` accepts.
+            if name.startswith(SLOTS_PREFIX) and name.endswith(_WEIGHT) and not 0 <= float(tensors[name]) <= 1:
+                raise CheckpointError(
+                    f"{name!r} is {float(tensors[name]):g} in the saved model, but weights of seeds are numbers from 0 "
+                    f"to 1: {source} is damaged, take another copy"
+                )
         # Equal tensors are not enough, as with another number of heads.
         place = find_difference(saved.host, model.host_record)
         if place is not None:
@@ -204,19 +214,20 @@ class SavedSeed(Settings):
     fossilized: bool
     estranged: Literal[False] = False
     """Always False: files have it since version 1, for an isolation that was removed."""
-    contribution: float | None
+    contribution: Annotated[float, Field(allow_inf_nan=False)] | None
     fixed: tuple[_Name, ...] | None = None
     """Names of parameters that do not learn; None: as in a fresh seed."""
 
     @classmethod
     def from_seed(cls, seed: Seed) -> SavedSeed:
         """Make the record of ``seed``."""
+        contribution = nan if seed.contribution is None else seed.contribution
         return cls.model_validate(
             {
                 "blueprint": seed.blueprint.name,
                 "blend": seed.blend.name.lower(),
                 "fossilized": seed.fossilized,
-                "contribution": seed.contribution,
+                "contribution": contribution if isfinite(contribution) else None,
                 "fixed": seed.fixed,
             }
         )

@@ -125,17 +125,23 @@ def guard_saving(model: GrowingModel) -> list[SaveGuard]:
     return guards
 
 
-def refuse_saving(plain: nn.Module, grown: Iterable[str], inserted: Iterable[str] = ()) -> None:
+def refuse_saving(
+    plain: nn.Module, grown: Iterable[str], inserted: Iterable[str] = (), losing: Iterable[nn.Module] = ()
+) -> None:
     """Refuse to save parts of ``plain``, by methods of Hugging Face's, that ``from_pretrained`` would build otherwise.
 
     Those are the parts with a submodule in which something grew, and those with ``inserted`` blocks that the
-    configuration does not count, or that depend on their place in another way than the configuration states.
+    configuration does not count, or that depend on their place in another way than the configuration states; and the
+    parts ``losing``, which would tie a weight again to which something was added.
 
     The refusal needs no Esper: it is made of torch and Python alone, and copies and pickles with the module. Calls with
     ``state_dict``, which write checkpoints, pass with a warning.
     """
-    # Parts with fossils, which the class does not have.
+    # Parts with fossils, which the class does not have, or with a weight that it ties again.
     refused = [(part, method, _PLAIN) for part, method in _list_methods(plain, grown)]
+    refused += [
+        (part, method, _PLAIN) for part in losing for method in METHODS if callable(getattr(type(part), method, None))
+    ]
     parts = {part for part, _, _ in refused}
     # Parts that became deeper, if the class does not build them from their configuration.
     deeper = [(part, method) for part, method in _list_methods(plain, inserted) if part not in parts]

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Annotated, Any, Protocol, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from esper.config.arguments import Name, NonNegativeFloat, check_arguments
@@ -41,7 +42,9 @@ FeatureHook = Callable[["Slot", LayerCall, Tensor], Tensor]
 """Called with a slot, the call of its layer and the slot's output; returns the output, or a tensor of equal values."""
 
 
-_WEIGHT_ADVICE = "give a weight: a finite number from 0 on, usually 1 at most"
+Weight = Annotated[NonNegativeFloat, Field(le=1)]
+"""Weight of a seed in a slot."""
+_WEIGHT_ADVICE = "give a weight: a number from 0 to 1"
 
 
 class Slot(GrowthHook):
@@ -185,7 +188,7 @@ class Slot(GrowthHook):
         generator: torch.Generator | None = None,
         *,
         blend: Blend = Blend.ADD,
-        alpha: NonNegativeFloat = 0.0,
+        alpha: Weight = 0.0,
     ) -> Seed:
         """Plant a fresh seed and hand its parameters to the optimizer; returns the seed.
 
@@ -312,7 +315,7 @@ class Slot(GrowthHook):
         self.copies.sync_slot(self)
 
     @check_arguments(SlotError, alpha=_WEIGHT_ADVICE)
-    def set_alpha(self, alpha: NonNegativeFloat) -> None:
+    def set_alpha(self, alpha: Weight) -> None:
         """Give the seed another weight.
 
         Raises:

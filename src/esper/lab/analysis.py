@@ -34,7 +34,7 @@ from enum import StrEnum
 import numpy as np
 from scipy import stats
 
-from esper.errors import plural
+from esper.errors import RunError, plural
 from esper.numerics.arrays import Floats
 
 LEVEL = 0.95
@@ -98,7 +98,10 @@ class Contrast:
 
         Raises:
             ValueError: the two do not belong together.
+            RunError: a score is not finite.
         """
+        for scores in (self.first, self.second):
+            _require_finite(scores)
         if self.second.shape[1] != self.first.shape[1] or len(self.second) not in (1, len(self.first)):
             raise ValueError(
                 f"scores {self.first.shape} and {self.second.shape} are not of the same seeds and instances"
@@ -129,6 +132,7 @@ def judge(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> li
     Raises:
         ValueError: not one family per instance, fewer than two instances (without families: seeds), tables that do not
             belong together, or several seeds where the claim is about one policy.
+        RunError: a score is not finite.
     """
     # What the claim covers decides what it takes: one seed for a policy, several for a way of training.
     seeds = [len(contrast.first) for contrast in contrasts]
@@ -157,9 +161,21 @@ def mean_interval(values: Floats, families: Families) -> Interval:
     """Where the mean of ``values [N, M]`` lies; of one seed, over other instances only.
 
     Raises:
-        ValueError: see `judge`.
+        ValueError, RunError: see `judge`.
     """
+    _require_finite(values)
     return _estimate_sum([values], families)[0]
+
+
+def _require_finite(scores: Floats) -> None:
+    """Refuse ``scores [N, M]`` from which no verdict follows."""
+    invalid = np.argwhere(~np.isfinite(scores))
+    if len(invalid):
+        seed, instance = invalid[0]
+        raise RunError(
+            f"the score of training seed {seed} on instance {instance} (from 0) is {scores[seed, instance]}, and no "
+            "comparison follows from such scores: evaluate it again"
+        )
 
 
 def _estimate_sum(tables: Sequence[Floats], families: Families) -> tuple[Interval, float]:

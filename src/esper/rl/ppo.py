@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.control.policy import Policy
+from esper.control.policy.layers import NON_NEGATIVE
 from esper.errors import CheckpointError, ConfigError, plural
 from esper.lifecycle.actions import Head
 from esper.numerics.arrays import map_arrays, merge_arrays
@@ -28,7 +29,7 @@ from esper.rl.rollout import (
     standardise_advantages,
 )
 from esper.rl.settings import PPOSettings
-from esper.serialization.state_files import strip_prefix
+from esper.serialization.state_files import require_in_range, strip_prefix
 
 KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
@@ -37,7 +38,8 @@ LOG_RATIO_BOUND = 10.0
 HEADS = tuple(head.name.lower() for head in Head)
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
 """Device types for which torch has a fused AdamW."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
+SECOND_MOMENT = "exp_avg_sq"
+MOMENTS = ("exp_avg", SECOND_MOMENT)
 """AdamW's tensors per parameter, of its shape; besides them it counts ``step``."""
 LONGEST_NAME = 80
 """Characters of a tensor's name in messages: names from a file may be of any length."""
@@ -506,7 +508,8 @@ class PPO:
         """Continue from the `state_tensors` of a `PPO` with the same policy and settings.
 
         Raises:
-            CheckpointError: names, shapes or types differ; then nothing has changed.
+            CheckpointError: names, shapes or types differ, or a value is not finite or out of its range; then nothing
+                has changed.
         """
         policy, optimizer = strip_prefix("policy.", tensors), strip_prefix("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}
@@ -515,6 +518,7 @@ class PPO:
             expected |= {f"optimizer.{name}": value for name, value in self._optimizer.expected_tensors().items()}
         # Everything is checked before anything is loaded.
         _check_tensors(tensors, expected)
+        require_in_range(tensors, "the learner's checkpoint", (*NON_NEGATIVE, "updates", "step", SECOND_MOMENT))
         self.policy.load_state_dict(policy)
         self._optimizer.load_state_tensors(optimizer)
         self.updates = int(tensors["updates"])

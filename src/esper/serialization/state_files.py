@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, cast, runtime_checkable
@@ -238,6 +238,24 @@ class StateFormat(Generic[M]):
             raise DamagedError(f"{what} is corrupt ({error.strerror}){self.damaged_advice}") from error
         except OSError as error:
             raise CheckpointError(f"cannot read {path} ({error.strerror}): check its permissions") from error
+
+
+def require_in_range(tensors: Mapping[str, Tensor], what: str, non_negative: Collection[str] = ()) -> None:
+    """Refuse numbers that cannot have been saved by training.
+
+    Args:
+        tensors: By name.
+        what: Where they are from, for error messages.
+        non_negative: Last parts of the names of those that are never below 0.
+
+    Raises:
+        CheckpointError: a value is not finite, or below 0 where it cannot be.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise CheckpointError(f"{what} has a value in {name!r} that is not finite: use an earlier checkpoint")
+        if name.rpartition(".")[2] in non_negative and bool((tensor < 0).any()):
+            raise CheckpointError(f"{what} has a value in {name!r} that is below 0: use an earlier checkpoint")
 
 
 def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

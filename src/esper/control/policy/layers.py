@@ -65,6 +65,10 @@ NO_VARIANCE = 1e-12
 """Upper bound of the variance that rounding leaves of equal numbers."""
 
 
+NON_NEGATIVE = ("count", "variance")
+"""Buffers of `RunningMoments` that are never below 0."""
+
+
 class RunningMoments(nn.Module):
     """Mean and variance of vectors ``[*, F]``, merged batch by batch (Chan, Golub and LeVeque, 1979), in float64.
 

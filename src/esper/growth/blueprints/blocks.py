@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register
+from esper.growth.checkpointing import is_checkpointed, refuse_cache
+from esper.growth.positions import list_argument_names
 from esper.growth.sharding import copy_whole
 from esper.growth.site import Layout, Site
 
@@ -50,7 +52,12 @@ class BlockCopy(Blueprint):
         return torch.lerp(features, self._call_block(features, inputs).to(features.dtype), alpha.to(features.dtype))
 
     def _call_block(self, features: Tensor, inputs: LayerCall) -> Tensor:
+        checkpointed = self.training and torch.is_grad_enabled() and any(map(is_checkpointed, self.block.modules()))
+        if checkpointed and not features.requires_grad:
+            features = features.detach().requires_grad_()  # or the reentrant way would give no gradients
         arguments, keywords = inputs.with_first(features)
+        if checkpointed:  # caches among the keywords are dropped by the block itself
+            refuse_cache(self.block, list_argument_names(self.block), arguments)
         returned: Tensor = self.block(*arguments, **keywords)
         return returned
 
