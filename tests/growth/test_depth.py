@@ -17,6 +17,7 @@ import esper
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import deepen, find_configuration
+from esper.growth.frozen import WHOLE, hash_frozen
 from esper.growth.model import GrowingModel
 from esper.growth.probe import find_branch_outputs
 from esper.growth.sharding import add_blank_copy
@@ -287,7 +288,7 @@ def test_a_swap_that_is_refused_leaves_what_grew_and_its_moments() -> None:
     optimizer.step()
     before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     with pytest.raises(SlotError, match="which cannot be changed"):
-        model.swap(other.swap(None))
+        model.swap(replace(other.swap(None), host_sha256=hash_frozen(model.host, [WHOLE])))
     assert model.seeds == {"0.blocks.0": seed}
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
     assert str(optimizer.state_dict()) == str(state)

@@ -100,6 +100,11 @@ SWITCHES: dict[str, Callable[[GrowingModel], AbstractContextManager[Any]]] = {
 """All ways in which a model becomes another one for a while."""
 
 
+def same(first: Tensor, second: Tensor) -> bool:
+    """Equal but for rounding: torch may share the work of another thread among more cores."""
+    return torch.allclose(first, second, atol=1e-5)
+
+
 def compute(network: nn.Module, inputs: Tensor) -> Tensor:
     with torch.no_grad():
         return network(inputs)
@@ -154,13 +159,13 @@ def test_a_pass_that_is_under_way_ends_with_the_growth_with_which_it_began(
     grown = compute(model, inputs)
     with SWITCHES[way](model):
         switched = compute(model, inputs)
-    assert not torch.allclose(grown, switched)
+    assert not same(grown, switched)
     during, within, after = switch_within_a_pass(
         lambda: compute(model, inputs), model.host.get_submodule("1"), lambda: SWITCHES[way](model)
     )
-    assert torch.equal(during, grown)
-    assert torch.equal(within, switched)
-    assert torch.equal(after, grown)
+    assert same(during, grown)
+    assert same(within, switched)
+    assert same(after, grown)
 
 
 @every_host
@@ -176,10 +181,11 @@ def test_a_pass_of_any_host_is_with_growth_or_without(host: Host) -> None:
     grown = call()
     with model.without_growth():
         bare = call()
+    assert not same(grown, bare)
     during, within, after = switch_within_a_pass(call, model.host.get_submodule(host.slots[0]), model.without_growth)
-    assert torch.equal(during, grown)
-    assert torch.equal(within, bare)
-    assert torch.equal(after, grown)
+    assert same(during, grown)
+    assert same(within, bare)
+    assert same(after, grown)
 
 
 def test_a_pass_of_the_host_itself_is_one_of_the_model() -> None:
@@ -187,7 +193,7 @@ def test_a_pass_of_the_host_itself_is_one_of_the_model() -> None:
     during, _, _ = switch_within_a_pass(
         lambda: compute(model.host, inputs), model.host.get_submodule("1"), model.without_growth
     )
-    assert torch.equal(during, compute(model, inputs))
+    assert same(during, compute(model, inputs))
 
 
 @pytest.mark.parametrize("way", SWITCHES)
@@ -209,12 +215,12 @@ def test_threads_that_call_while_growth_comes_and_goes_get_one_model_or_the_othe
         start = time.monotonic()
         while time.monotonic() - start < 2 * SHORT:
             with SWITCHES[way](model):
-                assert torch.equal(compute(model, inputs), switched)
+                assert same(compute(model, inputs), switched)
         ended.set()
         computed = [output for one in calls for output in one.result(60)]
     assert computed
-    assert all(torch.equal(output, grown) or torch.equal(output, switched) for output in computed)
-    assert torch.equal(compute(model, inputs), grown)
+    assert all(same(output, grown) or same(output, switched) for output in computed)
+    assert same(compute(model, inputs), grown)
 
 
 def test_threads_to_which_a_batch_is_scattered_find_growth_out_of_sight() -> None:
@@ -273,7 +279,7 @@ def test_a_thread_that_calls_while_contributions_are_measured_gets_one_of_the_va
             assert SharedForwardEvaluator(model).measure(measure, changes) == expected
         ended.set()
         computed = calls.result(60)
-    assert all(any(torch.equal(output, one) for one in allowed) for output in computed)
+    assert all(any(same(output, one) for one in allowed) for output in computed)
 
 
 def test_a_seed_reads_the_input_of_its_own_pass() -> None:
@@ -293,7 +299,7 @@ def test_a_seed_reads_the_input_of_its_own_pass() -> None:
         assert pause.reached.wait(60)
         compute(model, others)
         pause.go_on.set()
-        assert torch.equal(first.result(60), expected)
+        assert same(first.result(60), expected)
 
 
 def test_growth_may_be_switched_off_within_a_pass_of_the_same_thread() -> None:
@@ -307,9 +313,9 @@ def test_growth_may_be_switched_off_within_a_pass_of_the_same_thread() -> None:
 
     handle = model.host.get_submodule("1").register_forward_hook(compare)
     grown = compute(model, inputs)
-    assert torch.equal(compute(model, inputs), grown)
+    assert same(compute(model, inputs), grown)
     with model.without_growth():
-        assert torch.equal(bare[0], compute(model, inputs))
+        assert same(bare[0], compute(model, inputs))
 
 
 def test_two_passes_that_both_switch_growth_off_do_not_wait_for_each_other() -> None:
@@ -366,9 +372,9 @@ def test_a_pass_that_does_not_end_is_an_error_and_no_deadlock(monkeypatch: pytes
             pass
         assert not model.hidden
         pause.go_on.set()
-        assert torch.equal(first.result(60), grown)
+        assert same(first.result(60), grown)
     with model.without_growth():
-        assert not torch.equal(compute(model, inputs), grown)
+        assert not same(compute(model, inputs), grown)
 
 
 @pytest.mark.parametrize("isolation", Isolation)
