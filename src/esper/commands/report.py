@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,7 @@ import tyro
 from rich.console import Console
 
 from esper.errors import ConfigError, RunError
+from esper.files import lock_folder
 from esper.lab.figures.drawing import export_exhibits
 from esper.lab.figures.exhibit import Figure, Table
 from esper.lab.report.training import report_on
@@ -35,18 +38,23 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
         case _:
             raise ConfigError("give the directory of a run or a comparison, or those of several runs and --out FOLDER")
     # The report is built before its folder, so that a mistake in the paths leaves nothing behind.
-    report = report_on(paths)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error
-    page = report.write(folder)
+    with ExitStack() as locks:
+        if os.path.isdir(folder):  # unlike Path.is_dir, it takes names that no file can have
+            locks.enter_context(lock_folder(folder))  # results that are read here must not change before it is written
+        report = report_on(paths)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error
+        # The page, its figures and its tables are of one report, also if another is written here at the same time.
+        locks.enter_context(lock_folder(folder))
+        page = report.write(folder)
+        exported = None if out is None else export_exhibits(out, report.exhibits)
     console = Console()
     for title, comparison in report.comparisons.items():
         show_comparison(console, comparison, title)
     sys.stdout.write(f"report: {page}\n")
-    if out is not None:
-        exported = export_exhibits(out, report.exhibits)
+    if exported is not None:
         for reason in exported.absent:
             sys.stdout.write(f"left out {reason}\n")
         sys.stdout.write(

@@ -14,6 +14,7 @@ from esper.control.learned import POLICY, LearnedController, restore_policy
 from esper.control.rules import SHUFFLED, Replay, shuffle_actions
 from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError, RunError
+from esper.files import lock_folder
 from esper.lab.analysis import Claim
 from esper.lab.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
 from esper.lab.comparison import Comparison, compare_evaluated, compare_over_seeds
@@ -192,9 +193,10 @@ def evaluate_run(
     progress(len(games), len(games), "")
 
     behaviour = describe_behaviour(suite, policy.iteration, policy_results)
-    run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report
-    write_results(run.evaluation, results)
-    write_behaviour(run.behaviour, behaviour)
+    with lock_folder(run.path):
+        run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report
+        write_results(run.evaluation, results)
+        write_behaviour(run.behaviour, behaviour)
     finished.remove()
     return RunEvaluation(results, behaviour)
 
