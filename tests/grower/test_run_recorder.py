@@ -254,6 +254,32 @@ def test_a_run_ends_with_its_last_planned_decision_and_goes_on_after_it(tmp_path
     assert [event.iteration for event in events(tmp_path / "run", StepTaken)] == list(range(1, 22))
 
 
+def test_a_finished_run_whose_grower_is_loaded_stays_finished_until_another_decision(tmp_path: Path):
+    loop = Loop("none", run=tmp_path / "run")
+    train(loop, 20)
+    saved = loop.saved()
+    for _ in range(2):
+        again = resumed(saved, "none", run=tmp_path / "run")
+        assert state(tmp_path / "run") is RunState.FINISHED
+        again.grower.finish()
+    assert not events(tmp_path / "run", RunResumed)
+    assert len(events(tmp_path / "run", RunEnded)) == 1
+    train(again, 1)
+    assert state(tmp_path / "run") is RunState.RUNNING
+    assert [event.iteration for event in events(tmp_path / "run", RunResumed)] == [20]
+
+
+def test_a_run_that_goes_back_and_ends_earlier_than_before_is_finished(tmp_path: Path):
+    loop = Loop("none", run=tmp_path / "run")
+    train(loop, 5)
+    saved = copy.deepcopy(loop.saved())
+    train(loop, 15)
+    again = resumed(saved, "none", run=tmp_path / "run")
+    train(again, 2)
+    again.grower.close()
+    assert state(tmp_path / "run") is RunState.FINISHED
+
+
 def test_a_loop_that_stops_early_says_so(tmp_path: Path):
     loop = Loop("none", run=tmp_path / "run")
     train(loop, 2)

@@ -97,6 +97,7 @@ def _train(
         trainer = Trainer.open(run, settings, store, workers)
         if trainer.done >= settings.iterations:
             print_line(console, "the run is complete already")
+            trainer.train(lambda _: None)  # marks it as finished
             return summarise_run(store)
         progress = TrainingProgress(settings.iterations, [value for _, value in store.series("objective")])
         if trainer.done:

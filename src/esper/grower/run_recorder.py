@@ -37,7 +37,7 @@ from esper.runs.events import (
 )
 from esper.runs.metric import SCORE
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import GROWER, RunDirectory
+from esper.runs.run_directory import GROWER, RunDirectory, RunState, read_state
 from esper.runs.store import RunStore
 
 if TYPE_CHECKING:
@@ -283,7 +283,12 @@ class RunRecorder(GrowerCallback):
             self.id, _ = self._find_run(grower)  # its former holder may have written
             self._store = self._resources.enter_context(self._directory.open_store())
             _writers[self.path] = self
-        self._start_run(grower, self._store, grower.decisions)
+        # A run that ended with the saved decision stays finished until there is another one.
+        ends = [event.iteration for event in self._store.events(RunEnded)]
+        if grower.decisions in ends[-1:] and read_state(self._directory, self._store) is RunState.FINISHED:
+            self._ended = True
+        else:
+            self._start_run(grower, self._store, grower.decisions)
         write_atomically(self._directory.config, yaml.safe_dump(dict(self._config), sort_keys=False))
 
     def _start_run(self, grower: Grower, store: RunStore, decisions: int) -> None:

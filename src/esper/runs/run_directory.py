@@ -311,8 +311,7 @@ def progress_metric(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
 
 def read_state(run: RunDirectory, reader: RunReader) -> RunState:
     """A run's state by its newest event and its lock."""
-    records = [record for event_type in _LIFE_EVENTS for record in reader.newest(event_type.name)]
-    newest = max(records, key=lambda record: record.id, default=None)
+    newest = reader.last_emitted([event_type.name for event_type in _LIFE_EVENTS])
     end_state = _END_STATES.get(newest.type) if newest else None
     # A finished run may be locked by other commands that use it, such as `esper evaluate`.
     if end_state is RunState.FINISHED:
