@@ -10,9 +10,11 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, get_type_hints
+from functools import wraps
+from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
+from annotated_types import Interval
 
 from esper import __version__
 from esper.errors import ConfigError, EsperError, did_you_mean
@@ -89,7 +91,7 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
         if arguments[: len(name)] == name:
             allow_files(arguments)
             code = tyro.cli(
-                _hide_none_defaults(command.load()),
+                _check_intervals(_hide_none_defaults(command.load())),
                 prog=f"esper {command.name}",
                 args=arguments[len(name) :],
                 config=(tyro.conf.DisallowNone,),  # the help shows PATH, not {None}|PATH
@@ -116,6 +118,30 @@ def _hide_none_defaults(target: Callable[..., int | None]) -> Callable[..., int 
             hints[name] = Annotated[hints[name], tyro.conf.arg(help_behavior_hint="")]
     target.__annotations__ = hints
     return target
+
+
+def _check_intervals(target: Callable[..., int | None]) -> Callable[..., int | None]:
+    """The same function, which first refuses numbers outside the `Interval` that the hints of its options name."""
+    hints = get_type_hints(target, include_extras=True)
+
+    @wraps(target)
+    def call(**options: Any) -> int | None:
+        for name, value in options.items():
+            interval = find_interval(hints[name])
+            if interval is not None and value is not None and not interval.ge <= value <= interval.le:
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} {value}: give {interval.ge} to {interval.le}")
+        return target(**options)
+
+    return call
+
+
+def find_interval(hint: Any) -> Any:
+    """The `Interval` in the type hint of an option, also of one that may be left out; None if there is none."""
+    parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
+    if isinstance(hint, Interval):
+        return hint
+    return next((interval for part in parts if (interval := find_interval(part)) is not None), None)
 
 
 def _describe_unknown(arguments: Sequence[str], commands: Sequence[Command]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from annotated_types import Interval
 
 from esper.commands.options import RUNS
 from esper.dash.run_view import RunFinder
@@ -26,7 +27,7 @@ PORT = 8765
 def command(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (RUNS,),
     host: str = "127.0.0.1",
-    port: int = PORT,
+    port: Annotated[int, Interval(ge=0, le=65_535)] = PORT,
     token: str | None = None,
     browser: bool = True,
 ) -> None:

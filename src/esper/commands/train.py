@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from esper.commands.options import hold_run
+from esper.commands.options import Seed, hold_run
 from esper.config.loading import Overrides, load_settings
 from esper.config.settings import compare_settings
 from esper.dash.formats import duration, score
@@ -32,7 +32,7 @@ from esper.train.workers import LOCAL, Backend, Computing
 def command(
     config: Path | None = None,
     run_dir: Path | None = None,
-    seed: int | None = None,
+    seed: Seed | None = None,
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None,
     resume: Path | None = None,
     overrides: Overrides = (),
