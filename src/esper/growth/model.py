@@ -13,7 +13,7 @@ from pydantic import InstanceOf
 from torch import Tensor, nn
 
 from esper.config.arguments import AtLeastTwo, Batches, Name, NonNegativeInt, PositiveInt, check_arguments
-from esper.errors import CheckpointError, ConfigError, LookError, SlotError
+from esper.errors import CheckpointError, ConfigError, ExportError, LookError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.depth import DepthTracker
 from esper.growth.finalize import Unfinished, finalize
@@ -28,7 +28,7 @@ from esper.growth.seed import Seed
 from esper.growth.sharding import check_options, reshard
 from esper.growth.slot import Slot
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
-from esper.growth.taps import InputTap, OutputTap, require_untraced
+from esper.growth.taps import GROWING_ADVICE, InputTap, OutputTap, require_untraced
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -238,6 +238,10 @@ class GrowingModel(nn.Module):
         if torch.compiler.is_compiling():
             self.compilations.record_graph()
         return self.host(*arguments, **keywords)
+
+    def __prepare_scriptable__(self) -> Self:
+        """Refuse `torch.jit.script`, which calls this first."""
+        raise ExportError(GROWING_ADVICE)
 
     def train(self, mode: bool = True) -> Self:
         """`torch.nn.Module.train` for all but frozen parts, which stay in evaluation mode."""

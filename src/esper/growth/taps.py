@@ -51,6 +51,11 @@ def _do_nothing(*_: Any) -> None:
     """A hook that does nothing."""
 
 
+GROWING_ADVICE = (
+    "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() returns"
+)
+
+
 def require_untraced() -> None:
     """Refuse to export or trace a growing model.
 
@@ -58,10 +63,7 @@ def require_untraced() -> None:
         ExportError: `torch.export`, `torch.onnx` or `torch.jit` is tracing.
     """
     if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-        raise ExportError(
-            "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() "
-            "returns"
-        )
+        raise ExportError(GROWING_ADVICE)
 
 
 class PassCounter(Protocol):
@@ -119,8 +121,7 @@ class InputTap(nn.Module):
         """Drop the input of the last forward pass."""
         self._inputs = None
 
-    @property
-    def inputs(self) -> Tensor:
+    def get_inputs(self) -> Tensor:
         """The input of the current forward pass.
 
         Raises:
