@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import re
@@ -40,6 +41,7 @@ from esper.runs.events import (
 )
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory, RunState, read_progress
+from esper.runs.store import RunStore
 from grower.training_loop import Loop, growing, host, packed, validate
 
 BLOWN_UP = 6
@@ -325,6 +327,26 @@ def test_the_report_s_headline_tells_what_the_end_of_growth_made_of_seeds(tmp_pa
     assert {change.after for change in loop.grower.finish().changes} == {Stage.PRUNED}
     assert main(["report", str(tmp_path / "run")]) == 0
     assert "parameters and 0 of what grew (nothing)" in page.read_text()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_grower_on_a_full_disk_raises_once_and_is_collected_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    monkeypatch.setattr(sys, "excepthook", lambda *error: unraisable.append(error))
+    loop = Loop("none", run=tmp_path / "run")
+
+    def refuse(_: RunStore) -> None:
+        raise RunError("cannot write the run store (database or disk is full)")
+
+    monkeypatch.setattr(RunStore, "flush", refuse)
+    with pytest.raises(RunError, match="disk is full"):
+        train(loop, 1)
+    del loop
+    gc.collect()
+    assert not unraisable
 
 
 def test_a_run_that_diverges_says_why(tmp_path: Path):

@@ -197,6 +197,13 @@ def test_two_that_save_into_one_folder_leave_one_model(tmp_path: Path, monkeypat
     assert torch.equal(loaded(images()), other(images()))
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", ""])
+def test_a_name_that_no_folder_can_have_is_one_sentence(name: str) -> None:
+    for call in (lambda: save(grown(), name), lambda: load(name, fresh(), images())):
+        with pytest.raises(CheckpointError, match="give the path of a folder"):
+            call()
+
+
 def test_a_model_that_is_replaced_while_it_is_loaded_gives_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

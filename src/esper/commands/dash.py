@@ -15,12 +15,6 @@ from esper.dash.run_view import RunFinder
 from esper.errors import ConfigError
 from esper.extras import describe_missing
 
-# An extra, whose absence is an error of the user's and not of the program.
-try:
-    from esper.dash.app import create_access, serve
-except ModuleNotFoundError as error:
-    raise ConfigError(describe_missing("ui", "`esper dash`", error.name)) from error
-
 PORT = 8765
 
 
@@ -40,6 +34,11 @@ def command(
         token: Secret that the address must contain; by default a random one if a token is needed.
         browser: Open the page in the browser.
     """
+    # An extra, whose absence is an error of the user's and not of the program; the help needs none.
+    try:
+        from esper.dash.app import create_access, serve  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(describe_missing("ui", "`esper dash`", error.name)) from error
     for place in runs:
         if not os.path.exists(place):  # unlike Path.exists, it takes names that no file can have
             _print_line(f"there is no folder {place} yet: its runs show up once there are some")

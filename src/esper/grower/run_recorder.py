@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary, finalize
@@ -78,7 +78,7 @@ class RunRecorder(GrowerCallback):
         """The run's id; None before a grower was made with this recorder."""
         self._directory = RunDirectory(self.path)
         self._resources = ExitStack()
-        finalize(self, self._resources.close)
+        finalize(self, _close_silently, self._resources)
         self._store: RunStore | None = None
         self._started, self._ended, self._released = 0.0, False, False
 
@@ -343,6 +343,12 @@ class RunRecorder(GrowerCallback):
             **{name: self._config[name] for name in ("host", "controller", "evidence")},
             **({} if horizon is None else {"iterations": horizon, "steps": horizon}),
         }
+
+
+def _close_silently(resources: ExitStack) -> None:
+    """Close what a collected recorder held; whoever could not write has had the error."""
+    with suppress(RunError):
+        resources.close()
 
 
 def _list_scalars(grower: Grower, record: DecisionRecord) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Users' files that register suites: which of them may be run in this process.
 
-A file is Python code. It is run if the user names it: in ``FILE.py:NAME`` on a command line, or in the environment
-variable `ESPER_SUITES`; never because a configuration from elsewhere names it. This file imports nothing heavy, as the
-command line needs it before torch is imported.
+A file is Python code. It is run if the user names it: in ``FILE.py:NAME`` on a command line, or as an environment's
+argument ``suite``, or in the environment variable `ESPER_SUITES`; never because a configuration from elsewhere names
+it. This file imports nothing heavy, as the command line needs it before torch is imported.
 """
 
 from __future__ import annotations
@@ -41,9 +41,14 @@ def allow_files(arguments: Sequence[str]) -> None:
         else:
             continue
         for name in names:
-            path, _ = split_name(name.strip("\"' "))
-            if path is not None and path not in list_allowed_files():
-                os.environ[FILES] = os.pathsep.join([*list_allowed_files(), path])
+            allow_file(name.strip("\"' "))
+
+
+def allow_file(name: str) -> None:
+    """Allow the file of ``FILE.py:NAME``, a suite that the user names; of other names nothing happens."""
+    path, _ = split_name(name)
+    if path is not None and path not in list_allowed_files():
+        os.environ[FILES] = os.pathsep.join([*list_allowed_files(), path])
 
 
 def list_allowed_files() -> list[str]:
