@@ -54,7 +54,7 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
     for title, comparison in report.comparisons.items():
         show_comparison(console, comparison, title)
     sys.stdout.write(f"report: {page}\n")
-    if exported is not None:
+    if out is not None and exported is not None:
         for reason in exported.absent:
             sys.stdout.write(f"left out {reason}\n")
         sys.stdout.write(

@@ -182,10 +182,7 @@ def _mix(graph: fx.Graph, owner: fx.Node, features: fx.Node, output: fx.Node) ->
 
 _PREPARE_SCRIPT = "__prepare_scriptable__"
 """The method of a module that `torch.jit.script` calls first."""
-_UNSCRIPTABLE = (
-    "torch.jit.script cannot compile what grew in this model: use torch.jit.trace or torch.export.export, or write a "
-    "file by esper.export"
-)
+_UNSCRIPTABLE = "torch.jit.script cannot compile what grew in this model: use torch.jit.trace or torch.export.export"
 
 
 def refuse_scripting(fossil: nn.Module) -> None:
