@@ -8,6 +8,7 @@ in four and plays four times as many instances.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from esper.config.loading import format_settings
 from esper.config.settings import Settings
 from esper.control.controller import Controller
 from esper.control.rules import Heuristic, HeuristicSettings, LookRule, LookSettings, Periodic, PeriodicSettings
+from esper.errors import ConfigError, EsperError
 from esper.lab.arms import FIRST_ROUND, SURVIVORS, plan_rounds, score_controllers
 from esper.lifecycle.rules import Rules
 from esper.numerics.random_streams import Stream, numpy_generator
@@ -49,7 +51,16 @@ class TuningResult:
 
 
 def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: int, workers: Workers) -> TuningResult:
-    """Search for settings of the rule ``heuristic``, ``look`` or ``periodic``."""
+    """Search for settings of the rule ``heuristic``, ``look`` or ``periodic``.
+
+    Raises:
+        ConfigError: the steps are too few for one candidate.
+    """
+    fewest = FIRST_ROUND * suite.steps
+    if environment_steps < fewest:
+        raise ConfigError(
+            f"--environment-steps {environment_steps}: one candidate takes {fewest}, on {FIRST_ROUND} instances"
+        )
     draw, build = KINDS[kind]
     rng, config = numpy_generator(seed, Stream.TUNING), EvaluationConfig(suite.name, rules)
     rounds, first = plan_rounds(environment_steps // suite.steps)
@@ -146,4 +157,7 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    try:
+        tyro.cli(main, description=__doc__)
+    except EsperError as error:
+        sys.exit(f"error: {error}")

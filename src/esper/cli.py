@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, get_args, get_origin, get_type_hints
+from functools import wraps
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
+from annotated_types import Interval
 from rich.console import Console
 
 from esper import __version__
@@ -96,7 +98,7 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
             # No command is silent for long, whatever it does: its phases say what, and how much of it is done.
             with ProgressReporter(Console(stderr=True), f"esper {command.name}") if command.ends else nullcontext():
                 code = tyro.cli(
-                    _hide_empty_defaults(command.load()),
+                    _check_intervals(_hide_empty_defaults(command.load())),
                     prog=f"esper {command.name}",
                     args=arguments[len(name) :],
                     config=(tyro.conf.DisallowNone,),  # the help shows PATH, not {None}|PATH
@@ -126,6 +128,30 @@ def _hide_empty_defaults(target: Callable[..., int | None]) -> Callable[..., int
             hints[name] = Annotated[hint, tyro.conf.arg(help_behavior_hint="")]
     target.__annotations__ = hints
     return target
+
+
+def _check_intervals(target: Callable[..., int | None]) -> Callable[..., int | None]:
+    """The same function, which first refuses numbers outside the `Interval` that the hints of its options name."""
+    hints = get_type_hints(target, include_extras=True)
+
+    @wraps(target)
+    def call(**options: Any) -> int | None:
+        for name, value in options.items():
+            interval = find_interval(hints[name])
+            if interval is not None and value is not None and not interval.ge <= value <= interval.le:
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} {value}: give {interval.ge} to {interval.le}")
+        return target(**options)
+
+    return call
+
+
+def find_interval(hint: Any) -> Any:
+    """The `Interval` in the type hint of an option, also of one that may be left out; None if there is none."""
+    parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
+    if isinstance(hint, Interval):
+        return hint
+    return next((interval for part in parts if (interval := find_interval(part)) is not None), None)
 
 
 def _describe_unknown(arguments: Sequence[str], commands: Sequence[Command]) -> str:

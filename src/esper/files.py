@@ -1,19 +1,98 @@
 """Files that are written atomically, and read safely even if somebody else put them there."""
 
 import errno
+import fcntl
 import os
 import stat
+import threading
+import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import lock_descriptor
 
 from esper.errors import RunError
 
 TEMPORARY_SUFFIX = ".partial"
+LOCK_FILE = ".lock"
+"""The file that is locked in a folder of a file system that locks no folders, such as NFS."""
+LONGEST_WAIT = 600.0
+"""Seconds after which a lock that another process holds is given up: that process may be suspended."""
+_POLL_SECONDS = 0.01
+
+
+class _LockedFolders(threading.local):
+    """The folders that this thread has locked, by device and inode."""
+
+    def __init__(self) -> None:
+        self.identities: set[tuple[int, int]] = set()
+
+
+_locked = _LockedFolders()
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Generator[None]:
+    """Context manager within which no other thread or process writes into ``folder`` by the functions of this module.
+
+    Files that must agree are written, and outdated ones deleted, within one such block. Blocks may be nested. A file
+    system without locks is written without.
+
+    Raises:
+        RunError: the folder cannot be opened, or another process has been writing there for ten minutes.
+    """
+    descriptors: list[int] = []
+    try:
+        try:
+            descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+            status = os.fstat(descriptors[0])
+            identity = (status.st_dev, status.st_ino)
+            outermost = identity not in _locked.identities
+            if outermost:
+                try:
+                    _wait_for_lock(descriptors[0], folder)
+                except OSError:
+                    # Network file systems lock only what is open for writing, which a folder cannot be.
+                    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                    descriptors.append(os.open(folder / LOCK_FILE, flags, 0o666))
+                    with suppress(OSError):
+                        _wait_for_lock(descriptors[1], folder)
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise RunError(f"cannot write in {folder} ({reason}): choose a writable folder") from error
+        if not outermost:
+            yield
+            return
+        _locked.identities.add(identity)
+        try:
+            yield
+        finally:
+            _locked.identities.remove(identity)
+            # Closing is not enough if a process was forked meanwhile, which has the same descriptor.
+            with suppress(OSError):
+                fcntl.flock(descriptors[-1], fcntl.LOCK_UN)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, folder: Path) -> None:
+    """Lock an open folder or file; OSError if its file system has no such locks."""
+    end = time.monotonic() + LONGEST_WAIT
+    while not lock_descriptor(descriptor, blocking=False):
+        if time.monotonic() > end:
+            raise RunError(
+                f"cannot write in {folder}: another process has been writing there for {LONGEST_WAIT / 60:.0f} "
+                "minutes; stop it, or choose another folder"
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Replace `path` by `content` (text as UTF-8) in one step that survives a crash or a power cut.
+
+    Writers of one folder take turns; `lock_folder` keeps others out for longer.
 
     Raises:
         RunError: the file cannot be written; what was there before is untouched.
@@ -47,24 +126,28 @@ def replace_file(path: Path) -> Generator[Path]:
         RunError: the file cannot be written; what was there before is untouched.
     """
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
-    try:
-        # A link that somebody planted in the run's directory must not lead the write out of it.
-        temporary.unlink(missing_ok=True)
+    with lock_folder(path.parent):
         try:
-            yield temporary
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        # The rename is durable once the folder is synced, too.
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise RunError(f"cannot write {path} ({reason}): free some space or choose a writable folder") from error
+            # A link that somebody planted in the run's directory must not lead the write out of it.
+            try:
+                temporary.unlink(missing_ok=True)
+            except ValueError as error:
+                raise RunError(f"cannot write {path} ({error}): choose another name") from error
+            try:
+                yield temporary
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            # The rename is durable once the folder is synced, too.
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RunError(f"cannot write {path} ({reason}): free some space or choose a writable folder") from error
 
 
 class UnsuitableFileError(OSError):

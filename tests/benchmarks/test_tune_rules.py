@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.tune_rules import TuningResult, tune
 from esper.control.rules import HeuristicSettings, Periodic, PeriodicSettings
+from esper.errors import ConfigError
 from esper.lab import arms
 from esper.lab.arms import FIRST_ROUND
 from esper.lifecycle.rules import Rules
@@ -33,6 +34,12 @@ def test_tuning_keeps_to_its_budget() -> None:
     tuned = search("heuristic", 1)
     assert tuned.environment_steps == FIRST_ROUND * SUITE.steps
     assert isinstance(tuned.settings, HeuristicSettings)
+
+
+def test_a_budget_that_is_too_small_for_one_candidate_is_refused() -> None:
+    fewest = FIRST_ROUND * SUITE.steps
+    with LocalWorkers(1) as workers, pytest.raises(ConfigError, match=f"1: one candidate takes {fewest}"):
+        tune("heuristic", SUITE, Rules(), 1, 3, workers)
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from esper.cli import main
-from esper.commands import dash
+from esper.commands.dash import command
+from esper.dash import app
 from esper.runs.run_directory import RunDirectory
 
 Capture = pytest.CaptureFixture[str]
@@ -44,14 +46,26 @@ def test_a_run_where_a_folder_of_runs_should_be_is_called_one(tmp_path: Path, ca
     assert f"is a run itself: `esper report {run.path}`" in capsys.readouterr().out
 
 
+def test_the_help_of_the_dashboard_needs_no_extra(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    for name in [name for name in sys.modules if name.startswith("starlette.") or name == "esper.dash.app"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SystemExit) as end:
+        main(["dash", "--help"])
+    assert end.value.code == 0
+    assert "Show runs in the browser" in capsys.readouterr().out
+    assert main(["dash"]) == 2
+    assert "`esper dash` needs starlette" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_not_there_yet_is_named(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def serve_nothing(*_: object) -> None:
         pass
 
-    monkeypatch.setattr(dash, "serve", serve_nothing)
-    dash.command((tmp_path, tmp_path / "nope"))
+    monkeypatch.setattr(app, "serve", serve_nothing)
+    command((tmp_path, tmp_path / "nope"))
     assert (
         capsys.readouterr().out == f"there is no folder {tmp_path / 'nope'} yet: its runs show up once there are some\n"
     )

@@ -15,7 +15,10 @@ import pytest
 
 from esper.cli import main
 from esper.dash.progress import LineView
+from esper.runs.events import RunEnded, RunResumed
+from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
+from esper.runs.store import RunStore
 from esper.serialization.checkpoints import Checkpoints
 from esper.train.iteration import Iteration
 from esper.train.trainer import Trainer
@@ -144,6 +147,22 @@ def test_a_finished_run_is_not_trained_again(run: Path, capsys: Capture):
     assert lines[0] == "the run is complete already"
     assert lines[-1] == f"run: {run}"
     assert Checkpoints(run / "checkpoints").latest().sha256 == before
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_complete_run_that_is_resumed_is_finished(run: Path, capsys: Capture, *, ended: bool):
+    """Also if it was killed after its last checkpoint, or resumed by a version that took the end from it."""
+    if not ended:
+        with RunStore.open(run / "run.db") as store:
+            store.emit(RunResumed(iteration=2, esper_version="0"))
+    for _ in range(2):
+        assert main(["train", "--resume", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["runs", str(run.parent), "--json"]) == 0
+    assert [listed["state"] for listed in last_json(capsys.readouterr().out)] == ["finished"]
+    with RunReader.open(run / "run.db") as reader:
+        assert len(reader.events(RunEnded)) == (1 if ended else 2)
+        assert len(reader.events(RunResumed)) == (0 if ended else 1)
 
 
 def test_evaluation_prints_a_table_and_writes_records(run: Path, capsys: Capture):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -251,3 +252,13 @@ def test_defaults_are_valid_and_whole() -> None:
             assert root.model_validate(usual.model_dump(mode="json")) == usual
         except ValidationError as error:
             pytest.fail(str(error))
+
+
+COUNTS = [(root, leaf.key, leaf.given) for root in ROOTS for leaf in LEAVES[root] if type(leaf.value) is int]
+
+
+@pytest.mark.parametrize(("root", "key", "given"), COUNTS, ids=[f"{root.__name__}-{key}" for root, key, _ in COUNTS])
+def test_a_count_that_no_machine_reaches_is_refused(root: type[Settings], key: str, given: Sequence[str]) -> None:
+    """Before anything is made of it."""
+    with pytest.raises(ConfigError, match=rf"{re.escape(key.split('.')[-1])}.*(at most|below)"):
+        load_settings(root, None, [*given, f"{key}={10**20}"])

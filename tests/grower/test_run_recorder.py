@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import re
@@ -40,6 +41,7 @@ from esper.runs.events import (
 )
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory, RunState, read_progress
+from esper.runs.store import RunStore
 from grower.training_loop import Loop, growing, host, packed, validate
 
 BLOWN_UP = 6
@@ -254,6 +256,32 @@ def test_a_run_ends_with_its_last_planned_decision_and_goes_on_after_it(tmp_path
     assert [event.iteration for event in events(tmp_path / "run", StepTaken)] == list(range(1, 22))
 
 
+def test_a_finished_run_whose_grower_is_loaded_stays_finished_until_another_decision(tmp_path: Path):
+    loop = Loop("none", run=tmp_path / "run")
+    train(loop, 20)
+    saved = loop.saved()
+    for _ in range(2):
+        again = resumed(saved, "none", run=tmp_path / "run")
+        assert state(tmp_path / "run") is RunState.FINISHED
+        again.grower.finish()
+    assert not events(tmp_path / "run", RunResumed)
+    assert len(events(tmp_path / "run", RunEnded)) == 1
+    train(again, 1)
+    assert state(tmp_path / "run") is RunState.RUNNING
+    assert [event.iteration for event in events(tmp_path / "run", RunResumed)] == [20]
+
+
+def test_a_run_that_goes_back_and_ends_earlier_than_before_is_finished(tmp_path: Path):
+    loop = Loop("none", run=tmp_path / "run")
+    train(loop, 5)
+    saved = copy.deepcopy(loop.saved())
+    train(loop, 15)
+    again = resumed(saved, "none", run=tmp_path / "run")
+    train(again, 2)
+    again.grower.close()
+    assert state(tmp_path / "run") is RunState.FINISHED
+
+
 def test_a_loop_that_stops_early_says_so(tmp_path: Path):
     loop = Loop("none", run=tmp_path / "run")
     train(loop, 2)
@@ -299,6 +327,26 @@ def test_the_report_s_headline_tells_what_the_end_of_growth_made_of_seeds(tmp_pa
     assert {change.after for change in loop.grower.finish().changes} == {Stage.PRUNED}
     assert main(["report", str(tmp_path / "run")]) == 0
     assert "parameters and 0 of what grew (nothing)" in page.read_text()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_grower_on_a_full_disk_raises_once_and_is_collected_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    monkeypatch.setattr(sys, "excepthook", lambda *error: unraisable.append(error))
+    loop = Loop("none", run=tmp_path / "run")
+
+    def refuse(_: RunStore) -> None:
+        raise RunError("cannot write the run store (database or disk is full)")
+
+    monkeypatch.setattr(RunStore, "flush", refuse)
+    with pytest.raises(RunError, match="disk is full"):
+        train(loop, 1)
+    del loop
+    gc.collect()
+    assert not unraisable
 
 
 def test_a_run_that_diverges_says_why(tmp_path: Path):

@@ -314,7 +314,9 @@ def test_losses_that_cannot_be_used_are_refused() -> None:
     assert "'layer1' did not run once" in refused(
         lambda model, batch: example_losses(model, batch) + example_losses(model, batch)
     )
+    assert "returned torch.complex64" in refused(lambda model, batch: example_losses(model, batch) * 1j)
     assert "held 0 examples" in refused(example_losses, [])
+    assert "a batch holds no example" in refused(example_losses, [RESNET.arguments()[:0]])
 
 
 class Rounding(nn.Module):

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from safetensors.torch import save as encode
 from torch import nn
 
 from esper.errors import CheckpointError, SlotError
+from esper.growth import persist
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 from esper.lifecycle.actions import Blend
+from esper.serialization.state_files import Manifest, StateFormat
 from growth.growing import fossilize, plant, random
 from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
 
@@ -173,6 +176,49 @@ def test_a_save_that_ends_before_the_topology_leaves_the_old_model(
     with pytest.raises(CheckpointError, match="not saved"):
         save(model, tmp_path)
     assert torch.equal(load(tmp_path, fresh(), images()).train(False)(images()), expected)
+
+
+def test_two_that_save_into_one_folder_leave_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process saves, or tries to, between the two files of the first."""
+    model, other = grown(), attach(fresh(), {"stem": ["norm"]}, images())
+    thread = threading.Thread(target=save, args=(other, tmp_path))
+    write = persist.write_atomically
+
+    def interrupt(path: Path, content: bytes | str) -> None:
+        if path.name == TOPOLOGY and thread.ident is None:
+            thread.start()
+            thread.join(0.3)  # it ends only if nothing keeps it out
+        write(path, content)
+
+    monkeypatch.setattr(persist, "write_atomically", interrupt)
+    save(model, tmp_path)
+    thread.join()
+    loaded = load(tmp_path, fresh(), images())
+    assert torch.equal(loaded(images()), other(images()))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", ""])
+def test_a_name_that_no_folder_can_have_is_one_sentence(name: str) -> None:
+    for call in (lambda: save(grown(), name), lambda: load(name, fresh(), images())):
+        with pytest.raises(CheckpointError, match="give the path of a folder"):
+            call()
+
+
+def test_a_model_that_is_replaced_while_it_is_loaded_gives_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, other = grown(), attach(fresh(), {"stem": ["norm"]}, images())
+    save(model, tmp_path)
+    read = StateFormat.read_tensors
+
+    def interrupt(self: StateFormat[Any], path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
+        monkeypatch.undo()
+        save(other, tmp_path)
+        return read(self, path, manifest)
+
+    monkeypatch.setattr(StateFormat, "read_tensors", interrupt)
+    loaded = load(tmp_path, fresh(), images())
+    assert torch.equal(loaded(images()), other(images()))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

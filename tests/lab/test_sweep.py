@@ -17,7 +17,7 @@ from esper.cli import main
 from esper.commands.sweep import CAUTION
 from esper.config.loading import load_settings
 from esper.errors import ConfigError
-from esper.lab.sweep import load_space
+from esper.lab.sweep import Sweep, load_space
 from esper.runs.run_directory import RunDirectory
 from esper.train.settings import TrainSettings
 from train.launching import assert_same_end, launch
@@ -113,6 +113,23 @@ def test_an_override_that_makes_no_sense_is_refused(tmp_path: Path, override: st
 def test_a_number_of_trials_that_nobody_can_run_is_refused(tmp_path: Path, capsys: Capture, number: str):
     assert sweep(tmp_path, "space: {seed: [1]}", "--trials", number) == 2
     assert f"--trials {number}: give 1 to 10000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("space", ["{seed: [0, 1, 2]}", "{seed: {low: 0, high: 1000}}"])
+@pytest.mark.parametrize("trials", [1, 2])
+def test_no_more_trials_are_run_than_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: str, trials: int
+):
+    run: list[str] = []
+
+    def score(_: Sweep, study: optuna.Study, trial: optuna.Trial, name: str, *rest: object) -> None:
+        run.append(name)
+        study.tell(trial, 0.5)
+
+    monkeypatch.setattr("esper.lab.sweep._run_trial", score)
+    for _ in range(2):  # the second time all is done already
+        assert sweep(tmp_path, f"{BASE}space: {space}", "--trials", str(trials)) == 0
+        assert run == [f"trial-{number:03}" for number in range(trials)]
 
 
 def test_many_lists_are_never_multiplied(tmp_path: Path):

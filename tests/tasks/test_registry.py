@@ -10,12 +10,14 @@ import pytest
 
 from esper.cli import main
 from esper.errors import TaskError
+from esper.rl.gym import GrowthSettings
 from esper.tasks.registry import get_suite, register, suite_names
 from esper.tasks.suite_files import FILES, allow_files
 from esper.tasks.token_suite import TokenSuite
 from esper.train.settings import TrainSettings
 
 SHORT = """
+from esper.rl.gym import GrowthSettings
 from esper.tasks.registry import register
 from esper.tasks.token_suite import TokenSuite
 
@@ -97,6 +99,20 @@ def test_a_file_that_something_else_is_called_after_is_not_run(words: list[str],
     allow_files([word.replace("FILE", str(file)) for word in words])
     with pytest.raises(TaskError, match="only run where you name it yourself"):
         get_suite(f"{file}:short")
+
+
+@pytest.mark.parametrize("attribute", ["classes", "steps", "batches_per_step", "batch_size", "test_size"])
+@pytest.mark.parametrize("count", ["-6", "0", "2.5", "True", "None"])
+def test_a_suite_with_a_count_that_cannot_be_is_refused(file: Path, attribute: str, count: str) -> None:
+    file.write_text(f"{SHORT}    {attribute} = {count}\n")
+    allow_files(["--suite", f"{file}:short"])
+    with pytest.raises(TaskError, match=f"'short' has {attribute} = {count}: give a whole number from 1 on"):
+        get_suite("short")
+
+
+def test_a_file_that_the_caller_of_an_environment_names_is_run(file: Path) -> None:
+    assert GrowthSettings.parse({"suite": f"{file}:short"}).suite == f"{file}:short"
+    assert get_suite("short").steps == 10
 
 
 def test_what_lies_beside_a_file_can_be_imported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ class Trainer:
         with seed_torch(self.config.seed):
             for batch in batches:
                 loss = float(self._compute_loss(batch))
-                examples = len(model.tap.inputs)
+                examples = len(model.tap.get_inputs())
                 losses += examples * loss
                 scores += examples * (-loss if score is None else self._compute_score(batch))
                 count += examples
@@ -207,7 +207,7 @@ class Trainer:
                     return float(compute(batch))
 
             self._compute_loss(batches[0])
-            reduction = find_reduction(compute_number, batches[0], len(model.tap.inputs))
+            reduction = find_reduction(compute_number, batches[0], len(model.tap.get_inputs()))
             if reduction is Reduction.SUM:
                 raise ConfigError(
                     f"{name}(model, batch) returned a sum over the examples, as it is twice as much for the same "

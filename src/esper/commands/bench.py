@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from annotated_types import Interval
 from rich.table import Table
 
-from esper.commands.options import require_seed
+from esper.commands.options import Instances, Seed
 from esper.config.loading import Overrides, load_settings
 from esper.control.shipped import ESPER
 from esper.dash.output import console_beside, print_json, print_line
@@ -27,13 +28,14 @@ from esper.train.workers import LocalWorkers
 
 WORKERS = 2
 ITERATIONS = 3
+MOST_ITERATIONS = 10_000
 
 
 def measure_suite(
     suite: Annotated[str, tyro.conf.Positional] = "tokens",
-    search: int = 6,
-    score: int = 16,
-    seed: int = 0,
+    search: Instances = 6,
+    score: Instances = 16,
+    seed: Seed = 0,
     json: bool = False,
 ) -> None:
     """Measure how much control a suite rewards: its context-oracle gap, with the best fixed schedules.
@@ -45,7 +47,6 @@ def measure_suite(
         seed: Random seed of the instances.
         json: Print a machine-readable last line.
     """
-    require_seed(seed)
     console = console_beside(json)
     start = time.perf_counter()
     rules = TrainSettings(suite=suite).rules
@@ -78,8 +79,8 @@ def measure_search(
     controller: str = ESPER,
     suite: str = "tokens",
     split: Literal["heldout", "transfer"] = "heldout",
-    instances: int = 32,
-    seed: int = 0,
+    instances: Instances = 32,
+    seed: Seed = 0,
     json: bool = False,
 ) -> None:
     """Measure what one training under a controller is worth in trainings of a search over static networks.
@@ -95,7 +96,6 @@ def measure_search(
         seed: Random seed of instances and networks.
         json: Print a machine-readable last line.
     """
-    require_seed(seed)
     if instances < FEWEST_INSTANCES:
         raise ConfigError(f"{plural(instances, 'instance')} can give no interval: give at least {FEWEST_INSTANCES}")
     console = console_beside(json)
@@ -136,7 +136,7 @@ def measure_search(
 
 def measure_training(
     config: Path | None = None,
-    iterations: int = ITERATIONS,
+    iterations: Annotated[int, Interval(ge=1, le=MOST_ITERATIONS)] = ITERATIONS,
     overrides: Overrides = (),
     json: bool = False,
 ) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from annotated_types import Interval
 from rich.console import Console
 
-from esper.commands.options import hint_if_stopped
+from esper.commands.options import Instances, hint_if_stopped
 from esper.config.loading import Overrides, load_settings
 from esper.config.settings import compare_settings
 from esper.control.controller import Controller
@@ -32,13 +33,14 @@ from esper.train.settings import TrainSettings
 from esper.train.workers import LOCAL, Backend, Computing
 
 INSTANCES = 256
+MOST_SEEDS = 10_000
 COMPARISONS = Path("runs") / "comparisons"
 
 
 def command(
     configs: Annotated[tuple[Path, ...], tyro.conf.Positional],
-    seeds: int = FEWEST_SEEDS,
-    instances: int = INSTANCES,
+    seeds: Annotated[int, Interval(ge=0, le=MOST_SEEDS)] = FEWEST_SEEDS,
+    instances: Instances = INSTANCES,
     arms: bool = False,
     controllers: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="controller")] = (),
     run_dir: Path | None = None,

@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from annotated_types import Interval
 
 from esper.commands.options import RUNS
 from esper.dash.run_view import RunFinder
 from esper.errors import ConfigError
 from esper.extras import describe_missing
-
-# An extra, whose absence is an error of the user's and not of the program.
-try:
-    from esper.dash.app import create_access, serve
-except ModuleNotFoundError as error:
-    raise ConfigError(describe_missing("ui", "`esper dash`", error.name)) from error
 
 PORT = 8765
 
@@ -26,7 +21,7 @@ PORT = 8765
 def command(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (RUNS,),
     host: str = "127.0.0.1",
-    port: int = PORT,
+    port: Annotated[int, Interval(ge=0, le=65_535)] = PORT,
     token: str | None = None,
     browser: bool = True,
 ) -> None:
@@ -39,6 +34,11 @@ def command(
         token: Secret that the address must contain; by default a random one if a token is needed.
         browser: Open the page in the browser.
     """
+    # An extra, whose absence is an error of the user's and not of the program; the help needs none.
+    try:
+        from esper.dash.app import create_access, serve  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(describe_missing("ui", "`esper dash`", error.name)) from error
     for place in runs:
         if not os.path.exists(place):  # unlike Path.exists, it takes names that no file can have
             _print_line(f"there is no folder {place} yet: its runs show up once there are some")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from esper.commands.options import hint_if_stopped, require_seed
+from esper.commands.options import Instances, Seed, hint_if_stopped
 from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress
 from esper.errors import ConfigError, plural
@@ -41,9 +41,9 @@ def command(
     controller: str | None = None,
     suite: str | None = None,
     split: Literal["heldout", "transfer"] | None = None,
-    seed: int | None = None,
-    instances: int = HELDOUT_INSTANCES,
-    transfer: int | None = None,
+    seed: Seed | None = None,
+    instances: Instances = HELDOUT_INSTANCES,
+    transfer: Instances | None = None,
     computing: Computing = LOCAL,
     json: bool = False,
 ) -> None:
@@ -75,7 +75,6 @@ def command(
     # A controller on a suite: nothing is kept.
     if run is None:
         families, random_seed = split or "heldout", seed or 0
-        require_seed(random_seed)
         if controller is None or suite is None:
             raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
         played = get_suite(suite)

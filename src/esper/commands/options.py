@@ -7,29 +7,25 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
 
+from annotated_types import Interval
 from rich.console import Console
 
 from esper.config.loading import dump_settings
-from esper.config.settings import Settings
+from esper.config.settings import MOST_AT_ONCE, Settings
 from esper.dash.output import print_line
-from esper.errors import ConfigError
 from esper.runs.run_directory import RunDirectory
 from esper.signals import Terminated
 
 RUNS = Path("runs")
 """Where runs go by default."""
-LARGEST_SEED = 2**31 - 1
+# Types of options with bounds, which `esper.cli` checks before a command does anything.
 
-
-def require_seed(seed: int) -> None:
-    """Check the option ``--seed``.
-
-    Raises:
-        ConfigError: it is below 0 or has more than 31 bits.
-    """
-    if not 0 <= seed <= LARGEST_SEED:
-        raise ConfigError(f"--seed {seed}: it must be 0 to {LARGEST_SEED}")
+Seed = Annotated[int, Interval(ge=0, le=2**31 - 1)]
+"""A random seed."""
+Instances = Annotated[int, Interval(ge=0, le=MOST_AT_ONCE)]
+"""A number of instances, which are all made before the first is played."""
 
 
 @contextmanager

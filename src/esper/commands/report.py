@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,7 @@ from rich.console import Console
 from esper.dash.output import print_line
 from esper.dash.reporter import report_progress
 from esper.errors import ConfigError, RunError, plural
+from esper.files import lock_folder
 from esper.lab.figures.drawing import export_exhibits
 from esper.lab.figures.exhibit import Figure, Table
 from esper.lab.report.training import report_on
@@ -36,20 +39,27 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
         case _:
             raise ConfigError("give the directory of a run or a comparison, or those of several runs and --out FOLDER")
     console = Console()
-    with report_progress(console, "reading and drawing"):
+    with ExitStack() as locks:
         # The report is built before its folder, so that a mistake in the paths leaves nothing behind.
-        report = report_on(paths)
+        with report_progress(console, "reading and drawing"):
+            if os.path.isdir(folder):  # unlike Path.is_dir, it takes names that no file can have
+                locks.enter_context(lock_folder(folder))  # what is read here must not change before it is written
+            report = report_on(paths)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make {folder} ({error.strerror}): choose another place") from error
+        # The page, its figures and its tables are of one report, also if another is written here at the same time.
+        locks.enter_context(lock_folder(folder))
         page = report.write(folder)
+        exported = None
+        if out is not None:
+            with report_progress(console, "writing figures and tables") as progress:
+                exported = export_exhibits(out, report.exhibits, progress.update)
     for title, comparison in report.comparisons.items():
         show_comparison(console, comparison, title)
     print_line(console, f"report: {page}")
-    if out is not None:
-        with report_progress(console, "writing figures and tables") as progress:
-            exported = export_exhibits(out, report.exhibits, progress.update)
+    if out is not None and exported is not None:
         for reason in exported.absent:
             print_line(console, f"left out {reason}")
         print_line(console, f"{plural(exported.figures, 'figure')}: {out / Figure.folder}")

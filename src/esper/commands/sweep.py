@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from annotated_types import Interval
 from rich.table import Table
 from rich.text import Text
 
-from esper.commands.options import hint_if_stopped, require_seed
+from esper.commands.options import Instances, Seed, hint_if_stopped
 from esper.config.loading import Overrides
 from esper.config.settings import compare_settings
 from esper.dash.formats import percent, score
@@ -38,9 +39,9 @@ CAUTION = (
 def command(
     space: Annotated[Path, tyro.conf.Positional],
     run_dir: Path | None = None,
-    trials: int = TRIALS,
-    seed: int = 0,
-    instances: int = INSTANCES,
+    trials: Annotated[int, Interval(ge=1, le=MOST_TRIALS)] = TRIALS,
+    seed: Seed = 0,
+    instances: Instances = INSTANCES,
     pruner: Literal["median", "hyperband", "none"] = "median",
     overrides: Overrides = (),
     computing: Computing = LOCAL,
@@ -63,9 +64,6 @@ def command(
     """
     if instances < 1:
         raise ConfigError(f"{plural(instances, 'instance')} can give no score: give at least 1")
-    if not 1 <= trials <= MOST_TRIALS:
-        raise ConfigError(f"--trials {trials}: give 1 to {MOST_TRIALS}")
-    require_seed(seed)
     require_extra("sweep", "`esper sweep`", "optuna")
     from esper.lab.sweep import Sweep, is_within, load_space, run_sweep  # noqa: PLC0415 (an extra)
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from esper.commands.options import hold_run
+from esper.commands.options import Seed, hold_run
 from esper.config.loading import Overrides, load_settings
 from esper.config.settings import compare_settings
 from esper.dash.formats import duration, score
@@ -32,7 +32,7 @@ from esper.train.workers import LOCAL, Backend, Computing
 def command(
     config: Path | None = None,
     run_dir: Path | None = None,
-    seed: int | None = None,
+    seed: Seed | None = None,
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None,
     resume: Path | None = None,
     overrides: Overrides = (),
@@ -97,6 +97,7 @@ def _train(
         trainer = Trainer.open(run, settings, store, workers)
         if trainer.done >= settings.iterations:
             print_line(console, "the run is complete already")
+            trainer.train(lambda _: None)  # marks it as finished
             return summarise_run(store)
         progress = TrainingProgress(settings.iterations, [value for _, value in store.series("objective")])
         if trainer.done:

@@ -67,7 +67,7 @@ def _read_integer(value: Any) -> int:
 
 def _read_path(value: Any) -> Path:
     text = cast("object", os.fspath(cast("Any", value)) if isinstance(value, str | os.PathLike) else None)
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not text or b"\0" in os.fsencode(text):  # a ValueError, too, if it has no encoding
         raise ValueError("no path")
     return Path(text)
 

@@ -19,6 +19,11 @@ from pydantic_core import ErrorDetails
 from esper.errors import did_you_mean
 from esper.former import warn_of_former
 
+MOST_AT_ONCE = 100_000
+"""Bound of settings and options that say how much is made at once, such as networks."""
+LARGEST_COUNT = 10**9
+"""Bound of settings that are only counted to, such as iterations."""
+
 
 class Settings(BaseModel):
     """Immutable, strictly keyed settings; each field's attribute docstring is its help text."""

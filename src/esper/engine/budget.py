@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from esper.config.arguments import LARGEST
 from esper.config.settings import Settings
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
@@ -33,11 +34,11 @@ class Budget(Settings):
     A blueprint is on offer where it fits with each of the blends that the rules allow.
     """
 
-    parameters: int | None = Field(default=None, ge=0)
+    parameters: int | None = Field(default=None, ge=0, le=LARGEST)
     """Parameters."""
-    flops: int | None = Field(default=None, ge=0)
+    flops: int | None = Field(default=None, ge=0, le=LARGEST)
     """FLOPs of one forward pass for one example, counted as blueprints do."""
-    memory: int | None = Field(default=None, ge=0)
+    memory: int | None = Field(default=None, ge=0, le=LARGEST)
     """Bytes that parameters, their gradients and their optimizer state take."""
 
     def within(self, parameters: int | None) -> Budget:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from esper.config.settings import Settings
+from esper.config.settings import LARGEST_COUNT, Settings
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools, Floats, Int8s, Ints
 from esper.serialization.state_files import from_plain, to_plain
@@ -39,7 +39,7 @@ class GovernorSettings(Settings):
     """Skill that a network must have had before it can collapse."""
     collapsed: float = Field(default=0.05, ge=0, lt=1)
     """Skill at or below which it then counts as guessing."""
-    max_rollbacks: int = Field(default=3, ge=0)
+    max_rollbacks: int = Field(default=3, ge=0, le=LARGEST_COUNT)
     """Rollbacks in one episode. Trouble after the last one ends the episode, in the state of the last snapshot."""
     penalty: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     """What each rollback costs in reward, in units of the objective."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
 
 from esper.config.arguments import Flops, check_arguments
-from esper.errors import ConfigError
+from esper.errors import ConfigError, SlotError
 from esper.grower.spending import Spending
+from esper.growth.copies import copy_with
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.hooks import require_attached
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
@@ -68,13 +68,14 @@ def branch(
 
     Raises:
         ConfigError: an argument is of another kind; FLOPs are limited, and torch cannot count them.
-        SlotError: a submodule with a slot was replaced, or the optimizer was not made of the model's groups.
+        SlotError: a submodule with a slot was replaced, the model holds something that cannot be copied, or the
+            optimizer was not made of the model's groups.
     """
     require_attached(model)
     optimizer = unwrap_optimizer(optimizer)
     model.link(optimizer)
     # Copied together, so that the optimizer's copy owns the parameters of the model's.
-    model_copy, optimizer_copy = copy.deepcopy((model, optimizer))
+    model_copy, optimizer_copy = copy_with(model, (model, optimizer), SlotError)
     model.copies.unregister(model_copy.copies)
     model_copy.link(optimizer_copy)
     return Branch(model_copy, optimizer_copy, Spending(model_copy, training_flops, counted_in=counted_in))

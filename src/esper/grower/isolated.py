@@ -438,10 +438,10 @@ class IsolatedTrainer:
             ConfigError: the model was called with other inputs for ``loss``.
         """
         tap = self._model.tap
-        inputs, value = tap.inputs.detach() if tap.called else None, float(loss.detach())
+        inputs, value = tap.get_inputs().detach() if tap.called else None, float(loss.detach())
         with side_pass(self._model, ()), torch.no_grad():
-            first, first_inputs = float(compute()), tap.inputs if tap.called else None
-            second, second_inputs = float(compute()), tap.inputs if tap.called else None
+            first, first_inputs = float(compute()), tap.get_inputs() if tap.called else None
+            second, second_inputs = float(compute()), tap.get_inputs() if tap.called else None
         if math.isclose(value, first, rel_tol=SAME, abs_tol=SAME):
             return
         if inputs is None or first_inputs is None or second_inputs is None:  # only parts of the host are called

@@ -132,7 +132,7 @@ class PromiseRecorder:
         if not self._offers(slot, Context.NETWORK):
             return None
         try:
-            inputs = slot.tap.inputs
+            inputs = slot.tap.get_inputs()
         except SlotError:  # a part of the host was called alone
             return None
         return inputs.detach()[: self._examples] if len(inputs) == len(features) else None

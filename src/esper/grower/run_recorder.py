@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary, finalize
@@ -37,7 +37,7 @@ from esper.runs.events import (
 )
 from esper.runs.metric import SCORE
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import GROWER, RunDirectory
+from esper.runs.run_directory import GROWER, RunDirectory, RunState, read_state
 from esper.runs.store import RunStore
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class RunRecorder(GrowerCallback):
         """The run's id; None before a grower was made with this recorder."""
         self._directory = RunDirectory(self.path)
         self._resources = ExitStack()
-        finalize(self, self._resources.close)
+        finalize(self, _close_silently, self._resources)
         self._store: RunStore | None = None
         self._started, self._ended, self._released = 0.0, False, False
 
@@ -283,7 +283,12 @@ class RunRecorder(GrowerCallback):
             self.id, _ = self._find_run(grower)  # its former holder may have written
             self._store = self._resources.enter_context(self._directory.open_store())
             _writers[self.path] = self
-        self._start_run(grower, self._store, grower.decisions)
+        # A run that ended with the saved decision stays finished until there is another one.
+        ends = [event.iteration for event in self._store.events(RunEnded)]
+        if grower.decisions in ends[-1:] and read_state(self._directory, self._store) is RunState.FINISHED:
+            self._ended = True
+        else:
+            self._start_run(grower, self._store, grower.decisions)
         write_atomically(self._directory.config, yaml.safe_dump(dict(self._config), sort_keys=False))
 
     def _start_run(self, grower: Grower, store: RunStore, decisions: int) -> None:
@@ -338,6 +343,12 @@ class RunRecorder(GrowerCallback):
             **{name: self._config[name] for name in ("host", "controller", "evidence")},
             **({} if horizon is None else {"iterations": horizon, "steps": horizon}),
         }
+
+
+def _close_silently(resources: ExitStack) -> None:
+    """Close what a collected recorder held; whoever could not write has had the error."""
+    with suppress(RunError):
+        resources.close()
 
 
 def _list_scalars(grower: Grower, record: DecisionRecord) -> dict[str, float]:

@@ -20,6 +20,7 @@ from torch import nn
 
 from esper.config.arguments import describe_value
 from esper.errors import SlotError
+from esper.growth.copies import copy_module
 from esper.growth.taps import GrowthHook, find_hook_tables, list_named_modules
 
 LAYER = "layer_idx"
@@ -36,12 +37,16 @@ def copy_block(block: nn.Module, replacements: Mapping[int, Any] = MappingProxyT
     """A copy without the growth slots on it and within it, which shares the block's configuration.
 
     ``replacements`` take the places of parts of the block in it, by their ids.
+
+    Raises:
+        SlotError: the block cannot be copied.
     """
     # Slots and configurations are not copied, but shared; then the slots are taken off the copy.
     hooks = [hook for module in block.modules() for table in find_hook_tables(module) for hook in table.values()]
     shared = [hook for hook in hooks if isinstance(hook, GrowthHook)]
     shared += [vars(module)[CONFIGURATION] for module in block.modules() if CONFIGURATION in vars(module)]
-    copied = copy.deepcopy(block, {id(part): part for part in shared} | dict(replacements))
+    kept = {id(part): part for part in shared} | dict(replacements)
+    copied = copy_module(block, SlotError, kept)
     for module in copied.modules():
         for table in find_hook_tables(module):
             for key in [key for key, hook in table.items() if isinstance(hook, GrowthHook)]:

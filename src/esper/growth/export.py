@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import json
@@ -28,6 +27,7 @@ from esper.errors import ConfigError, ExportError, RunError
 from esper.extras import require_extra
 from esper.files import move_durably
 from esper.growth import reloading
+from esper.growth.copies import copy_module
 from esper.growth.fossils import TRACING_ERRORS
 from esper.growth.hooks import find_attached
 from esper.growth.probe import Arguments
@@ -121,7 +121,7 @@ def export(
                     "model.float() with an example input of torch.float32, or choose another format"
                 )
     # Write and verify in a temporary folder, then move the file to its place.
-    plain = copy.deepcopy(model).cpu().eval()
+    plain = copy_module(model, ExportError).cpu().eval()
     try:
         with tempfile.TemporaryDirectory(prefix=".esper-export-", dir=path.parent.absolute()) as folder:
             file = Path(folder) / path.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import math
@@ -18,6 +17,7 @@ from torch import Tensor, fx, nn
 
 from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import Context, Folded
+from esper.growth.copies import copy_module
 from esper.growth.depth import DepthTracker, deepen
 from esper.growth.fossils import (
     ALPHA,
@@ -25,6 +25,7 @@ from esper.growth.fossils import (
     make_block_mixer,
     make_mixer,
     put_features,
+    refuse_scripting,
     relay_input,
     take_features,
     trace_seed,
@@ -73,12 +74,12 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     """A copy of the host with its seeds folded in; see `GrowingModel.finalize`.
 
     Raises:
-        ExportError: `torch.export` cannot trace a seed's blueprint.
+        ExportError: `torch.export` cannot trace a seed's blueprint, or the host cannot be copied.
         SlotError: there are unfinished seeds, which ``unfinished`` forbids; or a slot is not called any more.
     """
     require_attached(model)
     kept = _choose_kept(model, unfinished)
-    grown = copy.deepcopy(model)
+    grown = copy_module(model, ExportError)
     grown.release()
     host = grown.host
     # Fold in the seeds, slot by slot. Inserted blocks change the names of those behind them.
@@ -217,6 +218,7 @@ def _add_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed, place: int |
             owner.register_buffer(attributes[name], tensor)
     # An identity within a module is called with the features alone.
     owner.register_forward_hook(traced.make_hook(attributes, inputs, in_tuple=in_tuple and owner is followed))
+    refuse_scripting(owner)
     return None
 
 
@@ -247,6 +249,7 @@ def _add_block(followed: nn.Module, name: str, block: nn.Module, alpha: Tensor) 
     fossil = nn.Identity()
     fossil.add_module(BLOCK, block)
     fossil.register_buffer(ALPHA, alpha)
+    refuse_scripting(fossil)
     try:
         parameters = list(inspect.signature(followed.forward).parameters.values())
     except (TypeError, ValueError):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.func import functional_call
+from torch.testing import assert_close
 
 from esper.errors import ExportError
 from esper.growth.blueprints.registry import Context, LayerCall
@@ -192,6 +193,24 @@ def _mix(graph: fx.Graph, owner: fx.Node, features: fx.Node, output: fx.Node) ->
     """End the graph by mixing ``output`` and ``features`` with the weight in ``owner``."""
     typed = [graph.call_method("to", (node, features)) for node in (output, _attribute(graph, owner, ALPHA))]
     graph.output(graph.call_function(torch.lerp, (features, *typed)))
+
+
+_PREPARE_SCRIPT = "__prepare_scriptable__"
+"""The method of a module that `torch.jit.script` calls first."""
+_UNSCRIPTABLE = "torch.jit.script cannot compile what grew in this model: use torch.jit.trace or torch.export.export"
+
+
+def refuse_scripting(fossil: nn.Module) -> None:
+    """Let `torch.jit.script` of ``fossil``, or of a model that it is in, raise an AssertionError of a sentence.
+
+    The refusal needs no Esper: it is made of torch alone, and copies and pickles with the module.
+    """
+    # The function is an argument: a graph that is unpickled runs once without values, which only records calls of it.
+    graph = fx.Graph()
+    expect = graph.placeholder("expect")
+    graph.output(graph.call_method("__call__", (expect, True, False), {"msg": _UNSCRIPTABLE}))
+    refusal = fx.GraphModule(nn.Module(), graph, class_name="RefuseScripting")
+    vars(fossil)[_PREPARE_SCRIPT] = functools.partial(refusal, assert_close)
 
 
 INPUT = (

@@ -181,12 +181,12 @@ def look(
         at_layers = FeatureRecorder(host_layers, first=True, arguments=True)
         try:
             seen, mean_loss = record_gradients(
-                model, (at_slots, at_layers), loss, batches, examples, lambda: inputs.append(tap.inputs.detach())
+                model, (at_slots, at_layers), loss, batches, examples, lambda: inputs.append(tap.get_inputs().detach())
             )
         finally:
             at_slots.remove()
             at_layers.remove()
-        with torch.autocast(tap.inputs.device.type, enabled=False):
+        with torch.autocast(tap.get_inputs().device.type, enabled=False):
             # Measure the candidates.
             rows: list[Candidate] = []
             for index, slot in enumerate(slots.values()):

@@ -14,7 +14,7 @@ from pydantic import InstanceOf
 from torch import Tensor, nn
 
 from esper.config.arguments import AtLeastTwo, Batches, Name, NonNegativeInt, PositiveInt, check_arguments
-from esper.errors import CheckpointError, ConfigError, LookError, SlotError
+from esper.errors import CheckpointError, ConfigError, ExportError, LookError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.checkpointing import FrozenCheckpointing
 from esper.growth.depth import DepthTracker
@@ -31,7 +31,7 @@ from esper.growth.seed import Seed
 from esper.growth.sharding import check_options, reshard
 from esper.growth.slot import Slot
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
-from esper.growth.taps import InputTap, OutputTap, PassEnd, require_untraced
+from esper.growth.taps import GROWING_ADVICE, InputTap, OutputTap, PassEnd, require_untraced
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -276,6 +276,10 @@ class GrowingModel(nn.Module):
             return self.host(*arguments, **keywords)
         with self.tap.gate.passing():
             return self.host(*arguments, **keywords)
+
+    def __prepare_scriptable__(self) -> Self:
+        """Refuse `torch.jit.script`, which calls this first."""
+        raise ExportError(GROWING_ADVICE)
 
     def train(self, mode: bool = True) -> Self:
         """`torch.nn.Module.train` for all but frozen parts, which stay in evaluation mode."""

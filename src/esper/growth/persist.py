@@ -21,7 +21,7 @@ from torch import Tensor
 from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
 from esper.errors import CheckpointError, EsperError, RunError, SlotError
-from esper.files import TEMPORARY_SUFFIX, write_atomically
+from esper.files import TEMPORARY_SUFFIX, lock_folder, write_atomically
 from esper.growth.followers import SLOTS_PREFIX
 from esper.growth.frozen import hash_frozen
 from esper.growth.hooks import require_attached
@@ -32,7 +32,7 @@ from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
 from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
-from esper.serialization.state_files import Count, Manifest, StateFormat, copy_to_cpu, describe_tensors
+from esper.serialization.state_files import Count, DamagedError, Manifest, StateFormat, copy_to_cpu, describe_tensors
 
 TOPOLOGY_FILE = "model.json"
 _HOST = "host."
@@ -45,6 +45,8 @@ _TENSORS_FILES = "tensors-*.safetensors"
 @check_arguments(CheckpointError, model=MODEL_ADVICE, folder="give the path of a folder")
 def save(model: GrowingModel, folder: FilePath) -> None:
     """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
+
+    Several processes may save into one folder: it holds the model of one of them.
 
     Of frozen parts only the SHA-256 is written: `load` needs a host with the same values. Numbers in the configuration
     and the modules of the host, such as its number of heads, are written as they were when it was attached to.
@@ -65,14 +67,16 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     saved = Topology.from_model(model, data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # First the tensors, in a file of a new name, then the record that refers to it.
         path = _tensors_path(folder, saved.tensors_sha256)
-        write_atomically(path, data)
-        write_atomically(folder / TOPOLOGY_FILE, saved.encode())
-        # From here on the folder holds the new model: remove the tensors of former ones.
-        for old in (*folder.glob(_TENSORS_FILES), *folder.glob(f".{_TENSORS_FILES}{TEMPORARY_SUFFIX}")):
-            if old != path:
-                old.unlink(missing_ok=True)
+        # Several processes that save into one folder take turns: none removes what another has just written.
+        with lock_folder(folder):
+            # First the tensors, in a file of a new name, then the record that refers to it.
+            write_atomically(path, data)
+            write_atomically(folder / TOPOLOGY_FILE, saved.encode())
+            # From here on the folder holds the new model: remove the tensors of former ones.
+            for old in (*folder.glob(_TENSORS_FILES), *folder.glob(f".{_TENSORS_FILES}{TEMPORARY_SUFFIX}")):
+                if old != path:
+                    old.unlink(missing_ok=True)
     except (OSError, RunError) as error:
         raise CheckpointError(f"the model is not saved: {error}") from error
 
@@ -95,10 +99,17 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
             in its configuration or modules; ``host`` has no
             slots and its own values then.
     """
-    # Read and check both files.
+    # Read and check both files, anew if `save` replaced them meanwhile.
     source = Path(folder) / TOPOLOGY_FILE
     saved = _FORMAT.read_manifest(source)
-    tensors = _FORMAT.read_tensors(_tensors_path(Path(folder), saved.tensors_sha256), saved)
+    while True:
+        try:
+            tensors = _FORMAT.read_tensors(_tensors_path(Path(folder), saved.tensors_sha256), saved)
+            break
+        except DamagedError:
+            former, saved = saved, _FORMAT.read_manifest(source)
+            if saved == former:
+                raise
     if hash_frozen(host, saved.frozen) != saved.frozen_sha256:
         raise CheckpointError(
             f"{source} is of a frozen host with other values than this one's: give the host the values that it had "

@@ -205,6 +205,8 @@ def record_gradients(
         losses = loss(model, batch)
         leaves = [leaf for recorder in recorders for leaf in recorder.list_leaves()]
         count = len(leaves[0]) if leaves else 0
+        if leaves and not count:
+            raise LookError("a batch holds no example: leave empty batches out")
         # The gradient of the sum has each example's own functional gradient in its row.
         summed = _sum_losses(losses, count)
         gradients = iter(torch.autograd.grad(summed, leaves, allow_unused=True))
@@ -257,6 +259,8 @@ def _sum_losses(losses: Any, count: int) -> Tensor:
             f"loss(model, batch) returned shape {tuple(losses.shape)} for a batch of {examples}: return "
             f"[{count}], the loss of each example (a sequence is one example: the mean over its tokens), or their mean"
         )
+    if losses.is_complex():
+        raise LookError(f"loss(model, batch) returned {losses.dtype}: return real numbers, such as its absolute value")
     if not losses.requires_grad:
         raise LookError("no gradient follows from what loss(model, batch) returned: leave out detach() and no_grad()")
     if not bool(losses.isfinite().all()):

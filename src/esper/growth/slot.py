@@ -149,7 +149,7 @@ class Slot(GrowthHook):
             case Context.NOTHING:
                 inputs = output
             case Context.NETWORK:
-                inputs = self.tap.inputs
+                inputs = self.tap.get_inputs()
             case Context.LAYER:
                 inputs = call.first_argument
                 if inputs is None:

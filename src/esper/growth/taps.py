@@ -52,6 +52,11 @@ def _do_nothing(*_: Any) -> None:
     """A hook that does nothing."""
 
 
+GROWING_ADVICE = (
+    "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() returns"
+)
+
+
 def require_untraced() -> None:
     """Refuse to export or trace a growing model.
 
@@ -59,10 +64,7 @@ def require_untraced() -> None:
         ExportError: `torch.export`, `torch.onnx` or `torch.jit` is tracing.
     """
     if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-        raise ExportError(
-            "a growing model cannot be exported or traced, since its slots may change: export what model.finalize() "
-            "returns"
-        )
+        raise ExportError(GROWING_ADVICE)
 
 
 def find_features(output: Any) -> Any:
@@ -150,8 +152,7 @@ class InputTap(nn.Module):
         running = None if torch.compiler.is_compiling() else self.gate.running
         return self._hints if running is None or running.hints is None else running.hints
 
-    @property
-    def inputs(self) -> Tensor:
+    def get_inputs(self) -> Tensor:
         """The input of the forward pass of this thread, or else of the last one.
 
         Raises:

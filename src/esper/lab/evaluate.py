@@ -15,6 +15,7 @@ from esper.control.own import is_in_file, load_controller
 from esper.control.rules import SHUFFLED, Replay, shuffle_actions
 from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError, RunError, plural
+from esper.files import lock_folder
 from esper.lab.analysis import Claim
 from esper.lab.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
 from esper.lab.comparison import Comparison, compare_evaluated, compare_over_seeds
@@ -209,9 +210,10 @@ def evaluate_run(
         if controller is policy.controller:
             policy_results[split] = played
     behaviour = describe_behaviour(suite, policy.iteration, policy_results)
-    run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report
-    write_results(run.evaluation, results)
-    write_behaviour(run.behaviour, behaviour)
+    with lock_folder(run.path):
+        run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report
+        write_results(run.evaluation, results)
+        write_behaviour(run.behaviour, behaviour)
     finished.remove()
     return RunEvaluation(results, behaviour)
 

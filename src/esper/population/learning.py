@@ -90,7 +90,7 @@ def start_training(
     norms: list[Tensor] = []
     for batch in batches:
         # Pass by pass, so that only one pass's graph is held at a time.
-        sums: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in leaves] if len(joint_passes) > 1 else []
+        sums: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in leaves if len(joint_passes) > 1]
         batch_losses: list[Tensor] = []
         batch_logits: list[Tensor] = []
         for joint_pass, isolated_pass in zip(joint_passes, isolated_passes, strict=True):

@@ -30,6 +30,7 @@ from esper.rl.episodes import Episodes, FinalScore, StepResult
 from esper.rl.rewards import OUTCOME, RewardSpec, assign_rewards
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
+from esper.tasks.suite_files import allow_file, split_name
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -60,11 +61,15 @@ class GrowthSettings(Settings):
 
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> GrowthSettings:
-        """Settings from keyword arguments.
+        """Settings from keyword arguments. A file that the caller names as ``suite``, in ``FILE.py:NAME``, is run.
 
         Raises:
             ConfigError: an argument is not usable; the message names the first mistake.
         """
+        suite = arguments.get("suite")
+        path = split_name(suite)[0] if isinstance(suite, str) else None
+        if path is not None:
+            allow_file(path)
         try:
             return cls.model_validate(dict(arguments))
         except ValidationError as error:

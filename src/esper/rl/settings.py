@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from esper.config.settings import Settings
+from esper.config.settings import LARGEST_COUNT, MOST_AT_ONCE, Settings
 from esper.lifecycle.actions import PerHead
 
 
@@ -27,7 +27,7 @@ class PPOSettings(Settings):
     gae_lambda: float = Field(default=0.98, ge=0, le=1)
     """0 trusts the value function, 1 the rewards that followed."""
 
-    group: int = Field(default=8, ge=1)
+    group: int = Field(default=8, ge=1, le=MOST_AT_ONCE)
     """Environments in consecutive groups of this size share an instance; the advantage is then taken relative to the
     others of the group. 1 is off. It must divide the number of environments."""
 
@@ -44,10 +44,10 @@ class PPOSettings(Settings):
     epochs: int = Field(default=8, ge=1, le=100)
     """Passes over each rollout."""
 
-    minibatches: int = Field(default=4, ge=1)
+    minibatches: int = Field(default=4, ge=1, le=MOST_AT_ONCE)
     """Optimizer steps per pass, each on whole episodes of a share of the environments."""
 
-    chunk: int | None = Field(default=None, ge=1)
+    chunk: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     """Steps through which gradients flow back, for horizons whose activations do not fit into memory: an update needs
     less of it with shorter chunks. The loss is that of whole episodes. Null: all steps."""
 

@@ -169,6 +169,13 @@ class RunReader:
         """The newest events of a type, of the newest iteration first."""
         return self._records("WHERE type = ? ORDER BY iteration DESC, id DESC LIMIT ?", event_type, limit)
 
+    def last_emitted(self, event_types: Sequence[str]) -> EventRecord | None:
+        """The event of some types that was emitted last, of whatever iteration; None if there is none."""
+        # `+`: there are few events of such types, found by the index of types.
+        marks = ", ".join("?" for _ in event_types)
+        records = self._records(f"WHERE type IN ({marks}) ORDER BY +id DESC LIMIT 1", *event_types)
+        return records[0] if records else None
+
     def last_id(self) -> int:
         """Id of the newest event; 0 if there are none."""
         ((last,),) = self.rows("SELECT coalesce(max(id), 0) AS id FROM events")

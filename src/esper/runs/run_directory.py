@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from filelock import lock_descriptor
 
 from esper.errors import RunError
-from esper.files import TEMPORARY_SUFFIX
+from esper.files import LOCK_FILE, TEMPORARY_SUFFIX
 from esper.runs.events import RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
 from esper.runs.metric import Metric
 from esper.runs.reader import RunReader
@@ -190,8 +190,9 @@ class RunDirectory:
     def require_empty(self) -> None:
         """Raise RunError if the directory holds more than a run leaves that was killed at its start."""
         for child in self.path.iterdir():
-            is_empty_folder = child == self.checkpoints and not any(child.iterdir())
-            if is_empty_folder or child == self.lock or child.name.endswith(TEMPORARY_SUFFIX):
+            is_empty_folder = child == self.checkpoints and all(file.name == LOCK_FILE for file in child.iterdir())
+            is_lock = child == self.lock or child.name == LOCK_FILE
+            if is_empty_folder or is_lock or child.name.endswith(TEMPORARY_SUFFIX):
                 continue
             # What can be done with the run that is there, if it is one.
             advice = ""
@@ -310,8 +311,7 @@ def progress_metric(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
 
 def read_state(run: RunDirectory, reader: RunReader) -> RunState:
     """A run's state by its newest event and its lock."""
-    records = [record for event_type in _LIFE_EVENTS for record in reader.newest(event_type.name)]
-    newest = max(records, key=lambda record: record.id, default=None)
+    newest = reader.last_emitted([event_type.name for event_type in _LIFE_EVENTS])
     end_state = _END_STATES.get(newest.type) if newest else None
     # A finished run may be locked by other commands that use it, such as `esper evaluate`.
     if end_state is RunState.FINISHED:

@@ -16,7 +16,7 @@ from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
 from esper.errors import CheckpointError, RunError
-from esper.files import TEMPORARY_SUFFIX, write_atomically
+from esper.files import TEMPORARY_SUFFIX, lock_folder, write_atomically
 from esper.serialization.state_files import (
     MOST_MANIFEST_BYTES,
     Count,
@@ -102,9 +102,10 @@ class Checkpoints:
         # The manifest last: a checkpoint exists once its manifest does.
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._tensors_path(iteration), data)
-            write_atomically(self._manifest_path(iteration), content)
-            self._delete_old()
+            with lock_folder(self.folder):
+                write_atomically(self._tensors_path(iteration), data)
+                write_atomically(self._manifest_path(iteration), content)
+                self._delete_old()
         except (OSError, RunError) as error:
             raise CheckpointError(f"checkpoint {iteration} is not saved, earlier ones are intact: {error}") from error
         return Checkpoint(self._tensors_path(iteration), iteration, manifest.tensors_sha256, copies, dict(state))
@@ -120,10 +121,14 @@ class Checkpoints:
         Raises:
             CheckpointError: there is none, or the newest is foreign or of another format version.
         """
-        for iteration in reversed(self.iterations()):
+        iterations = self.iterations()
+        for iteration in reversed(iterations):
             try:
                 return self.load(iteration)
             except DamagedError as damage:
+                # A run that goes on deletes old checkpoints: begin again with its new ones.
+                if self.iterations() != iterations:
+                    return self.latest()
                 _log.warning("%s; going back to the checkpoint before it", damage)
         raise CheckpointError(f"no usable checkpoint in {self.folder}: start a new run")
 

@@ -15,6 +15,8 @@ from esper.tasks.suite_files import FILES, import_file, list_allowed_files, spli
 
 _LONGEST_NUMBER = 9
 """Most digits in the number of a generated suite."""
+_COUNTS = ("classes", "steps", "batches_per_step", "batch_size", "validation_size", "test_size")
+"""Attributes of suites that are counts."""
 Value = TypeVar("Value")
 _Kind = TypeVar("_Kind", bound=Suite)
 
@@ -112,6 +114,10 @@ def _make_suite(kind: str | type[Suite]) -> Suite:
     missing = [attribute for attribute in Suite.__annotations__ if attribute not in dir(suite)]
     if missing:
         raise TaskError(f"suite {suite_class.name!r} does not define {', '.join(missing)}: see esper.tasks.suite.Suite")
+    for attribute in _COUNTS:
+        count: object = getattr(suite, attribute)
+        if type(count) is not int or count < 1:
+            raise TaskError(f"suite {suite_class.name!r} has {attribute} = {count!r}: give a whole number from 1 on")
     if suite.objective not in get_args(Objective):
         raise TaskError(
             f"suite {suite_class.name!r} has the objective {suite.objective!r}: {' or '.join(get_args(Objective))}"

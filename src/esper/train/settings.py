@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from esper.config.settings import Settings
+from esper.config.settings import LARGEST_COUNT, MOST_AT_ONCE, Settings
 from esper.control.policy import PolicySettings
 from esper.engine.config import EpisodeConfig
 from esper.engine.promises import PromiseSettings
@@ -27,10 +27,10 @@ class TelemetrySettings(Settings):
     Changes of stage, verdicts of gates, rollbacks and the ends of episodes are always recorded, of all networks.
     """
 
-    steps_every: int = Field(default=1, ge=0)
+    steps_every: int = Field(default=1, ge=0, le=LARGEST_COUNT)
     """Every how many iterations all decisions are recorded, with rewards and counterfactuals: half a kilobyte each.
     0: never."""
-    watched: int = Field(default=4, ge=0)
+    watched: int = Field(default=4, ge=0, le=MOST_AT_ONCE)
     """Networks whose observations and probabilities of choices are recorded: some kilobytes per decision. They are
     spread evenly, and so over problems."""
 
@@ -64,11 +64,11 @@ class TrainSettings(Settings):
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Random seed from which all randomness of the run follows."""
     # The size of training, and how it is computed
-    iterations: int = Field(default=20, ge=1)
+    iterations: int = Field(default=20, ge=1, le=LARGEST_COUNT)
     """Rollouts, each followed by a policy update. A rollout is one whole episode in every environment."""
-    environments: int = Field(default=128, ge=1)
+    environments: int = Field(default=128, ge=1, le=MOST_AT_ONCE)
     """Networks that grow side by side in a rollout."""
-    shards: int = Field(default=2, ge=1)
+    shards: int = Field(default=2, ge=1, le=MOST_AT_ONCE)
     """Parts in which the environments are computed, each in its own process. Results do not depend on the machine's
     cores, but may differ in rounding for another number of shards."""
     devices: tuple[DeviceName, ...] = Field(default=(CPU,), min_length=1)
@@ -77,7 +77,7 @@ class TrainSettings(Settings):
     strategy: Strategy = "stacked"
     """How networks are run: as one stacked program, or looped. `auto`, which takes the faster one, is not allowed here:
     a run with it could not be reproduced."""
-    networks_per_pass: int | None = Field(default=None, ge=1)
+    networks_per_pass: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
     """The most networks of a shard that are computed at once, if a device's memory does not hold them all; null: all
     of them. It changes results only in rounding."""
     # Rewards, episodes, policy and learning
@@ -95,13 +95,13 @@ class TrainSettings(Settings):
     # Records, probes and checkpoints
     telemetry: TelemetrySettings = TelemetrySettings()
     """What the run store records of the growing networks."""
-    probe_every: int = Field(default=10, ge=1)
+    probe_every: int = Field(default=10, ge=1, le=LARGEST_COUNT)
     """Iterations between measurements of the greedy policy on fixed instances."""
-    probe_instances: int = Field(default=56, ge=1)
+    probe_instances: int = Field(default=56, ge=1, le=MOST_AT_ONCE)
     """Fixed training instances on which the greedy policy and the baselines' level are measured during training."""
-    checkpoint_every: int = Field(default=10, ge=1)
+    checkpoint_every: int = Field(default=10, ge=1, le=LARGEST_COUNT)
     """Iterations between checkpoints."""
-    keep_checkpoints: int = Field(default=3, ge=1)
+    keep_checkpoints: int = Field(default=3, ge=1, le=LARGEST_COUNT)
     """Checkpoints kept, the newest ones."""
 
     @field_validator("suite")

@@ -18,7 +18,7 @@ from esper.rl.diagnostics import UpdateHistory, extend_history, find_anomalies, 
 from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate_by_shape
 from esper.runs.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
-from esper.runs.run_directory import RunDirectory
+from esper.runs.run_directory import RunDirectory, RunState, read_state
 from esper.runs.store import RunStore
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 from esper.signals import Interrupts, Terminated
@@ -88,7 +88,9 @@ class Trainer:
             # A kill between the file and the store may have left the checkpoint without its event.
             if all(event.iteration != trainer.done for event in store.events(CheckpointWritten)):
                 trainer._record_checkpoint(checkpoint)
-            store.emit(RunResumed(iteration=trainer.done, esper_version=__version__))
+            # A complete run is not resumed: there is nothing to do.
+            if trainer.done < settings.iterations:
+                store.emit(RunResumed(iteration=trainer.done, esper_version=__version__))
         else:
             if settings.start_from is not None:
                 trainer.policy.load_state_dict(load_start_policy(settings, settings.start_from))
@@ -205,8 +207,10 @@ class Trainer:
                 with suppress(RunError):  # it may be the store that failed
                     self.store.flush()
                 raise
-        self.store.emit(RunEnded(iteration=self.done, seconds=time.perf_counter() - began))
-        self.store.flush()
+        # A complete run has no end if it was killed after its last checkpoint.
+        if read_state(self.run, self.store) is not RunState.FINISHED:
+            self.store.emit(RunEnded(iteration=self.done, seconds=time.perf_counter() - began))
+            self.store.flush()
 
     def _save_checkpoint(self) -> None:
         saved = self._checkpoints.save(self.done, self.learner.state_tensors(), history_to_state(self._updates))

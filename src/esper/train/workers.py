@@ -308,6 +308,8 @@ def compute_task(function: Callable[[Task], Result], task: Task) -> tuple[Result
         return None, error
 
 
+MOST_WORKERS = 10_000
+"""Tasks that are computed at a time at most, in a cluster of any size."""
 _NO_DEFAULT_HINT = tyro.conf.arg(help_behavior_hint="")
 """For an option whose own description names its default."""
 
@@ -327,6 +329,8 @@ class Backend:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ConfigError(f"--workers {self.workers}: give at least 1")
+        if self.workers is not None and self.workers > MOST_WORKERS:
+            raise ConfigError(f"--workers {self.workers}: give at most {MOST_WORKERS}")
         if self.address is not None and self.backend != "ray":
             raise ConfigError("--address is that of a Ray cluster: add --backend ray")
         if self.backend == "ray":

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from esper.files import write_atomically
+from esper.files import lock_folder, write_atomically
 from esper.lab.comparison import Comparison
 from esper.lab.figures.drawing import draw_svg
 from esper.lab.figures.exhibit import Exhibit, Figure
@@ -76,10 +76,11 @@ class Report:
         Raises:
             RunError: a file cannot be written.
         """
-        run = RunDirectory(folder)
-        if self.verdicts:
-            write_atomically(run.verdicts, json.dumps(self.verdicts, indent=1))
-        write_atomically(run.report, self.render())
+        run, page = RunDirectory(folder), self.render()
+        with lock_folder(folder):
+            if self.verdicts:
+                write_atomically(run.verdicts, json.dumps(self.verdicts, indent=1))
+            write_atomically(run.report, page)
         return run.report
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from esper.config.loading import format_settings, load_settings
 from esper.dash.formats import duration, join_words, score
 from esper.errors import RunError, plural
+from esper.files import lock_folder
 from esper.lab.behaviour import Behaviour, read_behaviour
 from esper.lab.comparison import Comparison, compare_splits
 from esper.lab.evaluate import read_over_seeds
@@ -75,7 +76,9 @@ def write_report(run: RunDirectory) -> Path:
     Raises:
         RunError, ConfigError: a file of the run is damaged, or the report cannot be written.
     """
-    return _report_training(run).write(run.path)
+    # No evaluation may end between the results that are read and the verdicts that are written.
+    with lock_folder(run.path):
+        return _report_training(run).write(run.path)
 
 
 def _report_training(run: RunDirectory) -> Report:
