@@ -90,7 +90,7 @@ def start_training(
     norms: list[Tensor] = []
     for batch in batches:
         # Pass by pass, so that only one pass's graph is held at a time.
-        sums: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in leaves if len(joint_passes) > 1]
+        sums = tuple(torch.zeros_like(leaf) for leaf in leaves if len(joint_passes) > 1)
         batch_losses: list[Tensor] = []
         batch_logits: list[Tensor] = []
         for joint_pass, isolated_pass in zip(joint_passes, isolated_passes, strict=True):
@@ -103,7 +103,11 @@ def start_training(
                 total = total + compute_losses(isolated_pass.run(pass_inputs, fixed_host), pass_labels).sum()
             by_leaf = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
             # A pass's gradient is zero in all other networks, so adding it up is exact; each is of all networks' size.
-            sums = [whole.add_(part) for whole, part in zip(sums, by_leaf, strict=True)] if sums else by_leaf
+            if len(joint_passes) == 1:
+                sums = by_leaf
+            else:
+                for whole, part in zip(sums, by_leaf, strict=True):
+                    whole.add_(part)
             batch_losses.append(pass_losses.detach())
             batch_logits.append(pass_logits.detach())
 
