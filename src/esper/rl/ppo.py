@@ -425,7 +425,7 @@ class PPO:
                 # Metrics, from the same numbers.
                 change = measure_change(log_prob, old_log_prob, settings.clip, count)
                 clipped = find_clipped(head_log_prob, old_head_log_prob, settings.clip)
-                ratio = _bound_log_ratio(head_log_prob, old_head_log_prob).exp()
+                ratio = _bound_log_ratio(head_log_prob.detach(), old_head_log_prob).exp()
                 spread = advantage.unsqueeze(-1).expand_as(ratio)
                 stats = MinibatchStats(
                     policy_loss=surrogate,
