@@ -206,7 +206,8 @@ class Trainer:
                 with seed_torch(self.config.seed):
                     return float(compute(batch))
 
-            self._compute_loss(batches[0])
+            with seed_torch(self.config.seed):
+                self._compute_loss(batches[0])
             reduction = find_reduction(compute_number, batches[0], len(model.tap.get_inputs()))
             if reduction is Reduction.SUM:
                 raise ConfigError(

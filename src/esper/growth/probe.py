@@ -383,8 +383,8 @@ def _find_problem(name: str, outputs: Sequence[Any], batch: int) -> str:
         )
     if len(output) != batch:
         return (
-            f"submodule {name!r} returns shape {shape} for a batch of {batch}; a slot needs the batch as first axis: "
-            "set batch_first=True where torch offers it"
+            f"submodule {name!r} returns shape {shape} for a batch of {batch}; a slot needs the batch as first axis, "
+            "which keeps the examples apart: set batch_first=True where torch offers it"
         )
     return ""
 
