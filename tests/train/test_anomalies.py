@@ -18,6 +18,8 @@ from esper.train.iteration import Iteration
 from train.runs import ignore, resumed, started, tiny
 from train.short_suite import short_suite
 
+pytestmark = pytest.mark.landing
+
 MOVES_TOO_FAR = "ppo.target_kl=1e-9"
 """With such a target every step is far too long."""
 

@@ -121,8 +121,8 @@ class Workers(ABC):
                     index = running.pop(handle)
                     del self._start_times[index]
                     self._done += 1
-                    self._report(self._done, self._total)
                     yield index, result
+                    self._report(self._done, self._total)  # once the caller has kept the result
         finally:
             self._cancel(list(running))
 

@@ -161,10 +161,11 @@ def test_every_choice_is_drawn_in_every_slot_and_caps_hold() -> None:
     places = {(seed.slot, seed.blueprint) for network in networks for seed in network}
     assert places == {(slot, kind) for slot in range(len(suite.sites)) for kind in range(len(suite.blueprints))}
     assert {len(network) for network in networks} == {0, 1, 2, 3}
-    for none in (Budget(parameters=0), Budget(flops=0)):
-        assert all(draw_fossils(suite, prices, none, instance, rng) == () for _ in range(20))
-    some = [draw_fossils(suite, prices, Budget(parameters=100), instance, rng) for _ in range(100)]
     host = prices.network(instance, ())
+    assert all(draw_fossils(suite, prices, Budget(parameters=0), instance, rng) == () for _ in range(20))
+    free = [draw_fossils(suite, prices, Budget(flops=0), instance, rng) for _ in range(20)]
+    assert {prices.network(instance, network) for network in free} == {host}, "elementwise modules cost no FLOPs"
+    some = [draw_fossils(suite, prices, Budget(parameters=100), instance, rng) for _ in range(100)]
     assert {len(network) for network in some} >= {0, 1}
     assert max(count_parameters(network, suite, instance) for network in some) <= 100
     flops = [draw_fossils(suite, prices, Budget(flops=2000), instance, rng) for _ in range(100)]
