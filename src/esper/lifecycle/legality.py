@@ -100,7 +100,7 @@ class ActionMasks:
         )
 
     def narrow(self, known: Rules) -> ActionMasks:
-        """The same masks without what `Rules.narrow` leaves out of the rules."""
+        """The same masks under `Rules.narrow`: without the choices that the rules ``known`` lack."""
         rules = self.grounds.rules.narrow(known)
         if rules == self.grounds.rules:
             return self

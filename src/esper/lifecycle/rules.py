@@ -116,7 +116,7 @@ class Rules(Settings):
         return self
 
     def narrow(self, known: Rules) -> Rules:
-        """These rules with only those choices that ``known`` has, too; of a kind of which it has none, all stay."""
+        """These rules without the choices that ``known`` lacks; where no choice would be left, all of them stay."""
         if self == known:
             return self
         changes: dict[str, tuple[object, ...]] = {}

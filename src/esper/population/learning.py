@@ -90,7 +90,7 @@ def start_training(
     norms: list[Tensor] = []
     for batch in batches:
         # Pass by pass, so that only one pass's graph is held at a time.
-        sums = tuple(torch.zeros_like(leaf) for leaf in leaves if len(joint_passes) > 1)
+        sums: list[Tensor] = []
         batch_losses: list[Tensor] = []
         batch_logits: list[Tensor] = []
         for joint_pass, isolated_pass in zip(joint_passes, isolated_passes, strict=True):
@@ -102,12 +102,13 @@ def start_training(
             if isolated_pass is not None:
                 total = total + compute_losses(isolated_pass.run(pass_inputs, fixed_host), pass_labels).sum()
             by_leaf = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
-            # A pass's gradient is zero in all other networks, so adding it up is exact; each is of all networks' size.
-            if len(joint_passes) == 1:
-                sums = by_leaf
+            # A pass's gradient has the size of all networks and is zero in those of other passes. So they are added up,
+            # which is exact, and not kept; leaf by leaf, as two leaves may share one gradient.
+            if sums:
+                for index, part in enumerate(by_leaf):
+                    sums[index] = sums[index] + part
             else:
-                for whole, part in zip(sums, by_leaf, strict=True):
-                    whole.add_(part)
+                sums = list(by_leaf)
             batch_losses.append(pass_losses.detach())
             batch_logits.append(pass_logits.detach())
 

@@ -128,8 +128,8 @@ Strategy = Literal["stacked", "looped"]
 """How the networks are run: as one program, or one after the other. The results are the same."""
 StrategyChoice = Strategy | Literal["auto"]
 """``auto``: whichever is faster here, found by timing both once."""
-_DTYPES = (torch.float32, torch.float64)
 STRATEGIES: tuple[Strategy, ...] = ("stacked", "looped")
+_DTYPES = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)

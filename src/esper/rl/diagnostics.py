@@ -103,7 +103,7 @@ class Anomaly(StrEnum):
 
     @property
     def harms(self) -> bool:
-        """Whether the update itself did harm, so that undoing it helps; the others are states of the policy."""
+        """Whether the update is at fault, so that undoing it helps; the others describe the policy."""
         return self in _HARMFUL
 
 
@@ -181,69 +181,49 @@ def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Alarm, ...
     scalars = metrics.scalars()
     alarms: list[Alarm] = []
 
-    def check(is_beyond: bool, anomaly: Anomaly, figure: str, bound: float, head: str | None = None) -> None:
-        if is_beyond:
+    def require_at_most(bound: float, anomaly: Anomaly, figure: str, head: str | None = None) -> None:
+        if scalars[figure] > bound:
+            alarms.append(Alarm(anomaly, figure, scalars[figure], bound, head))
+
+    def require_at_least(bound: float, anomaly: Anomaly, figure: str, head: str | None = None) -> None:
+        if scalars[figure] < bound:
             alarms.append(Alarm(anomaly, figure, scalars[figure], bound, head))
 
     # The update as a whole.
+    require_at_least(1.0, Anomaly.NON_FINITE, "finite")
     unbounded = [name for name, number in scalars.items() if not math.isfinite(number)]
-    check(not metrics.finite or bool(unbounded), Anomaly.NON_FINITE, (*unbounded, "finite")[0], 1.0)
-    deviation, kl, variance = metrics.first_ratio_deviation, metrics.kl, metrics.explained_variance
-    check(deviation > limits.ratio_deviation, Anomaly.RATIO, "first_ratio_deviation", limits.ratio_deviation)
-    check(kl > limits.kl_targets * target_kl, Anomaly.KL, "kl", limits.kl_targets * target_kl)
-    check(
-        variance < limits.explained_variance,
-        Anomaly.EXPLAINED_VARIANCE,
-        "explained_variance",
-        limits.explained_variance,
-    )
+    if metrics.finite and unbounded:
+        alarms.append(Alarm(Anomaly.NON_FINITE, unbounded[0], scalars[unbounded[0]], math.inf))
+    require_at_most(limits.ratio_deviation, Anomaly.RATIO, "first_ratio_deviation")
+    require_at_most(limits.kl_targets * target_kl, Anomaly.KL, "kl")
+    require_at_least(limits.explained_variance, Anomaly.EXPLAINED_VARIANCE, "explained_variance")
     # One short update is chance; several in a row mean that the step size is too large.
-    short = [
-        update.stopped_early and update.optimizer_steps <= limits.short_steps
-        for update in history[-limits.short_updates :]
-    ]
-    check(
-        len(short) == limits.short_updates and all(short), Anomaly.SHORT_UPDATES, "optimizer_steps", limits.short_steps
-    )
+    recent = history[-limits.short_updates :]
+    if len(recent) == limits.short_updates and all(
+        update.stopped_early and update.optimizer_steps <= limits.short_steps for update in recent
+    ):
+        steps = float(metrics.optimizer_steps)
+        alarms.append(Alarm(Anomaly.SHORT_UPDATES, "optimizer_steps", steps, limits.short_steps))
 
-    # Each head, by the same bounds. Figures count only in updates in which it had a choice.
+    # Each head, by the same bounds, over the updates in which it had a choice.
     for head, share in metrics.head_share.items():
-        had_choices = [update for update in history if update.head_share[head] > 0]
-        check(
-            bool(had_choices) and share < limits.head_share,
-            Anomaly.STARVED,
-            f"head_share/{head}",
-            limits.head_share,
-            head,
-        )
-        if not share > 0:
+        entropies = [update.head_entropy[head] for update in history if update.head_share[head] > 0]
+        if not entropies:
             continue
-        clipped, entropy = metrics.head_clip_fraction[head], metrics.head_entropy[head]
-        most_entropy = max(update.head_entropy[head] for update in had_choices)
-        kept = limits.head_entropy_kept * most_entropy
-        check(
-            clipped > limits.head_clip_fraction,
-            Anomaly.CLIPPED,
-            f"head_clip_fraction/{head}",
-            limits.head_clip_fraction,
-            head,
-        )
-        # Gradients are measured only where the update came to a step.
-        check(
-            metrics.optimizer_steps > 0 and metrics.module_gradient_norm[head] < limits.head_gradient,
-            Anomaly.GRADIENT,
-            f"module_gradient_norm/{head}",
-            limits.head_gradient,
-            head,
-        )
-        check(entropy < limits.head_entropy, Anomaly.ENTROPY, f"head_entropy/{head}", limits.head_entropy, head)
-        check(entropy < kept, Anomaly.ENTROPY_FALL, f"head_entropy/{head}", kept, head)
+        require_at_least(limits.head_share, Anomaly.STARVED, f"head_share/{head}", head)
+        if share > 0:
+            require_at_most(limits.head_clip_fraction, Anomaly.CLIPPED, f"head_clip_fraction/{head}", head)
+            if metrics.optimizer_steps:  # gradients are measured only where the update came to a step
+                require_at_least(limits.head_gradient, Anomaly.GRADIENT, f"module_gradient_norm/{head}", head)
+            require_at_least(limits.head_entropy, Anomaly.ENTROPY, f"head_entropy/{head}", head)
+            kept = limits.head_entropy_kept * max(entropies)
+            require_at_least(kept, Anomaly.ENTROPY_FALL, f"head_entropy/{head}", head)
     order = list(Anomaly)
     return tuple(sorted(alarms, key=lambda alarm: order.index(alarm.anomaly)))
 
 
 def was_alarmed(history: UpdateHistory, target_kl: float, updates: int) -> bool:
-    """Whether any of the last ``updates``, at most `HISTORY`, of the ``history`` had an anomaly."""
+    """Whether one of the last ``updates`` of the ``history``, at most `HISTORY`, had an anomaly."""
     ends = range(len(history), max(len(history) - updates, 0), -1)
     return any(find_anomalies(history[:end], target_kl) for end in ends)
 

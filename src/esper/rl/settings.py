@@ -107,9 +107,9 @@ class PPOSettings(Settings):
 
     # Anomalies
     on_anomaly: Literal["record", "skip", "stop"] = "record"
-    """What follows an anomaly of an update. `record`: nothing but its record. `skip`: the update is undone if it did
-    harm itself (it was not finite, moved too far, or all was clipped), and the learning rate is halved from then on.
-    `stop`: the run ends with an error once the iteration is saved, and can be resumed."""
+    """What follows an anomaly of an update. `record`: it is recorded. `skip`: an update that was not finite, moved the
+    policy too far or was nearly all clipped is undone, and the learning rate is halved from then on. `stop`: the run
+    ends with an error once the iteration is saved, and can be resumed."""
 
     def entropy_weights(self, progress: float) -> tuple[float, ...]:
         """The weight of each head's entropy at this progress, in the order of `Head`."""

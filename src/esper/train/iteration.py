@@ -22,7 +22,7 @@ from esper.train.settings import TrainSettings
 LEVELS = "baseline_levels"
 """Run metadata: mean score of each baseline on the probe instances."""
 BY_REWARD = "objective_by_reward/"
-"""Scalars of J by reward begin so."""
+"""Prefix of the scalars of J by reward."""
 RECENT = 10
 """Iterations over which the objective at the end is averaged."""
 
