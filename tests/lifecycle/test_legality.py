@@ -363,7 +363,7 @@ KNOWN = {
 @pytest.mark.parametrize("name", ["EMPTY", "RISING", "HELD", "FALLING", "FOSSIL"])
 def test_narrowed_masks_are_those_of_narrowed_rules(name: str, known: str) -> None:
     """Whatever the state of the seeds, as if the rules had been so from the start; so sampling stays legal."""
-    table, rules = globals()[name], open_rules()
+    table, rules = globals()[name], open_rules(blends=tuple(Blend))
     narrowed = masks_where_all_fit(table, rules).narrow(KNOWN[known])
     expected = masks_where_all_fit(table, rules.narrow(KNOWN[known]))
     for head in ("op", "slot", "blueprint", "blend", "tempo", "alpha_target", "alpha_speed", "alpha_curve"):
