@@ -181,7 +181,7 @@ def test_every_name_of_an_own_controller_is_of_its_file_alone(file: Path, tmp_pa
 @pytest.mark.parametrize(("code", "reason"), [("1 / 0", "ZeroDivisionError"), ("raise SystemExit", "SystemExit")])
 def test_a_grower_refuses_a_file_that_fails(code: str, reason: str, file: Path):
     file.write_text(code)
-    with pytest.raises(ConfigError, match=f"eager.py:Eager cannot be made \\({reason}.*NAME is a class or a function"):
+    with pytest.raises(ConfigError, match=f"controller .*eager.py:Eager: .*eager.py cannot be run: {reason}"):
         Loop(f"{file}:Eager")
     file.unlink()
     with pytest.raises(ConfigError, match="there is no such file as"):

@@ -19,6 +19,7 @@ from esper.dash.progress import (
     moving_average,
     view_training,
 )
+from esper.dash.reporter import ProgressReporter
 from esper.rl.diagnostics import Anomaly
 from lab.planted import ALARMS, FAMILIES, LEVELS, iteration
 
@@ -202,14 +203,15 @@ def test_lines_tell_the_newest_objective_like_all_other_figures():
 
 
 def test_lines_between_iterations_say_how_many_are_done_and_how_long_it_takes():
-    output = io.StringIO()
-    with LineView(Console(file=output, width=200), TrainingProgress(3, clock=Clock())) as view:
+    console = Console(file=io.StringIO(), width=200)
+    progress = TrainingProgress(3, clock=Clock())
+    with ProgressReporter(console, "esper train") as reporter, LineView(console, progress) as view:
         view.count_baseline_tasks(2, 8)
         assert (
-            view.describe_progress()
+            reporter.describe_progress()
             == "finding the baselines' level: 2 of 8 done, 0:00 elapsed, time left not known yet"
         )
         view.show_baselines(LEVELS)
-        assert view.describe_progress().startswith("training, in iterations: 0 of 3 done, ")
+        assert reporter.describe_progress().startswith("training, in iterations: 0 of 3 done, ")
         view.add_iteration(iteration(1, 3))
-        assert view.describe_progress() == "training, in iterations: 1 of 3 done, 0:00 elapsed, about 0:00 left"
+        assert reporter.describe_progress() == "training, in iterations: 1 of 3 done, 0:00 elapsed, about 0:00 left"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from rich.console import Console
@@ -14,6 +14,7 @@ from esper.dash.formats import EN_DASH, MINUS, signed_score
 from esper.lab.comparison import Comparison, compare_evaluated
 from esper.lab.standings import (
     ARM_MEANINGS,
+    HEADING_WIDTH,
     Conclusion,
     describe_arm,
     format_interval,
@@ -23,6 +24,8 @@ from esper.lab.standings import (
     standings_rows,
     standings_table,
 )
+from esper.tasks.registry import get_suite
+from esper.train.evaluation import create_baselines
 from lab.arms_cases import ARMS, STANDINGS
 from train.results_cases import planted
 
@@ -71,7 +74,17 @@ def test_records_survive_json_and_the_policy_is_compared_with_nobody() -> None:
 
 
 def test_every_arm_of_the_standings_is_explained() -> None:
-    assert all(one.name in ARM_MEANINGS for one in STANDINGS)
+    baselines = {rule.name for rule in create_baselines(get_suite("tokens"))}
+    assert {*baselines, *(one.name for one in STANDINGS)} <= set(ARM_MEANINGS)
+
+
+@pytest.mark.parametrize("name", ["policy", "my_long_controller"])
+def test_no_heading_is_wider_than_the_figures_below_it(name: str) -> None:
+    reference, *others = (replace(one, flops=None, flops_interval=None) for one in STANDINGS)
+    table = standings_table(replace(ARMS, standings=[replace(reference, name=name), *others]))
+    headings = [str(column.header).split("\n") for column in table.columns]
+    assert max(len(line) for lines in headings for line in lines) <= HEADING_WIDTH
+    assert [lines[-1] for lines in headings[-3:]] == ["minus\u00a0it", "wins", "p"]
 
 
 def compared(means: Mapping[str, float], noise: float = 0.02) -> Comparison:

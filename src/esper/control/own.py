@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.control.controller import Controller
-from esper.errors import ConfigError
+from esper.errors import ConfigError, did_you_mean
 from esper.tasks.suite_files import allow_file, import_file, split_name
 
 _NAME = re.compile(r"\w[\w.+-]*")
@@ -41,17 +41,23 @@ def load_controller(address: str, horizon: int, taken: Collection[str] = ()) -> 
     if os.pathsep in file or not Path(file).is_file():
         raise ConfigError(f"controller {address}: there is no such file as {file}: give FILE.py:NAME of a class in one")
     allow_file(file)
+    # A user's file may raise anything.
     try:
-        create: Any = getattr(import_file(file), name, None)
-        controller: object = create(horizon) if callable(create) else None
-    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        defined = vars(import_file(file))
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"controller {address}: {file} cannot be run: {type(error).__name__}: {error}") from error
+    create: Any = defined.get(name)
+    if not callable(create):
+        hint = did_you_mean(name, defined) or ": name one that it has"
+        raise ConfigError(f"controller {address}: {file} defines no class or function {name!r}{hint}")
+    try:
+        controller: object = create(horizon)
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"controller {address} cannot be made ({reason}): NAME is a class or a function, and is called with the "
             "number of decisions of an episode"
         ) from error
-    if not callable(create):
-        raise ConfigError(f"controller {address}: {file} defines no class or function {name!r}: name one that it has")
     if not isinstance(controller, Controller):
         raise ConfigError(
             f"controller {address} makes {type(controller).__name__}, which is no controller: give it a name and the "

@@ -35,7 +35,7 @@ def difference(value: float) -> str:
 
 def percent(share: float) -> str:
     """Format a share in percent: ``0.123`` as ``12%``; a positive share that would round to zero as ``<1%``."""
-    text = f"{share:.0%}"
+    text = _true_minus(f"{share:.0%}")
     return "<1%" if share > 0 and text == "0%" else text
 
 

@@ -125,10 +125,6 @@ class LineView:
         """Note how far the measurement of the baselines' levels is."""
         self._reporter.update(done, total)
 
-    def describe_progress(self) -> str:
-        """The line that is printed after 30 seconds without one."""
-        return self._reporter.describe_progress()
-
     def show_baselines(self, levels: Mapping[str, float]) -> None:
         """Print the baselines' levels."""
         self._progress.levels = levels

@@ -47,13 +47,14 @@ ARM_MEANINGS = {
     "periodic": "a seed every few decisions, kept if it earns its rent; tuned",
     "heuristic": "a hand-written rule that looks at what seeds earn and cost; tuned",
     "look": "plants what promises most by the network's own gradients, keeps it if it earns its rent",
+    "esper": "the policy that comes with Esper",
     "shuffled": "the policy's own actions, each instance's played on another one",
     "sequence": "the best fixed sequence found with the environment steps that the policy's training took",
     "static": "the policy's final network from scratch, its seeds in place from the first step; the same minibatches",
     "static_equal_flops": "the same network, for as many training FLOPs as the policy's took",
     "none_equal_flops": "the host, never grown, for as many training FLOPs as the policy's network took",
 }
-"""What each arm is."""
+"""What each arm is; others are controllers of users' files."""
 RULE = (
     "Verdicts follow from p, which is adjusted for the number of comparisons (Holm); each interval is taken by "
     "itself, so that one without zero in it need not be a difference shown."
@@ -274,14 +275,14 @@ def standings_table(comparison: Comparison, title: str | None = None) -> Table:
         padding=(0, 1, 0, 0),
         header_style="underline",
     )
-    # FLOPs take the room of how often the reference wins.
-    # Only what fits a terminal; the page has all columns.
+    # Only what fits a terminal; the page has all columns. FLOPs take the room of how often the reference wins.
     columns = [column for column in standings_columns(comparison) if column.name in _NARROW]
     if any(column.name == "flops" for column in columns):
         columns = [column for column in columns if column.name != "probability_of_improvement"]
     for column in columns:
-        heading = "\n".join(textwrap.wrap(column.heading, HEADING_WIDTH))
-        table.add_column(heading, justify="right" if column.write_number else "left", no_wrap=True)
+        # A line for each word, so that no heading is wider than the figures below it; long names have several.
+        lines = [line for word in column.heading.split(" ") for line in textwrap.wrap(word, HEADING_WIDTH)]
+        table.add_column("\n".join(lines), justify="right" if column.write_number else "left", no_wrap=True)
     for row in standings_rows(comparison):
         texts: list[Text] = []
         for column in columns:

@@ -140,9 +140,7 @@ def _run_file(path: str) -> None:
         TaskError: the file cannot be read, or fails.
     """
     if not Path(path).is_file():
-        raise TaskError(
-            f"nothing can be registered from {path}: there is no such file; {FILES} or the command names it"
-        )
+        raise TaskError(f"there is no such file as {path}, which the command or {FILES} names: name one that exists")
     before = dict(_suites)
     try:
         import_file(path)
@@ -150,5 +148,5 @@ def _run_file(path: str) -> None:
         # Leave no trace of a file that failed halfway.
         _suites.clear()
         _suites.update(before)
-        raise TaskError(f"{path} cannot be run for what it registers: {type(error).__name__}: {error}") from error
+        raise TaskError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
     _registered_by[path] = set(_suites) - set(before)

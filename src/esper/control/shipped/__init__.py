@@ -19,12 +19,12 @@ def open_policy(name: str, other_names: Sequence[str] = ()) -> RunDirectory:
 
     Raises:
         ConfigError: there is no such policy.
-        RunError: the path is not a run of `esper train`.
+        RunError: the directory is not a run of `esper train`.
     """
     if name == ESPER:
         return RunDirectory(Path(__file__).parent / ESPER)
     names = tuple(dict.fromkeys((*other_names, ESPER)))
-    if not Path(name).exists():
+    if not Path(name).is_dir():
         own = ", or FILE.py:NAME of a controller of your own" if other_names else ""
         raise ConfigError(
             f"no controller {name!r}{did_you_mean(name, names)}: give one of {', '.join(names)}, "

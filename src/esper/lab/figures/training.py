@@ -57,7 +57,8 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
     if "reward" in kinds:
         # Where controllers are paid differently, their mean says little: each reward has its own curve.
         del styles["J"], styles["smoothed"]
-        for (name, curve), colour in zip(group_rows(kinds["reward"], "name").items(), cycle(COLOURS), strict=False):
+        colours = cycle(colour for colour in COLOURS if colour != BLUE)  # that of the greedy policy
+        for (name, curve), colour in zip(group_rows(kinds["reward"], "name").items(), colours, strict=False):
             numbers = read_numbers(curve, "iteration"), read_numbers(curve, "value")
             axes.plot(*numbers, label=name, color=colour)
     for kind, style in styles.items():
@@ -79,7 +80,8 @@ LEARNING = Figure(
     "learning",
     "Score of the greedy policy on fixed training problems, on test data, against what the baselines score on the "
     "very same problems (dashed). J is the score of the policy while it explores, on other problems in every "
-    "iteration and on validation data, so it compares with the dashed levels only roughly.",
+    "iteration and on validation data, so it compares with the dashed levels only roughly. Where controllers are paid "
+    f"by several rewards, J is drawn for each, as the mean of {SMOOTHING} iterations.",
     Query(f"""\
 SELECT 'J' AS kind, 'J' AS name, iteration, value FROM scalars WHERE name = 'objective'
 UNION ALL

@@ -187,7 +187,10 @@ def report_configurations(folder: Path, configurations: Comparison, arms: Compar
         sections += [
             Section("Who is better", [compared["standings"]]),
             Section("What it costs", [compared["costs"]]),
-            Section("Who is who", terms=[(arm.name, ARM_MEANINGS.get(arm.name, "")) for arm in arms.standings]),
+            Section(
+                "Who is who",
+                terms=[(arm.name, ARM_MEANINGS.get(arm.name, "a controller in a file")) for arm in arms.standings],
+            ),
         ]
     sentences = [f"{first} against {arm.name}: {arm.verdict}." for arm in configurations.others]
     return Report(

@@ -11,6 +11,9 @@ const LABELLED = 108; // room for the names of levels
 const FONT = "11px system-ui, sans-serif";
 const LABEL_HEIGHT = 12;
 
+/** Whether a line has one value at most, which only a point can show. */
+const isPoint = (line) => line.values.filter((value) => value !== null).length < 2;
+
 /**
  * A card with a chart.
  *
@@ -33,7 +36,7 @@ export class Chart {
   }
 
   update({ x, lines, levels = [], marks = [] }) {
-    const shape = (data) => JSON.stringify([data?.lines.map((line) => line.label), data?.levels]);
+    const shape = (data) => JSON.stringify([data?.lines.map((line) => [line.label, isPoint(line)]), data?.levels]);
     const now = { x, lines: lines.filter((line) => line.values.some((value) => value !== null)), levels, marks };
     const same = this.plot && shape(now) === shape(this.data);
     this.data = now;
@@ -85,9 +88,8 @@ export class Chart {
 
   line(line, index) {
     const stroke = colour(line.colour ?? `c${(index % COLOURS) + 1}`);
-    const single = this.data.x.length < 2;
     const dash = line.dashed ? [6, 4] : index >= COLOURS ? [2, 3] : undefined;
-    return { stroke, width: 2, dash, spanGaps: !line.broken, points: { show: single || Boolean(line.points), size: 6, fill: stroke } };
+    return { stroke, width: 2, dash, spanGaps: !line.broken, points: { show: isPoint(line) || Boolean(line.points), size: 6, fill: stroke } };
   }
 
   level() {

@@ -1,7 +1,7 @@
 // Whether a controller learns, and whether it does so soundly.
 
 import { Chart } from "../charts.js";
-import { card, element, empty, table } from "../dom.js";
+import { card, element, empty, figure, table } from "../dom.js";
 import { brief, whole, words } from "../formats.js";
 
 const TYPES = ["ppo_updated", "policy_probed", "anomaly_raised"];
@@ -108,8 +108,8 @@ class LearningView {
 
   showAnomalies(data) {
     const rows = data.anomalies.toReversed().map((one) => [
-      whole(one.iteration), words(one.anomaly), words(one.head), words(one.figure), brief(one.value), brief(one.bound),
-      one.meaning ?? "", FOLLOWED[one.response ?? "record"],
+      figure(whole(one.iteration)), words(one.anomaly), words(one.head), words(one.figure), figure(brief(one.value)),
+      figure(brief(one.bound)), one.meaning ?? "", FOLLOWED[one.response ?? "record"],
     ]);
     const note = rows.length ? "Red flags in the charts mark their iterations." : "No update looked unhealthy.";
     const list = rows.length ? table(ANOMALY_COLUMNS, rows, "Anomalies") : null;

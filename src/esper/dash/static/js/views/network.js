@@ -124,7 +124,7 @@ class NetworkView {
     const facts = started
       ? `${words(started.family)} ${words(started.variant)}, ${started.instance}; rent ${brief(started.rent)}, learning rate ` +
         `${brief(started.learning_rate)}, ${brief(started.train_size)} examples, widths ${(started.widths ?? []).join(" ")}, ` +
-        `${brief(started.host_parameters)} parameters; paid by ${words(started.reward ?? "outcome")}`
+        `${brief(started.host_parameters)} parameters${started.reward ? `; paid by ${words(started.reward)}` : ""}`
       : "What it learns was not recorded.";
     const result = ended
       ? `Ended with J ${score(ended.objective)}, accuracy ${score(ended.accuracy)}, ${percent(ended.added)} parameters added; ` +
