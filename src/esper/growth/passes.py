@@ -72,7 +72,7 @@ class PassGate:
             yield
         finally:
             present.calls, present.in_host = present.calls - 1, in_host
-            self._leave()
+            self._leave(present)
 
     def begin_host(self) -> RunningPass:
         """Called when the host is called, whether by the model or not."""
@@ -85,25 +85,24 @@ class PassGate:
         present = self.running
         if present is not None:
             present.in_host = False
-            self._leave()
+            self._leave(present)
 
     def _enter(self) -> RunningPass:
         """The pass of this thread; a new one begins as soon as no other thread switches."""
-        with self._condition:
-            thread = threading.current_thread()
-            present = self._passes.get(thread)
-            if present is None:
+        # Without the lock within a pass, which no other thread can begin or end.
+        present = self.running
+        if present is None:
+            with self._condition:
+                thread = threading.current_thread()
                 self._condition.wait_for(lambda: not self._switches or self._holder is thread)
                 present = self._passes[thread] = RunningPass()
-            return present
+        return present
 
-    def _leave(self) -> None:
+    def _leave(self, present: RunningPass) -> None:
         """Drop the pass of this thread, unless a call of it goes on."""
-        with self._condition:
-            thread = threading.current_thread()
-            present = self._passes.get(thread)
-            if present is not None and not present.calls and not present.in_host:
-                del self._passes[thread]
+        if not present.calls and not present.in_host:
+            with self._condition:
+                self._passes.pop(threading.current_thread(), None)
                 self._condition.notify_all()
 
     @contextmanager
