@@ -86,7 +86,14 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
         None,
         [
             *("suite=digits", "rules.harm_tolerance=0.1", "conduct.plateau=4", "strategy=looped"),
-            *("networks_per_pass=3", "devices=[cuda:1, cpu]", "seed=7", "reward=sparse"),
+            *(
+                "networks_per_pass=3",
+                "examples_per_pass=5",
+                "bf16=true",
+                "devices=[cuda:1, cpu]",
+                "seed=7",
+                "reward=sparse",
+            ),
         ],
     )
     terms = asdict(make_evaluation_config(settings))
