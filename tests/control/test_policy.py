@@ -229,6 +229,14 @@ def test_a_state_dict_restores_weights_and_statistics(seen: Observation, legalit
         assert torch.equal(ours.log_prob, theirs.log_prob)
 
 
+def test_statistics_move_with_the_policy(seen: Observation) -> None:
+    """Tensors without data stand for those of an accelerator: torch refuses to compute with those of two devices."""
+    far = torch.device("meta")
+    actor = lively().to(far)
+    values = actor.value_head(torch.zeros(ENVIRONMENTS, SMALL.hidden, device=far))
+    assert {part.device for part in (*actor.normaliser(seen.to(far)), values)} == {far}
+
+
 def test_width_must_suit_the_attention_heads() -> None:
     with pytest.raises(ValidationError, match="not a multiple"):
         PolicySettings(advice=None, width=30, attention_heads=4)
