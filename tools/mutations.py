@@ -701,11 +701,10 @@ def main(words: Sequence[str] | None = None) -> int:
         if mutation.row:
             noticed[mutation.row] = noticed.get(mutation.row, True) and bool(caught)
         outcome = ", ".join(caught) or f"**survived** ({ending})"
-        seconds = time.monotonic() - start
-        print(f"| {number} | {mutation.row} | {mutation.defect} | {outcome} | {seconds:.0f} |", flush=True)
-    print(
-        f"\n{sum(noticed.values())} of {len(noticed)} rows name a test that catches their defects; {survivors} survived"
-    )
+        seconds = round(time.monotonic() - start)
+        print(f"| {number} | {mutation.row} | {mutation.defect} | {outcome} | {seconds} |", flush=True)  # noqa: T201
+    rows_caught = f"{sum(noticed.values())} of {len(noticed)} rows name a test that catches their defects"
+    print(f"\n{rows_caught}; {survivors} defects survived")  # noqa: T201
     return 1 if survivors else 0
 
 
