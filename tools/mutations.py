@@ -415,7 +415,7 @@ MUTATIONS = (
     Mutation(
         "no norms per head",
         "rl/ppo.py",
-        "            **{head.name.lower(): policy.heads.output_parameters(head) for head in Head},\n",
+        "            **{head.name.lower(): policy.heads.output_parameters(head) for head in policy.heads.present},\n",
         "",
         "D35",
     ),
