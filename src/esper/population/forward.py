@@ -166,13 +166,25 @@ def _build_pass(
         return {name: view.clone() for name, view in views.items()} if keep_buffers else views
 
     # Slot ops are made once for all batches: which rows they gather changes with decisions only.
+    run: Callable[[Tensor, Parameters], Tensor]
     if population.strategy == "stacked":
         ops = [make_slot_op(slot, networks) for slot in slots]
-        return ForwardPass(rows, lambda x, host: execution.run_stacked(select_rows(host), get_buffers(), x, ops))
-    by_network = [[make_slot_op(slot, range(network, network + 1)) for slot in slots] for network in networks]
-    return ForwardPass(
-        rows, lambda x, host: execution.run_looped(select_rows(host), get_buffers(), x, by_network, generators)
-    )
+        run = lambda x, host: execution.run_stacked(select_rows(host), get_buffers(), x, ops)  # noqa: E731
+    else:
+        by_network = [[make_slot_op(slot, range(network, network + 1)) for slot in slots] for network in networks]
+        run = lambda x, host: execution.run_looped(  # noqa: E731
+            select_rows(host), get_buffers(), x, by_network, generators
+        )
+    if not population.config.bf16:
+        return ForwardPass(rows, run)
+
+    def run_in_bf16(inputs: Tensor, host: Parameters) -> Tensor:
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            outputs = run(inputs, host)
+        # Losses, and the gradients that begin there, are computed in the population's own type.
+        return outputs.to(population.config.dtype)
+
+    return ForwardPass(rows, run_in_bf16)
 
 
 ROUNDS = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -89,28 +89,39 @@ def start_training(
     labels: list[Tensor] = []
     norms: list[Tensor] = []
     for batch in batches:
-        # Pass by pass, so that only one pass's graph is held at a time.
+        # Pass by pass, and in each some examples after the others, so that only one graph is held at a time.
         sums: list[Tensor] = []
         batch_losses: list[Tensor] = []
         batch_logits: list[Tensor] = []
+        examples = batch.labels.shape[1]
+        most = population.config.examples_per_pass or examples
         for joint_pass, isolated_pass in zip(joint_passes, isolated_passes, strict=True):
             pass_inputs, pass_labels = batch.inputs[joint_pass.networks], batch.labels[joint_pass.networks]
-            pass_logits = joint_pass.run(pass_inputs, host.parameters)
-            pass_losses = compute_losses(pass_logits, pass_labels)
-            # Summed, not averaged: no network's gradient may depend on how many others there are.
-            total = pass_losses.sum()
-            if isolated_pass is not None:
-                total = total + compute_losses(isolated_pass.run(pass_inputs, fixed_host), pass_labels).sum()
-            by_leaf = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
-            # A pass's gradient has the size of all networks and is zero in those of other passes. So they are added up,
-            # which is exact, and not kept; leaf by leaf, as two leaves may share one gradient.
-            if sums:
-                for index, part in enumerate(by_leaf):
-                    sums[index] = sums[index] + part
-            else:
-                sums = list(by_leaf)
-            batch_losses.append(pass_losses.detach())
-            batch_logits.append(pass_logits.detach())
+            part_losses: list[Tensor] = []
+            part_logits: list[Tensor] = []
+            for inputs, targets in zip(pass_inputs.split(most, 1), pass_labels.split(most, 1), strict=True):
+                outputs = joint_pass.run(inputs, host.parameters)
+                mean_losses = compute_losses(outputs, targets)
+                # Summed, not averaged: no network's gradient may depend on how many others there are.
+                total = mean_losses.sum()
+                if isolated_pass is not None:
+                    total = total + compute_losses(isolated_pass.run(inputs, fixed_host), targets).sum()
+                if most < examples:
+                    # Each part by its share of the examples, so that all of them add up to the minibatch's mean.
+                    share = targets.shape[1] / examples
+                    mean_losses, total = mean_losses * share, total * share
+                by_leaf = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
+                # A pass's gradient has the size of all networks and is zero in those of other passes. So gradients are
+                # added up, which for other networks is exact, and not kept; leaf by leaf, as two may share one.
+                if sums:
+                    for index, part in enumerate(by_leaf):
+                        sums[index] = sums[index] + part
+                else:
+                    sums = list(by_leaf)
+                part_losses.append(mean_losses.detach())
+                part_logits.append(outputs.detach())
+            batch_losses.append(reduce(torch.add, part_losses))
+            batch_logits.append(part_logits[0] if len(part_logits) == 1 else torch.cat(part_logits, 1))
 
         # Back from named parameters to rows [R, P] per block, and to one vector [V] for the optimizer.
         gradients = iter(sums)

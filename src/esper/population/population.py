@@ -29,6 +29,7 @@ from esper.lifecycle.transitions import Step, Transitions, add_fossils, clear_ch
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import module_generator
 from esper.population.execution import Execution
+from esper.population.host_checks import require_bf16, require_splittable_minibatches
 from esper.population.optimizers import MOMENT_NAMES
 from esper.population.parameters import (
     FlatParameters,
@@ -151,6 +152,13 @@ class PopulationConfig:
     networks_per_pass: int | None = None
     """The most networks that are computed at once, so that what a pass keeps fits into memory; None: all of them. The
     results are the same."""
+    examples_per_pass: int | None = None
+    """The most examples of a minibatch, and of what networks are measured on, that are computed at once; None: all of
+    them. Gradients of a minibatch's parts are added up before its step: results are the same but for rounding. Refused
+    for hosts that would learn something else from parts of a minibatch."""
+    bf16: bool = False
+    """Whether forward passes are computed under autocast in bfloat16, in training and in all measurements. Parameters,
+    optimizer state, losses and promises stay in ``dtype``, which must be float32."""
     dtype: torch.dtype = torch.float32
     """float32 or float64: in types of fewer digits an optimizer's step counts stand still, bfloat16's at 256."""
     device: torch.device = torch.device("cpu")
@@ -162,6 +170,8 @@ class PopulationConfig:
                 f"a population's dtype is {self.dtype}: choose torch.float32 or torch.float64, "
                 "as optimizers count steps in it"
             )
+        if self.bf16 and self.dtype != torch.float32:
+            raise ConfigError(f"bf16 needs parameters in float32, and dtype is {self.dtype}: set bf16 to false")
 
 
 Actions = Ints
@@ -186,6 +196,7 @@ class Population:
     Raises:
         SlotError: a slot's name does not fit the template.
         TaskError: the template keeps or draws what networks cannot have for themselves; see `draws_in_training`.
+        ConfigError: bfloat16 or parts of minibatches that the hosts cannot learn with.
         UnknownBlueprintError: a blueprint is not registered.
     """
 
@@ -197,7 +208,11 @@ class Population:
         # The architecture with its slots, and how it is computed for many networks at once.
         template = config.template.to(device=config.device, dtype=config.dtype)
         example = config.example_input.to(device=config.device, dtype=config.dtype)
+        if config.bf16:
+            require_bf16(template, example)
         self.execution = Execution(template, config.slots, example)
+        if config.examples_per_pass is not None:
+            require_splittable_minibatches(template, example, draws=self.execution.draws)
         self.strategy: Strategy = "looped" if self.execution.needs_loop else config.strategy
         self.shares_prefixes = self.execution.can_share_prefixes(example)
 

@@ -145,6 +145,14 @@ class PromiseMeter:
 
 def _record_functional_gradients(population: Population, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """Features and the loss's gradients with respect to them, ``[E, N, ...]``, of all slots."""
+    most = population.config.examples_per_pass or batch.labels.shape[1]
+    if batch.labels.shape[1] > most:
+        parts = [
+            _record_functional_gradients(population, Batch(*part))
+            for part in zip(batch.inputs.split(most, 1), batch.labels.split(most, 1), strict=True)
+        ]
+        by_slot = [zip(*slot, strict=True) for slot in zip(*parts, strict=True)]
+        return [(torch.cat(features, 1), torch.cat(gradients, 1)) for features, gradients in by_slot]
     make_blend_op = prepare_slot_op(population, select_blended(population))
     recorded: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
     leaves: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
@@ -169,8 +177,12 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[t
         positions = batch.labels[0, 0].numel()
         total = F.cross_entropy(logits.flatten(1, -2).mT, batch.labels.flatten(1), reduction="sum") / positions
         gradients = iter(torch.autograd.grad(total, [leaf for part in leaves for leaf in part], materialize_grads=True))
-    # One tensor per pass, joined to those of all networks.
-    return [(torch.cat(features), torch.cat([next(gradients) for _ in features])) for features in recorded]
+    # One tensor per pass, joined to those of all networks, and of the type of newborns' parameters.
+    dtype = population.config.dtype
+    return [
+        (torch.cat(features).to(dtype), torch.cat([next(gradients) for _ in features]).to(dtype))
+        for features in recorded
+    ]
 
 
 def _scatter_to_slots(shape: tuple[int, int, int], places: Sequence[tuple[int, int, Ints]], values: Floats) -> Promises:

@@ -104,13 +104,14 @@ def gather_rows(tensor: Tensor, rows: Tensor) -> Tensor:
 def add_to_rows(tensor: Tensor, rows: Tensor, addends: Tensor) -> Tensor:
     """``tensor`` with ``addends`` ``[r, ...]`` added at ``rows``, laid out in memory as ``tensor`` is."""
     order = _memory_order(tensor)
-    return _undo_permute(tensor.permute(order).index_add(0, rows, addends.permute(order)), order)
+    # Under autocast some blueprints compute in float32; the host expects its own type.
+    return _undo_permute(tensor.permute(order).index_add(0, rows, addends.permute(order).to(tensor.dtype)), order)
 
 
 def add_to_rows_in_place(tensor: Tensor, rows: Tensor, addends: Tensor) -> None:
     """Add ``addends`` ``[r, ...]`` to ``tensor`` at ``rows``."""
     order = _memory_order(tensor)
-    tensor.permute(order).index_add_(0, rows, addends.permute(order))
+    tensor.permute(order).index_add_(0, rows, addends.permute(order).to(tensor.dtype))
 
 
 def append_branches(batch: Tensor, parents: Sequence[int], examples: int) -> Tensor:

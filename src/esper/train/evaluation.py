@@ -174,6 +174,8 @@ class EvaluationConfig:
     device: str = CPU
     """Where networks are computed, as torch names it; controllers decide on the CPU."""
     networks_per_pass: int | None = None
+    examples_per_pass: int | None = None
+    bf16: bool = False
     strategy: Strategy = "stacked"
 
     def for_controller(self, controller: Controller) -> EvaluationConfig:
@@ -206,6 +208,8 @@ class EvaluationConfig:
             fossils=fossils,
             strategy=self.strategy,
             networks_per_pass=self.networks_per_pass,
+            examples_per_pass=self.examples_per_pass,
+            bf16=self.bf16,
             device=require_device(self.device),
         )
 
@@ -218,6 +222,8 @@ def make_evaluation_config(settings: TrainSettings, device: str | None = None) -
         conduct=settings.conduct,
         device=settings.devices[0] if device is None else device,
         networks_per_pass=settings.networks_per_pass,
+        examples_per_pass=settings.examples_per_pass,
+        bf16=settings.bf16,
         strategy=settings.strategy,
     )
 
