@@ -144,7 +144,7 @@ def measure_training(
 
     Args:
         config: YAML file with settings for training; settings that it does not name have their defaults.
-        iterations: Number of iterations that are measured; one more is profiled.
+        iterations: Number of iterations that are measured; one more is profiled, and some decisions after it.
         json: Print a machine-readable last line.
     """
     console = console_beside(json)
@@ -168,5 +168,6 @@ def measure_training(
     print_line(
         console, f"{benchmark.env_steps_per_second:.0f} environment steps a second, the median; one process, one thread"
     )
+    print_line(console, f"{benchmark.operations_per_decision:.0f} operations of torch in a decision of all networks")
     if json:
         print_json(asdict(benchmark))
