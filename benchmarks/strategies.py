@@ -1,6 +1,6 @@
-"""How fast populations train by each strategy, on four kinds of hosts, and how far that is from what the device can do.
+"""How fast populations train by each strategy, on five kinds of hosts, and how far that is from what the device can do.
 
-    python benchmarks/strategies.py [--hosts mlp conv8 conv32 transformer] [--environments 1 4 16 64] [--device cuda]
+    python benchmarks/strategies.py [--hosts mlp conv8 conv32 images transformer] [--environments 1 4 16] [--device cuda]
 
 Strategies take turns of a few minibatches, forward, backward and optimizer; printed are medians for one minibatch and,
 beside them, how many times as fast as `looped` a strategy was in the same round (and from least to most). The floor is
@@ -27,6 +27,7 @@ from zoo.hosts import TransformerBlock
 
 from esper.population.learning import Batch, train
 from esper.population.population import STRATEGIES, NetworkSpec, Population, PopulationConfig, Strategy
+from esper.tasks.registry import get_suite
 from esper.train.workers import prepare_process
 from population import now
 
@@ -75,12 +76,24 @@ def conv32() -> Host:
     return host(nn.Sequential(*layers), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64, CLASSES)), (3, 32, 32)
 
 
+def images() -> Host:
+    """That of the suite ``images`` with five stages."""
+    *stages, head = get_suite("images").template().children()
+    return host(nn.Sequential(*stages), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head), (3, 32, 32)
+
+
 def transformer() -> Host:
     blocks = [TransformerBlock(64, 4) for _ in range(2)]
     return host(nn.Sequential(nn.Linear(16, 64), *blocks), Mean(), nn.Linear(64, CLASSES)), (32, 16)
 
 
-HOSTS: dict[str, Callable[[], Host]] = {"mlp": mlp, "conv8": conv8, "conv32": conv32, "transformer": transformer}
+HOSTS: dict[str, Callable[[], Host]] = {
+    "mlp": mlp,
+    "conv8": conv8,
+    "conv32": conv32,
+    "images": images,
+    "transformer": transformer,
+}
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,14 @@ def pad_into(template: nn.Module, narrow: nn.Module) -> dict[str, torch.Tensor]:
     return live
 
 
+def list_shapes(host: nn.Module) -> tuple[torch.Size, ...]:
+    return tuple(parameter.shape for parameter in host.parameters())
+
+
 def test_padded_hosts_learn_like_narrow_ones(suite: Suite, instances: list[Instance]) -> None:
-    for instance in {(instance.widths, instance.linear): instance for instance in instances}.values():
+    for instance in {
+        (*list_shapes(suite.host(instance)), instance.linear): instance for instance in instances
+    }.values():
         narrow, padded = suite.host(instance).double(), suite.template().double()
         live = pad_into(padded, narrow)
         data = suite.data(instance, "train")

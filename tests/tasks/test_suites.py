@@ -164,7 +164,7 @@ class Doubler(nn.Module):
 
 def test_hosts_have_the_widths_of_their_instance_at_the_sites(suite: Suite, instances: list[Instance]) -> None:
     convolves = isinstance(suite, GeneratedSuite) and suite.kind in ("signals", "images")
-    channels = 1 if suite.name == "mnist1d_conv" or convolves else -1
+    channels = 1 if suite.name in ("mnist1d_conv", "images") or convolves else -1
     for instance in instances:
         host = suite.host(instance)
         recorders = [Recorder() for _ in suite.sites]
@@ -176,9 +176,14 @@ def test_hosts_have_the_widths_of_their_instance_at_the_sites(suite: Suite, inst
 
 
 def test_hooks_at_the_sites_act_on_stacked_hosts(suite: Suite, instances: list[Instance]) -> None:
-    widest = [instance for instance in instances if instance.widths == instances[0].widths and not instance.linear][:2]
-    hosts = [suite.host(instance) for instance in widest]
     template = suite.template()
+    shapes = [parameter.shape for parameter in template.parameters()]
+    hosts, widest = list[nn.Module](), list[Instance]()
+    for instance in instances:
+        host = suite.host(instance)
+        if [parameter.shape for parameter in host.parameters()] == shapes and not instance.linear and len(hosts) < 2:
+            hosts.append(host)
+            widest.append(instance)
     inputs = torch.stack([suite.data(instance, "test").inputs[:5] for instance in widest])
     for module in (template, *hosts):
         module.get_submodule(suite.sites[0]).register_forward_hook(Doubler())
