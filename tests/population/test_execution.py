@@ -93,7 +93,7 @@ def hosts_of(name: str, count: int) -> tuple[nn.Module, list[nn.Module], Tensor]
     return template, [suite.host(one).double() for one in chosen], inputs
 
 
-@pytest.mark.parametrize("name", ["tokens", "digits", "mnist1d_conv"])
+@pytest.mark.parametrize("name", ["tokens", "digits", "mnist1d_conv", "language"])
 def test_stackable_hosts_equal_vmap_and_their_loop(name: str) -> None:
     template, hosts, inputs = hosts_of(name, 5)
     assert isinstance(template, Stackable)
@@ -319,8 +319,14 @@ def signals() -> nn.Module:
 
 
 SUITE = get_suite("images")
-VARIANTS = (("shape", "large_3_stages"), ("shape", "large_5_stages"), ("shape", "small_4_stages"), ("bright", "loud"))
-"""Hosts of three, five, four and four stages."""
+VARIANTS = (
+    ("shape", "large_3_stages"),
+    ("shape", "large_5_stages"),
+    ("shape", "small_4_stages"),
+    ("bright", "loud"),
+    ("plain", "hue"),
+)
+"""Hosts of three, five, four, four and three stages."""
 SHAPES = {"images": (1, 5, 5), "signals": (1, 8), "the suite": SUITE.input_shape}
 SPATIAL = ("norm", "conv1x1", "depthwise", "conv3x3", "gate")
 
@@ -328,9 +334,9 @@ SPATIAL = ("norm", "conv1x1", "depthwise", "conv3x3", "gate")
 def population_of(name: str, strategy: str) -> tuple[PopulationConfig, list[NetworkSpec]]:
     if name == "the suite":
         rng = np.random.default_rng(0)
-        instances = [SUITE.draw(*variant, seed, rng) for seed, variant in enumerate(VARIANTS)]
-        hosts, template = [SUITE.host(one) for one in instances], SUITE.template()
-        slots, widths = SUITE.sites, instances[0].widths
+        chosen = [SUITE.draw(*variant, seed, rng) for seed, variant in enumerate(VARIANTS)]
+        hosts, template = [SUITE.host(one) for one in chosen], SUITE.template()
+        slots, widths = SUITE.sites, chosen[0].widths
     else:
         build = images if name == "images" else signals
         hosts, template = [build() for _ in range(NETWORKS)], build()

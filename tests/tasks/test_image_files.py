@@ -75,6 +75,7 @@ def test_parts_are_rows_of_the_files_and_the_test_part_is_their_end(name: str, c
     assert rows[-PER_FILE:] == list(range(5 * PER_FILE, 6 * PER_FILE))
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
 def test_hosts_have_the_stages_of_their_variant_and_may_be_padded(name: str, cache: Path) -> None:
     suite, *_ = plant(cache, name)

@@ -36,6 +36,7 @@ _suites: dict[str, str | type[Suite]] = {
     "mnist1d": "esper.tasks.datasets:Mnist1dSuite",
     "mnist1d_conv": "esper.tasks.datasets:Mnist1dConvSuite",
     "images": "esper.tasks.image_suite:ImageSuite",
+    "language": "esper.tasks.language_suite:LanguageSuite",
 }
 FILE_SUITES: Mapping[str, str] = {
     "fashion_mnist": "esper.tasks.image_files:FashionMnistSuite",
