@@ -81,7 +81,7 @@ def count_minibatch(held: Full) -> int:
         (count_minibatch, 560),
         (lambda held: count(held.evaluate), 290),
         (lambda held: count(held.look), 2450),
-        (lambda held: count(held.retake), 34),
+        (lambda held: count(held.retake), 65),
         (lambda held: count(held.prune), 12),
     ],
     ids=["a minibatch", "a validation", "what blueprints promise", "snapshots", "pruning"],
