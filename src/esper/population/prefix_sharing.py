@@ -164,4 +164,4 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
     outputs = outputs.view(len(outputs), plan.blocks, examples, *outputs.shape[2:])
     if list(plan.places) == list(range(count)):
         return outputs
-    return outputs[:, torch.tensor(plan.places, device=outputs.device)]
+    return outputs.index_select(1, torch.tensor(plan.places).to(outputs.device, non_blocking=True))

@@ -80,11 +80,11 @@ class BlendOp:
         seeds = self.seeds
         # One gather for all banks: its backward pass is a scatter over all networks, which is costly.
         feature_parts = torch.split(gather_rows(features, seeds.rows), seeds.sizes)
-        input_parts = feature_parts
-        if any(part.reads_inputs for part in seeds.slices):
-            input_parts = torch.split(gather_rows(inputs, seeds.rows), seeds.sizes)
-        parts = zip(seeds.slices, feature_parts, input_parts, strict=True)
-        contributions = [part.compute_contributions(h, x) for part, h, x in parts]
+        parts = zip(seeds.slices, feature_parts, torch.split(seeds.rows, seeds.sizes), strict=True)
+        contributions = [
+            part.compute_contributions(h, gather_rows(inputs, rows) if part.reads_inputs else h)
+            for part, h, rows in parts
+        ]
 
         # Joined in the features' memory order, so that the scatter need not copy.
         order = _memory_order(features)
