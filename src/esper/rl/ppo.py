@@ -35,7 +35,6 @@ KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
 LOG_RATIO_BOUND = 10.0
 """Log-ratios are clipped to this, so that one absurd probability cannot make the loss infinite."""
-HEADS = tuple(head.name.lower() for head in Head)
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
 """Device types for which torch has a fused AdamW."""
 SECOND_MOMENT = "exp_avg_sq"
@@ -216,12 +215,14 @@ class MinibatchStats(NamedTuple):
     head_advantage_square: Tensor
     """Mean square of the advantage of these."""
 
-    def name_figures(self) -> dict[str, float]:
-        """Every figure under a flat name, such as ``head_ratio/slot``."""
+    def name_figures(self, heads: Sequence[Head]) -> dict[str, float]:
+        """Every figure under a flat name, such as ``head_ratio/slot``, with those of ``heads``."""
         flat: dict[str, float] = {}
         for name, figure in self._asdict().items():
-            names = [f"{name}/{head}" for head in HEADS] if figure.ndim else [name]
-            flat.update(_name_numbers(names, figure.reshape(-1)))
+            if figure.ndim:
+                flat.update({f"{name}/{head}": number for head, number in _name_by_head(heads, figure).items()})
+            else:
+                flat[name] = figure.item()
         return flat
 
 
@@ -277,6 +278,7 @@ class PPO:
             ConfigError: the number of environments does not suit the settings.
         """
         settings, policy, optimizer = self.settings, self.policy, self._optimizer
+        heads = policy.heads.present
         rollouts = (rollout, *others)
         self._require_divisible([rollout.environments for rollout in rollouts])
 
@@ -334,7 +336,7 @@ class PPO:
         self.updates += 1
 
         if record is not None:
-            record += [stats.name_figures() for stats in all_stats]
+            record += [stats.name_figures(heads) for stats in all_stats]
             names = ("gradient_norm", *(f"module_gradient_norm/{name}" for name in optimizer.module_names))
             for figures, norms in zip(record, all_norms, strict=False):
                 figures.update(_name_numbers(names, norms.roll(1)))
@@ -366,10 +368,10 @@ class PPO:
             optimizer_steps=optimizer_steps,
             stopped_early=stopped_early,
             finite=finite,
-            head_entropy=_name_numbers(HEADS, mean.head_entropy.mean(0)),
-            head_entropy_weight=dict(zip(HEADS, settings.entropy_weights(progress), strict=True)),
-            head_share=_name_numbers(HEADS, mean.head_share.mean(0)),
-            head_clip_fraction=_name_numbers(HEADS, mean.head_clip_fraction.mean(0)),
+            head_entropy=_name_by_head(heads, mean.head_entropy.mean(0)),
+            head_entropy_weight=_name_by_head(heads, entropy_weights),
+            head_share=_name_by_head(heads, mean.head_share.mean(0)),
+            head_clip_fraction=_name_by_head(heads, mean.head_clip_fraction.mean(0)),
             module_gradient_norm=_name_numbers(modules, norms[:-1]),
             rate_scale=rate_scale,
         )
@@ -511,6 +513,7 @@ class PPO:
             CheckpointError: names, shapes or types differ, or a value is not finite or out of its range; then nothing
                 has changed.
         """
+        tensors = self.policy.drop_closed_heads(tensors)
         policy, optimizer = strip_prefix("policy.", tensors), strip_prefix("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}
         expected |= {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
@@ -526,6 +529,11 @@ class PPO:
 
 def _name_numbers(names: Sequence[str], numbers: Tensor) -> dict[str, float]:
     return {name: number.item() for name, number in zip(names, numbers, strict=True)}
+
+
+def _name_by_head(heads: Sequence[Head], numbers: Tensor) -> dict[str, float]:
+    """The numbers of ``heads``, by their names, from those ``[8]`` of all."""
+    return {head.name.lower(): numbers[head].item() for head in heads}
 
 
 class PolicyOptimizer:
@@ -552,7 +560,7 @@ class PolicyOptimizer:
             fused=policy.device.type in FUSED_DEVICES,
         )
         self._modules: dict[str, list[nn.Parameter]] = {
-            **{head.name.lower(): policy.heads.output_parameters(head) for head in Head},
+            **{head.name.lower(): policy.heads.output_parameters(head) for head in policy.heads.present},
             "encoder": list(policy.encoder.parameters()),
             "lstm": list(policy.lstm.parameters()),
             "value": list(critic.values()),
