@@ -162,7 +162,7 @@ def test_the_bound_itself_is_healthy() -> None:
 
 def test_a_seed_recovers_and_falls_ill_at_the_pace_of_the_decay() -> None:
     ill, well = (1.0, 0.0), (0.0, 0.0)
-    for decay, decisions in ((0.0, 1), (0.5, 2), (0.9, 7)):
+    for decay, decisions in ((0.0, 1), (0.6, 2), (0.9, 7)):
         settings = GradientHealthSettings(decay=decay)
         assert not after([ill] * 50 + [well] * (decisions - 1), settings).gradient_healthy.any()
         assert after([ill] * 50 + [well] * decisions, settings).gradient_healthy.all()
