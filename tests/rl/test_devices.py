@@ -10,6 +10,8 @@ import torch
 
 from benchmarks.population import Work
 from esper.control.rules import Uniform
+from esper.engine.config import EpisodeConfig
+from esper.engine.promises import PromiseSettings
 from esper.numerics import deferred
 from esper.population.population import Strategy
 from esper.population.snapshots import Snapshots, roll_back
@@ -80,6 +82,18 @@ def test_a_decision_waits_no_oftener_for_more_minibatches() -> None:
         found.append(len(far.reads))
         assert far.waits == []
     assert found == [3 * READS] * 2
+
+
+def test_neither_new_episodes_nor_a_look_at_what_blueprints_promise_wait_for_what_they_send() -> None:
+    with FarAway() as far:
+        conduct = EpisodeConfig(promise=PromiseSettings(every=2, first=1, examples=16))
+        chosen = ShortSuite().sample(NETWORKS, "train", np.random.default_rng(3))
+        running = Episodes(ShortSuite(), chosen, QUICK, conduct, device=FAR)
+        play(running, steps=1)
+        running.restart(np.array([0]), running.instances[1:2])
+        play(running, steps=2)
+    assert far.waits == []
+    assert far.mixtures == []
 
 
 def test_far_away_notices_what_would_wait() -> None:

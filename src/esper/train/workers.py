@@ -375,7 +375,8 @@ def explain_out_of_memory() -> Generator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise RunError(
-            "the device's memory ran out: set networks_per_pass to some of the networks, or lower environments"
+            "the device's memory ran out: set networks_per_pass to some of the networks, examples_per_pass to some of "
+            "the examples, or lower environments"
         ) from error
 
 
