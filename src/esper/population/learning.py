@@ -225,6 +225,7 @@ def _make_report(
         seed_parameters=population.specs.costs.parameters.resident(table),
         fossils=table.stage == Stage.FOSSILIZED,
         learning=learning_seeds,
+        settings=population.config.gradient_health,
     )
     return TrainingReport(losses, accuracies, host_norms[-1], seed_norms[-1], health)
 

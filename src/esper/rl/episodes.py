@@ -155,6 +155,7 @@ class Episodes:
             bf16,
             device=device,
             budget=config.budget.within(suite.parameter_cap),
+            gradient_health=config.gradient_health,
         )
         self.population = Population(plan, specs)
         capacity = max(instance.train_size for instance in instances)
