@@ -60,7 +60,7 @@ def draws_in_training(host: nn.Module, example_input: Tensor) -> bool:
     buffers = dict(host.named_buffers())
     values = {name: buffer.clone() for name, buffer in buffers.items()}
     inputs = torch.randn(_EXAMPLES, *example_input.shape[1:], generator=torch.Generator().manual_seed(0))
-    inputs = inputs.to(example_input)
+    inputs = inputs.to(example_input, non_blocking=True)
 
     def run_twice(modules: Sequence[tuple[str, nn.Module]]) -> list[list[_Call]]:
         """The calls of ``modules`` in two passes from the same state."""

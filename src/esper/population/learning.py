@@ -196,7 +196,7 @@ def draw_shuffled_order(examples: int, count: int, rng: np.random.Generator) -> 
 def stack_data(data: Sequence[Data], device: torch.device) -> Batch:
     """All examples of E data sets of one size, ``[E, N, ...]``."""
     inputs, labels = torch.stack([part.inputs for part in data]), torch.stack([part.labels for part in data])
-    return Batch(inputs.to(device), labels.to(device))
+    return Batch(inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True))
 
 
 class TrainingStream:
@@ -209,11 +209,11 @@ class TrainingStream:
     def __init__(
         self, data: Sequence[Data], orders: Sequence[Ints], batch_size: int, capacity: int, device: torch.device
     ) -> None:
-        self._inputs: Tensor = torch.stack([_pad_examples(part.inputs, capacity) for part in data]).to(device)
-        self._labels: Tensor = torch.stack([_pad_examples(part.labels, capacity) for part in data]).to(device)
+        padded = [Data(_pad_examples(part.inputs, capacity), _pad_examples(part.labels, capacity)) for part in data]
+        self._inputs, self._labels = stack_data(padded, device)
         # Orders index the examples of all networks, one after the other: one gather then serves all of them.
         offsets = np.arange(len(data))[:, None] * capacity
-        self._order = torch.from_numpy(np.stack(orders) + offsets).to(device)
+        self._order = torch.from_numpy(np.stack(orders) + offsets).to(device, non_blocking=True)
         self._batch_size = batch_size
 
     def replace(self, network: int, data: Data, order: Ints | None = None) -> None:

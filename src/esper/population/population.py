@@ -195,8 +195,8 @@ class Population:
         self._empty_banks: dict[SeedKind, SeedBank] = {}
 
         # The architecture with its slots, and how it is computed for many networks at once.
-        template = config.template.to(device=config.device, dtype=config.dtype)
-        example = config.example_input.to(device=config.device, dtype=config.dtype)
+        template = config.template.to(device=config.device, dtype=config.dtype, non_blocking=True)
+        example = config.example_input.to(device=config.device, dtype=config.dtype, non_blocking=True)
         self.execution = Execution(template, config.slots, example)
         self.strategy: Strategy = "looped" if self.execution.needs_loop else config.strategy
         self.shares_prefixes = self.execution.can_share_prefixes(example)

@@ -93,9 +93,9 @@ class PromiseMeter:
         limit = self._population.config.networks_per_pass or len(networks)
         for start in range(0, len(networks), limit):
             chosen = networks[start : start + limit]
-            rows = torch.from_numpy(chosen).to(features.device)
-            widths = self._population.specs.widths[chosen, slot].tolist()
-            index = torch.tensor([position[width] for width in widths]).to(features.device)
+            positions = [position[width] for width in self._population.specs.widths[chosen, slot].tolist()]
+            indices = torch.from_numpy(np.stack([chosen, positions])).to(features.device, non_blocking=True)
+            rows, index = indices.unbind()
             reached = {name: stacked[index] for name, stacked in newborns.reached.items()}
             fixed = {name: stacked[index] for name, stacked in newborns.fixed.items()}
             # Blueprints that do not read the network's input get the features in its place.
@@ -118,23 +118,24 @@ class PromiseMeter:
         return newborns
 
     def _create_newborns(self, slot: int, blueprint: int, widths: tuple[int, ...]) -> _Newborns:
+        # Made and tried out on the CPU, so that the device gets all values in one copy.
         config = self._population.config
         site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
         def create_newborn(width: int) -> Blueprint:
-            return kind(site.with_width(width), module_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
+            return kind(site.with_width(width), module_generator(_SEED, slot, _DRAW)).to(config.dtype)
 
         # Stacked as a population's seeds are, at full width.
         template = create_newborn(site.width)
-        stack = StackedParameters.empty(template, (), config.dtype, config.device)
+        stack = StackedParameters.empty(template, (), config.dtype, torch.device("cpu"))
         values, buffers = stack.stack_modules([create_newborn(width) for width in widths])
-        parameters = stack.layout.unflatten(values)
+        parameters = stack.layout.unflatten(values.to(config.device, non_blocking=True))
+        buffers = {name: buffer.to(config.device, non_blocking=True) for name, buffer in buffers.items()}
 
         # Outputs start at zero, so the gradient of many parameters is zero whatever the example: random ones show it.
         generator = torch.Generator().manual_seed(0)
         examples = [
-            torch.randn(8, *shape, generator=generator).to(config.device, config.dtype)
-            for shape in (site.shape, site.input_shape)
+            torch.randn(8, *shape, generator=generator).to(config.dtype) for shape in (site.shape, site.input_shape)
         ]
         reached = find_parameters_with_gradient(
             template, [GradientBatch(tuple(examples), torch.ones_like(examples[0]))]
