@@ -23,7 +23,7 @@ from typing import Annotated
 import numpy as np
 import torch
 import tyro
-from adapt_texts import ALPHABET, LENGTH, WINDOWS, Windows, cut, documentation, list_shifts
+from adapt_texts import ALPHABET, LENGTH, WINDOWS, Windows, cut, list_shifts
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,6 +32,7 @@ from zoo.hosts import HOSTS
 import esper
 from esper.dash.output import print_line
 from esper.tasks.datasets import digits, mnist1d
+from esper.tasks.texts import read_text
 from esper.train.workers import prepare_process
 
 CONSOLE = Console()
@@ -154,7 +155,7 @@ def shift_classes(
 def shift_texts(seed: int) -> Iterator[Problem]:
     """Of a language model."""
     order = torch.randperm(WINDOWS, generator=torch.Generator().manual_seed(seed))
-    inputs, labels = (part[order] for part in cut(documentation(), WINDOWS))
+    inputs, labels = (part[order] for part in cut(read_text("help"), WINDOWS))
     count = int(SOURCE_SHARE * WINDOWS)
     source, rest = Data(inputs[:count], labels[:count]), Data(inputs[count:], labels[count:])
     for name, kind, moved in list_shifts(Windows(rest.inputs, rest.labels)):

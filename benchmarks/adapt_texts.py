@@ -6,19 +6,18 @@ follows. All texts come with Python.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import string
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
-from pydoc_data import topics
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from esper.tasks.texts import read_text
 
 ALPHABET = string.printable
 LENGTH = 64
@@ -53,16 +52,6 @@ def cut(text: str, count: int) -> Windows:
     return Windows(codes[places], codes[places + 1])
 
 
-@cache
-def documentation() -> str:
-    return "\n".join(text for _, text in sorted(topics.topics.items()))
-
-
-def code() -> str:
-    folder = Path(asyncio.__file__).parent
-    return "\n".join(path.read_text() for path in sorted(folder.glob("*.py")))
-
-
 def names() -> str:
     """Of Unicode's characters."""
     found = (unicodedata.name(chr(point), "") for point in range(32, min(sys.maxunicode, 8000)))
@@ -79,7 +68,12 @@ def records() -> str:
     return "\n".join(json.dumps({"id": a, "size": [b, c], "open": a > b, "name": f"item-{c:03d}"}) for a, b, c in draws)
 
 
-TEXTS: dict[str, Callable[[], str]] = {"code": code, "names": names, "arithmetic": arithmetic, "records": records}
+TEXTS: dict[str, Callable[[], str]] = {
+    "code": partial(read_text, "sources"),
+    "names": names,
+    "arithmetic": arithmetic,
+    "records": records,
+}
 
 
 def permutation(seed: int) -> Tensor:

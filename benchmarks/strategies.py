@@ -1,6 +1,7 @@
-"""How fast populations train by each strategy, on four kinds of hosts, and how far that is from what the device can do.
+"""How fast populations train by each strategy, on five kinds of hosts, and how far that is from what the device can do.
 
-    python benchmarks/strategies.py [--hosts mlp conv8 conv32 transformer] [--environments 1 4 16 64] [--device cuda]
+    python benchmarks/strategies.py [--hosts mlp conv8 conv32 transformer language] [--environments 1 4 16 64]
+        [--device cuda]
 
 Strategies take turns of a few minibatches, forward, backward and optimizer; printed are medians for one minibatch and,
 beside them, how many times as fast as `looped` a strategy was in the same round (and from least to most). The floor is
@@ -18,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,8 @@ from zoo.hosts import TransformerBlock
 
 from esper.population.learning import Batch, train
 from esper.population.population import STRATEGIES, NetworkSpec, Population, PopulationConfig, Strategy
+from esper.tasks.language_suite import FULL
+from esper.tasks.registry import get_suite
 from esper.train.workers import prepare_process
 from population import now
 
@@ -43,8 +47,16 @@ COPIED = {"cpu": 2**26, "cuda": 2**30}
 """Bytes of the copy that measures its bandwidth."""
 PROBES = 5
 
-Host = tuple[nn.Module, tuple[int, ...]]
-"""A host, and the shape of an input."""
+
+class Host(NamedTuple):
+    """A host and its data."""
+
+    module: nn.Module
+    input_shape: tuple[int, ...]
+    slot: str = "body"
+    width: int = 1
+    classes: int = CLASSES
+    label_shape: tuple[int, ...] = ()
 
 
 class Mean(nn.Module):
@@ -60,27 +72,41 @@ def host(body: nn.Module, *head: nn.Module) -> nn.Module:
 
 def mlp() -> Host:
     body = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
-    return host(body, nn.Linear(256, CLASSES)), (64,)
+    return Host(host(body, nn.Linear(256, CLASSES)), (64,))
 
 
 def conv8() -> Host:
     body = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU())
-    return host(body, nn.AvgPool2d(8), nn.Flatten(), nn.Linear(32, CLASSES)), (1, 8, 8)
+    return Host(host(body, nn.AvgPool2d(8), nn.Flatten(), nn.Linear(32, CLASSES)), (1, 8, 8))
 
 
 def conv32() -> Host:
     widths, layers = (3, 16, 32, 64), list[nn.Module]()
     for stride, narrow, wide in zip((1, 2, 2), widths[:-1], widths[1:], strict=True):
         layers += [nn.Conv2d(narrow, wide, 3, stride, padding=1), nn.ReLU()]
-    return host(nn.Sequential(*layers), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64, CLASSES)), (3, 32, 32)
+    body = nn.Sequential(*layers)
+    return Host(host(body, nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64, CLASSES)), (3, 32, 32))
 
 
 def transformer() -> Host:
     blocks = [TransformerBlock(64, 4) for _ in range(2)]
-    return host(nn.Sequential(nn.Linear(16, 64), *blocks), Mean(), nn.Linear(64, CLASSES)), (32, 16)
+    return Host(host(nn.Sequential(nn.Linear(16, 64), *blocks), Mean(), nn.Linear(64, CLASSES)), (32, 16))
 
 
-HOSTS: dict[str, Callable[[], Host]] = {"mlp": mlp, "conv8": conv8, "conv32": conv32, "transformer": transformer}
+def language() -> Host:
+    """The widest host of that suite, which is `Stackable`."""
+    suite = get_suite("language")
+    template = suite.template()
+    return Host(template, suite.input_shape, suite.sites[0], FULL.width, suite.classes, suite.label_shape)
+
+
+HOSTS: dict[str, Callable[[], Host]] = {
+    "mlp": mlp,
+    "conv8": conv8,
+    "conv32": conv32,
+    "transformer": transformer,
+    "language": language,
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +149,8 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
 
 def needs(name: str) -> Needs:
     """Counted on a single network."""
-    model, shape = HOSTS[name]()
+    host = HOSTS[name]()
+    model, labels = host.module, torch.zeros(BATCH, *host.label_shape, dtype=torch.int64)
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -132,7 +159,7 @@ def needs(name: str) -> Needs:
 
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = F.cross_entropy(model(torch.ones(BATCH, *shape)), torch.zeros(BATCH, dtype=torch.int64))
+            loss = F.cross_entropy(model(torch.ones(BATCH, *host.input_shape)).flatten(0, -2), labels.flatten())
         loss.backward()
     values = sum(parameter.nbytes for parameter in model.parameters())
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -145,14 +172,14 @@ class Experiment:
 
     def __init__(self, name: str, networks: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
-        model, shape = HOSTS[name]()
-        everyone = [NetworkSpec(model, (1,), 1e-3, seed) for seed in range(networks)]
-        plan = PopulationConfig(model, ("body",), ("norm",), torch.zeros(2, *shape), device=device)
+        model, shape, slot, width, classes, label_shape = HOSTS[name]()
+        everyone = [NetworkSpec(model, (width,), 1e-3, seed) for seed in range(networks)]
+        plan = PopulationConfig(model, (slot,), ("norm",), torch.zeros(2, *shape), device=device)
         self.population = Population(plan, everyone)
         self._device = device
         self._batch = Batch(
             torch.randn(networks, BATCH, *shape, generator=generator).to(device),
-            torch.randint(CLASSES, (networks, BATCH), generator=generator).to(device),
+            torch.randint(classes, (networks, BATCH, *label_shape), generator=generator).to(device),
         )
 
     def turn(self, strategy: Strategy) -> float:

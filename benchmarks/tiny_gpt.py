@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from zoo.data import WINDOW, Labelled, Splits, Windows, load
 from zoo.hosts import TransformerBlock
 
 import esper
+from esper.tasks.texts import read_text
 
 WIDTH, HEADS, BATCH, WEIGHT_DECAY = 16, 2, 16, 0.1
 BLUEPRINTS = ["block_copy", "block_zero"]
@@ -79,7 +79,7 @@ def text(name: TextName) -> Splits:
         return load("charlm")
     with TemporaryDirectory() as folder:
         path = Path(folder, "sources.py")
-        path.write_text("\n".join(one.read_text() for one in sorted(Path(asyncio.__file__).parent.glob("*.py"))))
+        path.write_text(read_text("sources"), encoding="utf-8")
         return load("charlm", text=path)
 
 

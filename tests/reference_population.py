@@ -30,6 +30,11 @@ from esper.population.population import Actions, NetworkSpec, PopulationConfig
 from esper.tasks.suite import OptimizerSettings
 
 
+def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Over all labels: those of ``[B]`` examples, or of every position ``[B, T]``."""
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
 class ReferencePopulation:
     """E networks, one after the other. Evidence is set from outside."""
 
@@ -104,7 +109,7 @@ class ReferencePopulation:
             seed.alpha.fill_(float(self.table.alpha[network, slot]))
             training = self.table.stage[network, slot] == Stage.TRAINING
             seed.isolation = self.config.rules.isolation if training else Isolation.NONE
-        F.cross_entropy(model(inputs), labels).backward()
+        mean_loss(model(inputs), labels).backward()
         isolated = [seed for seed in own.values() if seed.isolation is Isolation.SHADOW]
         if isolated:
             self._shadow(model, isolated, inputs, labels)
@@ -126,7 +131,7 @@ class ReferencePopulation:
         """Give the isolated seeds the gradients of a pass in which they count fully; nobody else gets any."""
         learning = [parameter for seed in isolated for parameter in seed.parameters()]
         with side_pass(model, isolated):
-            gradients = torch.autograd.grad(F.cross_entropy(model(inputs), labels), learning)
+            gradients = torch.autograd.grad(mean_loss(model(inputs), labels), learning)
         for parameter, gradient in zip(learning, gradients, strict=True):
             parameter.grad = gradient
 

@@ -23,10 +23,10 @@ from esper.config.loading import load_settings
 from esper.errors import ConfigError
 from esper.tasks.suite_files import FILES
 from esper.train.settings import TrainSettings
+from tools.mutations import CHECK, read_lineage
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINEAGE = ROOT / "docs" / "lineage.md"
 DEFECTS = 40
 BY_LENGTH = sorted(COMMANDS, key=lambda command: -len(command.name))
 TRAINING = ("train", "compare", "bench train")
@@ -134,28 +134,44 @@ def test_files_that_pages_name_are_there():
     assert missing == []
 
 
-def rows() -> dict[str, str]:
-    """The cell of the lineage that says what shows it, by defect."""
-    found = re.findall(r"^\| (D\d+) \|.*\| ([^|]+) \|$", LINEAGE.read_text(), re.MULTILINE)
-    return dict(found)
-
-
 def test_the_lineage_answers_every_defect():
-    assert list(rows()) == [f"D{number}" for number in range(1, DEFECTS + 1)]
+    assert list(read_lineage()) == [f"D{number}" for number in range(1, DEFECTS + 1)]
 
 
 def test_the_lineage_names_tests_that_exist():
-    """A cell reads `file: test, test; file: test`, or names `make check`, which is run before all tests."""
     wrong: list[str] = []
-    for defect, cell in rows().items():
-        for part in cell.split("; "):
-            if part == "`make check`":
-                continue
-            file, _, tests = part.partition(": ")
-            path = ROOT / "tests" / file
-            defined = re.findall(r"^def test_(\w+)\(", path.read_text() if path.exists() else "", re.MULTILINE)
-            wrong += [f"{defect}: {file}: {name}" for name in tests.split(", ") if name not in defined]
+    for defect, named in read_lineage().items():
+        for file, _, test in (name.partition("::") for name in named if name != CHECK):
+            code = (ROOT / file).read_text() if (ROOT / file).is_file() else ""
+            wrong += [] if f"def {test}(" in code else [f"{defect}: {file}: {test}"]
+        assert named
     assert wrong == []
+
+
+def read_systems() -> dict[str, str]:
+    """The command that shows each system of the lineage, in order."""
+    page = (ROOT / "docs" / "lineage.md").read_text().partition("## Forty defects")[0]
+    return dict(re.findall(r"^\| ([^|]+) \|.*`src/esper/.*\| `([^`]+)` \|$", page, re.MULTILINE))
+
+
+def test_each_of_the_seventeen_systems_has_a_command():
+    commands = read_systems()
+    assert len(commands) == 17
+    assert {command.split()[0] for command in commands.values()} == {"esper", "pytest", "python"}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_seventeen_systems_do_what_the_page_says(tmp_path: Path):
+    """Those of `esper`, in order; what the others run has tests of its own."""
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    endings: dict[str, int] = {}
+    for system, command in read_systems().items():
+        if command.startswith("esper "):
+            words = [sys.executable, "-m", "esper", *shlex.split(command)[1:]]
+            endings[system] = subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode
+    assert endings.pop("Strict settings") == 2
+    assert len(endings) == 5
+    assert set(endings.values()) == {0}
 
 
 @pytest.mark.landing

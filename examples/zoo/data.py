@@ -24,7 +24,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pydoc_data import topics
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +33,7 @@ from torch import Tensor
 
 from esper.errors import TaskError
 from esper.tasks.datasets import digits, mnist1d
+from esper.tasks.texts import read_text
 
 TASKS = {
     "digits": ("conv", "mlp", "resnet", "vit"),
@@ -327,9 +327,7 @@ def load_text(path: Path | None) -> Splits:
         TaskError: it cannot be read, is not UTF-8, or is too short.
     """
     try:
-        # Python's help differs from one version of Python to the next.
-        help_pages = (topics.topics[name] for name in sorted(topics.topics))
-        text = "\n".join(help_pages) if path is None else path.read_bytes().decode()
+        text = read_text("help") if path is None else path.read_bytes().decode()
     except OSError as error:
         raise TaskError(f"cannot read the text {path} ({error.strerror}): give a readable file") from error
     except UnicodeDecodeError as error:

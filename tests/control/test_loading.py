@@ -15,11 +15,14 @@ from esper.control.learned import PolicyOrigin, restore_policy
 from esper.control.policy import Policy, PolicySettings
 from esper.engine.observation import list_features
 from esper.errors import CheckpointError, ConfigError
+from esper.lifecycle.actions import Blend
 from esper.rl.ppo import PPO
 from esper.rl.settings import PPOSettings
 from esper.train.settings import TrainSettings
+from open_rules import open_rules
 
 SMALL = PolicySettings(advice=None, hidden=8, width=4)
+OPEN = open_rules(blends=tuple(Blend))
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def saved() -> tuple[Policy, dict[str, torch.Tensor]]:
 
 def test_a_policy_comes_back_tensor_for_tensor(saved: tuple[Policy, dict[str, torch.Tensor]]) -> None:
     policy, tensors = saved
-    restored = restore_policy(tensors, SMALL, None)
+    restored = restore_policy(tensors, SMALL, None, OPEN)
     assert restored.state_dict().keys() == policy.state_dict().keys()
     for name, tensor in policy.state_dict().items():
         assert torch.equal(restored.state_dict()[name], tensor), name
@@ -46,7 +49,7 @@ def test_a_policy_of_other_settings_is_refused(loss: str, saved: tuple[Policy, d
     if loss == "a tensor too many":
         tensors["policy.extra"] = torch.zeros(1)
     with pytest.raises(CheckpointError, match="policy"):
-        restore_policy(tensors, settings, None)
+        restore_policy(tensors, settings, None, OPEN)
 
 
 def test_weights_and_counters_out_of_their_range_are_refused_by_name(
@@ -67,7 +70,7 @@ def test_weights_and_counters_out_of_their_range_are_refused_by_name(
                 learner.load_state_tensors(damaged)
             if name.startswith("policy."):
                 with pytest.raises(CheckpointError, match="the checkpoint's policy has a value in"):
-                    restore_policy(damaged, SMALL, None)
+                    restore_policy(damaged, SMALL, None, OPEN)
 
 
 def test_every_configuration_of_a_training_run_has_the_origin_of_its_policy(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from control.synthetic import SMALL, SPEC, generator, masks, observations, polic
 from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyStep
 from esper.control.policy.heads import compute_normalised_entropy, find_legal_choices
 from esper.engine.observation import MaskTensors, Observation
-from esper.lifecycle.actions import RELEVANT, Head, Op, PerHead
+from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, PerHead
+from esper.lifecycle.rules import Rules
+from open_rules import open_rules
 
 STEPS, ENVIRONMENTS = 6, 5
 
@@ -201,6 +203,47 @@ def test_heads_that_the_operation_does_not_read_get_exactly_no_gradient(op: Op) 
     assert learning_heads(lively(), op) == {head for head in Head if RELEVANT[op, head]} - {Head.OP}
 
 
+def closed_masks(legality: MaskTensors, rules: Rules) -> MaskTensors:
+    """Of each closed head the last of its choices alone is legal, whatever else is."""
+    changes = {}
+    for head in rules.closed_heads:
+        only = torch.zeros_like(legality[head])
+        only[..., -1] = True
+        changes[head.name.lower()] = only
+    return legality._replace(**changes)
+
+
+CLOSABLE = ("blends", "tempos", "alpha_targets", "alpha_speeds", "alpha_curves")
+
+
+@pytest.mark.parametrize("closed", [*((kind,) for kind in CLOSABLE), CLOSABLE])
+def test_heads_that_rules_close_have_no_parameters_and_take_their_one_choice(
+    closed: tuple[str, ...], seen: Observation, legality: MaskTensors, noise: Tensor
+) -> None:
+    choices = open_rules(blends=tuple(Blend)).model_dump()
+    operations = [op for op in choices["operations"] if op != "set_alpha"]
+    rules = open_rules(**choices | {kind: choices[kind][-1:] for kind in closed} | {"operations": operations})
+    full, part = lively(), Policy(SPEC, lively().settings, generator(), rules.closed_heads)
+    assert len(rules.closed_heads) == len(closed)
+    assert part.heads.present == tuple(head for head in Head if head not in rules.closed_heads)
+    assert not any(head.name in name for head in rules.closed_heads for name, _ in part.named_parameters())
+    assert (part.heads.details is None) == (closed == CLOSABLE)
+
+    # The first weights of all others are the same, and so is what is chosen where the rules hold.
+    own = part.state_dict()
+    assert own.keys() < full.state_dict().keys()
+    assert all(torch.equal(own[name], full.state_dict()[name]) for name in own)
+    legality = closed_masks(legality, rules)
+    for ours, theirs in zip(play(part, seen, legality, noise), play(full, seen, legality, noise), strict=True):
+        assert torch.equal(ours.actions, theirs.actions)
+        assert torch.equal(ours.chosen_log_prob, theirs.chosen_log_prob)
+        assert not ours.chosen_log_prob[:, sorted(rules.closed_heads)].any()
+
+
+def test_by_default_operation_slot_and_blueprint_are_all_that_is_chosen() -> None:
+    assert set(Head) - Rules().closed_heads == {Head.OP, Head.SLOT, Head.BLUEPRINT}
+
+
 def test_memory_reaches_later_decisions(seen: Observation, legality: MaskTensors) -> None:
     actor = lively()
     straight = play(actor, seen, legality, None)
@@ -227,6 +270,14 @@ def test_a_state_dict_restores_weights_and_statistics(seen: Observation, legalit
     for ours, theirs in zip(play(actor, seen, legality, None), play(copy, seen, legality, None), strict=True):
         assert torch.equal(ours.value, theirs.value)
         assert torch.equal(ours.log_prob, theirs.log_prob)
+
+
+def test_statistics_move_with_the_policy(seen: Observation) -> None:
+    """Tensors without data stand for those of an accelerator: torch refuses to compute with those of two devices."""
+    far = torch.device("meta")
+    actor = lively().to(far)
+    values = actor.value_head(torch.zeros(ENVIRONMENTS, SMALL.hidden, device=far))
+    assert {part.device for part in (*actor.normaliser(seen.to(far)), values)} == {far}
 
 
 def test_width_must_suit_the_attention_heads() -> None:

@@ -141,6 +141,16 @@ def test_an_explosion_and_a_collapse_are_told_apart() -> None:
     assert troubles([collapsing.check(1.0, 0.33) for _ in range(3)]) == [None, None, Trouble.COLLAPSED]
 
 
+def test_after_a_rollback_the_losses_and_the_skill_are_usual_that_were_so_at_the_snapshot() -> None:
+    model = Host()
+    governor = TrainingGovernor(model, torch.optim.SGD(model.parameters(), lr=0.0), classes=3)
+    for _ in range(4):
+        assert not governor.check(1.0, 0.8)
+    assert troubles([governor.check(math.nan, 0.8)]) == [Trouble.NOT_FINITE]
+    assert troubles([governor.check(9.0, 0.8) for _ in range(3)]) == [None, None, Trouble.EXPLODED]
+    assert troubles([governor.check(1.0, 0.33) for _ in range(3)]) == [None, None, Trouble.COLLAPSED]
+
+
 def troubles(rollbacks: list[Rollback | None]) -> list[Trouble | None]:
     return [None if rollback is None else rollback.trouble for rollback in rollbacks]
 

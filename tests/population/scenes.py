@@ -23,7 +23,7 @@ from esper.population.parameters import SeedKind, StackedParameters
 from esper.population.population import Actions, NetworkSpec, Population, PopulationConfig, Strategy
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
-from esper.tasks.suite import OptimizerSettings
+from esper.tasks.suite import OptimizerSettings, Suite
 from open_rules import open_rules
 from reference_population import ReferencePopulation
 
@@ -32,12 +32,12 @@ BATCH = 6
 VALIDATION = 10
 
 
-def instances(count: int) -> list[Instance]:
-    return SUITE.sample(count, "train", np.random.default_rng(5))
+def instances(count: int, suite: Suite = SUITE) -> list[Instance]:
+    return suite.sample(count, "train", np.random.default_rng(5))
 
 
 def networks(chosen: Sequence[Instance]) -> list[NetworkSpec]:
-    return [NetworkSpec(SUITE.host(one), one.widths, one.learning_rate, one.seed) for one in chosen]
+    return [NetworkSpec(get_suite(one.suite).host(one), one.widths, one.learning_rate, one.seed) for one in chosen]
 
 
 def plan(
@@ -45,13 +45,14 @@ def plan(
     optimizer: OptimizerSettings | None = None,
     strategy: str = "stacked",
     dtype: torch.dtype = torch.float64,
+    suite: Suite = SUITE,
 ) -> PopulationConfig:
     return PopulationConfig(
-        SUITE.template(),
-        SUITE.sites,
-        SUITE.blueprints,
-        torch.zeros(2, *SUITE.input_shape),
-        optimizer or SUITE.optimizer,
+        suite.template(),
+        suite.sites,
+        suite.blueprints,
+        torch.zeros(2, *suite.input_shape),
+        optimizer or suite.optimizer,
         rules,
         strategy,
         dtype=dtype,
@@ -71,8 +72,9 @@ class Draws:
         self._state = self._controller.start([one.seed for one in self.chosen])
 
     def batch(self, size: int = BATCH) -> Batch:
-        inputs = [torch.randn(size, *SUITE.input_shape, generator=g, dtype=self.dtype) for g in self._generators]
-        labels = [torch.randint(SUITE.classes, (size,), generator=g) for g in self._generators]
+        suite = get_suite(self.chosen[0].suite)
+        inputs = [torch.randn(size, *suite.input_shape, generator=g, dtype=self.dtype) for g in self._generators]
+        labels = [torch.randint(suite.classes, (size, *suite.label_shape), generator=g) for g in self._generators]
         return Batch(torch.stack(inputs), torch.stack(labels))
 
     def actions(self, masks: ActionMasks) -> Actions:

@@ -93,7 +93,7 @@ def hosts_of(name: str, count: int) -> tuple[nn.Module, list[nn.Module], Tensor]
     return template, [suite.host(one).double() for one in chosen], inputs
 
 
-@pytest.mark.parametrize("name", ["tokens", "digits", "mnist1d_conv"])
+@pytest.mark.parametrize("name", ["tokens", "digits", "mnist1d_conv", "language"])
 def test_stackable_hosts_equal_vmap_and_their_loop(name: str) -> None:
     template, hosts, inputs = hosts_of(name, 5)
     assert isinstance(template, Stackable)

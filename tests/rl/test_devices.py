@@ -150,11 +150,15 @@ def test_an_update_waits_once_per_minibatch_and_once_for_its_figures(record: boo
         steps = SETTINGS.epochs * MINIBATCHES
         assert found.optimizer_steps == steps
         # Which steps belong to episodes, and whether the step is taken; of recorded minibatches, figures and norms.
-        found_places = {"backward": steps, "update": steps, "_name_numbers": 2 * steps * record}
-        for place, count in found_places.items():
-            assert far.reads.count(f"rl/ppo.py {place}") == count
-        assert far.reads.count("numerics/deferred.py to_arrays") == 1
-        assert len(far.reads) <= sum(found_places.values()) + 1 + READS_OF_STATISTICS
+        recorded = steps if record else 0
+        places = {
+            "rl/ppo.py backward": steps,
+            "rl/ppo.py update": steps,
+            "rl/ppo.py _name_numbers": recorded,
+            "numerics/deferred.py to_arrays": 1 + recorded,
+        }
+        assert {place: far.reads.count(place) for place in places} == places
+        assert len(far.reads) <= sum(places.values()) + READS_OF_STATISTICS
         assert set(far.waits) <= {"rl/ppo.py update"}  # the weights of the entropies
         assert len(far.waits) <= 1
         assert far.undetermined == []

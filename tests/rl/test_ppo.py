@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from control.synthetic import NO_PRIOR
-from esper.control.policy import PolicySettings
+from esper.control.policy import Policy, PolicySettings
 from esper.control.policy.network import PolicyState
 from esper.engine.observation import MaskTensors, Observation
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead
+from esper.lifecycle.rules import Rules
 from esper.rl.diagnostics import Anomaly, UpdateMetrics, find_anomalies
 from esper.rl.ppo import KL_STOP, PPO
 from esper.rl.rollout import select_steps
 from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
 from rl.plain_ppo import plain_ppo
-from rl.probes import SIZES, collect, learner, only_ops
+from rl.probes import SIZES, SPEC, collect, learner, only_ops
 
 FLOORED = PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.fill(0.1))
 
@@ -73,6 +74,30 @@ def test_resuming_from_saved_tensors_is_bit_exact() -> None:
         second = resumed.update(collect(resumed.policy, later[1]), update / 6)
         assert first == second
     assert same(straight.state_tensors(), resumed.state_tensors())
+
+
+def test_a_learner_without_closed_heads_continues_from_a_checkpoint_that_has_them() -> None:
+    """As older versions saved it. What it learned for them is dropped, and nothing else."""
+    older = learner(plain_ppo())
+    for rollout in rollouts(older, 1):
+        older.update(rollout, 0.0)
+    saved = older.state_tensors()
+    student = PPO(Policy(SPEC, SIZES, torch.Generator().manual_seed(9), Rules().closed_heads), older.settings, 0)
+    student.load_state_tensors(saved)
+    kept = student.state_tensors()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in kept.items())
+    dropped = saved.keys() - kept.keys()
+    assert any(name.startswith("optimizer.") for name in dropped)
+    assert all(
+        name.split(".")[2] == "details" or name.split(".")[3] not in ("OP", "SLOT", "BLUEPRINT") for name in dropped
+    )
+
+    # Figures are of the heads that there are.
+    record: list[dict[str, float]] = []
+    metrics = student.update(collect(student.policy, Noise(STEPS, ENVIRONMENTS)), 0.0, record=record)
+    for names in (metrics.scalars(), *record):
+        heads = {name.partition("/")[2] for name in names if name.startswith("head_")}
+        assert heads == {"op", "slot", "blueprint"}
 
 
 @pytest.mark.parametrize("forgotten", ["optimizer.", "updates"])

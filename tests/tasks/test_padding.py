@@ -23,16 +23,23 @@ def pad_into(template: nn.Module, narrow: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_padded_hosts_learn_like_narrow_ones(suite: Suite, instances: list[Instance]) -> None:
-    for instance in {(instance.widths, instance.linear): instance for instance in instances}.values():
+    # One instance of each shape of host.
+    shapes = {
+        (instance.linear, *(parameter.shape for parameter in suite.host(instance).parameters())): instance
+        for instance in instances
+    }
+    for instance in shapes.values():
         narrow, padded = suite.host(instance).double(), suite.template().double()
         live = pad_into(padded, narrow)
         data = suite.data(instance, "train")
         optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in (narrow, padded)]
+        size = 4 if suite.label_shape else 32
         for step in range(STEPS):
-            rows = torch.arange(step * 32, step * 32 + 32) % len(data)
+            rows = torch.arange(step * size, (step + 1) * size) % len(data)
             for host, optimizer in zip((narrow, padded), optimizers, strict=True):
                 optimizer.zero_grad()
-                F.cross_entropy(host(data.inputs[rows].double()), data.labels[rows]).backward()
+                logits = host(data.inputs[rows].double())
+                F.cross_entropy(logits.flatten(0, -2), data.labels[rows].flatten()).backward()
                 optimizer.step()
             for key, parameter in padded.named_parameters():
                 assert parameter.grad is not None

@@ -138,6 +138,9 @@ def same_policy(settings: TrainSettings) -> tuple[str, ...]:
 def test_a_run_cannot_start_from_a_policy_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the policy of esper has other settings \(hidden, width\): set"):
         started(tmp_path / "small", tiny("start_from=esper")).__enter__()
+    wider = tiny("start_from=esper", "policy.hidden=128", "policy.width=64", "rules.tempos=[3, 5]")
+    with pytest.raises(ConfigError, match="the policy of esper has no head for tempo, as its rules left one choice"):
+        started(tmp_path / "wider", wider).__enter__()
     with pytest.raises(ConfigError, match="no controller 'espr'; did you mean 'esper'"):
         started(tmp_path / "none", tiny("start_from=espr")).__enter__()
 

@@ -27,6 +27,8 @@ from esper.runs.events import (
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
+from esper.tasks.registry import get_suite
+from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from train.runs import at, ignore, resumed, started, tiny
 from train.short_suite import short_suite
@@ -180,6 +182,12 @@ def weights_changed(path: Path, *overrides: str) -> dict[str, bool]:
             name: not torch.allclose(weight, before[name], rtol=0, atol=1e-9)
             for name, weight in trainer.policy.named_parameters()
         }
+
+
+def test_an_update_learns_from_thousands_of_decisions_by_default():
+    settings = TrainSettings()
+    assert settings.environments * get_suite(settings.suite).steps >= 3000
+    assert settings.environments >= 16 * settings.ppo.minibatches, "whole episodes in each minibatch"
 
 
 def test_learning_changes_every_weight_of_the_policy(tmp_path: Path):

@@ -99,16 +99,13 @@ class _Arguments(BaseModel):
     model_config = ARGUMENTS
 
 
-def check_arguments(
-    error: type[EsperError], base: type[BaseModel] = _Arguments, **advice: str
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def check_arguments(error: type[EsperError], **advice: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator that checks a function's arguments against its type hints, and raises ``error`` with a sentence.
 
     Missing and unknown arguments are left to Python. Defaults are not checked.
 
     Args:
         error: The type of error to raise.
-        base: Settings whose fields replace the hints of arguments of the same names.
         advice: By argument, what to give, where that is more specific than the hint's `Advice`.
     """
 
@@ -122,10 +119,10 @@ def check_arguments(
             fields = {
                 name: (hints[name], Field(None, validate_default=False))
                 for name, parameter in signature.parameters.items()
-                if name in hints and name not in base.model_fields
+                if name in hints
                 if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             }
-            return create_model(function.__qualname__, __base__=base, **cast("Any", fields))
+            return create_model(function.__qualname__, __base__=_Arguments, **cast("Any", fields))
 
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> T:

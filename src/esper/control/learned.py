@@ -144,7 +144,8 @@ def restore_controller(
     Raises:
         CheckpointError: there is no usable checkpoint, or its policy has other settings.
     """
-    policy = restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise)
+    tensors = Checkpoints(run.checkpoints).latest().tensors
+    policy = restore_policy(tensors, origin.policy, origin.promise, origin.rules)
     advice = origin.policy.advice
     advisor = None if advice is None else make_advisor(advice.rule)
     return LearnedController(
@@ -152,15 +153,24 @@ def restore_controller(
     )
 
 
-def restore_policy(tensors: Mapping[str, Tensor], settings: PolicySettings, promise: PromiseSettings | None) -> Policy:
-    """The policy in a checkpoint's ``tensors``, on the CPU; ``promise``: how promise was measured where it learned.
+def restore_policy(
+    tensors: Mapping[str, Tensor], settings: PolicySettings, promise: PromiseSettings | None, rules: Rules
+) -> Policy:
+    """The policy in a checkpoint's ``tensors``, on the CPU.
+
+    Args:
+        tensors: The checkpoint.
+        settings: The policy's settings.
+        promise: How promise was measured where it learned.
+        rules: The rules of the lifecycle there.
 
     Raises:
         CheckpointError: the policy in them has other settings, or weights that are not finite.
     """
     # The first weights are overwritten, so their generator does not matter.
-    policy = Policy(count_policy_features(settings, promise), settings, torch.Generator().manual_seed(0))
-    saved = strip_prefix("policy.", tensors)  # the others belong to the optimizer, or are counters
+    spec = count_policy_features(settings, promise)
+    policy = Policy(spec, settings, torch.Generator().manual_seed(0), rules.closed_heads)
+    saved = policy.drop_closed_heads(strip_prefix("policy.", tensors))  # the others are the optimizer's, or counters
     values = from_plain(policy.state_dict(), saved, "the checkpoint's policy")
     require_in_range(values, "the checkpoint's policy", NON_NEGATIVE)
     policy.load_state_dict(values)

@@ -269,13 +269,16 @@ class Governor:
         return np.minimum(self.rollbacks / max(allowed, 1), 1.0)
 
     def check(self, vitals: Vitals, running: Bools) -> Intervention:
-        """Snapshot the networks ``running``, bool ``[E]``, that are in good condition, and restore those in trouble."""
+        """Snapshot the networks in good condition, and restore those of ``running``, bool ``[E]``, that are in trouble.
+
+        The others have ended and do not change, so that nothing returns to their snapshots.
+        """
         nothing = np.zeros(len(running), np.bool_)
         if self.settings is None or self._monitor is None:
             untroubled = np.zeros(len(running), np.int8)
             return Intervention(untroubled, ~nothing, nothing, self._snapshot_loss, Transitions.none())
         diagnosis = self._monitor.judge(vitals)
-        self._take_snapshots(diagnosis.good & running, vitals.loss)
+        self._take_snapshots(diagnosis.good, vitals.loss)
         trouble = np.where(running, diagnosis.trouble, np.int8(Trouble.NONE))
         rows = trouble != Trouble.NONE
         if not rows.any():

@@ -81,7 +81,7 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
         CheckpointError: there is no usable checkpoint, or it belongs to other settings.
     """
     checkpoint = Checkpoints(run.checkpoints).latest()
-    policy = restore_policy(checkpoint.tensors, settings.policy, settings.promise)
+    policy = restore_policy(checkpoint.tensors, settings.policy, settings.promise, settings.rules)
     return LoadedPolicy(create_greedy_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from esper.config.settings import Settings
-from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Op
+from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Head, Op
 from esper.lifecycle.stages import Stage, make_stage_lookup
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Int8s
@@ -114,6 +114,18 @@ class Rules(Settings):
                 "name another in alpha_targets, or leave set_alpha out of operations"
             )
         return self
+
+    @property
+    def closed_heads(self) -> frozenset[Head]:
+        """The heads for which these rules leave a single choice, whatever the state of the seeds."""
+        choices: dict[Head, tuple[object, ...]] = {
+            Head.BLEND: self.blends,
+            Head.TEMPO: self.tempos,
+            Head.ALPHA_TARGET: self.alpha_targets,
+            Head.ALPHA_SPEED: self.alpha_speeds,
+            Head.ALPHA_CURVE: self.alpha_curves,
+        }
+        return frozenset(head for head, allowed in choices.items() if len(set(allowed)) == 1)
 
     def narrow(self, known: Rules) -> Rules:
         """These rules without the choices that ``known`` lacks; where no choice would be left, all of them stay."""

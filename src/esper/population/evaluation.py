@@ -46,7 +46,10 @@ def start_evaluation(
 
 
 def score_variants(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses in nats and accuracies, each ``[E, V]``, from logits ``[E, V, N, classes]`` and labels ``[E, N]``."""
+    """Losses in nats and accuracies, each ``[E, V]``.
+
+    From logits ``[E, V, N, classes]`` and labels ``[E, N]``, or ``[E, V, N, T, classes]`` and ``[E, N, T]``.
+    """
     shape = logits.shape[:2]
     logits, labels = logits.flatten(0, 1), labels.repeat_interleave(shape[1], dim=0)
     return compute_losses(logits, labels).view(shape), compute_accuracies(logits, labels).view(shape)

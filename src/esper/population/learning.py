@@ -30,21 +30,21 @@ class Batch(NamedTuple):
     inputs: Tensor
     """``[E, B, ...]``."""
     labels: Tensor
-    """int64 ``[E, B]``."""
+    """int64 ``[E, B]``, or ``[E, B, T]`` where every position has one."""
 
 
 def compute_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of each network, ``[E]``, from logits ``[E, N, classes]`` and labels ``[E, N]``."""
-    return F.cross_entropy(logits.mT, labels, reduction="none").mean(1)
+    """Mean cross-entropy in nats of each network, ``[E]``: over its examples and, if there are any, their positions.
+
+    From logits ``[E, N, classes]`` or ``[E, N, T, classes]``, and labels ``[E, N]`` or ``[E, N, T]``.
+    """
+    return F.cross_entropy(logits.flatten(1, -2).mT, labels.flatten(1), reduction="none").mean(1)
 
 
 def compute_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Fraction of each network's examples that are classified correctly, ``[..., E]``.
-
-    From logits ``[..., E, N, classes]`` and labels ``[..., E, N]``.
-    """
+    """Fraction of each network's labels that are classified correctly, ``[E]``; shapes as of `compute_losses`."""
     # The first largest, as of argmax, which is ten times slower where the classes are not innermost.
-    return (logits.max(-1).indices == labels).to(logits.dtype).mean(-1)
+    return (logits.max(-1).indices == labels).to(logits.dtype).flatten(1).mean(1)
 
 
 def train(population: Population, batches: Iterable[Batch], frozen: Bools | None = None) -> TrainingReport:
@@ -133,7 +133,8 @@ def start_training(
     for name, saved in saved_buffers.items():
         host.buffers[name][frozen_rows] = saved
 
-    accuracies = compute_accuracies(torch.stack(logits), torch.stack(labels))
+    # All minibatches at once, as if they were networks.
+    accuracies = compute_accuracies(torch.cat(logits), torch.cat(labels)).view(-1, population.size)
     results = (torch.stack(losses).mean(0), accuracies.mean(0), torch.stack(norms))
     return Deferred(results, partial(_make_report, population, learning_seeds))
 
@@ -218,13 +219,14 @@ class TrainingStream:
 
     def replace(self, network: int, data: Data, order: Ints | None = None) -> None:
         """From now on ``network`` draws from other data, in the same order as before or in a new one of its length."""
-        networks, capacity = self._labels.shape
+        networks, capacity = self._labels.shape[:2]
         extra = len(data) - capacity
         if extra > 0:
             # Room for more examples in every network moves the places of all.
-            padding = self._inputs.new_zeros(networks, extra, *self._inputs.shape[2:])
-            self._inputs = torch.cat([self._inputs, padding], 1)
-            self._labels = torch.cat([self._labels, self._labels.new_zeros(networks, extra)], 1)
+            self._inputs, self._labels = (
+                torch.cat([part, part.new_zeros(networks, extra, *part.shape[2:])], 1)
+                for part in (self._inputs, self._labels)
+            )
             self._order += torch.arange(networks, device=self._order.device).unsqueeze(1) * extra
             capacity += extra
         self._inputs[network] = _pad_examples(data.inputs, capacity).to(self._inputs, non_blocking=True)
@@ -239,8 +241,8 @@ class TrainingStream:
         for number in range(count):
             index = self._order.gather(1, places + number * self._batch_size)
             inputs = self._inputs.flatten(0, 1).index_select(0, index.flatten())
-            labels = self._labels.flatten().index_select(0, index.flatten())
-            yield Batch(inputs.view(*index.shape, *self._inputs.shape[2:]), labels.view_as(index))
+            labels = self._labels.flatten(0, 1).index_select(0, index.flatten())
+            yield Batch(inputs.view(*index.shape, *inputs.shape[1:]), labels.view(*index.shape, *labels.shape[1:]))
 
 
 def _pad_examples(tensor: Tensor, count: int) -> Tensor:

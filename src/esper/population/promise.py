@@ -166,7 +166,11 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[t
     with torch.enable_grad():
         host = {name: stacked.detach() for name, stacked in population.host.parameters.items()}
         logits = build_program(population, make_recording_op, keep_buffers=True)(batch.inputs, host)
-        total = F.cross_entropy(logits.mT, batch.labels, reduction="sum")
+        # Examples are summed, the positions of each averaged, as its loss is.
+        positions = batch.labels[0, 0].numel()
+        # Summed by itself: the loss would sum in any order on a GPU.
+        losses = F.cross_entropy(logits.flatten(1, -2).mT, batch.labels.flatten(1), reduction="none")
+        total = losses.sum() / positions
         gradients = iter(torch.autograd.grad(total, [leaf for part in leaves for leaf in part], materialize_grads=True))
     # One tensor per pass, joined to those of all networks.
     return [(torch.cat(features), torch.cat([next(gradients) for _ in features])) for features in recorded]

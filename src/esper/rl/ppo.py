@@ -17,7 +17,7 @@ from esper.control.policy import Policy
 from esper.control.policy.layers import NON_NEGATIVE
 from esper.errors import CheckpointError, ConfigError, plural
 from esper.lifecycle.actions import Head
-from esper.numerics.arrays import map_arrays, merge_arrays
+from esper.numerics.arrays import Floats, map_arrays, merge_arrays
 from esper.numerics.deferred import to_arrays
 from esper.numerics.random_streams import torch_generator
 from esper.rl.diagnostics import UpdateMetrics
@@ -37,7 +37,6 @@ KL_STOP = 1.5
 """An update ends once the KL divergence exceeds this multiple of its target."""
 LOG_RATIO_BOUND = 10.0
 """Log-ratios are clipped to this, so that one absurd probability cannot make the loss infinite."""
-HEADS = tuple(head.name.lower() for head in Head)
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
 """Device types for which torch has a fused AdamW."""
 SECOND_MOMENT = "exp_avg_sq"
@@ -218,12 +217,15 @@ class MinibatchStats(NamedTuple):
     head_advantage_square: Tensor
     """Mean square of the advantage of these."""
 
-    def name_figures(self) -> dict[str, float]:
-        """Every figure under a flat name, such as ``head_ratio/slot``."""
-        names: list[str] = []
-        for name, figure in self._asdict().items():
-            names += [f"{name}/{head}" for head in HEADS] if figure.ndim else [name]
-        return _name_numbers(names, torch.cat([figure.reshape(-1) for figure in self]))
+    def name_figures(self, heads: Sequence[Head]) -> dict[str, float]:
+        """Every figure under a flat name, such as ``head_ratio/slot``, with those of ``heads``."""
+        flat: dict[str, float] = {}
+        for name, figure in zip(self._fields, to_arrays(*self), strict=True):
+            if figure.ndim:
+                flat.update({f"{name}/{head}": number for head, number in _name_by_head(heads, figure).items()})
+            else:
+                flat[name] = float(figure)
+        return flat
 
 
 def _sum_stats(parts: Sequence[MinibatchStats]) -> MinibatchStats:
@@ -278,6 +280,7 @@ class PPO:
             ConfigError: the number of environments does not suit the settings.
         """
         settings, policy, optimizer = self.settings, self.policy, self._optimizer
+        heads = policy.heads.present
         rollouts = (rollout, *others)
         self._require_divisible([rollout.environments for rollout in rollouts])
 
@@ -338,7 +341,7 @@ class PPO:
         self.updates += 1
 
         if record is not None:
-            record += [stats.name_figures() for stats in all_stats]
+            record += [stats.name_figures(heads) for stats in all_stats]
             names = ("gradient_norm", *(f"module_gradient_norm/{name}" for name in optimizer.module_names))
             for figures, norms in zip(record, all_norms, strict=False):
                 figures.update(_name_numbers(names, norms.roll(1)))
@@ -363,10 +366,11 @@ class PPO:
             mean.head_entropy.mean(0),
             mean.head_share.mean(0),
             mean.head_clip_fraction.mean(0),
+            entropy_weights,
             norms,
         )
-        single, head_entropy, head_share, head_clip_fraction, gradient_norms = (array.tolist() for array in fetched)
-        policy_loss, value_loss, entropy, clip_fraction, kl, first_ratio_deviation, *rest = single
+        single, head_entropy, head_share, head_clip_fraction, head_weights, gradient_norms = fetched
+        policy_loss, value_loss, entropy, clip_fraction, kl, first_ratio_deviation, *rest = single.tolist()
         explained, return_mean, return_deviation, advantage_deviation = rest
         return UpdateMetrics(
             policy_loss=policy_loss,
@@ -374,7 +378,7 @@ class PPO:
             entropy=entropy,
             kl=kl,
             clip_fraction=clip_fraction,
-            gradient_norm=gradient_norms[-1],
+            gradient_norm=float(gradient_norms[-1]),
             first_ratio_deviation=first_ratio_deviation,
             explained_variance=explained,
             return_mean=return_mean,
@@ -384,11 +388,11 @@ class PPO:
             optimizer_steps=optimizer_steps,
             stopped_early=stopped_early,
             finite=finite,
-            head_entropy=dict(zip(HEADS, head_entropy, strict=True)),
-            head_entropy_weight=dict(zip(HEADS, settings.entropy_weights(progress), strict=True)),
-            head_share=dict(zip(HEADS, head_share, strict=True)),
-            head_clip_fraction=dict(zip(HEADS, head_clip_fraction, strict=True)),
-            module_gradient_norm=dict(zip(modules, gradient_norms[:-1], strict=True)),
+            head_entropy=_name_by_head(heads, head_entropy),
+            head_entropy_weight=_name_by_head(heads, head_weights),
+            head_share=_name_by_head(heads, head_share),
+            head_clip_fraction=_name_by_head(heads, head_clip_fraction),
+            module_gradient_norm=dict(zip(modules, gradient_norms[:-1].tolist(), strict=True)),
             rate_scale=rate_scale,
         )
 
@@ -528,6 +532,7 @@ class PPO:
             CheckpointError: names, shapes or types differ, or a value is not finite or out of its range; then nothing
                 has changed.
         """
+        tensors = self.policy.drop_closed_heads(tensors)
         policy, optimizer = strip_prefix("policy.", tensors), strip_prefix("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}
         expected |= {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
@@ -544,6 +549,11 @@ class PPO:
 def _name_numbers(names: Sequence[str], numbers: Tensor) -> dict[str, float]:
     """Names and numbers ``[n]``, for which the CPU waits once."""
     return dict(zip(names, cast("list[float]", numbers.tolist()), strict=True))
+
+
+def _name_by_head(heads: Sequence[Head], numbers: Floats) -> dict[str, float]:
+    """The numbers of ``heads``, by their names, from those ``[8]`` of all."""
+    return {head.name.lower(): float(numbers[head]) for head in heads}
 
 
 class PolicyOptimizer:
@@ -570,7 +580,7 @@ class PolicyOptimizer:
             fused=policy.device.type in FUSED_DEVICES,
         )
         self._modules: dict[str, list[nn.Parameter]] = {
-            **{head.name.lower(): policy.heads.output_parameters(head) for head in Head},
+            **{head.name.lower(): policy.heads.output_parameters(head) for head in policy.heads.present},
             "encoder": list(policy.encoder.parameters()),
             "lstm": list(policy.lstm.parameters()),
             "value": list(critic.values()),

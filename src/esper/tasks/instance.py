@@ -20,7 +20,7 @@ PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 
 class LabelledArrays(NamedTuple):
-    """N raw examples ``[N, ...]`` and their labels ``[N]``."""
+    """N raw examples ``[N, ...]`` and their labels ``[N]``, or ``[N, T]``."""
 
     inputs: Float32s
     labels: Ints
@@ -28,7 +28,10 @@ class LabelledArrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """N labelled examples as tensors: inputs float32 ``[N, ...]``, labels int64 ``[N]``."""
+    """N labelled examples as tensors: inputs float32 ``[N, ...]``, labels int64 ``[N]``.
+
+    Where a host says something at every position of an example, as language models do, labels are ``[N, T]``.
+    """
 
     inputs: torch.Tensor
     labels: torch.Tensor
@@ -55,12 +58,12 @@ class Scale:
 
 
 def standardise(inputs: Float32s, labels: Ints, scale: Scale) -> Data:
-    """Standardised inputs ``[N, ...]`` and labels ``[N]`` as Data that shares no memory with the arrays."""
+    """Standardised inputs ``[N, ...]`` and labels as Data that shares no memory with the arrays."""
     return Data(torch.from_numpy(scale.apply(inputs)), torch.from_numpy(labels.copy()))
 
 
 def add_label_noise(labels: Ints, fraction: float, classes: int, rng: np.random.Generator) -> Ints:
-    """Redraw each of the labels ``[N]`` uniformly (it may stay the same) with probability ``fraction``."""
+    """Redraw each of the labels, of any shape, uniformly (it may stay the same) with probability ``fraction``."""
     # Both arrays are drawn in full, so that the stream does not depend on the fraction.
     redrawn = rng.random(labels.shape) < fraction
     return np.where(redrawn, rng.integers(classes, size=labels.shape), labels)

@@ -35,6 +35,7 @@ _suites: dict[str, str | type[Suite]] = {
     "digits": "esper.tasks.datasets:DigitsSuite",
     "mnist1d": "esper.tasks.datasets:Mnist1dSuite",
     "mnist1d_conv": "esper.tasks.datasets:Mnist1dConvSuite",
+    "language": "esper.tasks.language_suite:LanguageSuite",
 }
 
 

@@ -68,12 +68,17 @@ class Suite(ABC):
     All hosts of a suite are one architecture at different widths: a host whose parameters and buffers are padded with
     zeros, at the end of every axis, to the shapes of ``template()`` computes the same outputs, and the gradient of
     every padded entry is exactly zero. So any mix of instances can be stacked into one program.
+
+    Hosts give logits ``[B, *label_shape, classes]``. The loss is the mean over examples and, where every position has a
+    label, over positions.
     """
 
     name: str
     classes: int
     input_shape: tuple[int, ...]
     """Shape of one example, without the batch axis."""
+    label_shape: tuple[int, ...] = ()
+    """Shape of one example's labels: one label, or with ``(T,)`` one for each of T positions."""
     sites: tuple[str, ...]
     """Names of the host's submodules that get a growth slot, first to last."""
     blueprints: tuple[str, ...]

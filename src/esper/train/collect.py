@@ -67,7 +67,7 @@ class ShardResult:
 def create_policy(settings: TrainSettings) -> Policy:
     """The untrained policy of a run."""
     spec = count_policy_features(settings.policy, settings.promise)
-    return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed))
+    return Policy(spec, settings.policy, torch.Generator().manual_seed(settings.seed), settings.rules.closed_heads)
 
 
 def create_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
@@ -97,7 +97,14 @@ def load_start_policy(settings: TrainSettings, name: str) -> dict[str, Tensor]:
             f"start_from: the policy of {name} has other settings ({', '.join(differences) or 'conduct.promise'}): set "
             f"policy and conduct.promise as in {run.config}"
         )
-    return restore_policy(Checkpoints(run.checkpoints).latest().tensors, origin.policy, origin.promise).state_dict()
+    if untrained := origin.rules.closed_heads - settings.rules.closed_heads:
+        heads = ", ".join(head.name.lower() for head in sorted(untrained))
+        raise ConfigError(
+            f"start_from: the policy of {name} has no head for {heads}, as its rules left one choice: set rules as in "
+            f"{run.config}"
+        )
+    tensors = Checkpoints(run.checkpoints).latest().tensors
+    return restore_policy(tensors, origin.policy, origin.promise, settings.rules).state_dict()
 
 
 def check_start_policy(settings: TrainSettings) -> None:

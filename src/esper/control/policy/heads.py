@@ -146,12 +146,19 @@ class Pointer(nn.Module):
 
 
 class ActionHeads(nn.Module):
-    """Eight masked heads on the recurrent state and the slot tokens."""
+    """Masked heads on the recurrent state and the slot tokens.
+
+    The heads ``closed``, which always have one legal choice, have no parameters and take that choice.
+    """
 
     relevant: Tensor
 
-    def __init__(self, spec: ObservationSpec, settings: PolicySettings, generator: torch.Generator) -> None:
+    def __init__(
+        self, spec: ObservationSpec, settings: PolicySettings, closed: frozenset[Head], generator: torch.Generator
+    ) -> None:
         super().__init__()
+        self.present = tuple(head for head in Head if head not in closed)
+        """The heads that have parameters."""
         hidden, width, gain = settings.hidden, settings.width, settings.head_gain
         self.floors = settings.probability_floor.by_head
         sizes = count_choices(1, 1)  # only SLOT and BLUEPRINT depend on the numbers, and they are pointers
@@ -159,16 +166,17 @@ class ActionHeads(nn.Module):
         # Embeddings of the choices that later heads depend on.
         self.op_embedding = make_embedding(len(Op), width, generator)
         self.blueprint_encoder = make_linear(spec.blueprints, width, generator, RELU_GAIN)
-        self.details = make_linear(hidden + 3 * width, width, generator, RELU_GAIN)
+        # Drawn for all heads, so that the first weights of the others do not depend on which are closed.
+        details = make_linear(hidden + 3 * width, width, generator, RELU_GAIN)
         # One output per head: linear for fixed choices, pointers to slots and blueprints.
-        self.outputs = nn.ModuleDict(
-            {
-                Head.OP.name: make_linear(hidden, len(Op), generator, gain),
-                Head.SLOT.name: Pointer(hidden + width, width, gain, generator),
-                Head.BLUEPRINT.name: Pointer(hidden + width, width, gain, generator),
-                **{head.name: make_linear(width, sizes[head], generator, gain) for head in DETAILS},
-            }
-        )
+        outputs = {
+            Head.OP: make_linear(hidden, len(Op), generator, gain),
+            Head.SLOT: Pointer(hidden + width, width, gain, generator),
+            Head.BLUEPRINT: Pointer(hidden + width, width, gain, generator),
+            **{head: make_linear(width, sizes[head], generator, gain) for head in DETAILS},
+        }
+        self.details = None if closed.issuperset(DETAILS) else details
+        self.outputs = nn.ModuleDict({head.name: outputs[head] for head in self.present})
 
         # The learned weights of advice, by head; none without advice.
         weights: dict[Head, float] = {}
@@ -230,7 +238,11 @@ class ActionHeads(nn.Module):
         blueprint_vector = blueprints[rows, blueprint] * relevant[:, Head.BLUEPRINT, None]
 
         # How the seed blends in, all from one hidden layer on the choices so far.
-        details = F.relu(self.details(torch.cat((memory, op_vector, token, blueprint_vector), -1)))
+        details: Tensor | None = None
+        if self.details is not None:
+            details = F.relu(self.details(torch.cat((memory, op_vector, token, blueprint_vector), -1)))
         for head in DETAILS:
-            choose_from(head, self.outputs[head.name](details), find_legal_choices(masks, head, op, slot, relevant))
+            legal = find_legal_choices(masks, head, op, slot, relevant)
+            logits = self.outputs[head.name](details) if head in self.present else memory.new_zeros(legal.shape)
+            choose_from(head, logits, legal)
         return HeadOutputs(torch.stack(actions, -1), tuple(log_probs), tuple(legals))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -170,18 +170,32 @@ class Policy(nn.Module):
 
     Observations are raw: the policy standardises them with its own statistics, which only `update_statistics` changes.
     ``spec`` counts their features. If the settings have advice, the last features are those that
-    `esper.control.advice.append_advice` adds.
+    `esper.control.advice.append_advice` adds. The heads ``closed`` have no parameters: they are those for which the
+    rules of the lifecycle leave a single choice (`esper.lifecycle.rules.Rules.closed_heads`).
     """
 
-    def __init__(self, spec: ObservationSpec, settings: PolicySettings, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        spec: ObservationSpec,
+        settings: PolicySettings,
+        generator: torch.Generator,
+        closed: frozenset[Head] = frozenset(),
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.settings = settings
         self.normaliser = ObservationNormaliser(spec)
         self.encoder = Encoder(spec, settings, generator)
         self.lstm = make_lstm(self.encoder.summary_width, settings.hidden, settings.memory, generator)
-        self.heads = ActionHeads(spec, settings, generator)
+        self.heads = ActionHeads(spec, settings, closed, generator)
         self.value_head = ValueHead(settings.hidden, settings.width, generator)
+
+    def drop_closed_heads(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint's ``tensors`` without those of closed heads, which older versions saved."""
+        closed = [f"heads.outputs.{head.name}." for head in Head if head not in self.heads.present]
+        if self.heads.details is None:
+            closed.append("heads.details.")
+        return {name: tensor for name, tensor in tensors.items() if not any(part in name for part in closed)}
 
     @property
     def device(self) -> torch.device:

@@ -37,7 +37,8 @@ class OpPrior(Settings):
 class PolicySettings(Settings):
     """Sizes and initialisation of the recurrent policy, and the floors of its probabilities.
 
-    All are independent of the number of slots and blueprints.
+    All are independent of the number of slots and blueprints. The policy has heads for operation, slot and blueprint,
+    and for each other part of an action for which the rules of the lifecycle leave more than one choice.
     """
 
     hidden: int = Field(default=128, ge=4, le=4096)

@@ -1,0 +1,168 @@
+"""What language models learn: sequences of symbols, from procedural grammars and from texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+
+from esper.numerics.arrays import Ints
+from esper.tasks.texts import TextName, read_text
+
+SYMBOLS = 32
+"""Symbols of every language; grammars may use fewer."""
+LENGTH = 25
+"""Symbols of a sequence: 24 inputs, and the one that follows each."""
+
+
+Sampler = Callable[[int, np.random.Generator, np.random.Generator], Ints]
+"""``(N, hidden, fresh)`` to N sequences ``[N, LENGTH]``: what an instance hides, such as tables and the symbols in use,
+is drawn from the first generator, the sequences from the second."""
+
+
+# Grammars. Where a rule leaves a choice, its probabilities are such that much remains to be learned.
+
+SUCCESSORS = (0.6, 0.25, 0.15)
+"""Probabilities of the symbols that may follow a context."""
+
+
+def sample_chain(
+    count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, order: int, symbols: int
+) -> Ints:
+    """A Markov chain: three symbols, drawn for each context of the last ``order`` ones, may follow."""
+    table = hidden.integers(symbols, size=(*[symbols] * order, len(SUCCESSORS)))
+    sequences = fresh.integers(symbols, size=(count, LENGTH))
+    choices = fresh.choice(len(SUCCESSORS), p=SUCCESSORS, size=sequences.shape)
+    for place in range(order, LENGTH):
+        context = sequences[:, place - order : place].T
+        sequences[:, place] = table[(*context, choices[:, place])]
+    return sequences
+
+
+def sample_keyed_chain(
+    count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, keys: int, symbols: int
+) -> Ints:
+    """A Markov chain whose table of successors is chosen by the sequence's first symbol, which does not occur again."""
+    names = hidden.permutation(SYMBOLS)
+    table = hidden.integers(symbols, size=(keys, symbols, len(SUCCESSORS)))
+    key = fresh.integers(keys, size=count)
+    sequences = fresh.integers(symbols, size=(count, LENGTH))
+    choices = fresh.choice(len(SUCCESSORS), p=SUCCESSORS, size=sequences.shape)
+    for place in range(2, LENGTH):
+        sequences[:, place] = table[key, sequences[:, place - 1], choices[:, place]]
+    sequences[:, 0] = symbols + key
+    return names[sequences]
+
+
+FAVOURED, SHARE = 8, 0.6
+"""Symbols that a topic favours, and how many of a sequence's symbols are such."""
+
+
+def sample_topics(count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, topics: int) -> Ints:
+    """Independent symbols, some of which each sequence's topic favours: what came so far shows which."""
+    favourites = np.stack([hidden.permutation(SYMBOLS)[:FAVOURED] for _ in range(topics)])
+    topic = fresh.integers(topics, size=(count, 1))
+    favoured = favourites[topic, fresh.integers(FAVOURED, size=(count, LENGTH))]
+    return np.where(fresh.random((count, LENGTH)) < SHARE, favoured, fresh.integers(SYMBOLS, size=(count, LENGTH)))
+
+
+FAITHFUL = 0.95
+"""Probability that a symbol follows its rule instead of being uniform."""
+
+
+def sample_repetition(
+    count: int, _hidden: np.random.Generator, fresh: np.random.Generator, *, periods: Sequence[int]
+) -> Ints:
+    """Random symbols, repeated with a period that is drawn for each sequence from ``periods``.
+
+    With one period a symbol is found at a fixed distance; with several, only by what preceded it before: an induction
+    head (Olsson et al., 2022, arXiv:2209.11895).
+    """
+    period = fresh.choice(np.asarray(periods), size=count)
+    sequences = fresh.integers(SYMBOLS, size=(count, LENGTH))
+    follows = fresh.random(sequences.shape) < FAITHFUL
+    rows = np.arange(count)
+    for place in range(LENGTH):
+        source = place - period
+        repeated = sequences[rows, np.maximum(source, 0)]
+        sequences[:, place] = np.where(follows[:, place] & (source >= 0), repeated, sequences[:, place])
+    return sequences
+
+
+def sample_brackets(
+    count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, kinds: int, deepest: int
+) -> Ints:
+    """Nested brackets of some ``kinds`` (a Dyck language), at most ``deepest`` deep: each closes the last one open."""
+    names = hidden.permutation(SYMBOLS)[: 2 * kinds].reshape(2, kinds)
+    opens = fresh.random((count, LENGTH)) < 0.5
+    new = fresh.integers(kinds, size=(count, LENGTH))
+    stacks, depth = np.zeros((count, deepest), np.int64), np.zeros(count, np.int64)
+    sequences, rows = np.empty((count, LENGTH), np.int64), np.arange(count)
+    for place in range(LENGTH):
+        opening = (opens[:, place] & (depth < deepest)) | (depth == 0)
+        last = stacks[rows, np.maximum(depth - 1, 0)]
+        stacks[rows[opening], depth[opening]] = new[opening, place]
+        sequences[:, place] = np.where(opening, names[0, new[:, place]], names[1, last])
+        depth += np.where(opening, 1, -1)
+    return sequences
+
+
+def sample_sums(count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, base: int) -> Ints:
+    """Each digit is the sum of the two before it, modulo ``base``."""
+    digits = fresh.integers(base, size=(count, LENGTH))
+    follows = fresh.random(digits.shape) < FAITHFUL
+    for place in range(2, LENGTH):
+        total = (digits[:, place - 2] + digits[:, place - 1]) % base
+        digits[:, place] = np.where(follows[:, place], total, digits[:, place])
+    return hidden.permutation(SYMBOLS)[digits]
+
+
+def sample_counts(
+    count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, letters: int, most: int
+) -> Ints:
+    """Words such as aaabbbccc, of other letters in each of a few kinds: the first shows how often all others come."""
+    kinds = (SYMBOLS - 1) // letters
+    names = hidden.permutation(SYMBOLS)
+    repeats = fresh.integers(1, most + 1, size=(count, LENGTH))
+    kind = fresh.integers(kinds, size=repeats.shape)
+    sequences = np.empty((count, LENGTH), np.int64)
+    for sequence, own_kinds, own_repeats in zip(sequences, kind, repeats, strict=True):
+        words = [
+            np.repeat([*range(one * letters, (one + 1) * letters), SYMBOLS - 1], [*[times] * letters, 1])
+            for one, times in zip(own_kinds.tolist(), own_repeats.tolist(), strict=True)
+        ]
+        sequence[:] = np.concatenate(words)[:LENGTH]
+    return names[sequences]
+
+
+# Texts
+
+ALPHABET = "\n abcdefghijklmnopqrstuvwxyz_.,"
+"""Characters of texts, which are lowered; one more symbol stands for all others."""
+
+
+def sample_text(count: int, _hidden: np.random.Generator, fresh: np.random.Generator, *, name: TextName) -> Ints:
+    """Windows of a text, in its order: whoever splits them into parts gives each a stretch of its own."""
+    windows = list_windows(name)
+    return windows[np.sort(fresh.choice(len(windows), count, replace=False))]
+
+
+@cache
+def list_windows(name: TextName) -> Ints:
+    """The windows ``[N, LENGTH]`` of a text, one behind the other, without those that occur again."""
+    codes = np.frombuffer(read_text(name).lower().encode("utf-32-le"), "<u4")
+    known = np.frombuffer(ALPHABET.encode("utf-32-le"), "<u4")
+    order = np.argsort(known)
+    place = np.minimum(np.searchsorted(known[order], codes), len(known) - 1)
+    indices = np.where(known[order][place] == codes, order[place], len(known))
+    windows = indices[: len(indices) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int64)
+    distinct = drop_repeated(windows)
+    distinct.flags.writeable = False  # all instances of the process share it
+    return distinct
+
+
+def drop_repeated(sequences: Ints) -> Ints:
+    """Of sequences ``[N, LENGTH]`` with equal inputs only the first, in their order."""
+    _, first = np.unique(sequences[:, :-1], axis=0, return_index=True)
+    return sequences[np.sort(first)]
