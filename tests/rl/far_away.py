@@ -128,7 +128,7 @@ class FarAway:
 
         # What both devices take part in.
         index = next(iter(args[1:2])) if name in GATHERS | PUTS else ()
-        target = kwargs.get("device", args[0].device) if name in COPIES else FAR
+        target = kwargs.get("device") or (args[0].device if name in COPIES else FAR)
         comes_back = target.type != FAR.type
         if name in COPIES:
             prompt = kwargs.get("non_blocking", False) or (name != "_to_copy" and args[2:3] == (True,))
@@ -155,7 +155,7 @@ class FarAway:
         # What the CPU waits for.
         masked = any(isinstance(one, FarTensor) and one.dtype == torch.bool for one in index if one is not None)
         if masked and name in PUTS:
-            masked = args[2].numel() != 1 or isinstance(args[2], FarTensor)  # a number is filled in
+            masked = args[2].numel() != 1 or isinstance(args[2], FarTensor)  # a number on the CPU is filled in
         repeats = name == "repeat_interleave" and kwargs.get("output_size") is None
         if name in AWAITED or masked or (repeats and isinstance(args[0], FarTensor)):
             self.reads.append(_place())

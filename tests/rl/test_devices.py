@@ -72,8 +72,16 @@ def life(running: Episodes) -> list[Floats]:
 
 
 @pytest.mark.landing
-@pytest.mark.parametrize("strategy", ["stacked", "looped"])
-@pytest.mark.parametrize("suite", [ShortSuite(), get_suite("digits"), get_suite("mnist1d")], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("suite", "strategy"),
+    [
+        (ShortSuite(), "stacked"),
+        (ShortSuite(), "looped"),
+        (get_suite("digits"), "stacked"),
+        (get_suite("mnist1d"), "looped"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+)
 def test_everything_happens_on_the_networks_device_with_the_bits_of_the_cpu(suite: Suite, strategy: Strategy) -> None:
     suite = minibatches(1, suite)
     with FarAway() as far:
@@ -198,8 +206,9 @@ def test_far_away_refuses_what_a_gpu_would_and_notices_what_would_wait() -> None
         for number, one in enumerate(read, start=1):
             one()
             assert len(far.reads) == number
-        there[there > 0] = 2.0  # a number is filled in
+        there.masked_fill_(there > 0, 2.0)
         assert (len(far.reads), len(far.waits), far.undetermined) == (5, 0, [])
+        assert torch.empty_like(there, device=CPU).device == CPU
         there.cumsum(0)
         assert far.undetermined == ["elsewhere: cumsum"]
     with pytest.raises(RuntimeError, match="outside"):

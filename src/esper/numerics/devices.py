@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import AfterValidator
@@ -66,12 +66,14 @@ def prepare_device(name: str, *, deterministic: bool) -> torch.device:
     if device.type == "cuda":
         if deterministic:
             _fix_workspace()
+        cudnn: Any = torch.backends.cudnn  # its attributes are made at run time
         torch.backends.cuda.matmul.fp32_precision = "ieee"
-        torch.backends.cudnn.rnn.fp32_precision = "ieee"
-        torch.backends.cudnn.conv.fp32_precision = "ieee" if deterministic else "tf32"
-        torch.backends.cudnn.benchmark = not deterministic  # it chooses among kernels by their times
+        cudnn.rnn.fp32_precision = "ieee"
+        cudnn.conv.fp32_precision = "ieee" if deterministic else "tf32"
+        cudnn.benchmark = not deterministic  # it chooses among kernels by their times
     torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # all memory is written before it is read
+    memory: Any = torch.utils.deterministic
+    memory.fill_uninitialized_memory = False  # all memory is written before it is read
     torch.accelerator.set_device_index(device.index or 0)
     return device
 

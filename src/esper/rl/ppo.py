@@ -319,7 +319,7 @@ class PPO:
             # This is known before the step, so the step is not taken. For both this and the gradient, which is clipped
             # for the step, the CPU waits once.
             gradient_norms = optimizer.clip_gradients()
-            kl, gradient_norm = torch.stack((stats.kl, gradient_norms[-1])).tolist()
+            kl, gradient_norm = cast("list[float]", torch.stack((stats.kl, gradient_norms[-1])).tolist())
             stopped_early = kl > KL_STOP * settings.target_kl
             if stopped_early:
                 break
