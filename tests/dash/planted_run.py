@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from esper.runs.events import (
@@ -13,7 +14,10 @@ from esper.runs.events import (
     EpisodeStarted,
     Event,
     GateJudged,
+    InteractionsMeasured,
     LifecycleTransition,
+    ModulePair,
+    ModuleValue,
     NetworkStep,
     PolicyLooked,
     PolicyProbed,
@@ -33,6 +37,8 @@ HEADS = ("op", "slot", "blueprint")
 STAGES = ("dormant", "germinated", "blending", "blending", "holding", "fossilized")
 """Of a slot whose seed is kept, by the sixth of the episode."""
 WATCHED = 4
+PROBES = 5
+"""Probe instances."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +224,26 @@ def looked(plan: Plan, place: NetworkStep) -> PolicyLooked:
     )
 
 
+def measured(plan: Plan, iteration: int, instance: int) -> InteractionsMeasured:
+    """The first instance's network kept no module, the next one, and so on."""
+    kept = range(min(instance, plan.slots))
+    return InteractionsMeasured(
+        iteration=iteration,
+        instance=f"{plan.family(instance)}/relu/{plan.reason}",
+        family=plan.family(instance),
+        metric="accuracy",
+        modules=tuple(
+            ModuleValue(slot=slot, blueprint=plan.blueprint(instance, slot), value=0.1 * iteration - 0.02 * slot)
+            for slot in kept
+        ),
+        pairs=tuple(
+            ModulePair(first=first, second=second, interaction=0.05 * (first + second) - 0.1)
+            for first, second in combinations(kept, 2)
+        ),
+        exact=True,
+    )
+
+
 def learn(writer: RunStore, plan: Plan, iteration: int) -> None:
     """What an iteration's update tells."""
     metrics = {
@@ -249,4 +275,6 @@ def learn(writer: RunStore, plan: Plan, iteration: int) -> None:
             response="skip",
         )
     )
+    for instance in range(PROBES):
+        writer.emit(measured(plan, iteration, instance))
     writer.emit(PolicyProbed(iteration=iteration, score=score + 0.02, baselines=BASELINES))

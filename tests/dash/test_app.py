@@ -32,6 +32,7 @@ VIEWS = (
     "/api/population?run=run",
     "/api/network?run=run&environment=1",
     "/api/look?run=run&episode=1&environment=1&step=1",
+    "/api/interactions?run=run",
     "/api/learning?run=run",
     "/api/compare?run=run",
     "/api/events?run=run",
@@ -95,6 +96,54 @@ def test_what_the_policy_saw_is_there_of_watched_networks_only(planted: Path):
     assert found["choices"]["op"][0] == "wait"
     assert found["choices"]["blend"] == ["add", "gate", "multiply"]
     assert get(planted, "/api/look?run=run&episode=1&environment=5&step=3")["look"] is None
+
+
+def test_interactions_are_those_of_the_last_probe_up_to_an_episode(planted: Path):
+    newest, first = get(planted, "/api/interactions?run=run"), get(planted, "/api/interactions?run=run&episode=1")
+    assert (newest["iteration"], first["iteration"]) == (2, 1)
+    assert newest["slots"] == PLAN.slot_names
+    assert [len(network["modules"]) for network in newest["networks"]] == [0, 1, 2, 2, 2]
+    network = newest["networks"][2]
+    assert network["modules"][1] == {"slot": 1, "blueprint": PLAN.blueprint(2, 1), "value": pytest.approx(0.18)}
+    assert network["pairs"] == [{"first": 0, "second": 1, "interaction": pytest.approx(-0.05)}]
+    assert first["networks"][2]["modules"][1]["value"] == pytest.approx(0.08)
+
+
+def test_where_no_interaction_was_measured_is_told_from_where_no_probe_was_played(tmp_path: Path):
+    store = plant(tmp_path / "run", Plan(networks=1, slots=1, steps=1, iterations=1))
+    with closing(sqlite3.connect(store)) as connection, connection:
+        connection.execute("DELETE FROM events WHERE type = 'interactions_measured'")
+    older = get(tmp_path, "/api/interactions?run=run")
+    assert (older["iteration"], older["networks"]) == (1, [])
+    with closing(sqlite3.connect(store)) as connection, connection:
+        connection.execute("DELETE FROM events WHERE type = 'policy_probed'")
+    unprobed = get(tmp_path, "/api/interactions?run=run")
+    assert (unprobed["iteration"], unprobed["networks"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("$.modules[0].slot", 7),
+        ("$.modules[0].slot", -1),
+        ("$.modules[0].slot", 1),
+        ("$.modules[0].value", {"<b>": 1}),
+        ("$.modules", 3),
+        ("$.pairs[0].interaction", "much"),
+        ("$.pairs[0].third", 1),
+    ],
+)
+def test_damaged_interactions_are_refused_in_a_sentence(tmp_path: Path, path: str, value: Any):
+    store = plant(tmp_path / "run", Plan(networks=1, slots=2, steps=1, iterations=1))
+    with closing(sqlite3.connect(store)) as connection, connection:
+        connection.execute(
+            "UPDATE events SET payload = json_set(payload, ?, json(?)) "
+            "WHERE type = 'interactions_measured' AND json_array_length(payload, '$.pairs')",
+            (path, json.dumps(value)),
+        )
+    answer = client(tmp_path).get("/api/interactions?run=run")
+    assert answer.status_code == 404
+    assert "damaged" in answer.json()["error"]
 
 
 def test_learning_has_all_figures_by_iteration(planted: Path):

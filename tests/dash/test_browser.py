@@ -6,17 +6,18 @@ import math
 import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from dash.planted_run import Plan, accuracy, advance, begin, plant
+from dash.planted_run import Plan, accuracy, advance, begin, learn, plant
 from esper.config.loading import dump_settings
 from esper.lab.report.training import write_report
 from esper.runs.events import StepTaken
@@ -174,6 +175,70 @@ def test_a_network_shows_its_seeds_and_what_the_policy_thought(browser: Browser,
         expect(page.get_by_text("step 4: wait")).to_be_visible()
         assert "step=4" in page.url
         expect(page.get_by_role("region", name="What the policy saw of the network")).to_contain_text("progress")
+
+
+def test_a_network_shows_how_kept_modules_interact_in_the_probes(browser: Browser, address: str):
+    """Network 1 is of family ctx; the first probe instance of that family kept but one module."""
+    with opened(browser, f"{address}#/network?run=first&environment=1&episode=1") as page:
+        matrix = page.get_by_role("region", name="Interactions of kept modules")
+        panel = page.get_by_role("region", name="Kept modules together")
+        rows = matrix.get_by_role("row")
+        expect(panel).to_contain_text("greedy policy after iteration 1")
+        expect(rows).to_have_count(1 + 3)
+        expect(rows.nth(0)).to_have_text(re.compile(r"layer0\s*layer1\s*layer2\s*Shapley value"))
+        expect(rows.nth(1)).to_have_text(re.compile(r"layer0\s*.+·\s*\u22120\.050\s*0\.000\s*\+0\.100"))
+        expect(rows.nth(2)).to_have_text(re.compile(r"layer1\s*.+\u22120\.050\s*·\s*\+0\.050\s*\+0\.080"))
+        page.get_by_label("Probe instance").select_option("1")
+        expect(rows).to_have_count(1 + 1)
+        expect(panel).to_contain_text("A single module has none to interact with")
+        assert "probe=1" in page.url
+        page.get_by_label("Probe instance").select_option("0")
+        expect(panel).to_contain_text("The policy kept no module in this network")
+        page.get_by_role("button", name="Episode after").click()
+        expect(panel).to_contain_text("greedy policy after iteration 2")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_matrix_of_many_slots_can_be_read_on_a_telephone(browser: Browser, tmp_path: Path, theme: str):
+    plant(tmp_path / "wide", Plan(networks=1, slots=4, steps=4))
+    with (
+        served(tmp_path, free_port()) as url,
+        opened(
+            browser, f"{url}#/network?run=wide&probe=4", viewport={"width": 400, "height": 800}, color_scheme=theme
+        ) as page,
+    ):
+        matrix = page.get_by_role("region", name="Interactions of kept modules")
+        expect(matrix.get_by_role("row")).to_have_count(1 + 4)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        # Numbers stand in one line and can be read.
+        numbers = matrix.locator("td.pair, td.alone")
+        for cell in numbers.all():
+            assert cell.evaluate("cell => cell.getBoundingClientRect().height") < 60
+        assert numbers.first.evaluate("cell => parseFloat(getComputedStyle(cell).fontSize)") >= 12
+
+
+def test_new_probes_show_by_themselves_and_old_runs_say_why_there_are_none(
+    browser: Browser, address: str, folder: Path
+):
+    plan = Plan(networks=2, slots=2, steps=6, iterations=1, ended=False)
+    store = plant(folder / "probed", plan)
+    with closing(sqlite3.connect(store)) as connection, connection:
+        connection.execute("DELETE FROM events WHERE type = 'interactions_measured'")
+    with opened(browser, f"{address}#/network?run=probed") as page:
+        panel = page.get_by_role("region", name="Kept modules together")
+        expect(panel).to_contain_text("this run was made before interactions of modules were recorded")
+        with RunStore.open(store) as writer:
+            for event in (*begin(plan, 2), *advance(plan, 2, 0)):
+                writer.emit(event)
+            learn(writer, plan, 2)
+            writer.flush()
+            expect(panel).to_contain_text("greedy policy after iteration 2")
+            writer.rewind(0)
+            for event in (*begin(plan, 1), *advance(plan, 1, 0)):
+                writer.emit(event)
+            writer.flush()
+            expect(panel).to_contain_text("the greedy policy has not played the probe instances")
+    delete(folder / "probed")
 
 
 def test_learning_shows_scores_health_and_anomalies(browser: Browser, address: str):

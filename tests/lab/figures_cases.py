@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from esper.config.loading import dump_settings
 from esper.lab.behaviour import Behaviour, Usage, write_behaviour
-from esper.runs.events import EpisodeEnded, EpisodeStarted, Event, LifecycleTransition, StepTaken
+from esper.runs.events import (
+    EpisodeEnded,
+    EpisodeStarted,
+    Event,
+    InteractionsMeasured,
+    LifecycleTransition,
+    ModulePair,
+    ModuleValue,
+    StepTaken,
+)
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
 from esper.train.iteration import LEVELS, record_iteration
@@ -30,9 +40,9 @@ def trained(path: Path, *, steps: bool = True, name: str = "norm", family: str =
                     if steps or not isinstance(event, StepTaken):
                         store.emit(event)
             probe = 0.6 if number == ITERATIONS else None
-            record_iteration(
-                store, planted.iteration(number, ITERATIONS, probe=probe, kl=0.001 * number), planted.LEVELS
-            )
+            figures = planted.iteration(number, ITERATIONS, probe=probe, kl=0.001 * number)
+            measured = () if probe is None else tuple(_interactions(number, name, family))
+            record_iteration(store, replace(figures, interactions=measured), planted.LEVELS)
     return run
 
 
@@ -59,6 +69,20 @@ def grown(path: Path, *, name: str = "norm") -> RunDirectory:
         figures = {"train_accuracy": 0.5, "validation_accuracy": 0.4, "train_loss": 1.0, "validation_loss": 1.2}
         store.record_scalars(1, {**figures, "added_parameters": 12})
     return run
+
+
+def _interactions(number: int, name: str, family: str) -> Iterator[InteractionsMeasured]:
+    """Two networks that kept two modules, and one that kept one of them."""
+    for instance, kept in enumerate((2, 2, 1)):
+        yield InteractionsMeasured(
+            iteration=number,
+            instance=f"{family}/far/{instance}",
+            family=family,
+            metric="accuracy",
+            modules=tuple(ModuleValue(slot=slot, blueprint=name, value=0.1) for slot in range(kept)),
+            pairs=(ModulePair(first=0, second=1, interaction=0.1 * instance - 0.3),) if kept == 2 else (),
+            exact=True,
+        )
 
 
 def _episode(number: int, environment: int, name: str, family: str) -> list[Event]:

@@ -85,7 +85,7 @@ def test_fossils_earn_what_they_add_to_their_host_on_validation_data(episodes: E
     last = [suite.data(one, "validation", int(one.drift_step is not None)) for one in episodes.instances]
     batch, count = stack_data(last, episodes.device), suite.validation_size
     whole = evaluate_committed(episodes.population, batch).accuracy
-    for row, one in enumerate(attribute_kept_seeds(episodes)):
+    for row, one in enumerate(attribute_kept_seeds(episodes, "orders")):
         instance, kept = episodes.instances[row], np.flatnonzero(fossils[row])
         assert (one.instance, one.family) == (instance.name, instance.family)
         assert [seed.slot for seed in one.seeds] == kept.tolist()
@@ -104,7 +104,9 @@ def test_where_growth_is_about_the_loss_they_earn_shares_of_it(
     last = [suite.data(one, "validation", int(one.drift_step is not None)) for one in episodes.instances]
     whole = evaluate_committed(episodes.population, stack_data(last, episodes.device)).loss
     monkeypatch.setattr(type(suite), "objective", "loss", raising=False)
-    for row, (instance, one) in enumerate(zip(episodes.instances, attribute_kept_seeds(episodes), strict=True)):
+    for row, (instance, one) in enumerate(
+        zip(episodes.instances, attribute_kept_seeds(episodes, "orders"), strict=True)
+    ):
         model = suite.host(instance)
         alone = whole[row] + np.log(suite.classes) * sum(seed.value for seed in one.seeds)
         values = episodes.population.host.values.detach()[row]
@@ -119,7 +121,7 @@ def test_where_growth_is_about_the_loss_they_earn_shares_of_it(
 def test_cohorts_tell_of_earnings_only_if_asked(tmp_path: Path) -> None:
     terms = EvaluationConfig("short", Rules())
     (plain,) = split_into_cohorts([keeper()], terms, instances())
-    (attributed,) = split_into_cohorts([keeper()], terms, instances(), with_shapley=True)
+    (attributed,) = split_into_cohorts([keeper()], terms, instances(), shapley="orders")
     first, second = evaluate_cohort(plain)[0], evaluate_cohort(attributed)[0]
     assert first.earnings == []
     assert first.records == second.records

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from collections.abc import Callable
+from itertools import chain, combinations, permutations
+from math import factorial
 
 import numpy as np
 import pytest
@@ -13,11 +15,13 @@ from esper.errors import ConfigError
 from esper.numerics.arrays import Bools, Floats
 from esper.population.shapley import (
     MOST_EXACT,
+    ShapleySolution,
     ValueFunction,
     compute_shapley_interactions,
     compute_shapley_values,
     draw_antithetic_orders,
     list_coalitions,
+    solve_by_pairs,
     solve_by_sampling,
     solve_exactly,
     solve_game,
@@ -66,6 +70,84 @@ def by_permutations(worths: Floats) -> Floats:
             values[player] += worths[coalition | 1 << player] - worths[coalition]
             coalition |= 1 << player
     return values / len(orders)
+
+
+def by_coalitions(worths: Floats) -> Floats:
+    """The interaction index by its definition (Grabisch and Roubens, 1999), over sets of players."""
+    players = len(worths).bit_length() - 1
+
+    def worth(coalition: frozenset[int]) -> float:
+        return float(worths[sum(1 << player for player in coalition)])
+
+    index = np.zeros((players, players))
+    for i, j in permutations(range(players), 2):
+        others = [player for player in range(players) if player not in (i, j)]
+        for chosen in chain.from_iterable(combinations(others, size) for size in range(len(others) + 1)):
+            members = frozenset(chosen)
+            weight = factorial(len(members)) * factorial(players - len(members) - 2) / factorial(players - 1)
+            together = worth(members | {i, j}) - worth(members | {i}) - worth(members | {j}) + worth(members)
+            index[i, j] += weight * together
+    return index
+
+
+@given(st.integers(2, 5), SEEDS)
+def test_interactions_are_the_mean_second_difference_over_all_coalitions(players: int, seed: int) -> None:
+    worths = random_worths(players, seed)
+    np.testing.assert_allclose(compute_shapley_interactions(worths), by_coalitions(worths), atol=1e-12)
+
+
+@pytest.mark.parametrize("solve", [solve_exactly, solve_by_pairs])
+def test_one_of_two_players_makes_the_other_redundant_and_more(solve: Callable[..., ShapleySolution]) -> None:
+    """Exclusive or: either player alone is worth 1, both together nothing; a third adds 3."""
+    solution = solve(lambda coalitions: (coalitions[:, 0] ^ coalitions[:, 1]) + 3.0 * coalitions[:, 2], 3)
+    np.testing.assert_allclose(solution.interactions, [[0, -2, 0], [-2, 0, 0], [0, 0, 0]], atol=1e-12)
+    np.testing.assert_allclose(solution.values, [0, 0, 3], atol=1e-12)
+
+
+@pytest.mark.parametrize("players", [1, 2, 5, 9])
+def test_pairs_are_enough_where_players_interact_in_pairs(players: int) -> None:
+    alone, together, worth = planted(players)
+    solution = solve_by_pairs(lambda coalitions: worth(coalitions) + 3.0, players)
+    np.testing.assert_allclose(solution.interactions, together, atol=1e-12)
+    np.testing.assert_allclose(solution.values, alone + together.sum(axis=1) / 2, atol=1e-12)
+    assert np.isnan(solution.errors).all()
+    assert (solution.empty_value, solution.grand_value) == (3.0, pytest.approx(3.0 + solution.values.sum()))
+
+
+@given(st.integers(2, 7), SEEDS)
+def test_pairs_are_second_differences_in_the_company_of_all(players: int, seed: int) -> None:
+    worths, everyone = random_worths(players, seed, 2), 2**players - 1
+    asked: list[Bools] = []
+
+    def worth(coalitions: Bools) -> Floats:
+        asked.append(coalitions)
+        return table(worths)(coalitions)
+
+    solution = solve_by_pairs(worth, players)
+    for i, j in permutations(range(players), 2):
+        without_i, without_j = worths[:, everyone - 2**i], worths[:, everyone - 2**j]
+        expected = worths[:, -1] - without_i - without_j + worths[:, everyone - 2**i - 2**j]
+        assert solution.interactions is not None
+        np.testing.assert_allclose(solution.interactions[:, i, j], expected, atol=1e-12)
+    assert len(np.concatenate(asked)) == players * (players + 1) // 2 + 2
+
+
+def test_pairs_give_dummies_exactly_nothing() -> None:
+    worths = random_worths(7, 5)[np.arange(2**8) % 2**7]
+    solution = solve_by_pairs(table(worths), 8)
+    assert solution.interactions is not None
+    assert solution.values[7] == 0
+    assert (solution.interactions[7] == 0).all()
+    assert (solution.interactions[:, 7] == 0).all()
+
+
+def test_without_a_generator_pairs_are_taken_where_there_are_too_many_for_all_coalitions() -> None:
+    for players in (MOST_EXACT, MOST_EXACT + 1):
+        worths = random_worths(players, 1)
+        solution = solve_game(table(worths), players, None)
+        expected = (solve_exactly if players == MOST_EXACT else solve_by_pairs)(table(worths), players)
+        np.testing.assert_array_equal(solution.values, expected.values)
+        np.testing.assert_array_equal(solution.interactions, expected.interactions)
 
 
 @pytest.mark.parametrize("players", [1, 2, 3, 5, 6])

@@ -23,6 +23,7 @@ from esper.population.shapley import (
     Attribution,
     ValueFunction,
     attribute_networks,
+    solve_by_pairs,
     solve_by_sampling,
     solve_exactly,
 )
@@ -286,6 +287,22 @@ def test_many_seeds_are_estimated_and_few_are_exact_whoever_else_is_there() -> N
         alone = attribute_networks(deep([count])[0], Batch(batch.inputs[:1], batch.labels[:1]), rng(7), pairs=3)
         np.testing.assert_allclose(found.values[:, network], alone.values[:, 0], **TOLERANCE)
     np.testing.assert_allclose(found.values.sum(-1), found.full_value - found.host_value, **TOLERANCE)
+
+
+def test_pairs_of_many_seeds_are_those_of_separate_passes() -> None:
+    counts = [3, 8, 7]
+    fast, slow = deep(counts)
+    batch = draw(1, 30, 4)
+    batch = Batch(batch.inputs.repeat(3, 1, 1), batch.labels.repeat(3, 1))
+    found = attribute_networks(fast, batch, None)
+    for network, (count, players) in enumerate(zip(counts, fast.table.blended, strict=True)):
+        expected = (solve_exactly if count <= 6 else solve_by_pairs)(by_hand(slow, batch, network, players), count)
+        np.testing.assert_allclose(found.values[:, network, players], expected.values, **TOLERANCE)
+        np.testing.assert_array_equal(found.errors[:, network, players], expected.errors)
+        pairs = found.interactions[:, network][:, players][..., players]
+        np.testing.assert_allclose(pairs, expected.interactions, **TOLERANCE)
+        assert (found.values[:, network, ~players] == 0).all()
+        np.testing.assert_allclose(found.host_value[:, network], expected.empty_value, **TOLERANCE)
 
 
 def by_hand_everywhere(worth: ValueFunction, players: Bools) -> ValueFunction:

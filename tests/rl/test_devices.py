@@ -180,6 +180,17 @@ def test_an_update_waits_once_per_minibatch_and_once_for_its_figures(record: boo
             assert one == pytest.approx(other, rel=1e-2, abs=1e-4)
 
 
+def test_neither_new_episodes_nor_a_look_at_what_blueprints_promise_wait_for_what_they_send() -> None:
+    with FarAway() as far:
+        conduct = EpisodeConfig(promise=PromiseSettings(every=2, first=1, examples=16))
+        chosen = ShortSuite().sample(NETWORKS, "train", np.random.default_rng(3))
+        running = Episodes(ShortSuite(), chosen, QUICK, conduct, device=FAR)
+        play(running, steps=1)
+        running.restart(np.array([0]), running.instances[1:2])
+        play(running, steps=2)
+    assert far.waits == []
+
+
 def test_far_away_refuses_what_a_gpu_would_and_notices_what_would_wait() -> None:
     with FarAway() as far:
         here, there = torch.arange(3), torch.ones(3, device=FAR)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -25,11 +26,13 @@ from esper.runs.events import (
     RolledBack,
     StepTaken,
     decode_event,
+    encode_event,
 )
 from esper.tasks import registry
 from esper.tasks.registry import get_suite
 from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy
-from esper.train.event_recorder import EventRecorder
+from esper.train.event_recorder import EventRecorder, record_interactions
+from esper.train.results import KeptPair, SeedShapley, SeedValue
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
 from train.runs import tiny
@@ -56,6 +59,19 @@ class Recording:
 
     def of(self, kind: type) -> list:
         return [event for event in self.events if type(event) is kind]
+
+
+def test_what_is_not_finite_and_what_is_estimated_is_recorded_as_such():
+    seeds = (SeedValue(0, "mlp", 0.123456, 0.0), SeedValue(2, "norm", math.nan, math.nan))
+    network = SeedShapley("order/far/1", "order", seeds, (KeptPair(0, 2, -0.000004),))
+    exact, estimated = record_interactions(
+        3, get_suite("short"), [replace(network, seeds=seeds[:1], pairs=()), network]
+    )
+    assert (exact.exact, estimated.exact) == (True, False)
+    assert [one.value for one in estimated.modules] == [0.12346, None]
+    assert [one.slot for one in estimated.modules] == [0, 2]
+    assert estimated.pairs[0].interaction == 0
+    assert decode_event(estimated.name, estimated.version, encode_event(estimated)) == estimated
 
 
 def record_rollout(settings: TrainSettings) -> Recording:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sqlite3
@@ -17,6 +18,7 @@ from esper.errors import RunError
 from esper.rl.ppo import PolicyOptimizer
 from esper.runs.events import (
     CheckpointWritten,
+    InteractionsMeasured,
     PPOUpdated,
     RunEnded,
     RunFailed,
@@ -28,12 +30,21 @@ from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
+from esper.train.collect import create_greedy_controller
+from esper.train.evaluation import evaluate_controllers, make_evaluation_config
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
+from esper.train.workers import LocalWorkers
 from train.runs import at, ignore, resumed, started, tiny
 from train.short_suite import short_suite
 
 with short_suite():
+    # A policy that plants and keeps a module in every slot.
+    KEEPING = (
+        "policy.op_prior={wait: 0, germinate: 3, fossilize: 3, prune: -3}",
+        "rules.harm_tolerance=1",
+        "rules.tempos=[1]",
+    )
     SETTINGS = tiny("iterations=4", "checkpoint_every=2", "probe_every=2")
 
 
@@ -141,6 +152,39 @@ def test_the_store_tells_the_whole_history(uninterrupted: tuple[Path, object]):
         assert [event.iteration for event in reader.events(CheckpointWritten)] == [0, 2, 4]
         assert len(reader.events(RunEnded)) == 1
         assert reader.events(RunResumed) == []
+
+
+def test_probes_record_what_the_modules_that_the_greedy_policy_kept_are_worth(tmp_path: Path):
+    """The same as `esper evaluate` measures of the policy's networks, which is compared with separate passes."""
+    settings = tiny("iterations=2", "probe_every=2", "probe_instances=6", "policy.advice=null", *KEEPING)
+    with started(tmp_path / "run", settings) as trainer:
+        trainer.train(ignore)
+        trainer.store.flush()
+        policy, probes = create_greedy_controller(copy.deepcopy(trainer.policy), settings), trainer._probes
+        config = make_evaluation_config(settings)
+        (played,) = evaluate_controllers(LocalWorkers(1), [policy], config, probes, shapley="orders")
+        events = trainer.store.events(InteractionsMeasured)
+        views = {name: trainer.store.rows(f"SELECT * FROM {name}") for name in ("module_values", "interactions")}
+    assert [(event.iteration, event.instance) for event in events] == [(2, probe.name) for probe in probes]
+    assert sum(len(event.pairs) for event in events) > 0
+    for event, expected in zip(events, played.earnings, strict=True):
+        assert [(one.slot, one.blueprint) for one in event.modules] == [
+            (seed.slot, seed.blueprint) for seed in expected.seeds
+        ]
+        values = [seed.value for seed in expected.seeds]
+        assert [one.value for one in event.modules] == pytest.approx(values, abs=1e-5)
+        assert [(one.first, one.second) for one in event.pairs] == [(one.first, one.second) for one in expected.pairs]
+        interactions = [one.interaction for one in expected.pairs]
+        assert [one.interaction for one in event.pairs] == pytest.approx(interactions, abs=1e-5)
+        assert (event.metric, event.exact) == ("accuracy", True)
+    # The views have a row per module and per pair, with the modules' names.
+    assert len(views["module_values"]) == sum(len(event.modules) for event in events)
+    blueprints = [{one.slot: one.blueprint for one in event.modules} for event in events]
+    assert [row[4:9] for row in views["interactions"]] == [
+        (one.first, one.second, kept[one.first], kept[one.second], one.interaction)
+        for event, kept in zip(events, blueprints, strict=True)
+        for one in event.pairs
+    ]
 
 
 def test_a_checkpoint_whose_record_a_kill_swallowed_is_recorded_when_the_run_goes_on(tmp_path: Path):

@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esper.dash.pages import (
     describe_comparison,
+    describe_interactions,
     describe_learning,
     describe_look,
     describe_model,
@@ -168,7 +169,10 @@ def dashboard(finder: RunFinder, access: Access, stopping: Callable[[], bool] = 
 class Views:
     """Responds to requests for data, by the last part of their path. The parameter `run` is a run's name."""
 
-    NAMES = ("runs", "compare", "stream", "population", "network", "look", "learning", "model", "events")
+    NAMES = (
+        *("runs", "compare", "stream"),
+        *("population", "network", "look", "interactions", "learning", "model", "events"),
+    )
 
     def __init__(self, finder: RunFinder, stopping: Callable[[], bool]) -> None:
         self._finder = finder
@@ -212,6 +216,8 @@ def _describe_run(view: str, reader: RunReader, request: Request) -> Any:
         case "look":
             episode, environment, step = (_number(request, name) for name in ("episode", "environment", "step"))
             return describe_look(reader, episode, environment, step)
+        case "interactions":
+            return describe_interactions(reader, _optional_number(request, "episode"))
         case "learning":
             return describe_learning(reader)
         case "model":

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean as mean
-from typing import Any
+from typing import Any, cast
 
 from esper.dash.run_view import Episode, NetworkView, plain, read_networks, read_payload
 from esper.errors import EsperError, RunError, plural
@@ -17,8 +17,10 @@ from esper.runs.events import (
     EpisodeEnded,
     EpisodeStarted,
     GateJudged,
+    InteractionsMeasured,
     LifecycleTransition,
     PolicyLooked,
+    PolicyProbed,
     RolledBack,
     StepTaken,
 )
@@ -139,6 +141,51 @@ def describe_look(reader: RunReader, number: int, environment: int, step: int) -
             "alpha_speed": [plural(speed, "step") for speed in ALPHA_SPEEDS],
             "alpha_curve": [curve.name.lower() for curve in Curve],
         },
+    }
+
+
+def describe_interactions(reader: RunReader, number: int | None) -> dict[str, Any]:
+    """What kept modules are worth, alone and in pairs, in the networks of the last probe up to an episode.
+
+    By default up to the newest episode. ``iteration`` is that of the probe, or None if there was none; ``networks`` are
+    its instances in order, none if the run was made before interactions were measured.
+
+    Raises:
+        RunError: there is no such episode, or an event is damaged or of another version.
+    """
+    cursor, metadata = reader.last_id(), reader.metadata()
+    episode = Episode.find(reader, metadata, number)
+    rows = reader.rows(
+        # GROUP BY: without it there would be a row of NULLs if there are no events.
+        "SELECT max(iteration) AS iteration FROM events WHERE type = ? AND iteration <= ? GROUP BY NULL",
+        PolicyProbed.name,
+        0 if episode is None else episode.number,
+    )
+    iteration = rows[0][0] if rows else None
+    records = [] if iteration is None else reader.records_within(iteration, iteration, (InteractionsMeasured.name,))
+    networks = [cast("InteractionsMeasured", reader.decode(record)) for record in records]
+    slots = metadata.get("slots", [])
+    for network in networks:
+        occupied = [module.slot for module in network.modules]
+        if len(set(occupied)) < len(occupied) or not set(occupied) <= set(range(len(slots))):
+            raise RunError(
+                f"the run store {reader.path} is damaged: a network has modules in slots {occupied[:9]} of {len(slots)}"
+            )
+    return {
+        "cursor": cursor,
+        "slots": plain(slots),
+        "iteration": iteration,
+        "networks": [
+            {
+                "instance": network.instance,
+                "family": network.family,
+                "metric": network.metric,
+                "modules": [plain(asdict(module)) for module in network.modules],
+                "pairs": [plain(asdict(pair)) for pair in network.pairs],
+                "exact": network.exact,
+            }
+            for network in networks
+        ],
     }
 
 

@@ -179,7 +179,7 @@ def evaluate_run(
             instances = sample_for_evaluation(suite, split, count, settings.seed)
             for controller in (policy.controller, *create_baselines(suite), Replay({}, SHUFFLED)):
                 attributed = controller.name == POLICY
-                cohorts = split_into_cohorts([controller], config, instances, with_shapley=attributed)
+                cohorts = split_into_cohorts([controller], config, instances, shapley="orders" if attributed else None)
                 games.append((split, instances, controller, cohorts))
     tasks = [task for *_, cohorts in games for task in cohorts]
     finished = EvaluationProgress(run.evaluation_progress, describe_evaluation_inputs(settings, policy.sha256), tasks)

@@ -39,10 +39,11 @@ class ShapleySolution:
     values: Floats
     """Shapley values ``[..., n]``. They add up to ``grand_value - empty_value``."""
     errors: Floats
-    """Their standard errors ``[..., n]``; 0 where they are exact."""
+    """Their standard errors ``[..., n]``; 0 where they are exact, NaN where the error is unknown."""
     interactions: Floats | None
     """For each pair, ``[..., n, n]``: what both together add beyond what each adds alone, on average over all
-    coalitions of others; 0 of a player with itself. None where values are estimated."""
+    coalitions of others, or in the company of all (`solve_by_pairs`); 0 of a player with itself. None where values are
+    estimated from orders."""
     empty_value: Floats
     """Value of the empty coalition, ``[...]``."""
     grand_value: Floats
@@ -108,17 +109,46 @@ PAIRS = 32
 """Orders that are drawn beyond, each with its reverse."""
 
 
-def solve_game(value_fn: ValueFunction, players: int, rng: np.random.Generator, pairs: int = PAIRS) -> ShapleySolution:
+def solve_game(
+    value_fn: ValueFunction, players: int, rng: np.random.Generator | None, pairs: int = PAIRS
+) -> ShapleySolution:
     """The solution of a game: exact for up to `MOST_EXACT` players, for which nothing is drawn; estimated beyond.
+
+    Estimated from ``pairs`` pairs of random orders, or without ``rng`` from pairs of players, which costs a tenth.
 
     Raises:
         ConfigError: fewer than two pairs.
     """
     if pairs < 2:
         raise ConfigError(f"{pairs} pairs of orders give no standard error: set at least 2")
-    return (
-        solve_exactly(value_fn, players) if players <= MOST_EXACT else solve_by_sampling(value_fn, players, rng, pairs)
-    )
+    if players <= MOST_EXACT:
+        return solve_exactly(value_fn, players)
+    return solve_by_pairs(value_fn, players) if rng is None else solve_by_sampling(value_fn, players, rng, pairs)
+
+
+def solve_by_pairs(value_fn: ValueFunction, players: int) -> ShapleySolution:
+    """Estimate a game's solution from the grand coalition N without each player, and without each pair of players.
+
+    ``I_ij = v(N) - v(N - i) - v(N - j) + v(N - ij)`` and ``phi_i = v(N) - v(N - i) - (sum over j of I_ij) / 2``. Both
+    are exact where players interact in pairs only (a 2-additive game: Grabisch, 1997). Elsewhere their errors are
+    unknown, and values need not add up. It takes the values of ``n (n + 1) / 2 + 2`` coalitions.
+    """
+    # Pairs i <= j: those of a player with itself leave out this one player.
+    first, second = np.triu_indices(players)
+    player = np.eye(players, dtype=np.bool_)
+    everyone = np.ones((1, players), np.bool_)
+    v = value_fn(np.concatenate([everyone, ~(player[first] | player[second]), ~everyone]))
+    grand, without, empty = v[..., 0], v[..., 1:-1], v[..., -1]
+
+    # Bracketed so that a player without effect gives differences of exactly 0.
+    without_one = without[..., first == second]
+    marginal = grand[..., None] - without_one
+    synergy = marginal[..., first] - (without_one[..., second] - without)
+    synergy[..., first == second] = 0.0
+    interactions = np.zeros((*v.shape[:-1], players, players))
+    interactions[..., first, second] = interactions[..., second, first] = synergy
+    values = marginal - interactions.sum(axis=-1) / 2
+    return ShapleySolution(values, np.full_like(values, np.nan), interactions, empty, grand)
 
 
 def solve_by_sampling(value_fn: ValueFunction, players: int, rng: np.random.Generator, pairs: int) -> ShapleySolution:
@@ -207,9 +237,9 @@ class Attribution:
     """Shapley values ``[2, E, S]``, in each network adding up to ``full_value - host_value``; exactly 0 in slots
     without a player."""
     errors: Floats
-    """Their standard errors ``[2, E, S]``; 0 where they are exact."""
+    """Their standard errors ``[2, E, S]``; 0 where they are exact, NaN where they are unknown."""
     interactions: Floats
-    """For pairs of slots, ``[2, E, S, S]``; NaN in networks of more than `MOST_EXACT` players."""
+    """For pairs of slots, ``[2, E, S, S]``; NaN in networks whose values are estimated from orders."""
     host_value: Floats
     """Value of the networks without these seeds, ``[2, E]``."""
     full_value: Floats
@@ -219,7 +249,7 @@ class Attribution:
 def attribute_networks(
     population: Population,
     batch: Batch,
-    rng: np.random.Generator,
+    rng: np.random.Generator | None,
     active: ActiveSeeds | None = None,
     *,
     pairs: int = PAIRS,
@@ -228,9 +258,9 @@ def attribute_networks(
     """Shapley values on ``batch`` of the seeds that take part in the forward pass, blended or fossilized.
 
     Each counts with its present alpha against its absence. ``active`` chooses others: `select_committed` the fossils.
-    Exact for up to `MOST_EXACT` seeds in a network, else estimated from ``pairs`` pairs of orders (`solve_game`). The
-    values of a network's seeds follow from the network, its batch and ``rng`` alone, which draws the same orders for
-    all. ``shared`` as in `forward_variants`.
+    Exact for up to `MOST_EXACT` seeds in a network, else estimated from ``pairs`` pairs of orders, or without ``rng``
+    from pairs of seeds (`solve_game`). The values of a network's seeds follow from the network, its batch and ``rng``
+    alone, which draws the same orders for all. ``shared`` as in `forward_variants`.
 
     Raises:
         ConfigError: fewer than two pairs.
@@ -248,7 +278,7 @@ def attribute_networks(
         full_value=np.zeros(networks_shape),
     )
 
-    # One exact game for all networks with few players, one by sampling for all others. A game is the slot of each
+    # One exact game for all networks with few players, one estimated for all others. A game is the slot of each
     # player of each network, `NO_PLAYER` where it has fewer, [E, n].
     counts = players.sum(axis=1)
     few = counts <= MOST_EXACT

@@ -114,6 +114,8 @@ class Episodes:
         fossils: What each network has from the first step on; none: nothing.
         strategy: How networks are run; ``auto`` times both ways and takes the faster.
         networks_per_pass: The most networks that are computed at once; None: all.
+        examples_per_pass: The most examples of a network that are computed at once; None: all.
+        bf16: Whether forward passes are computed under autocast in bfloat16.
         device: Where networks are computed.
     """
 
@@ -128,6 +130,8 @@ class Episodes:
         fossils: Sequence[Fossils] = (),
         strategy: StrategyChoice = "stacked",
         networks_per_pass: int | None = None,
+        examples_per_pass: int | None = None,
+        bf16: bool = False,
         device: torch.device = CPU,
     ) -> None:
         self.suite, self.device, self.instances, self.size = suite, device, list(instances), len(instances)
@@ -147,6 +151,8 @@ class Episodes:
             rules,
             "stacked" if strategy == "auto" else strategy,
             networks_per_pass,
+            examples_per_pass,
+            bf16,
             device=device,
             budget=config.budget.within(suite.parameter_cap),
         )

@@ -320,6 +320,50 @@ class MinibatchRecorded(Event):
     figures: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleValue:
+    """What one of the modules that a network kept adds to its score."""
+
+    slot: int
+    blueprint: str
+    value: float | None
+    """Shapley value; None where it is not finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModulePair:
+    """What two of the modules that a network kept add together beyond what each adds alone."""
+
+    first: int
+    """Slot; the lower one."""
+    second: int
+    interaction: float
+
+
+@register_event("interactions_measured")
+class InteractionsMeasured(Event):
+    """What the modules that the greedy policy kept in a probe instance's network are worth, alone and in pairs.
+
+    They play a cooperative game: a set of them is worth the network's score on validation data with only these switched
+    on. The score is `metric`: accuracy or, on suites about the loss, the share of a guess's loss that is removed.
+    """
+
+    instance: str
+    family: str
+    metric: str
+    """``accuracy`` or ``loss_gone``."""
+    modules: tuple[ModuleValue, ...]
+    """The kept modules in the order of slots: ``slot``, ``blueprint``, and ``value``, the Shapley value (Shapley,
+    1953), which is null where it is not finite."""
+    pairs: tuple[ModulePair, ...]
+    """All pairs of kept modules: slots ``first`` and ``second``, and their ``interaction``, the Shapley interaction
+    index (Grabisch and Roubens, 1999): positive where they help each other, negative where one makes the other
+    redundant. Pairs whose interaction is not finite are missing."""
+    exact: bool
+    """Whether from the scores of all sets of modules. With more than six modules both are estimated from the network
+    without each module and without each pair, which is exact where modules interact in pairs only."""
+
+
 @register_event("policy_probed")
 class PolicyProbed(Event):
     """The greedy policy's mean test score on the run's probe instances, and that of each baseline there."""

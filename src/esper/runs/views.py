@@ -151,6 +151,34 @@ FROM events, json_each(events.payload, '$.figures') AS figures
 WHERE events.type = 'minibatch_recorded'
 """
 
+# What kept modules are worth in the networks of probe instances, one row per module and per pair of modules.
+_MODULE_VALUES = """
+SELECT events.id AS id, events.iteration AS iteration,
+    json_extract(events.payload, '$.instance') AS instance,
+    json_extract(events.payload, '$.family') AS family,
+    json_extract(modules.value, '$.slot') AS slot,
+    json_extract(modules.value, '$.blueprint') AS blueprint,
+    json_extract(modules.value, '$.value') AS value,
+    json_extract(events.payload, '$.exact') AS exact
+FROM events, json_each(events.payload, '$.modules') AS modules
+WHERE events.type = 'interactions_measured'
+"""
+_INTERACTIONS = """
+SELECT events.id AS id, events.iteration AS iteration,
+    json_extract(events.payload, '$.instance') AS instance,
+    json_extract(events.payload, '$.family') AS family,
+    json_extract(pairs.value, '$.first') AS first,
+    json_extract(pairs.value, '$.second') AS second,
+    (SELECT json_extract(value, '$.blueprint') FROM json_each(events.payload, '$.modules')
+        WHERE json_extract(value, '$.slot') = json_extract(pairs.value, '$.first')) AS first_blueprint,
+    (SELECT json_extract(value, '$.blueprint') FROM json_each(events.payload, '$.modules')
+        WHERE json_extract(value, '$.slot') = json_extract(pairs.value, '$.second')) AS second_blueprint,
+    json_extract(pairs.value, '$.interaction') AS interaction,
+    json_extract(events.payload, '$.exact') AS exact
+FROM events, json_each(events.payload, '$.pairs') AS pairs
+WHERE events.type = 'interactions_measured'
+"""
+
 VIEWS: Mapping[str, View] = {
     "seeds": View("one seed's life, from germination to its fossil or its end", _SEEDS),
     "episodes": View("one episode of one network that has ended", _EPISODES),
@@ -177,6 +205,10 @@ VIEWS: Mapping[str, View] = {
         "one anomaly of an update",
         _columns("anomaly_raised", "anomaly", "head", "figure", "value", "bound", "response", "meaning"),
     ),
+    "module_values": View(
+        "one module that the greedy policy kept in a probe instance's network: its Shapley value", _MODULE_VALUES
+    ),
+    "interactions": View("two such modules of one network: their interaction", _INTERACTIONS),
     "minibatches": View("one figure of one minibatch, in the iterations after an anomaly", _MINIBATCHES),
     "rollbacks": View(
         "one rollback by the governor",

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import combinations, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -123,6 +123,9 @@ COHORT = 64
 _COALITION_ORDERS = 0
 """Random seed of the orders that are drawn where a network has kept too many modules for all coalitions."""
 _SHAPLEY = TypeAdapter(list[SeedShapley])
+ShapleyMethod = Literal["orders", "pairs"]
+"""How Shapley values are estimated where a network has kept too many modules for all coalitions: from random orders,
+with standard errors, or from pairs of modules for a tenth of the cost, with interactions."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,8 @@ class EvaluationConfig:
     deterministic: bool = True
     """See `esper.numerics.devices.prepare_device`."""
     networks_per_pass: int | None = None
+    examples_per_pass: int | None = None
+    bf16: bool = False
     strategy: Strategy = "stacked"
 
     def for_controller(self, controller: Controller) -> EvaluationConfig:
@@ -208,6 +213,8 @@ class EvaluationConfig:
             fossils=fossils,
             strategy=self.strategy,
             networks_per_pass=self.networks_per_pass,
+            examples_per_pass=self.examples_per_pass,
+            bf16=self.bf16,
             device=prepare_device(self.device, deterministic=self.deterministic),
         )
 
@@ -221,6 +228,8 @@ def make_evaluation_config(settings: TrainSettings, device: str | None = None) -
         device=settings.devices[0] if device is None else device,
         deterministic=settings.deterministic,
         networks_per_pass=settings.networks_per_pass,
+        examples_per_pass=settings.examples_per_pass,
+        bf16=settings.bf16,
         strategy=settings.strategy,
     )
 
@@ -231,8 +240,8 @@ class CohortTask(DeviceTask):
 
     config: EvaluationConfig
     parts: Sequence[CohortPart]
-    with_shapley: bool = False
-    """Whether to compute the Shapley values of the kept seeds."""
+    shapley: ShapleyMethod | None = None
+    """How to compute the Shapley values of the kept seeds; None: not at all."""
 
     @property
     def device(self) -> str:
@@ -267,7 +276,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
 
     # The committed networks are scored on test data, which nothing above has read.
     final = episodes.final_score()
-    shapley = attribute_kept_seeds(episodes) if task.with_shapley else []
+    shapley = attribute_kept_seeds(episodes, task.shapley) if task.shapley is not None else []
     host_parameters: list[int] = episodes.population.host_parameters.tolist()
     records = [
         make_result(part.controller.name, instance, final, row, host_parameters[row])
@@ -277,14 +286,15 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
     return [EvaluationResult(records[rows], [log.select_rows(rows)], shapley[rows]) for rows in part_rows]
 
 
-def attribute_kept_seeds(episodes: Episodes) -> list[SeedShapley]:
+def attribute_kept_seeds(episodes: Episodes, method: ShapleyMethod) -> list[SeedShapley]:
     """Shapley values of the kept seeds of finished episodes, on the validation data of their last phase.
 
-    They are only reported, so they need no test data. On suites about the loss they are shares of a guess's loss.
+    They are only reported, so they need no test data, and they change nothing. On suites about the loss they are shares
+    of a guess's loss.
     """
     population, suite = episodes.population, episodes.suite
     # By what growth is about on the suite: accuracy, or the loss in units of a guess's loss.
-    rng = np.random.default_rng(_COALITION_ORDERS)
+    rng = np.random.default_rng(_COALITION_ORDERS) if method == "orders" else None
     attribution = attribute_networks(population, episodes.validation, rng, select_committed(population))
     metric, unit = (ACCURACY, 1.0) if suite.objective == "accuracy" else (LOSS, suite.chance_loss)
     values, errors = attribution.values[metric] / unit, attribution.errors[metric] / unit
@@ -330,7 +340,7 @@ def split_into_cohorts(
     config: EvaluationConfig,
     instances: Sequence[Instance],
     *,
-    with_shapley: bool = False,
+    shapley: ShapleyMethod | None = None,
 ) -> list[CohortTask]:
     """Every controller on every instance, as tasks.
 
@@ -348,7 +358,7 @@ def split_into_cohorts(
             for start in range(0, len(instances), size)
         ]
         tasks += [
-            CohortTask(shared_config, parts[start : start + parts_per_cohort], with_shapley)
+            CohortTask(shared_config, parts[start : start + parts_per_cohort], shapley)
             for start in range(0, len(parts), parts_per_cohort)
         ]
     return tasks
@@ -370,12 +380,17 @@ def join_cohorts(controllers: int, cohorts: Sequence[Sequence[EvaluationResult]]
 
 
 def evaluate_controllers(
-    workers: Workers, controllers: Sequence[Controller], config: EvaluationConfig, instances: Sequence[Instance]
+    workers: Workers,
+    controllers: Sequence[Controller],
+    config: EvaluationConfig,
+    instances: Sequence[Instance],
+    *,
+    shapley: ShapleyMethod | None = None,
 ) -> list[EvaluationResult]:
     """Every controller on every instance; the results in the order of the controllers."""
     if not controllers:
         return []
-    tasks = split_into_cohorts(controllers, config, instances)
+    tasks = split_into_cohorts(controllers, config, instances, shapley=shapley)
     return join_cohorts(len(controllers), workers.map(evaluate_cohort, tasks))
 
 
@@ -443,7 +458,7 @@ class EvaluationProgress:
 
     def _compute_key(self, task: CohortTask) -> str:
         parts = [[part.controller.name, [instance.to_json() for instance in part.instances]] for part in task.parts]
-        return cache_key(self._inputs, parts, task.with_shapley)
+        return cache_key(self._inputs, parts, task.shapley is not None)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.json"

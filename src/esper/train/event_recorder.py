@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
@@ -22,13 +23,18 @@ from esper.runs.events import (
     EpisodeEnded,
     EpisodeStarted,
     Event,
+    InteractionsMeasured,
+    ModulePair,
+    ModuleValue,
     NetworkStep,
     PolicyLooked,
     RolledBack,
     StepTaken,
 )
-from esper.runs.metric import LOSS_REDUCTION
+from esper.runs.metric import ACCURACY, LOSS_REDUCTION
 from esper.tasks.registry import get_suite
+from esper.tasks.suite import Suite
+from esper.train.results import SeedShapley
 from esper.train.settings import TrainSettings
 
 _DECIMALS = 5
@@ -197,6 +203,33 @@ class EventRecorder:
                     ),
                 )
         self._step += 1
+
+
+def record_interactions(iteration: int, suite: Suite, networks: Sequence[SeedShapley]) -> list[InteractionsMeasured]:
+    """The events of what kept modules are worth in ``networks`` of the suite, which were probed in an iteration."""
+    return [
+        InteractionsMeasured(
+            iteration=iteration,
+            instance=network.instance,
+            family=network.family,
+            metric=ACCURACY if suite.objective == "accuracy" else LOSS_REDUCTION.metric,
+            modules=tuple(
+                ModuleValue(
+                    slot=seed.slot,
+                    blueprint=seed.blueprint,
+                    value=round(seed.value, _DECIMALS) if math.isfinite(seed.value) else None,
+                )
+                for seed in network.seeds
+            ),
+            pairs=tuple(
+                ModulePair(first=pair.first, second=pair.second, interaction=round(pair.interaction, _DECIMALS))
+                for pair in network.pairs
+            ),
+            # Estimates have a standard error, or an error that is unknown.
+            exact=all(seed.standard_error == 0 for seed in network.seeds),
+        )
+        for network in networks
+    ]
 
 
 def _round(values: NDArray[np.floating]) -> list[Any]:

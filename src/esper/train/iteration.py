@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from esper.errors import CheckpointError
 from esper.rl.diagnostics import HISTORY, Alarm, UpdateHistory, UpdateMetrics
 from esper.rl.rewards import assign_rewards, name_rewards
-from esper.runs.events import AnomalyRaised, MinibatchRecorded, PolicyProbed, PPOUpdated
+from esper.runs.events import AnomalyRaised, InteractionsMeasured, MinibatchRecorded, PolicyProbed, PPOUpdated
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
 from esper.tasks.registry import get_suite
@@ -61,6 +61,8 @@ class Iteration:
     """The figures of the update's minibatches, in full; empty where they are not recorded."""
     response: str = "record"
     """What followed the anomalies, by `PPOSettings.on_anomaly`."""
+    interactions: tuple[InteractionsMeasured, ...] = ()
+    """What kept modules are worth in the probe instances' networks, by instance, where the policy was probed."""
 
 
 def summarise_iteration(
@@ -72,6 +74,7 @@ def summarise_iteration(
     probe_score: float | None,
     seconds: float,
     minibatches: Sequence[Mapping[str, float]] = (),
+    interactions: Sequence[InteractionsMeasured] = (),
 ) -> Iteration:
     """The figures of iteration ``number`` with these shards."""
     logs = [shard.log for shard in shards]
@@ -104,6 +107,7 @@ def summarise_iteration(
         minibatches=tuple(minibatches),
         # Only an update that did harm is undone.
         response="record" if settings.ppo.on_anomaly == "skip" and not update.skipped else settings.ppo.on_anomaly,
+        interactions=tuple(interactions),
     )
 
 
@@ -144,6 +148,8 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
         )
     for place, figures in enumerate(iteration.minibatches):
         store.emit(MinibatchRecorded(iteration=number, minibatch=place, figures=dict(figures)))
+    for measured in iteration.interactions:
+        store.emit(measured)
     if iteration.probe_score is not None:
         store.emit(PolicyProbed(iteration=number, score=iteration.probe_score, baselines=dict(baselines)))
     # The last event of an iteration: a reader of the store takes it for the sign that the iteration is complete.

@@ -84,6 +84,13 @@ class TrainSettings(Settings):
     networks_per_pass: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
     """The most networks of a shard that are computed at once, if a device's memory does not hold them all; null: all
     of them. It changes results only in rounding."""
+    examples_per_pass: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
+    """The most examples of a network that are computed at once, in training and in measurements, if memory does not
+    hold a minibatch; null: all of them. Gradients of a minibatch's parts are added up before its step, which changes
+    results only in rounding. Hosts with batch normalisation or dropout refuse it."""
+    bf16: bool = False
+    """Compute the networks' forward passes in bfloat16 where torch's autocast does, in training, validation,
+    counterfactuals and tests. Parameters, optimizers, losses and promises stay in float32."""
     # Rewards, episodes, policy and learning
     reward: RewardSpec = (OUTCOME,)
     """How the controller is paid: a mode's name, its settings, or a list of either that groups of environments use in

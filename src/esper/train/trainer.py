@@ -17,7 +17,15 @@ from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history, find_anomalies, scale_rate, was_alarmed
 from esper.rl.ppo import PPO
 from esper.rl.rollout import concatenate_by_shape
-from esper.runs.events import CheckpointWritten, RunEnded, RunFailed, RunInterrupted, RunResumed, RunStarted
+from esper.runs.events import (
+    CheckpointWritten,
+    InteractionsMeasured,
+    RunEnded,
+    RunFailed,
+    RunInterrupted,
+    RunResumed,
+    RunStarted,
+)
 from esper.runs.run_directory import RunDirectory, RunState, read_state
 from esper.runs.store import RunStore
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
@@ -32,7 +40,7 @@ from esper.train.collect import (
     load_start_policy,
 )
 from esper.train.evaluation import compute_mean_score, create_baselines, evaluate_controllers, make_evaluation_config
-from esper.train.event_recorder import describe_run
+from esper.train.event_recorder import describe_run, record_interactions
 from esper.train.iteration import (
     LEVELS,
     Iteration,
@@ -162,18 +170,30 @@ class Trainer:
                         self.done += 1
 
                         # Every few iterations the greedy policy plays the probes: a copy on the CPU, where controllers
-                        # decide.
+                        # decide. What it kept there is attributed to modules and pairs of modules.
                         probe_score: float | None = None
+                        interactions: list[InteractionsMeasured] = []
                         if self.done % settings.probe_every == 0 or self.done == settings.iterations:
                             controller = create_greedy_controller(copy.deepcopy(self.policy).cpu(), settings)
                             config = make_evaluation_config(settings)
                             with interrupts.interruptible():
-                                probes = evaluate_controllers(self._workers, [controller], config, self._probes)
-                            probe_score = compute_mean_score(probes[0])
+                                (probed,) = evaluate_controllers(
+                                    self._workers, [controller], config, self._probes, shapley="pairs"
+                                )
+                            probe_score = compute_mean_score(probed)
+                            interactions = record_interactions(self.done, get_suite(settings.suite), probed.earnings)
 
                         seconds = time.perf_counter() - iteration_began
                         iteration = summarise_iteration(
-                            settings, self.done, shards, update, anomalies, probe_score, seconds, minibatches
+                            settings,
+                            self.done,
+                            shards,
+                            update,
+                            anomalies,
+                            probe_score,
+                            seconds,
+                            minibatches,
+                            interactions,
                         )
                         record_iteration(self.store, iteration, self.store.metadata().get(LEVELS, {}))
                     except (KeyboardInterrupt, Terminated):

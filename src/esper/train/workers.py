@@ -437,7 +437,8 @@ def explain_device_errors() -> Generator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise RunError(
-            "the device's memory ran out: set networks_per_pass to some of the networks, or lower environments"
+            "the device's memory ran out: set networks_per_pass to some of the networks, examples_per_pass to some of "
+            "the examples, or lower environments"
         ) from error
     except RuntimeError as error:
         if torch.use_deterministic_algorithms.__name__ not in str(error):

@@ -10,12 +10,12 @@ import pytest
 from esper.lab.figures.drawing import ExportCounts, export_exhibits
 from esper.lab.figures.exhibit import Exhibit, Figure, run_queries
 from esper.lab.figures.grown import grown_exhibits
-from esper.lab.figures.training import BLUEPRINTS, LEARNING, health_figure
+from esper.lab.figures.training import BLUEPRINTS, LEARNING, PROBE_INTERACTIONS, health_figure
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from lab.figures_cases import NETWORKS, grown, trained
 
-SHOWN = (LEARNING, health_figure(0.03), BLUEPRINTS)
+SHOWN = (LEARNING, health_figure(0.03), BLUEPRINTS, PROBE_INTERACTIONS)
 
 
 def training_exhibits(store: Path) -> list[Exhibit]:
@@ -63,7 +63,7 @@ def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
 
 def test_every_figure_and_table_has_all_its_files(exported: tuple[Path, ExportCounts]) -> None:
     folder, done = exported
-    assert (done.figures, done.tables, done.absent) == (2, 1, ())
+    assert (done.figures, done.tables, done.absent) == (2, 2, ())
     for what in SHOWN:
         stem = folder / what.folder / what.name
         if isinstance(what, Figure):
@@ -98,6 +98,14 @@ def test_blueprints_count_what_became_of_their_seeds(run: RunDirectory) -> None:
     ((*counts, contribution),) = (row.values() for row in rows)
     assert counts == ["norm", 4 * NETWORKS, 1, 0]
     assert contribution == pytest.approx(sum(contributions) / len(contributions))
+
+
+def test_interactions_are_the_mean_over_networks_that_kept_both_modules(run: RunDirectory) -> None:
+    rows = next(exhibit.rows for exhibit in training_exhibits(run.store) if exhibit.name == PROBE_INTERACTIONS.name)
+    ((*pair, networks, mean, least, most),) = (row.values() for row in rows)
+    assert pair == ["norm norm", "layer1 norm"]
+    assert networks == 2
+    assert (mean, least, most) == pytest.approx((-0.25, -0.3, -0.2))
 
 
 def test_names_with_signs_of_mathematics_are_drawn(tmp_path: Path) -> None:

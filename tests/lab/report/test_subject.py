@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +51,15 @@ def test_a_training_run_shows_what_it_tried_with_the_queries(tmp_path: Path) -> 
     assert all(f'id="{name}"' in page for name in ("figure-learning", "table-blueprints", "figure-health"))
     assert page.count("The query behind it") >= 3
     assert "FROM seeds GROUP BY blueprint" in page
+    assert 'id="table-probe_interactions"' in page
+
+
+def test_a_run_from_before_interactions_were_measured_says_that_there_are_none(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run")
+    with closing(sqlite3.connect(run.store)) as connection, connection:
+        connection.execute("DELETE FROM events WHERE type = 'interactions_measured'")
+    page = report_on([run.path]).render()
+    assert "Not shown, probe_interactions: no interaction of kept modules was measured." in page
 
 
 def test_a_grown_model_has_a_page_of_its_own(tmp_path: Path) -> None:

@@ -124,6 +124,35 @@ FROM seeds GROUP BY blueprint ORDER BY seeds DESC, blueprint
     "no seed has germinated",
 )
 
+_SLOT_NAMES = "(SELECT value FROM metadata WHERE key = 'slots')"
+PROBE_INTERACTIONS = Table(
+    "probe_interactions",
+    "Pairs of modules that the greedy policy kept in one network, in the last probe of the training run: the score on "
+    "validation data that both add beyond what each adds alone (the Shapley interaction index), as the mean over the "
+    "networks that kept both. Above zero they help each other, below zero one makes the other redundant. At most ten "
+    "pairs, those first that matter most over all networks.",
+    Query(f"""\
+SELECT COALESCE(json_extract({_SLOT_NAMES}, '$[' || first || ']'), first) || ' ' || first_blueprint AS first,
+    COALESCE(json_extract({_SLOT_NAMES}, '$[' || second || ']'), second) || ' ' || second_blueprint AS second,
+    COUNT(*) AS networks,
+    AVG(interaction) AS interaction,
+    MIN(interaction) AS least,
+    MAX(interaction) AS most
+FROM interactions
+WHERE iteration = (SELECT MAX(iteration) FROM events WHERE type = 'interactions_measured')
+GROUP BY 1, 2 ORDER BY ABS(SUM(interaction)) DESC, 1, 2 LIMIT 10
+"""),
+    (
+        Column("first", title="module"),
+        Column("second", title="with"),
+        Column("networks", count),
+        Column("interaction", signed_score),
+        Column("least", signed_score),
+        Column("most", signed_score),
+    ),
+    "no interaction of kept modules was measured",
+)
+
 
 class Gauge(NamedTuple):
     """A small plot of one figure over training."""

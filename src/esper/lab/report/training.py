@@ -19,7 +19,7 @@ from esper.lab.evaluate import read_over_seeds
 from esper.lab.experiment import is_experiment, read_experiment
 from esper.lab.figures.evaluation import exhibit_arms, exhibit_behaviour, exhibit_configurations, exhibit_evaluation
 from esper.lab.figures.exhibit import run_queries
-from esper.lab.figures.training import BLUEPRINTS, LEARNING, exhibit_health
+from esper.lab.figures.training import BLUEPRINTS, LEARNING, PROBE_INTERACTIONS, exhibit_health
 from esper.lab.report.grown import report_grown
 from esper.lab.report.page import Headline, Report, Reproduction, Section
 from esper.lab.standings import (
@@ -92,12 +92,12 @@ def _report_training(run: RunDirectory) -> Report:
         rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
 
     # How it learned.
-    learning, blueprints = run_queries(run.store, (LEARNING, BLUEPRINTS))
+    learning, blueprints, interactions = run_queries(run.store, (LEARNING, BLUEPRINTS, PROBE_INTERACTIONS))
     if any(row["kind"] == "J" for row in learning.rows):
-        sections = [Section("How the policy learned", [learning, blueprints])]
+        sections = [Section("How the policy learned", [learning, blueprints, interactions])]
     else:
         sections = [Section("How the policy learned", note="The run has no finished iteration yet.")]
-    exhibits = [learning, blueprints]
+    exhibits = [learning, blueprints, interactions]
 
     # How it compares with the other controllers.
     for split, compared in exhibit_evaluation(comparisons).items():

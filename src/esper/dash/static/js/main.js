@@ -201,5 +201,5 @@ refresh();
 
 /** Parameters that mean nothing in another run. */
 function forget(view) {
-  return view === "compare" ? {} : { episode: null, environment: null, step: null, family: null, type: null, text: null };
+  return view === "compare" ? {} : { episode: null, environment: null, step: null, probe: null, family: null, type: null, text: null };
 }

@@ -4,13 +4,14 @@ import { Chart } from "../charts.js";
 import { card, element, empty } from "../dom.js";
 import { episodePager } from "../episode_pager.js";
 import { brief, named, percent, score, words } from "../formats.js";
+import { interactionsContent } from "../module_interactions.js";
 import { Lanes } from "../network_lanes.js";
 import { gatesTable, rollbacksTable, seedsTable } from "../network_tables.js";
 import { go, here } from "../place.js";
 import { lookContent } from "../policy_look.js";
 import { stageLegend } from "../stages.js";
 
-const TYPES = ["step_taken", "episode_started", "episode_ended", "rolled_back"];
+const TYPES = ["step_taken", "episode_started", "episode_ended", "rolled_back", "policy_probed"];
 const RELOAD_MS = 1000;
 
 export async function open(context, parameters) {
@@ -33,9 +34,16 @@ class NetworkView {
     if (!this.context.current()) return;
     this.data = data;
     this.show(parameters);
+    this.showInteractions(parameters);
     if (this.following) return;
     this.following = true;
-    this.context.follow(TYPES, data.cursor, { news: (entries) => this.take(entries), reload: this.reload });
+    this.context.follow(TYPES, data.cursor, {
+      news: (entries) => this.take(entries),
+      reload: () => {
+        this.probe = null;
+        this.reload();
+      },
+    });
   }
 
   take(entries) {
@@ -43,13 +51,17 @@ class NetworkView {
     const ours = ({ payload }) =>
       payload.environment === this.environment &&
       (payload.episode === episode || (this.requested === null && payload.episode > episode));
-    if (entries.some(ours)) this.reload();
+    const probed = entries.some(({ type }) => type === "policy_probed");
+    if (probed) this.probe = null;
+    if (probed || entries.some(ours)) this.reload();
   }
 
   changed(parameters) {
     const same = Number(parameters.get("environment") ?? 0) === this.environment && parameters.get("episode") === this.requested;
-    if (same) this.showLook(parameters);
-    else this.reload();
+    if (same) {
+      this.showLook(parameters);
+      this.showInteractions(parameters);
+    } else this.reload();
     return true;
   }
 
@@ -88,6 +100,7 @@ class NetworkView {
       rollbacks: element("div"),
       gates: element("div"),
       look: element("div"),
+      interactions: element("div"),
     };
     parts.charts = [parts.accuracy, parts.loss, parts.contributions, parts.rewards];
     this.slider = element("input", { type: "range", min: 0, "aria-label": "Step", oninput: () => this.slid() });
@@ -102,6 +115,7 @@ class NetworkView {
         "div",
         { className: "cards wide" },
         card("Seeds", null, parts.seeds),
+        card("Kept modules together", "In the networks that the greedy policy grew on the probe instances.", parts.interactions),
         card("What the policy saw and thought", null, bar, parts.look),
       ),
       element("div", { className: "cards" }, card("Rollbacks", null, parts.rollbacks), card("Gate verdicts", null, parts.gates)),
@@ -201,6 +215,33 @@ class NetworkView {
       this.looked = null;
       this.context.complain(error.message);
     }
+  }
+
+  /** The matrix of the instance that the address names; a probe is loaded once per episode, and when there is a new one. */
+  async showInteractions(parameters) {
+    if (!this.parts) return;
+    const { episode, started } = this.data;
+    if (this.probe?.episode !== episode.number) {
+      const probe = { episode: episode.number };
+      this.probe = probe;
+      try {
+        probe.found = await this.context.load("interactions", { episode: episode.number });
+      } catch (error) {
+        probe.trouble = error.message;
+      }
+      if (probe !== this.probe || !this.context.current() || !this.parts) return;
+    }
+    const { found, trouble, shown } = this.probe;
+    if (trouble) this.parts.interactions.replaceChildren(element("p", { className: "note" }, trouble));
+    // Drawn anew only where something else is to be seen: the reader may be choosing.
+    const requested = parameters.get("probe");
+    const key = JSON.stringify([requested, started?.family]);
+    if (!found || key === shown) return;
+    this.probe.shown = key;
+    const choose = (place) => go("network", { probe: place }, true);
+    const focused = this.parts.interactions.contains(document.activeElement);
+    this.parts.interactions.replaceChildren(...[interactionsContent(found, requested, started?.family, choose)].flat());
+    if (focused) this.parts.interactions.querySelector("select")?.focus();
   }
 
   close() {
