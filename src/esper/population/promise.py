@@ -131,6 +131,7 @@ class PromiseMeter:
         return newborns
 
     def _create_newborns(self, slot: int, blueprint: int, widths: tuple[int, ...]) -> _Newborns:
+        # Made and tried out on the CPU, so that the device gets all values in one copy.
         config = self._population.config
         site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
@@ -190,7 +191,9 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[t
         logits = build_program(population, make_recording_op, keep_buffers=True)(batch.inputs, host)
         # Examples are summed, the positions of each averaged, as its loss is.
         positions = batch.labels[0, 0].numel()
-        total = F.cross_entropy(logits.flatten(1, -2).mT, batch.labels.flatten(1), reduction="sum") / positions
+        # Summed by itself: the loss would sum in any order on a GPU.
+        losses = F.cross_entropy(logits.flatten(1, -2).mT, batch.labels.flatten(1), reduction="none")
+        total = losses.sum() / positions
         gradients = iter(torch.autograd.grad(total, [leaf for part in leaves for leaf in part], materialize_grads=True))
     # One tensor per pass, joined to those of all networks, and of the type of newborns' parameters.
     dtype = population.config.dtype
