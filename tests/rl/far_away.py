@@ -27,6 +27,7 @@ import esper
 
 FAR = torch.device("meta")
 _CPU = torch.device("cpu")
+_IS_AUTOCAST_ENABLED = torch.is_autocast_enabled
 _HOME = f"{Path(esper.__file__).parent}/"
 
 COPIES = frozenset({"_to_copy", "copy_", "copy"})
@@ -105,6 +106,7 @@ class FarAway:
             mock.patch.object(torch.inference_mode, "__enter__", _enter_no_grad),
             mock.patch.object(torch.inference_mode, "__exit__", _exit_no_grad),
             mock.patch.object(torch, "autocast", _autocast),  # which knows no such device
+            mock.patch.object(torch, "is_autocast_enabled", _is_autocast_enabled),
             _Constructors(),
             _Dispatch(self),
         ):
@@ -228,6 +230,10 @@ def _mixture(func: Any) -> RuntimeError:
 
 def _autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
     return nullcontext() if device_type == FAR.type else torch.amp.autocast(device_type, *args, **kwargs)
+
+
+def _is_autocast_enabled(device_type: str) -> bool:
+    return device_type != FAR.type and _IS_AUTOCAST_ENABLED(device_type)
 
 
 def _enter_no_grad(mode: Any) -> None:

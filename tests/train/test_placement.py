@@ -191,7 +191,7 @@ def compute_tasks(settings: TrainSettings) -> Iterator[tuple[torch.Tensor, ...]]
 
     config, instances = make_evaluation_config(settings), sample_instances(settings, 0, 0)[:3]
     controllers = [*create_baselines(get_suite("short")), create_greedy_controller(create_policy(settings), settings)]
-    for cohort in split_into_cohorts(controllers, config, instances, with_shapley=True):
+    for cohort in split_into_cohorts(controllers, config, instances, shapley="pairs"):
         played = evaluate_cohort(cohort)
         records = [(one.score, one.test_accuracy, one.added_parameters) for part in played for one in part.records]
         values = [seed.value for part in played for shapley in part.earnings for seed in shapley.seeds]
