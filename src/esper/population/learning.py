@@ -107,7 +107,9 @@ def start_training(
             pass_inputs, pass_labels = batch.inputs[joint_pass.networks], batch.labels[joint_pass.networks]
             part_losses: list[Tensor] = []
             part_logits: list[Tensor] = []
-            for inputs, targets in zip(pass_inputs.split(most, 1), pass_labels.split(most, 1), strict=True):
+            for inputs, targets in zip(
+                torch.split(pass_inputs, most, 1), torch.split(pass_labels, most, 1), strict=True
+            ):
                 outputs = joint_pass.run(inputs, host.parameters)
                 mean_losses = compute_losses(outputs, targets)
                 # Summed, not averaged: no network's gradient may depend on how many others there are.
