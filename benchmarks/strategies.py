@@ -1,6 +1,6 @@
-"""How fast populations train by each strategy, on five kinds of hosts, and how far that is from what the device can do.
+"""How fast populations train by each strategy, on six kinds of hosts, and how far that is from what the device can do.
 
-    python benchmarks/strategies.py [--hosts mlp conv8 conv32 transformer language] [--environments 1 4 16 64]
+    python benchmarks/strategies.py [--hosts mlp conv8 conv32 images transformer language] [--environments 1 4 16 64]
         [--device cuda]
 
 Strategies take turns of a few minibatches, forward, backward and optimizer; printed are medians for one minibatch and,
@@ -88,6 +88,12 @@ def conv32() -> Host:
     return Host(host(body, nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64, CLASSES)), (3, 32, 32))
 
 
+def images() -> Host:
+    """That of the suite with five stages."""
+    *stages, head = get_suite("images").template().children()
+    return Host(host(nn.Sequential(*stages), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head), (3, 32, 32))
+
+
 def transformer() -> Host:
     blocks = [TransformerBlock(64, 4) for _ in range(2)]
     return Host(host(nn.Sequential(nn.Linear(16, 64), *blocks), Mean(), nn.Linear(64, CLASSES)), (32, 16))
@@ -104,6 +110,7 @@ HOSTS: dict[str, Callable[[], Host]] = {
     "mlp": mlp,
     "conv8": conv8,
     "conv32": conv32,
+    "images": images,
     "transformer": transformer,
     "language": language,
 }

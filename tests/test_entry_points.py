@@ -8,6 +8,7 @@ from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from esper.commands import evaluate
@@ -18,7 +19,8 @@ from esper.grower.config import GrowerConfig
 from esper.grower.grower import Grower
 from esper.lab.experiment import Experiment
 from esper.lifecycle.rules import Rules
-from esper.rl.gym import Growth, GrowthSettings
+from esper.rl.gym import Growth, GrowthSettings, GrowthVectorEnv
+from esper.tasks.registry import get_suite
 from esper.train.evaluation import make_evaluation_config
 from esper.train.settings import TrainSettings
 
@@ -86,7 +88,14 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
         None,
         [
             *("suite=digits", "rules.harm_tolerance=0.1", "conduct.plateau=4", "strategy=looped"),
-            *("networks_per_pass=3", "devices=[cuda:1, cpu]", "seed=7", "reward=sparse"),
+            *(
+                "networks_per_pass=3",
+                "examples_per_pass=5",
+                "bf16=true",
+                "devices=[cuda:1, cpu]",
+                "seed=7",
+                "reward=sparse",
+            ),
         ],
     )
     terms = asdict(make_evaluation_config(settings))
@@ -95,6 +104,17 @@ def test_evaluation_takes_what_the_page_calls_the_runs_own() -> None:
     assert {setting: terms[setting] for setting in own} == {setting: vars(settings)[setting] for setting in own}
     assert terms["device"] == settings.devices[0]
     assert terms.keys() == {*own, "device"}  # and what the page says is not used, or is drawn from, is not there
+
+
+def test_how_networks_are_computed_reaches_them_from_everywhere() -> None:
+    given = {"networks_per_pass": 3, "examples_per_pass": 5, "bf16": True, "strategy": "looped"}
+    settings = load_settings(TrainSettings, None, [f"{name}={str(value).lower()}" for name, value in given.items()])
+    instances = get_suite(settings.suite).sample(2, "train", np.random.default_rng(0))
+    environment = GrowthVectorEnv(2, **given)
+    environment.reset(seed=0)
+    for episodes in (make_evaluation_config(settings).create_episodes(instances), environment.growth.episodes):
+        config = vars(episodes.population.config)
+        assert {name: config[name] for name in given} == given
 
 
 def test_auto_is_refused_by_training_and_says_why() -> None:

@@ -55,23 +55,23 @@ MUTATIONS = (
     Mutation(
         "a seed that is pruned before its first minibatch leaves its parameters and moments behind",
         "population/population.py",
-        "_group_by_kind(changes, changes.after == Stage.PRUNED)\n    return",
-        "_group_by_kind(changes, (changes.after == Stage.PRUNED) & (changes.before != Stage.GERMINATED))\n    return",
+        "pruned = changes.after == Stage.PRUNED",
+        "pruned = (changes.after == Stage.PRUNED) & (changes.before != Stage.GERMINATED)",
         "D1",
     ),
     Mutation(
         "a decision that fails halfway has changed the table of slots",
         "population/population.py",
-        "        parameters = state.parameters\n        if (changes.born",
+        "        parameters = state.parameters\n        pruned",
         "        self.state = replace(state, table=result.table)\n"
-        "        parameters = state.parameters\n        if (changes.born",
+        "        parameters = state.parameters\n        pruned",
         "D2",
     ),
     Mutation(
         "moments are lost whenever a seed comes or goes",
         "population/parameters.py",
-        "moments = {name: concatenate_flat([block.moments[name] for block in blocks]) for name in blocks[0].moments}",
-        "moments = {name: torch.zeros_like(values) for name in blocks[0].moments}",
+        "moments={name: gather_by(place, [source.moments[name] for source in sources]) for name in moment_names}",
+        "moments={name: torch.zeros(count, dtype=sources[0].values.dtype, device=device) for name in moment_names}",
         "D3",
     ),
     Mutation(
@@ -84,7 +84,7 @@ MUTATIONS = (
     Mutation(
         "a row's moments survive a rollback",
         "population/parameters.py",
-        "new = self._make_untrained_rows(values, buffers, learning_rates, self.owners[rows])",
+        "new = self.make_rows(values, buffers, learning_rates, self.owners[rows])",
         "new = replace(self.select(rows), values=values, buffers=dict(buffers), learning_rates=learning_rates)",
         "D4",
     ),
@@ -113,9 +113,9 @@ MUTATIONS = (
     Mutation(
         "networks are computed on a CUDA stream of their own",
         "population/learning.py",
-        "            pass_logits = joint_pass.run(pass_inputs, host.parameters)",
-        "            with torch.cuda.stream(torch.cuda.Stream()):\n"
-        "                pass_logits = joint_pass.run(pass_inputs, host.parameters)",
+        "                outputs = joint_pass.run(inputs, host.parameters)",
+        "                with torch.cuda.stream(torch.cuda.Stream()):\n"
+        "                    outputs = joint_pass.run(inputs, host.parameters)",
         "D7",
     ),
     Mutation(
@@ -176,6 +176,20 @@ MUTATIONS = (
         "D13",
     ),
     Mutation(
+        "populations compute in float32 only",
+        "population/forward.py",
+        "if not population.config.bf16:",
+        "if population.config.dtype is torch.float32:",
+        "D13",
+    ),
+    Mutation(
+        "a minibatch is computed at once",
+        "population/learning.py",
+        "most = population.config.examples_per_pass or examples",
+        "most = examples",
+        "D13",
+    ),
+    Mutation(
         "an update holds the activations of all steps at once",
         "rl/ppo.py",
         "length = settings.chunk or rollout.steps",
@@ -185,8 +199,8 @@ MUTATIONS = (
     Mutation(
         "losses are scaled for float16",
         "population/learning.py",
-        "total = pass_losses.sum()",
-        "total = torch.amp.GradScaler().scale(pass_losses.sum())",
+        "total = mean_losses.sum()",
+        "total = torch.amp.GradScaler().scale(mean_losses.sum())",
         "D14",
     ),
     Mutation(
@@ -260,8 +274,8 @@ MUTATIONS = (
     Mutation(
         "norms are read in every minibatch",
         "population/learning.py",
-        "    hosts, *banks = gradients\n",
-        "    hosts, *banks = gradients\n    assert hosts.square().sum().item() >= 0\n",
+        "    hosts, *seeds = gradients\n",
+        "    hosts, *seeds = gradients\n    assert hosts.square().sum().item() >= 0\n",
         "D19",
     ),
     Mutation(
@@ -438,8 +452,8 @@ MUTATIONS = (
     Mutation(
         "a network's gradient depends on the number of networks",
         "population/learning.py",
-        "total = pass_losses.sum()",
-        "total = pass_losses.mean()",
+        "total = mean_losses.sum()",
+        "total = mean_losses.mean()",
         "D37",
     ),
     Mutation(
@@ -582,6 +596,34 @@ MUTATIONS = (
         "* fossils).sum(1)",
         ").sum(1)",
         rooms="engine population",
+    ),
+    Mutation(
+        "gate G2 takes any gradient",
+        "lifecycle/rules.py",
+        "evidence.gradient_healthy, Reason",
+        "table.owning, Reason",
+        rooms="engine lifecycle",
+    ),
+    Mutation(
+        "a gradient is healthy if the newest decision's are",
+        "engine/gradients.py",
+        "settings.decay * evidence.gradient_weight + 1",
+        "1.0",
+        rooms="engine",
+    ),
+    Mutation(
+        "exploded gradients are healthy",
+        "engine/gradients.py",
+        "np.maximum(vanished, exploded)",
+        "vanished",
+        rooms="engine",
+    ),
+    Mutation(
+        "a rollback keeps the evidence on gradients of the training that it undid",
+        "engine/engine.py",
+        "self.networks.evidence = replace_where(kept",
+        "replace_where(kept",
+        rooms="engine",
     ),
     Mutation(
         "a gate's new reason is no event",

@@ -1,26 +1,17 @@
 """The data sets of the examples, each read from one place and split once for all.
 
-Digits come with scikit-learn, MNIST-1D is computed from its recipe. Fashion-MNIST: H. Xiao, K. Rasul and R. Vollgraf
-(arXiv:1708.07747), in IDX files, the format of MNIST (Y. LeCun, "The MNIST database"): two zero bytes, the type of the
-values (8: unsigned bytes), the number of axes, the length of each as a big-endian 32-bit integer, then bytes. CIFAR-10
-in its binary version: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009); its archive holds
-five files for training and one for test, a record is the label, a byte, and 3072 pixels: the red plane, the green and
-the blue one, each row by row. charlm is any UTF-8 text, by default that of Python's own help.
+Digits come with scikit-learn, MNIST-1D is computed from its recipe; Fashion-MNIST and CIFAR-10 are read by
+`esper.tasks.image_files`, and can be downloaded here. charlm is any UTF-8 text, by default that of Python's own help.
 
 No file is unpickled and no archive unpacked. What is downloaded is checked by its hash and appears in the cache whole.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import http.client
-import math
 import os
-import struct
-import tarfile
 import urllib.request
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.errors import TaskError
+from esper.tasks import image_files
 from esper.tasks.datasets import digits, mnist1d
+from esper.tasks.image_files import cache_folder, find_fashion_mnist, locate_cifar10, read_cifar10, read_fashion_mnist
 from esper.tasks.texts import read_text
 
 TASKS = {
@@ -45,10 +38,6 @@ TASKS = {
 """The tasks, each with the hosts that can read it, the first one by default."""
 CLASSES = 10
 """Of all tasks but charlm."""
-CLOTHES = 60_000, 10_000
-"""Images of Fashion-MNIST for training and for test."""
-PACKAGED = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts the files."""
 FASHION_ADDRESS = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
 FASHION_MD5 = {
     "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -59,17 +48,12 @@ FASHION_MD5 = {
 """Of the compressed files, as the authors state them: against damage, not against forgery."""
 CIFAR_ADDRESS = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
-CIFAR_FILES = tuple(f"cifar-10-batches-bin/data_batch_{number}.bin" for number in range(1, 6))
-CIFAR_TEST = "cifar-10-batches-bin/test_batch.bin"
-CIFAR_PER_FILE, CIFAR_RECORD = 10_000, 1 + 3 * 32 * 32
 WINDOW = 64
 """Characters that a language model sees."""
 TEXT_VALIDATION, TEXT_TEST = 0.05, 0.1
 """Shares of the text, from its end."""
 MEASURED = 10_000
 """Training examples that mean and deviation are taken from."""
-
-Bytes = NDArray[np.uint8]
 
 
 class Minibatch(NamedTuple):
@@ -228,60 +212,28 @@ def split_examples(
 # Fashion-MNIST
 
 
-def load_fashion_mnist(download: bool, sizes: tuple[int, int] = CLOTHES, validation: int = 5000) -> Splits:
+def load_fashion_mnist(download: bool, validation: int = 5000) -> Splits:
     """From its four IDX files, compressed or not, in the cache or where Debian's package puts them."""
-    cached = cache_folder() / "fashion-mnist"
-    folder = next((place for place in (cached, PACKAGED) if all(_find(place, name) for name in FASHION_MD5)), None)
-    if folder is None and not download:
-        raise TaskError(
-            f"Fashion-MNIST is neither in {cached} nor in {PACKAGED}: add --download, install Debian's package "
-            "dataset-fashion-mnist, or put the four IDX files there"
-        )
-    if folder is None:
-        folder = cached
+    folder = cache_folder() / "fashion-mnist"
+    if find_fashion_mnist() is None and download:
         for name, md5 in FASHION_MD5.items():
             fetch(f"{FASHION_ADDRESS}/{name}.gz", md5, folder / f"{name}.gz", most_bytes=40_000_000)
-    parts: list[tuple[Bytes, NDArray[np.int64]]] = []
-    for prefix, count in zip(("train", "t10k"), sizes, strict=True):
-        images = read_idx(_find(folder, f"{prefix}-images-idx3-ubyte"), (count, 28, 28))
-        labels = read_idx(_find(folder, f"{prefix}-labels-idx1-ubyte"), (count,))
-        parts.append((images[:, None], labels.astype(np.int64)))
-    return split_examples(parts[0], parts[1], validation)
-
-
-def _find(folder: Path, name: str) -> Path | None:
-    """The file, compressed or not."""
-    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
-
-
-def read_idx(path: Path | None, shape: tuple[int, ...]) -> Bytes:
-    """The array ``shape`` in a file, which is compressed if its name ends in ``.gz``.
-
-    Raises:
-        TaskError: it cannot be read, or is no IDX file of unsigned bytes of that shape.
-    """
-    assert path is not None
-    expected, size = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape), math.prod(shape)
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            header, content = file.read(len(expected)), file.read(size + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TaskError(f"cannot read {path} ({error}): put a whole file there, or delete it") from error
-    if header != expected:
-        raise TaskError(f"{path} is no IDX file of unsigned bytes of shape {shape}: its header is {header.hex()}")
-    if len(content) != size:
-        raise TaskError(f"{path} holds {'more' if len(content) > size else 'fewer'} than {size} bytes: it is damaged")
-    return np.frombuffer(content, np.uint8).reshape(shape)
+    files = find_fashion_mnist()
+    if files is None:
+        raise TaskError(
+            f"Fashion-MNIST is neither in {folder} nor in {image_files.PACKAGED}: add --download, install Debian's "
+            "package dataset-fashion-mnist, or put the four IDX files there"
+        )
+    data = read_fashion_mnist(files)
+    return split_examples((data.images, data.labels), (data.test_images, data.test_labels), validation)
 
 
 # CIFAR-10
 
 
-def load_cifar10(
-    download: bool, md5: str = CIFAR_MD5, per_file: int = CIFAR_PER_FILE, validation: int = 5000
-) -> Splits:
+def load_cifar10(download: bool, md5: str = CIFAR_MD5, validation: int = 5000) -> Splits:
     """From the archive in the cache, which is never unpacked to a disk."""
-    path = cache_folder() / "cifar10" / "cifar-10-binary.tar.gz"
+    path = locate_cifar10()
     if path.is_file():
         with path.open("rb") as file:
             if hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() != md5:
@@ -290,31 +242,8 @@ def load_cifar10(
         fetch(CIFAR_ADDRESS, md5, path, most_bytes=200_000_000)
     else:
         raise TaskError(f"CIFAR-10 is not at {path}: add --download, or put {CIFAR_ADDRESS} there")
-    records: dict[str, Bytes] = {}
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                # Links are not followed, whatever they point to.
-                if member.name not in (*CIFAR_FILES, CIFAR_TEST) or not member.isreg():
-                    continue
-                if member.size != per_file * CIFAR_RECORD:
-                    raise TaskError(
-                        f"{member.name} in {path} has {member.size} bytes, not {per_file * CIFAR_RECORD}: delete the "
-                        "archive"
-                    )
-                file = archive.extractfile(member)
-                assert file is not None
-                records[member.name] = np.frombuffer(file.read(), np.uint8).reshape(per_file, CIFAR_RECORD)
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise TaskError(f"cannot read {path} ({error}): delete it, and fetch it with --download") from error
-    for name in (*CIFAR_FILES, CIFAR_TEST):
-        if name not in records:
-            raise TaskError(f"{path} lacks {name}: delete it, and fetch it with --download")
-        if (label := int(records[name][:, 0].max())) >= CLASSES:
-            raise TaskError(f"CIFAR-10 has a label {label}, there are {CLASSES} classes: the archive is damaged")
-    parts = np.concatenate([records[name] for name in CIFAR_FILES]), records[CIFAR_TEST]
-    pool, test = ((part[:, 1:].reshape(-1, 3, 32, 32), part[:, 0].astype(np.int64)) for part in parts)
-    return split_examples(pool, test, validation)
+    data = read_cifar10(path)
+    return split_examples((data.images, data.labels), (data.test_images, data.test_labels), validation)
 
 
 # Text
@@ -342,13 +271,7 @@ def load_text(path: Path | None) -> Splits:
     return Splits(*(Windows(part, WINDOW) for part in parts), classes=len(alphabet))
 
 
-# The cache
-
-
-def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/esper``, by default ``~/.cache/esper`` (XDG Base Directory Specification)."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "esper"
+# Downloads
 
 
 def fetch(url: str, md5: str, path: Path, *, most_bytes: int) -> None:

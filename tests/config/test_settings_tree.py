@@ -49,6 +49,7 @@ NAMED = {
     "start_from": Named("esper"),
     "devices": Named(["cuda:1"]),
     "device": Named("cuda:1"),
+    "deterministic": Named(False, ("devices=[cuda:1]",)),
     "rules.isolation": Named("shadow", (_ISOLATED,)),
     "rules.tempos": Named([5]),
     "rules.alpha_targets": Named([0.5, 1.0]),
@@ -232,7 +233,9 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 def test_what_entry_points_share_has_one_default() -> None:
     train, gym = (cast("Any", ROOTS[root]) for root in (TrainSettings, GrowthSettings))
     shared = TrainSettings.model_fields.keys() & GrowthSettings.model_fields.keys()
-    assert shared == {"suite", "rules", "conduct", "reward", "strategy"}
+    assert shared == {
+        *("suite", "rules", "conduct", "reward", "strategy", "networks_per_pass", "examples_per_pass", "bf16")
+    }
     assert all(getattr(train, name) == getattr(gym, name) for name in shared)
     assert train.rules == Rules()
     assert train.conduct == EpisodeConfig()

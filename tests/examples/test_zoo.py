@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch import nn
 from zoo import data
-from zoo.data import CIFAR_FILES, CIFAR_TEST, TASKS, Labelled, Splits, Windows, fetch, load
+from zoo.data import TASKS, Labelled, Splits, Windows, fetch, load
 from zoo.hosts import HOSTS, build_host
 from zoo.training import build_model, host_for, make_optimizer, measure, numpy_generator, train_epoch
 
 from esper.errors import TaskError
 from esper.growth.attach import attach
+from esper.tasks import image_files
+from esper.tasks.image_files import CIFAR_FILES, CIFAR_TEST
 from examples.planted_data import cifar_records, write_fashion_mnist, write_tar
 
 CLASSES, PER_FILE = 7, 12
@@ -37,7 +39,7 @@ SUITED = [(task, host) for task, hosts in TASKS.items() for host in hosts]
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of cached data."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(data, "PACKAGED", tmp_path / "packaged")
+    monkeypatch.setattr(image_files, "PACKAGED", tmp_path / "packaged")
     return tmp_path / "cache" / "esper"
 
 
@@ -179,7 +181,7 @@ def write_cifar(cache: Path, changes: dict[str, bytes | None], links: dict[str, 
 
 
 def load_cifar(md5: str) -> Splits:
-    return data.load_cifar10(False, md5, PER_FILE, validation=10)
+    return data.load_cifar10(False, md5, validation=10)
 
 
 def test_cifar10_is_read_as_it_is_documented(cache: Path) -> None:
@@ -211,7 +213,7 @@ def test_cifar10_is_never_unpacked_and_links_in_it_are_not_followed(cache: Path,
 
 
 def test_cifar10_with_a_file_of_another_size_or_a_label_that_does_not_exist(cache: Path) -> None:
-    with pytest.raises(TaskError, match="has 36875 bytes, not 36876"):
+    with pytest.raises(TaskError, match="has 36875 bytes, not 3073 for each"):
         load_cifar(write_cifar(cache, {CIFAR_TEST: bytes(36875)}))
     records = cifar_records(PER_FILE, 0)
     records[3, 0] = 10
@@ -227,7 +229,7 @@ def test_cifar10_with_a_file_of_another_size_or_a_label_that_does_not_exist(cach
 def test_fashion_mnist_is_read_from_either_place(cache: Path, tmp_path: Path, compressed: bool, packaged: bool) -> None:
     folder = tmp_path / "packaged" if packaged else cache / "fashion-mnist"
     arrays = write_fashion_mnist(folder, 20, 6, compressed=compressed)
-    splits = data.load_fashion_mnist(False, (20, 6), 5)
+    splits = data.load_fashion_mnist(False, 5)
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (15, 5, 6)
     test = splits.test
     assert isinstance(test, Labelled)
@@ -258,7 +260,7 @@ def test_fashion_mnist_that_is_damaged(cache: Path, damage: str) -> None:
     }
     path.write_bytes(spoilt[damage])
     with pytest.raises(TaskError, match=str(path)):
-        data.load_fashion_mnist(False, (20, 6), 5)
+        data.load_fashion_mnist(False, 5)
 
 
 # Downloads

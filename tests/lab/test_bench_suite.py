@@ -78,5 +78,7 @@ def test_schedules_are_all_singles_and_combinations_without_repeats() -> None:
     assert len(singles) == 1 + 2 * len(SUITE.sites) * len(SUITE.blueprints)
     assert len({schedule.name for schedule in singles}) == len(singles)
     picked = [one for one in singles if one.name in {"mlp@0", "mlp@1", "gate@1", "norm@2"}]
+    assert not combine_schedules(SUITE, picked, most=1)
+    assert all(len(schedule.plantings) == 2 for schedule in combine_schedules(SUITE, picked, most=2))
     names = {schedule.name for schedule in combine_schedules(SUITE, picked)}
     assert names == {"mlp@0 gate@1", "mlp@0 norm@2", "mlp@1 norm@2", "gate@1 norm@2", "mlp@0 gate@1 norm@2"}

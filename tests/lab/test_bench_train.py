@@ -55,6 +55,8 @@ def test_every_part_takes_time_in_a_real_training():
     assert found.share.keys() == {*PARTS, REST}
     assert all(share > 0 for share in found.share.values())
     assert sum(found.share.values()) == pytest.approx(1)
+    assert sum(found.operations.values()) == pytest.approx(found.operations_per_decision)
+    assert {"bmm", "index_select"} < found.operations.keys()
 
 
 def test_the_command_ends_with_json(capsys: pytest.CaptureFixture[str]):
@@ -64,3 +66,4 @@ def test_the_command_ends_with_json(capsys: pytest.CaptureFixture[str]):
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["env_steps_per_second"] > 0
     assert last["share"].keys() == {*PARTS, REST}
+    assert last["operations_per_decision"] == pytest.approx(sum(last["operations"].values()))

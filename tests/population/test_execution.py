@@ -318,32 +318,48 @@ def signals() -> nn.Module:
     )
 
 
-HOSTS = {"images": (images, (1, 5, 5)), "signals": (signals, (1, 8))}
+SUITE = get_suite("images")
+VARIANTS = (
+    ("shape", "large_3_stages"),
+    ("shape", "large_5_stages"),
+    ("shape", "small_4_stages"),
+    ("bright", "loud"),
+    ("plain", "hue"),
+)
+"""Hosts of three, five, four, four and three stages."""
+SHAPES = {"images": (1, 5, 5), "signals": (1, 8), "the suite": SUITE.input_shape}
 SPATIAL = ("norm", "conv1x1", "depthwise", "conv3x3", "gate")
 
 
 def population_of(name: str, strategy: str) -> tuple[PopulationConfig, list[NetworkSpec]]:
-    build, shape = HOSTS[name]
-    hosts: list[nn.Module] = [build() for _ in range(NETWORKS)]
+    if name == "the suite":
+        rng = np.random.default_rng(0)
+        chosen = [SUITE.draw(*variant, seed, rng) for seed, variant in enumerate(VARIANTS)]
+        hosts, template = [SUITE.host(one) for one in chosen], SUITE.template()
+        slots, widths = SUITE.sites, chosen[0].widths
+    else:
+        build = images if name == "images" else signals
+        hosts, template = [build() for _ in range(NETWORKS)], build()
+        slots, widths = ("0", "1"), (4, 4)
     for seed, host in enumerate(hosts):
         with torch.no_grad():
             for parameter in host.parameters():
                 parameter.copy_(drawn(*parameter.shape, seed=seed) / 2)
     shared = PopulationConfig(
-        build(),
-        ("0", "1"),
+        template,
+        slots,
         SPATIAL,
-        torch.zeros(2, *shape),
+        torch.zeros(2, *SHAPES[name]),
         rules=open_rules(cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0, blends=tuple(Blend)),
         strategy=strategy,
         dtype=torch.float64,
     )
-    return shared, [NetworkSpec(host, (4, 4), 0.01 * (1 + seed), seed) for seed, host in enumerate(hosts)]
+    return shared, [NetworkSpec(host, widths, 0.01 * (1 + seed), seed) for seed, host in enumerate(hosts)]
 
 
 def batch_of(name: str, seed: int) -> Batch:
     labels = torch.randint(3, (NETWORKS, EXAMPLES), generator=torch.Generator().manual_seed(seed))
-    return Batch(drawn(NETWORKS, EXAMPLES, *HOSTS[name][1], seed=seed), labels)
+    return Batch(drawn(NETWORKS, EXAMPLES, *SHAPES[name], seed=seed), labels)
 
 
 def host_rows(fast: Population, slow: ReferencePopulation) -> Sequence[Tensor]:
@@ -352,7 +368,7 @@ def host_rows(fast: Population, slow: ReferencePopulation) -> Sequence[Tensor]:
     )
 
 
-@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("name", ["images", "signals", pytest.param("the suite", marks=pytest.mark.landing)])
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
 def test_growing_convolutional_populations_equal_a_loop_over_modules(name: str, strategy: str) -> None:
     shared, networks = population_of(name, strategy)

@@ -86,7 +86,7 @@ def test_clipping_is_by_network_over_all_its_rows() -> None:
         block(settings, torch.zeros_like(gradient), RATES[: len(own)], own)
         for gradient, own in zip(gradients, owners, strict=True)
     ]
-    flat_gradient = clip_by_network(FlatParameters.from_blocks(blocks), concatenate_flat(gradients), 3, clip_norm=1.0)
+    flat_gradient = clip_by_network(FlatParameters.from_blocks(blocks), concatenate_flat(gradients), clip_norm=1.0)
     parts = flat_gradient.split([gradient.numel() for gradient in gradients])
     clipped = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
     for network in range(3):

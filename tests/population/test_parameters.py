@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor, nn
 
-from esper.population.parameters import ParameterLayout, StackedParameters, pad_to_shape
+from esper.population.parameters import FlatParameters, ParameterLayout, Piece, StackedParameters, pad_to_shape
 
 MOMENTS = ("mean", "square")
 CPU = torch.device("cpu")
@@ -165,6 +166,58 @@ def test_modules_of_other_shapes_are_refused() -> None:
         shape().flatten_module(nn.Linear(2, 3, bias=False))
     with pytest.raises(ValueError, match=r"shape \(4, 2\) does not fit into \(3, 2\)"):
         shape().flatten_module(nn.Linear(2, 4))
+
+
+def make_vector(rows: dict[int, list[int]], generator: torch.Generator) -> FlatParameters:
+    """Random rows of blocks of modules of some widths, each with these owners."""
+    blocks: list[StackedParameters] = []
+    for width, owners in rows.items():
+        empty = StackedParameters.empty(nn.BatchNorm1d(width, dtype=torch.float64), MOMENTS, torch.float64, CPU)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        count = len(owners)
+        buffers = {name: draw(count, *buffer.shape[1:]) for name, buffer in empty.buffers.items()}
+        block = empty.with_rows(draw(count, 2 * width), buffers, draw(count), torch.tensor(owners))
+        moments = {name: draw(count, 2 * width) for name in MOMENTS}
+        blocks.append(replace(block, moments=moments, steps=draw(count)))
+    return FlatParameters.from_blocks(blocks)
+
+
+def test_rows_of_several_vectors_are_gathered_with_all_that_belongs_to_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sources = [make_vector({3: [0, 1, 2], 1: [2, 0]}, generator), make_vector({5: [7], 1: [4, 5], 3: [9]}, generator)]
+    plan = [
+        [Piece(0, 0, np.array([2, 0])), Piece(1, 2, np.array([0]))],
+        [Piece(1, 0, np.array([0]))],
+        [Piece(1, 1, np.array([1])), Piece(0, 1, np.array([0, 1]))],
+    ]
+    found = FlatParameters.gather(sources, plan, MOMENTS)
+    for block, pieces in zip(found.blocks, plan, strict=True):
+        parts = [sources[piece.source].blocks[piece.block].select(torch.from_numpy(piece.rows)) for piece in pieces]
+        expected = parts[0]
+        for part in parts[1:]:
+            expected = expected.join(part)
+        _assert_same(block, _tensors(expected))
+    assert torch.equal(found.values, torch.cat([block.values.flatten() for block in found.blocks]))
+    assert torch.equal(found.owners, torch.cat([block.owners for block in found.blocks]))
+    assert torch.equal(found.learning_rates, torch.cat([block.learning_rates for block in found.blocks]))
+    found.values.zero_()
+    assert not any(block.values.any() for block in found.blocks), "blocks are views of the vector"
+
+
+def test_what_is_summed_by_network_and_split_by_rows_is_that_of_its_rows() -> None:
+    vector = make_vector({3: [0, 1, 2], 2: [2, 0], 1: [0]}, torch.Generator().manual_seed(0))
+    sums = torch.zeros(3, dtype=torch.float64)
+    for block in vector.blocks:
+        for row, owner in enumerate(block.owners.tolist()):
+            sums[owner] += block.values[row].sum()
+    torch.testing.assert_close(vector.sum_by_network(vector.values), sums)
+    rows = torch.cat([part.sum(1) for part in vector.split_rows(vector.values)])
+    torch.testing.assert_close(rows, torch.cat([block.values.sum(1) for block in vector.blocks]))
+    lengths = [block.layout.size for block in vector.blocks for _ in range(len(block))]
+    assert torch.equal(vector.row_of_value.bincount(), torch.tensor(lengths))
 
 
 def test_rows_must_come_with_all_that_belongs_to_them() -> None:

@@ -166,7 +166,7 @@ class Doubler(nn.Module):
 
 def test_hosts_have_the_widths_of_their_instance_at_the_sites(suite: Suite, instances: list[Instance]) -> None:
     convolves = isinstance(suite, GeneratedSuite) and suite.kind in ("signals", "images")
-    channels = 1 if suite.name == "mnist1d_conv" or convolves else -1
+    channels = 1 if suite.name in ("mnist1d_conv", "images") or convolves else -1
     for instance in instances:
         host = suite.host(instance)
         recorders = [Recorder() for _ in suite.sites]
@@ -182,11 +182,10 @@ def shapes_of(suite: Suite, instance: Instance) -> list[torch.Size]:
 
 
 def test_hooks_at_the_sites_act_on_stacked_hosts(suite: Suite, instances: list[Instance]) -> None:
-    widest = [one for one in instances if shapes_of(suite, one) == shapes_of(suite, instances[0]) and not one.linear][
-        :2
-    ]
-    hosts = [suite.host(instance) for instance in widest]
     template = suite.template()
+    full = [parameter.shape for parameter in template.parameters()]
+    widest = [one for one in instances if shapes_of(suite, one) == full and not one.linear][:2]
+    hosts = [suite.host(instance) for instance in widest]
     inputs = torch.stack([suite.data(instance, "test").inputs[:5] for instance in widest])
     for module in (template, *hosts):
         module.get_submodule(suite.sites[0]).register_forward_hook(Doubler())

@@ -17,7 +17,7 @@ from esper.control.shipped import ESPER
 from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress
 from esper.errors import ConfigError, plural
-from esper.lab.bench_suite import bench_suite
+from esper.lab.bench_suite import MOST_PLANTINGS, bench_suite
 from esper.lab.bench_train import bench_train
 from esper.lab.evaluate import FEWEST_INSTANCES
 from esper.lab.search import BUDGETS, POOL, search_beside
@@ -35,6 +35,7 @@ def measure_suite(
     suite: Annotated[str, tyro.conf.Positional] = "tokens",
     search: Instances = 6,
     score: Instances = 16,
+    plantings: Annotated[int, Interval(ge=1, le=MOST_PLANTINGS)] = MOST_PLANTINGS,
     seed: Seed = 0,
     json: bool = False,
 ) -> None:
@@ -44,6 +45,7 @@ def measure_suite(
         suite: The suite that is measured: a name, or FILE.py:NAME of a file that registers it.
         search: Instances per variant on which schedules are chosen.
         score: Fresh instances per variant on which the chosen ones are scored.
+        plantings: Most seeds of a schedule; with one there are no pairs and triples, which are the most schedules.
         seed: Random seed of the instances.
         json: Print a machine-readable last line.
     """
@@ -55,7 +57,9 @@ def measure_suite(
         report_progress(console, "playing schedules, in cohorts") as progress,
         workers.report_to(progress.update),
     ):
-        report = bench_suite(suite, rules, search, score, seed, workers, lambda line: print_line(console, line))
+        report = bench_suite(
+            suite, rules, search, score, plantings, seed, workers, lambda line: print_line(console, line)
+        )
     seconds = time.perf_counter() - start
     for title, choices in (("family", report.families), ("variant", report.variants)):
         table = Table(title=f"best fixed schedule per {title}")
@@ -144,7 +148,7 @@ def measure_training(
 
     Args:
         config: YAML file with settings for training; settings that it does not name have their defaults.
-        iterations: Number of iterations that are measured; one more is profiled.
+        iterations: Number of iterations that are measured; one more is profiled, and some decisions after it.
         json: Print a machine-readable last line.
     """
     console = console_beside(json)
@@ -168,5 +172,6 @@ def measure_training(
     print_line(
         console, f"{benchmark.env_steps_per_second:.0f} environment steps a second, the median; one process, one thread"
     )
+    print_line(console, f"{benchmark.operations_per_decision:.0f} operations of torch in a decision of all networks")
     if json:
         print_json(asdict(benchmark))

@@ -19,6 +19,7 @@ from esper.commands.options import RUNS
 from esper.control.rules import Uniform
 from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress
+from esper.errors import TaskError
 from esper.extras import DISTRIBUTION, build_install_command
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.rules import Rules
@@ -29,7 +30,7 @@ from esper.population.population import STRATEGIES, Population
 from esper.rl.episodes import Episodes
 from esper.runs.database import file_system_of, wal_safe
 from esper.tasks.instance import Data
-from esper.tasks.registry import get_suite, suite_names
+from esper.tasks.registry import FILE_SUITES, get_suite, suite_names
 from esper.train.workers import prepare_process
 
 TOLERANCE = 1e-6
@@ -98,6 +99,12 @@ def command(json: bool = False) -> int:
         print_line(console, f"suite {suite}: {source.description}")
         if not source.exists:
             problems.append(f"suite {suite} finds no {source.path}: reinstall what it is {source.description}")
+    for suite in FILE_SUITES:
+        try:
+            description = get_suite(suite).source.description
+        except TaskError as error:
+            description = f"not on this machine: {error}"
+        print_line(console, f"suite {suite}: {description}")
 
     # The folder of runs, or its nearest parent if it is not there yet.
     runs = RUNS.absolute()
@@ -173,7 +180,9 @@ def compare_strategies(
         shape = population.table.stage.shape
         # Evidence that lets every gate pass, so that the legal actions, and the choices, do not depend on rounding.
         sound = np.ones(shape, np.bool_)
-        evidence = Evidence(sound, sound, np.zeros(shape, np.float32), np.zeros(shape, np.int16))
+        evidence = replace(
+            Evidence.none(*shape), probed=sound, gradient_healthy=sound, contribution=np.zeros(shape, np.float32)
+        )
         states = controller.start(range(networks))
         for decision in range(decisions):
             report(len(trained) * decisions + decision, len(STRATEGIES) * decisions)

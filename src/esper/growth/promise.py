@@ -21,13 +21,13 @@ and applies it to the other half, where noise cannot raise it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 RIDGE = 0.1
@@ -186,22 +186,21 @@ def compute_example_gradients(module: nn.Module, names: Sequence[str], batch: Gr
     # Differentiated by some parameters only, example by example.
     fixed = {name: parameter.detach() for name, parameter in module.named_parameters()}
     moving = {name: fixed.pop(name) for name in names}
-    differentiate = grad(partial(inner_product_with_output, module))
     with sdpa_kernel(SDPBackend.MATH):  # vmap would go through fused attention example by example
-        gradients = vmap(differentiate, in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE)(
-            moving, fixed, batch.inputs, batch.gradients
-        )
+        gradients = vmap(
+            partial(differentiate_output, module), in_dims=(None, None, 0, 0), chunk_size=_EXAMPLES_AT_ONCE
+        )(moving, fixed, batch.inputs, batch.gradients)
     return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
 
 
-def inner_product_with_output(
+def differentiate_output(
     module: nn.Module,
     moving: Mapping[str, Tensor],
     fixed: Mapping[str, Tensor],
     inputs: tuple[Tensor, ...],
     gradient: Tensor,
-) -> Tensor:
-    """``<gradient, module(inputs)>`` of one example, to be differentiated by ``moving``.
+) -> dict[str, Tensor]:
+    """The gradient of ``<gradient, module(inputs)>`` of one example by ``moving``.
 
     Args:
         module: Gives the structure.
@@ -210,8 +209,18 @@ def inner_product_with_output(
         inputs: The module's arguments, without a batch axis.
         gradient: The functional gradient, shaped as the output.
     """
-    output = functional_call(module, {**fixed, **moving}, tuple(argument.unsqueeze(0) for argument in inputs))
-    return (output.squeeze(0) * gradient).sum()
+
+    def compute_output(moving: Mapping[str, Tensor]) -> Tensor:
+        output: Tensor = functional_call(
+            module, {**fixed, **moving}, tuple(argument.unsqueeze(0) for argument in inputs)
+        )
+        return output.squeeze(0)
+
+    # Not the gradient of a product, which would pass over all outputs three times more.
+    _, pull_back = cast(
+        "tuple[Tensor, Callable[[Tensor], tuple[dict[str, Tensor]]]]", vjp(compute_output, dict(moving))
+    )
+    return pull_back(gradient)[0]
 
 
 def find_parameters_with_gradient(module: nn.Module, batches: Iterable[GradientBatch]) -> list[str]:

@@ -72,12 +72,19 @@ class SuiteReport:
 
 
 def bench_suite(
-    name: str, rules: Rules, search: int, score: int, seed: int, workers: Workers, show: Callable[[str], None]
+    name: str,
+    rules: Rules,
+    search: int,
+    score: int,
+    plantings: int,
+    seed: int,
+    workers: Workers,
+    show: Callable[[str], None],
 ) -> SuiteReport:
     """Measure the gap with ``search`` instances per variant to choose on and ``score`` fresh ones to score on.
 
-    Single plantings are tried first; pairs and triples combine those that did best in some family. ``show`` is called
-    with a line about each step.
+    Single plantings are tried first; pairs and triples, up to ``plantings`` in a schedule, combine those that did best
+    in some family. ``show`` is called with a line about each step.
 
     Raises:
         ConfigError: there are too few instances.
@@ -108,9 +115,10 @@ def bench_suite(
     for family in set(families.tolist()):
         means = {name: table[families == family].mean() for name, table in scores.items() if name != NOTHING}
         contenders |= set(sorted(means, key=lambda name, means=means: -means[name])[:CONTENDERS])
-    combined = combine_schedules(suite, [singles[name] for name in sorted(contenders)])
+    combined = combine_schedules(suite, [singles[name] for name in sorted(contenders)], plantings)
     show(f"2 of 3: {plural(len(combined), 'combination')} of the best, on {plural(len(chosen_on), 'instance')}")
-    scores |= play(combined, chosen_on)
+    if combined:
+        scores |= play(combined, chosen_on)
     schedules = singles | {schedule.name: schedule for schedule in combined}
 
     def score_afresh(names: Sequence[str]) -> Scores:
@@ -222,12 +230,12 @@ def single_schedules(suite: Suite) -> list[Schedule]:
     return [make_schedule(suite, [])] + [make_schedule(suite, [Planting(*place)]) for place in places]
 
 
-def combine_schedules(suite: Suite, singles: Sequence[Schedule]) -> list[Schedule]:
-    """Pairs and triples of the given single plantings that differ in slot and blueprint, each as early as can be."""
+def combine_schedules(suite: Suite, singles: Sequence[Schedule], most: int = MOST_PLANTINGS) -> list[Schedule]:
+    """Combinations of 2 to ``most`` of the given single plantings that differ in slot and blueprint, each at once."""
     places = sorted({(planting.slot, planting.blueprint) for single in singles for planting in single.plantings})
     combinations = [
         places_together
-        for size in range(2, MOST_PLANTINGS + 1)
+        for size in range(2, most + 1)
         for places_together in itertools.combinations(places, size)
         if all(len(set(values)) == size for values in zip(*places_together, strict=True))
     ]

@@ -6,25 +6,35 @@ import cProfile
 import inspect
 import pstats
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from types import FunctionType
 from typing import Any, cast
 
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from esper.control.advice import append_advice
 from esper.control.policy import Policy
-from esper.engine.observation import observe
+from esper.engine.observation import make_mask_tensors, observe
+from esper.lab.operations import ProfiledEvent, count_operations
+from esper.lifecycle.actions import Head
+from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.evaluation import evaluate_committed, start_evaluation
 from esper.population.learning import TrainingStream, start_training
 from esper.population.optimizers import clip_by_network, optimizer_step
 from esper.population.population import Population
 from esper.population.promise import PromiseMeter
-from esper.rl.episodes import Episodes
+from esper.rl.episodes import CPU, Episodes
 from esper.rl.ppo import PPO
 from esper.rl.rewards import RewardTracker
 from esper.rl.rollout import concatenate_rollouts
 from esper.runs.store import encode_events
-from esper.train.collect import ShardTask, collect_rollout, create_policy
+from esper.tasks.registry import get_suite
+from esper.train.collect import ShardTask, collect_rollout, create_advisor, create_policy, sample_instances
+from esper.train.evaluation import make_evaluation_config
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared, prepare_process
 
@@ -43,6 +53,9 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
 }
 """The functions of each part. Optimizers work within training and are taken out of it."""
 REST = "rest"
+DECISIONS_BEFORE, DECISIONS_COUNTED = 8, 8
+"""Of an episode, by which operations are counted: seeds are there, and promises are measured once in eight decisions.
+Shorter episodes are counted in their second half."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,11 @@ class TrainBenchmark:
     """Environment steps per second of each iteration."""
     share: dict[str, float]
     """Of the time of one more iteration under the profiler, whose own cost falls on parts with many small calls."""
+    operations_per_decision: float
+    """Operations that would launch a kernel on a GPU, of a decision of all networks of a shard with its training and
+    measurements, without the update of the policy."""
+    operations: dict[str, float]
+    """The same by operation of torch, most frequent first."""
 
 
 def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -> TrainBenchmark:
@@ -79,9 +97,46 @@ def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -
         steps = iterate(number)
         speeds.append(steps / (time.perf_counter() - start))
         report(number + 1, speeds[-1])
-    profile = cProfile.Profile()
-    profile.runcall(iterate, settings.iterations)
-    return TrainBenchmark(median(speeds[1:] or speeds), speeds, measure_shares(profile))
+    profiler = cProfile.Profile()
+    profiler.runcall(iterate, settings.iterations)
+    operations = count_operations_of_decision(settings, learner.policy)
+    return TrainBenchmark(
+        median(speeds[1:] or speeds), speeds, measure_shares(profiler), sum(operations.values()), operations
+    )
+
+
+def count_operations_of_decision(settings: TrainSettings, policy: Policy) -> dict[str, float]:
+    """Operations of torch in one decision of the first shard's networks, by name, most frequent first.
+
+    What `collect_rollout` does for them, without logs and events; the mean over the decisions of an episode that
+    `DECISIONS_COUNTED` names.
+    """
+    suite, size = get_suite(settings.suite), settings.environments // settings.shards
+    config = make_evaluation_config(settings).with_promise(settings.promise)
+    episodes, advisor = config.create_episodes(sample_instances(settings, 0, 0)), create_advisor(settings, suite)
+    before = min(DECISIONS_BEFORE, suite.steps // 2)
+    counted = min(DECISIONS_COUNTED, suite.steps - before)
+    uniforms = numpy_generator(settings.seed, Stream.ACTIONS).random((before + counted, size, len(Head)))
+    state = policy.initial_state(size)
+
+    def decide(number: int) -> None:
+        nonlocal state
+        observation, legal = episodes.observe(), episodes.legal_actions()
+        observation = observation if advisor is None else append_advice(advisor, observation, legal)
+        noise = torch.from_numpy(uniforms[number]).float()
+        step = policy.act(observation, make_mask_tensors(legal, CPU), state, noise).to_cpu()
+        episodes.step(step.actions.numpy())
+        state = step.state
+
+    for number in range(before):
+        decide(number)
+    counts = Counter[str]()
+    # Decision by decision, as the profiler keeps a record of every call.
+    for number in range(before, before + counted):
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            decide(number)
+        counts += count_operations(cast("Sequence[ProfiledEvent]", profiled.events()))
+    return {name: count / counted for name, count in counts.most_common()}
 
 
 def measure_shares(profile: cProfile.Profile) -> dict[str, float]:

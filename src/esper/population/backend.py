@@ -8,12 +8,13 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from esper.engine.backend import Measurement, Promises
 from esper.engine.governor import Vitals, skill
 from esper.engine.measurements import CommittedEvaluation, Evaluation, TrainingReport
 from esper.lifecycle.transitions import Transitions
-from esper.numerics.arrays import Bools, Floats
+from esper.numerics.arrays import Bools
 from esper.numerics.deferred import Deferred
 from esper.population.evaluation import evaluate_committed, start_evaluation
 from esper.population.learning import Batch
@@ -95,12 +96,9 @@ class PopulationBackend:
     def _start_finite_check(self) -> Deferred[Bools]:
         """``[E]``: whether all parameters and moments of a network are finite now."""
         flat = self.networks.flat
-        broken = ~flat.values.isfinite()
-        for moment in flat.moments.values():
-            broken |= ~moment.isfinite()
-        owners = flat.owners.to(broken.device, non_blocking=True)[flat.row_of_value]
-        counts = flat.steps.new_zeros(self.size).index_add_(0, owners, broken.to(flat.steps))
-        return Deferred((counts,), _all_finite)
+        # Zero times a number is zero, unless it is infinite or none.
+        zeros = torch.stack([flat.values, *flat.moments.values()]).mul_(0).sum(0)
+        return Deferred((flat.sum_by_network(zeros),), np.isfinite)
 
     def measure_promises(self, due: Bools) -> Promises:
         """Measure what blueprints promise in the slots ``due``, bool ``[E, S]``, by the newest training examples."""
@@ -117,7 +115,3 @@ class PopulationBackend:
         """Return the networks ``rows``, bool ``[E]``, to their snapshots; returns what was pruned."""
         assert self._snapshots is not None, "the governor takes a first snapshot of all networks"
         return roll_back(self.networks, rows, self._snapshots)
-
-
-def _all_finite(broken_values: Floats) -> Bools:
-    return broken_values == 0

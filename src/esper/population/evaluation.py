@@ -76,7 +76,8 @@ def evaluate_committed(population: Population, batch: Batch) -> CommittedEvaluat
     """Evaluate the networks without their unfinished seeds, in chunks that bound memory and change no result."""
     population.execution.train(False)
     committed, count = select_committed(population), batch.labels.shape[1]
-    parts = torch.split(batch.inputs, EVALUATION_CHUNK, 1), torch.split(batch.labels, EVALUATION_CHUNK, 1)
+    chunk = min(EVALUATION_CHUNK, population.config.examples_per_pass or EVALUATION_CHUNK)
+    parts = torch.split(batch.inputs, chunk, 1), torch.split(batch.labels, chunk, 1)
     accuracies: list[Tensor] = []
     losses: list[Tensor] = []
     for inputs, labels in zip(*parts, strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from esper.growth.model import GrowingModel
 from esper.growth.slot import SlotModule
@@ -87,7 +88,54 @@ def make_stacked_call(module: nn.Module) -> Callable[..., Tensor]:
     """
     if isinstance(module, Stackable):
         return FunctionalModule(copy.deepcopy(module))
-    return vmap(partial(call_module, module))
+    return vmap_under_autocast(partial(call_module, module))
+
+
+def vmap_under_autocast(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`torch.func.vmap` of a function of parameters, buffers and inputs, under the autocast of its caller."""
+
+    def call_stacked(parameters: Parameters, buffers: Parameters, *inputs: Tensor) -> Tensor:
+        device = inputs[0].device.type
+        mode = AutocastInVmap(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else nullcontext()
+        with mode:
+            return vmap(call)(dict(parameters), dict(buffers), *inputs)
+
+    return call_stacked
+
+
+class AutocastInVmap(TorchFunctionMode):
+    """Rounds the arguments of matrix products and convolutions to ``dtype``, and raises those of norms to float32.
+
+    So does autocast, but a vmap takes these functions apart before autocast sees them.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs, dtype = kwargs or {}, self._dtype if func in _ROUNDED else torch.float32 if func in _RAISED else None
+        if dtype is not None:
+            args = [_convert(argument, dtype) for argument in args]
+            kwargs = {name: _convert(argument, dtype) for name, argument in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _convert(argument: Any, dtype: torch.dtype) -> Any:
+    return argument.to(dtype) if isinstance(argument, Tensor) and argument.is_floating_point() else argument
+
+
+_RAISED = frozenset({F.batch_norm, F.instance_norm, F.layer_norm, F.group_norm})
+_ROUNDED = frozenset(
+    {
+        *(torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.matmul, F.linear, F.scaled_dot_product_attention),
+        *(Tensor.mm, Tensor.bmm, Tensor.addmm, Tensor.baddbmm, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__),
+        *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+        *(torch.conv1d, torch.conv2d, torch.conv3d),
+    }
+)
 
 
 # Merging: the examples of all networks as one batch, for hosts whose parameters are all in linear layers and
@@ -268,7 +316,7 @@ class Execution:
             self._set_slot_modules([slot_op and partial(_apply_to_merged, slot_op, networks) for slot_op in slot_ops])
             return split_networks(self._call(parameters, buffers, merge_networks(inputs)), networks)
         self._set_slot_modules([slot_op and partial(_apply_from_vmap, slot_op) for slot_op in slot_ops])
-        return vmap(self._call)(dict(parameters), dict(buffers), inputs)
+        return vmap_under_autocast(self._call)(parameters, buffers, inputs)
 
     def run_looped(
         self,

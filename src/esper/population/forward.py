@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -15,6 +15,7 @@ from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.numerics.arrays import Bools, Float32s
 from esper.population.execution import Parameters, SlotOp
+from esper.population.parameters import SeedBank, SeedKind
 from esper.population.population import STRATEGIES, Population, Strategy
 from esper.population.slot_ops import BankSlice, BlendOp, SlotSeeds
 
@@ -83,21 +84,27 @@ def forward(population: Population, active: ActiveSeeds, inputs: Tensor) -> Tens
 
 
 def prepare_forward(
-    population: Population, active: ActiveSeeds, generators: Sequence[torch.Generator] = ()
+    population: Population,
+    active: ActiveSeeds,
+    generators: Sequence[torch.Generator] = (),
+    banks: Mapping[SeedKind, SeedBank] | None = None,
 ) -> ForwardProgram:
     """The forward pass with these seeds; where not all of them learn it leaves the hosts' buffers unchanged.
 
-    In training mode hosts that draw random numbers (`Execution.draws`) need ``generators``, one per network.
+    In training mode hosts that draw random numbers (`Execution.draws`) need ``generators``, one per network. ``banks``
+    holds the seeds; None: all of the population's.
     """
-    make_slot_op, keep_buffers = prepare_slot_op(population, active), active.learning is not None
+    make_slot_op, keep_buffers = prepare_slot_op(population, active, banks), active.learning is not None
     return build_program(population, make_slot_op, keep_buffers=keep_buffers, generators=generators)
 
 
-def prepare_slot_op(population: Population, active: ActiveSeeds) -> MakeSlotOp:
-    """The slot ops of a pass with these seeds."""
+def prepare_slot_op(
+    population: Population, active: ActiveSeeds, banks: Mapping[SeedKind, SeedBank] | None = None
+) -> MakeSlotOp:
+    """The slot ops of a pass with these seeds, which are in ``banks``; None: in the population's."""
 
     def make_slot_op(slot: int, networks: range) -> SlotOp | None:
-        seeds = find_slot_seeds(population, active, slot, networks)
+        seeds = find_slot_seeds(population, active, slot, networks, banks)
         if seeds is None:
             return None
         alpha = torch.from_numpy(active.alpha[seeds.owners, slot]).to(population.host.values, non_blocking=True)
@@ -106,11 +113,17 @@ def prepare_slot_op(population: Population, active: ActiveSeeds) -> MakeSlotOp:
     return make_slot_op
 
 
-def find_slot_seeds(population: Population, active: ActiveSeeds, slot: int, networks: range) -> SlotSeeds | None:
-    """The slot's seeds in a pass of these networks, if any."""
+def find_slot_seeds(
+    population: Population,
+    active: ActiveSeeds,
+    slot: int,
+    networks: range,
+    banks: Mapping[SeedKind, SeedBank] | None = None,
+) -> SlotSeeds | None:
+    """The slot's seeds in a pass of these networks, if any; ``banks`` as in `prepare_slot_op`."""
     device = population.config.device
     slices: list[BankSlice] = []
-    for kind, bank in population.banks.items():
+    for kind, bank in (population.banks if banks is None else banks).items():
         if kind.slot != slot:
             continue
         owners = bank.block.owners.numpy()
@@ -166,13 +179,25 @@ def _build_pass(
         return {name: view.clone() for name, view in views.items()} if keep_buffers else views
 
     # Slot ops are made once for all batches: which rows they gather changes with decisions only.
+    run: Callable[[Tensor, Parameters], Tensor]
     if population.strategy == "stacked":
         ops = [make_slot_op(slot, networks) for slot in slots]
-        return ForwardPass(rows, lambda x, host: execution.run_stacked(select_rows(host), get_buffers(), x, ops))
-    by_network = [[make_slot_op(slot, range(network, network + 1)) for slot in slots] for network in networks]
-    return ForwardPass(
-        rows, lambda x, host: execution.run_looped(select_rows(host), get_buffers(), x, by_network, generators)
-    )
+        run = lambda x, host: execution.run_stacked(select_rows(host), get_buffers(), x, ops)  # noqa: E731
+    else:
+        by_network = [[make_slot_op(slot, range(network, network + 1)) for slot in slots] for network in networks]
+        run = lambda x, host: execution.run_looped(  # noqa: E731
+            select_rows(host), get_buffers(), x, by_network, generators
+        )
+    if not population.config.bf16:
+        return ForwardPass(rows, run)
+
+    def run_in_bf16(inputs: Tensor, host: Parameters) -> Tensor:
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            outputs = run(inputs, host)
+        # Losses, and the gradients that begin there, are computed in the population's own type.
+        return outputs.to(population.config.dtype)
+
+    return ForwardPass(rows, run_in_bf16)
 
 
 ROUNDS = 3

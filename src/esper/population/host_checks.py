@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from esper.errors import TaskError
+from esper.errors import ConfigError, TaskError
 from esper.growth.taps import IncomparableError, copy_tensors, flatten, list_named_modules
 from esper.numerics.module_state import global_generators
 from esper.numerics.random_streams import seed_globally
@@ -60,7 +60,7 @@ def draws_in_training(host: nn.Module, example_input: Tensor) -> bool:
     buffers = dict(host.named_buffers())
     values = {name: buffer.clone() for name, buffer in buffers.items()}
     inputs = torch.randn(_EXAMPLES, *example_input.shape[1:], generator=torch.Generator().manual_seed(0))
-    inputs = inputs.to(example_input)
+    inputs = inputs.to(example_input, non_blocking=True)
 
     def run_twice(modules: Sequence[tuple[str, nn.Module]]) -> list[list[_Call]]:
         """The calls of ``modules`` in two passes from the same state."""
@@ -215,3 +215,52 @@ def can_vmap(host: nn.Module, example_input: Tensor) -> bool:
         if not _are_close(expected, computed):
             return False
     return True
+
+
+def require_splittable_minibatches(host: nn.Module, example_input: Tensor, *, draws: bool) -> None:
+    """Raise ConfigError unless ``host`` computes a minibatch in parts as it does as a whole, in training mode.
+
+    Outputs and buffers are compared on random parameters. Refused are hosts with batch normalisation, with whatever
+    changes buffers in every pass, and those that draw random numbers (``draws``).
+    """
+    if draws:
+        raise ConfigError(
+            "examples_per_pass: the hosts draw random numbers in training, which would be others in parts of a "
+            "minibatch: set it to null; networks_per_pass saves memory, too"
+        )
+    host = copy.deepcopy(host).to("cpu", torch.float64).train()
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
+    parameters = {name: draw(*parameter.shape) for name, parameter in host.named_parameters()}
+    inputs = draw(2 * _EXAMPLES, *example_input.shape[1:])
+
+    def run(parts: Sequence[Tensor]) -> list[Tensor]:
+        buffers = {name: buffer.clone() for name, buffer in host.named_buffers()}
+        outputs = [functional_call(host, ({**parameters}, buffers), (part,)) for part in parts]
+        return [torch.cat(outputs), *buffers.values()]
+
+    with torch.no_grad():
+        if not _are_close(run([inputs]), run(torch.split(inputs, _EXAMPLES))):
+            raise ConfigError(
+                "examples_per_pass: what the hosts compute depends on all examples of a minibatch, as by batch "
+                "normalisation, or changes with every pass: set it to null; networks_per_pass saves memory, too"
+            )
+
+
+def require_bf16(host: nn.Module, example_input: Tensor) -> None:
+    """Raise ConfigError unless ``host`` computes and learns under autocast in bfloat16, on its device."""
+    device = example_input.device
+    reason = "torch has no autocast for it"
+    supported = torch.amp.is_autocast_available(device.type)
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        supported, reason = False, "it does not compute in bfloat16"
+    if supported:
+        host = copy.deepcopy(host).train()
+        try:
+            with seed_globally(0, global_generators(host)), torch.autocast(device.type, torch.bfloat16):
+                outputs = host(example_input)
+            torch.autograd.grad(outputs.float().sum(), list(host.parameters()), allow_unused=True)
+        except RuntimeError as error:
+            supported, reason = False, f"the host fails there in bfloat16: {error}"
+    if not supported:
+        raise ConfigError(f"bf16 does not go with device {str(device)!r}: {reason}; set it to false")

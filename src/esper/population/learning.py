@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -14,12 +14,13 @@ from torch.nn import functional as F
 from esper.engine.gradients import assess_health
 from esper.engine.measurements import TrainingReport
 from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
 from esper.numerics.random_streams import Stream, torch_generator
 from esper.population.forward import ForwardPass, prepare_forward, select_blended, select_isolated
 from esper.population.optimizers import clip_by_network, optimizer_step
-from esper.population.parameters import concatenate_flat, pad_to_shape
+from esper.population.parameters import FlatParameters, SeedBank, SeedKind, StackedParameters, pad_to_shape
 from esper.population.population import Population
 from esper.tasks.instance import Data
 
@@ -67,67 +68,85 @@ def start_training(
     # Hosts always learn, seeds once they have germinated, and nothing does in a frozen network.
     frozen = np.zeros(population.size, np.bool_) if frozen is None else frozen
     learning_seeds = table.owning & (table.stage != Stage.GERMINATED) & ~frozen[:, None]
-    banks = [learning_seeds[bank.block.owners.numpy(), kind.slot] for kind, bank in population.banks.items()]
-    learning = torch.from_numpy(np.concatenate([~frozen, *banks])).to(device, non_blocking=True)
+    by_bank = [learning_seeds[bank.block.owners.numpy(), kind.slot] for kind, bank in population.banks.items()]
+    learning = torch.from_numpy(np.concatenate([~frozen, *by_bank])).to(device, non_blocking=True)
     frozen_rows = torch.from_numpy(frozen).to(device, non_blocking=True)
     saved_buffers = {name: buffer[frozen_rows] for name, buffer in host.buffers.items()} if frozen.any() else {}
 
+    # Seeds that came with the latest decision take no part yet. They are the last of their bank, so the others are a
+    # view of it, and no minibatch has to gather them.
+    banks = {kind: bank.head(_count_taking_part(table, kind, bank)) for kind, bank in population.banks.items()}
+    blocks = [host, *(bank.block for bank in banks.values())]
+
     # The passes hold for all minibatches: seeds come and go with decisions only.
     generators = make_generators(population, isolated=False)
-    joint_passes = prepare_forward(population, select_blended(population), generators).passes
+    joint_passes = prepare_forward(population, select_blended(population), generators, banks).passes
     isolated = select_isolated(population)
     isolated_passes: Sequence[ForwardPass | None] = [None] * len(joint_passes)
     if isolated is not None:
         # Others than in the joint pass: whether there is an isolated one depends on all networks.
         generators = make_generators(population, isolated=True)
-        isolated_passes = prepare_forward(population, isolated, generators).passes
+        isolated_passes = prepare_forward(population, isolated, generators, banks).passes
     fixed_host = {name: stacked.detach() for name, stacked in host.parameters.items()}
-    leaves = [leaf for block in flat.blocks for leaf in block.parameters.values()]
+    leaves = [leaf for block in blocks for leaf in block.parameters.values()]
+    place_of_value = _locate_gradients(flat, blocks)
+    no_gradient = flat.values.new_zeros(1)
 
     losses: list[Tensor] = []
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     norms: list[Tensor] = []
     for batch in batches:
-        # Pass by pass, so that only one pass's graph is held at a time.
+        # Pass by pass, and in each some examples after the others, so that only one graph is held at a time.
         sums: list[Tensor] = []
         batch_losses: list[Tensor] = []
         batch_logits: list[Tensor] = []
+        examples = batch.labels.shape[1]
+        most = population.config.examples_per_pass or examples
         for joint_pass, isolated_pass in zip(joint_passes, isolated_passes, strict=True):
             pass_inputs, pass_labels = batch.inputs[joint_pass.networks], batch.labels[joint_pass.networks]
-            pass_logits = joint_pass.run(pass_inputs, host.parameters)
-            pass_losses = compute_losses(pass_logits, pass_labels)
-            # Summed, not averaged: no network's gradient may depend on how many others there are.
-            total = pass_losses.sum()
-            if isolated_pass is not None:
-                total = total + compute_losses(isolated_pass.run(pass_inputs, fixed_host), pass_labels).sum()
-            by_leaf = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
-            # A pass's gradient has the size of all networks and is zero in those of other passes. So they are added up,
-            # which is exact, and not kept; leaf by leaf, as two leaves may share one gradient.
-            if sums:
-                for index, part in enumerate(by_leaf):
-                    sums[index] = sums[index] + part
-            else:
-                sums = list(by_leaf)
-            batch_losses.append(pass_losses.detach())
-            batch_logits.append(pass_logits.detach())
+            part_losses: list[Tensor] = []
+            part_logits: list[Tensor] = []
+            for inputs, targets in zip(
+                torch.split(pass_inputs, most, 1), torch.split(pass_labels, most, 1), strict=True
+            ):
+                outputs = joint_pass.run(inputs, host.parameters)
+                mean_losses = compute_losses(outputs, targets)
+                # Summed, not averaged: no network's gradient may depend on how many others there are.
+                total = mean_losses.sum()
+                if isolated_pass is not None:
+                    total = total + compute_losses(isolated_pass.run(inputs, fixed_host), targets).sum()
+                if most < examples:
+                    # Each part by its share of the examples, so that all of them add up to the minibatch's mean.
+                    share = targets.shape[1] / examples
+                    mean_losses, total = mean_losses * share, total * share
+                by_leaf = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
+                # A pass's gradient has the size of all networks and is zero in those of other passes. So gradients are
+                # added up, which for other networks is exact, and not kept; leaf by leaf, as two may share one.
+                if sums:
+                    for index, part in enumerate(by_leaf):
+                        sums[index] = sums[index] + part
+                else:
+                    sums = list(by_leaf)
+                part_losses.append(mean_losses.detach())
+                part_logits.append(outputs.detach())
+            batch_losses.append(reduce(torch.add, part_losses))
+            batch_logits.append(part_logits[0] if len(part_logits) == 1 else torch.cat(part_logits, 1))
 
-        # Back from named parameters to rows [R, P] per block, and to one vector [V] for the optimizer.
-        gradients = iter(sums)
-        by_block = [block.layout.flatten([next(gradients) for _ in block.parameters]) for block in flat.blocks]
-        gradient = concatenate_flat(by_block)
+        # Back from named parameters to one vector [V] for the optimizer.
+        gradient = torch.cat([*(part.reshape(-1) for part in sums), no_gradient]).index_select(0, place_of_value)
+        norms.append(compute_row_norms(flat.split_rows(gradient)))
         if frozen.any():
             # Not by multiplication: a frozen network's gradient need not be finite.
             gradient = gradient.masked_fill(flat.expand_rows(~learning), 0.0)
         settings = population.config.optimizer
         if settings.clip_norm is not None:
-            gradient = clip_by_network(flat, gradient, population.size, settings.clip_norm)
+            gradient = clip_by_network(flat, gradient, settings.clip_norm)
         optimizer_step(flat, gradient, learning, settings)
 
         losses.append(torch.cat(batch_losses))
         logits.append(torch.cat(batch_logits))
         labels.append(batch.labels)
-        norms.append(compute_row_norms(by_block))
 
     # A forward pass of hosts with running statistics has changed those of frozen networks, too.
     for name, saved in saved_buffers.items():
@@ -154,11 +173,38 @@ def make_generators(population: Population, *, isolated: bool) -> list[torch.Gen
     ]
 
 
+def _count_taking_part(table: SeedTable, kind: SeedKind, bank: SeedBank) -> int:
+    """How many of the bank's rows there are up to the last one whose seed has more than germinated."""
+    taking_part = table.stage[bank.block.owners.numpy(), kind.slot] != Stage.GERMINATED
+    return int(taking_part.nonzero()[0].max(initial=-1)) + 1
+
+
+def _locate_gradients(flat: FlatParameters, blocks: Sequence[StackedParameters]) -> Tensor:
+    """Where each value's gradient stands, int64 ``[V]``, if those of all ``blocks`` are laid end to end.
+
+    The blocks are the first rows of those of ``flat``, and their named parameters follow one another, each with all its
+    rows. Behind them stands one zero, for the values of the other rows.
+    """
+    count = sum(block.values.numel() for block in blocks)
+    positions = torch.arange(count, device=flat.values.device)
+    places: list[Tensor] = []
+    first = 0
+    for block, whole in zip(blocks, flat.blocks, strict=True):
+        by_parameter: list[Tensor] = []
+        for size in block.layout.sizes:
+            by_parameter.append(positions[first : first + len(block) * size].view(len(block), size))
+            first += len(block) * size
+        places.append(torch.cat(by_parameter, 1).flatten())
+        if len(block) < len(whole):
+            places.append(positions.new_full((whole.values.numel() - block.values.numel(),), count))
+    return torch.cat(places)
+
+
 def compute_row_norms(gradients: Sequence[Tensor]) -> Tensor:
-    """Norms ``[R]`` of the rows' gradients, ``[r, P]`` per block in the order of the population's blocks."""
-    hosts, *banks = gradients
+    """Norms ``[R]`` of the rows of gradients ``[r, P]``, the hosts' first, as of `FlatParameters.split_rows`."""
+    hosts, *seeds = gradients
     # Two formulas, which differ in the last bit: policies see these figures and were trained with just these.
-    return torch.cat([hosts.square().sum(1).sqrt(), *(bank.norm(dim=1) for bank in banks)])
+    return torch.cat([hosts.square().sum(1).sqrt(), *(rows.norm(dim=1) for rows in seeds)])
 
 
 def _make_report(
@@ -181,6 +227,7 @@ def _make_report(
         seed_parameters=population.specs.costs.parameters.resident(table),
         fossils=table.stage == Stage.FOSSILIZED,
         learning=learning_seeds,
+        settings=population.config.gradient_health,
     )
     return TrainingReport(losses, accuracies, host_norms[-1], seed_norms[-1], health)
 
@@ -197,7 +244,7 @@ def draw_shuffled_order(examples: int, count: int, rng: np.random.Generator) -> 
 def stack_data(data: Sequence[Data], device: torch.device) -> Batch:
     """All examples of E data sets of one size, ``[E, N, ...]``."""
     inputs, labels = torch.stack([part.inputs for part in data]), torch.stack([part.labels for part in data])
-    return Batch(inputs.to(device), labels.to(device))
+    return Batch(inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True))
 
 
 class TrainingStream:
@@ -210,11 +257,13 @@ class TrainingStream:
     def __init__(
         self, data: Sequence[Data], orders: Sequence[Ints], batch_size: int, capacity: int, device: torch.device
     ) -> None:
-        self._inputs: Tensor = torch.stack([_pad_examples(part.inputs, capacity) for part in data]).to(device)
-        self._labels: Tensor = torch.stack([_pad_examples(part.labels, capacity) for part in data]).to(device)
+        inputs = torch.stack([_pad_examples(part.inputs, capacity) for part in data])
+        labels = torch.stack([_pad_examples(part.labels, capacity) for part in data])
+        self._inputs: Tensor = inputs.to(device, non_blocking=True)
+        self._labels: Tensor = labels.to(device, non_blocking=True)
         # Orders index the examples of all networks, one after the other: one gather then serves all of them.
         offsets = np.arange(len(data))[:, None] * capacity
-        self._order = torch.from_numpy(np.stack(orders) + offsets).to(device)
+        self._order = torch.from_numpy(np.stack(orders) + offsets).to(device, non_blocking=True)
         self._batch_size = batch_size
 
     def replace(self, network: int, data: Data, order: Ints | None = None) -> None:

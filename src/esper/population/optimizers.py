@@ -63,12 +63,12 @@ def _step_sgd(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings
 
 
 @torch.no_grad()
-def clip_by_network(flat: FlatParameters, gradient: Tensor, networks: int, clip_norm: float) -> Tensor:
+def clip_by_network(flat: FlatParameters, gradient: Tensor, clip_norm: float) -> Tensor:
     """The gradient ``[V]``, scaled so that no network's total norm exceeds ``clip_norm``.
 
     The factor is that of `torch.nn.utils.clip_grad_norm_`: ``min(1, clip_norm / (norm + 1e-6))``.
     """
     owners = flat.owners.to(gradient.device, non_blocking=True)
-    squares = gradient.new_zeros(networks).index_add_(0, flat.expand_rows(owners), gradient.square())
-    factors = (clip_norm / (squares.sqrt() + CLIP_EPSILON)).clamp(max=1)
+    norms = flat.sum_by_network(gradient.square()).sqrt()
+    factors = (clip_norm / (norms + CLIP_EPSILON)).clamp(max=1)
     return gradient * flat.expand_rows(factors[owners])

@@ -8,12 +8,14 @@ networks, layers and seeds there are.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,6 +23,7 @@ from torch.nn import functional as F
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.seed import BlendedBlueprint
 from esper.lifecycle.actions import Blend
+from esper.numerics.arrays import Ints
 from esper.population.execution import make_stacked_call
 
 
@@ -146,15 +149,21 @@ class StackedParameters:
         self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
     ) -> StackedParameters:
         """These rows and ``r`` new ones ``[r, P]``, with zero moments and no steps taken."""
-        return self.join(self._make_untrained_rows(values, buffers, learning_rates, owners))
+        return self.join(self.make_rows(values, buffers, learning_rates, owners))
 
     def reset_rows(
         self, rows: Tensor, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor
     ) -> StackedParameters:
         """The stack with other, untrained parameters ``[r, P]`` and buffers at ``rows``, int64 ``[r]``."""
         index = rows.to(self.values.device, non_blocking=True)
-        new = self._make_untrained_rows(values, buffers, learning_rates, self.owners[rows])
+        new = self.make_rows(values, buffers, learning_rates, self.owners[rows])
         return self._map_tensors(lambda tensors: tensors[0].index_copy(0, index, tensors[1]), self.owners, new)
+
+    def head(self, count: int) -> StackedParameters:
+        """The first ``count`` rows: views, whose named parameters are leaves of their own."""
+        return (
+            self if count == len(self) else self._map_tensors(lambda tensors: tensors[0][:count], self.owners[:count])
+        )
 
     def join(self, other: StackedParameters) -> StackedParameters:
         """These rows, followed by the other ones."""
@@ -169,7 +178,7 @@ class StackedParameters:
         """All but the rows of the networks in ``owners``, int64 ``[n]``."""
         return self.select(torch.isin(self.owners, owners, invert=True).nonzero().squeeze(1))
 
-    def _make_untrained_rows(
+    def make_rows(
         self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
     ) -> StackedParameters:
         """Rows of this architecture, type and device, with zero moments and no steps taken."""
@@ -206,6 +215,17 @@ class StackedParameters:
         )
 
 
+class Piece(NamedTuple):
+    """Rows of a block of one of several flat vectors."""
+
+    source: int
+    """Which of the vectors."""
+    block: int
+    """Which of its blocks."""
+    rows: Ints
+    """int64 ``[r]``."""
+
+
 @dataclass(frozen=True)
 class FlatParameters:
     """The rows of several stacks in one flat vector: R rows, V values in all, in the order of ``blocks``."""
@@ -222,33 +242,141 @@ class FlatParameters:
     """``[R]``."""
     owners: Tensor
     """int64 ``[R]``."""
-    row_of_value: Tensor
-    """The row of each value, int64 ``[V]``."""
+    row_lengths: Tensor
+    """Values in each row, int64 ``[R]``."""
 
     @classmethod
     def from_blocks(cls, blocks: Sequence[StackedParameters]) -> FlatParameters:
         """Copies of all rows of ``blocks`` in one vector."""
-        values = concatenate_flat([block.values for block in blocks])
-        moments = {name: concatenate_flat([block.moments[name] for block in blocks]) for name in blocks[0].moments}
-        steps = torch.cat([block.steps for block in blocks])
-        learning_rates = torch.cat([block.learning_rates for block in blocks])
-        owners = torch.cat([block.owners for block in blocks])
-        widths = torch.cat([block.owners.new_full((len(block),), block.layout.size) for block in blocks])
-        row_of_value = torch.arange(len(owners)).repeat_interleave(widths).to(values.device, non_blocking=True)
+        return cls._view_blocks(
+            [(block.layout, len(block), block.buffers) for block in blocks],
+            values=concatenate_flat([block.values for block in blocks]),
+            moments={name: concatenate_flat([block.moments[name] for block in blocks]) for name in blocks[0].moments},
+            steps=torch.cat([block.steps for block in blocks]),
+            learning_rates=torch.cat([block.learning_rates for block in blocks]),
+            owners=torch.cat([block.owners for block in blocks]),
+        )
 
-        # The blocks again, as views: what the optimizer writes into the vector is what a forward pass reads.
-        views: list[StackedParameters] = []
-        value, row = 0, 0
+    @classmethod
+    def gather(
+        cls, sources: Sequence[FlatParameters], blocks: Sequence[Sequence[Piece]], moment_names: Iterable[str]
+    ) -> FlatParameters:
+        """Copies of rows of several vectors in one: a block for each sequence of pieces, all of which have its layout.
+
+        All values are gathered at once, however many blocks there are. A block that stays whole keeps its buffers.
+        """
+        # Where each row begins in the sources, laid end to end, and in the new vector.
+        source_blocks = [block for source in sources for block in source.blocks]
+        sizes = np.array([len(block) for block in source_blocks])
+        lengths: Ints = np.repeat([block.layout.size for block in source_blocks], sizes)
+        first_block = np.cumsum([0, *(len(source.blocks) for source in sources)])
+        first_row = sizes.cumsum() - sizes
+        rows: Ints = np.concatenate(
+            [first_row[first_block[piece.source] + piece.block] + piece.rows for pieces in blocks for piece in pieces]
+        )
+        new_lengths: Ints = lengths[rows]
+        distance: Ints = (lengths.cumsum() - lengths)[rows] - (new_lengths.cumsum() - new_lengths)
+
+        # Only numbers for each row are sent to the device, not for each value.
+        device, count = sources[0].values.device, int(new_lengths.sum())
+        packed = torch.from_numpy(np.stack([rows, new_lengths, distance])).to(device, non_blocking=True)
+        row_index, row_lengths, row_distance = packed.unbind()
+        place = row_distance.repeat_interleave(row_lengths, output_size=count).add_(torch.arange(count, device=device))
+
+        def gather_by(index: Tensor, tensors: list[Tensor]) -> Tensor:
+            return (torch.cat(tensors) if len(tensors) > 1 else tensors[0]).index_select(0, index)
+
+        outlines: list[tuple[ParameterLayout, int, Mapping[str, Tensor]]] = []
         for block in blocks:
-            span, rows = slice(value, value + block.values.numel()), slice(row, row + len(block))
-            part = {name: moment[span].view_as(block.values) for name, moment in moments.items()}
-            views.append(replace(block, values=values[span].view_as(block.values), moments=part, steps=steps[rows]))
+            parts = [sources[piece.source].blocks[piece.block] for piece in block]
+            length, buffers = sum(len(piece.rows) for piece in block), parts[0].buffers
+            if buffers and (len(block) > 1 or length < len(parts[0])):
+                indices = [torch.from_numpy(piece.rows).to(device, non_blocking=True) for piece in block]
+                buffers = {
+                    name: torch.cat(
+                        [part.buffers[name].index_select(0, index) for part, index in zip(parts, indices, strict=True)]
+                    )
+                    for name in buffers
+                }
+            outlines.append((parts[0].layout, length, buffers))
+        return cls._view_blocks(
+            outlines,
+            values=gather_by(place, [source.values for source in sources]),
+            moments={name: gather_by(place, [source.moments[name] for source in sources]) for name in moment_names},
+            steps=gather_by(row_index, [source.steps for source in sources]),
+            learning_rates=gather_by(row_index, [source.learning_rates for source in sources]),
+            owners=torch.cat([source.owners for source in sources])[torch.from_numpy(rows)],
+        )
+
+    @classmethod
+    def _view_blocks(
+        cls,
+        outlines: Sequence[tuple[ParameterLayout, int, Mapping[str, Tensor]]],
+        *,
+        values: Tensor,
+        moments: Mapping[str, Tensor],
+        steps: Tensor,
+        learning_rates: Tensor,
+        owners: Tensor,
+    ) -> FlatParameters:
+        """The vector with blocks of these layouts, numbers of rows and buffers.
+
+        Blocks are views: what the optimizer writes into the vector is what a forward pass reads.
+        """
+        blocks: list[StackedParameters] = []
+        value, row = 0, 0
+        for layout, count, buffers in outlines:
+            shape, span, rows = (count, layout.size), slice(value, value + count * layout.size), slice(row, row + count)
+            part = {name: moment[span].view(shape) for name, moment in moments.items()}
+            blocks.append(
+                StackedParameters(
+                    layout, values[span].view(shape), buffers, part, steps[rows], learning_rates[rows], owners[rows]
+                )
+            )
             value, row = span.stop, rows.stop
-        return cls(views, values, moments, steps, learning_rates, owners, row_of_value)
+        # Only a number for each row is sent to the device, not one for each value.
+        lengths = np.repeat([block.layout.size for block in blocks], [len(block) for block in blocks])
+        row_lengths = torch.from_numpy(lengths).to(values.device, non_blocking=True)
+        return cls(blocks, values, moments, steps, learning_rates, owners, row_lengths)
+
+    @cached_property
+    def row_of_value(self) -> Tensor:
+        """The row of each value, int64 ``[V]``."""
+        rows = torch.arange(len(self.owners), device=self.values.device)
+        return rows.repeat_interleave(self.row_lengths, output_size=len(self.values))
+
+    def split_rows(self, values: Tensor) -> list[Tensor]:
+        """A vector ``[V]`` as matrices ``[r, P]``, views: the first block, and then one for all that are as long."""
+        first, *others = self.blocks
+        shapes = [(len(first), first.layout.size)]
+        for size, blocks in itertools.groupby(others, lambda block: block.layout.size):
+            shapes.append((sum(map(len, blocks)), size))
+        parts: Sequence[Tensor] = torch.split_with_sizes(values, [rows * size for rows, size in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def expand_rows(self, by_row: Tensor) -> Tensor:
         """``[R]`` to ``[V]``: each row's number for each of its values."""
         return by_row.index_select(0, self.row_of_value)
+
+    def sum_by_network(self, values: Tensor) -> Tensor:
+        """``[V]`` to ``[E]``: the sum over each network's values.
+
+        Row by row, and then over rows, so that the order of additions is the same every time: on a GPU
+        ``index_add`` would add in whatever order its threads come.
+        """
+        by_row = torch.segment_reduce(values, "sum", lengths=self.row_lengths, unsafe=True)
+        return torch.cat([by_row, by_row.new_zeros(1)])[self._rows_of_network].sum(1)
+
+    @cached_property
+    def _rows_of_network(self) -> Tensor:
+        """The rows of each network, int64 ``[E, K]``; R, the first that there is not, where it has fewer than K."""
+        owners = self.owners.numpy()
+        counts = np.bincount(owners)
+        order = np.argsort(owners, kind="stable")
+        place = np.arange(len(owners)) - np.repeat(counts.cumsum() - counts, counts)
+        rows = np.full((len(counts), counts.max()), len(owners))
+        rows[owners[order], place] = order
+        return torch.from_numpy(rows).to(self.values.device, non_blocking=True)
 
 
 def concatenate_flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -293,10 +421,14 @@ class SeedBank:
     def __len__(self) -> int:
         return len(self.block)
 
-    def with_seeds(self, seeds: Sequence[SeedModule], learning_rates: Tensor, owners: Tensor) -> SeedBank:
-        """The bank and new seeds with these ``learning_rates [r]`` and int64 ``owners [r]``."""
+    def create_bank(self, seeds: Sequence[SeedModule], learning_rates: Tensor, owners: Tensor) -> SeedBank:
+        """A bank of these seeds alone, with ``learning_rates [r]`` and int64 ``owners [r]``."""
         values, buffers = self.block.stack_modules(seeds)
-        return replace(self, block=self.block.with_rows(values, buffers, learning_rates, owners))
+        return replace(self, block=self.block.make_rows(values, buffers, learning_rates, owners))
+
+    def head(self, count: int) -> SeedBank:
+        """The bank's first ``count`` seeds, as views."""
+        return self if count == len(self) else replace(self, block=self.block.head(count))
 
     def without(self, owners: Tensor) -> SeedBank:
         """The bank less the seeds of the networks in ``owners``, int64 ``[n]``."""
@@ -314,15 +446,49 @@ class PopulationParameters:
     host: StackedParameters
     """One row per network, in order."""
     banks: Mapping[SeedKind, SeedBank]
-    """Banks of seeds by kind; none of them is empty."""
+    """Banks of seeds by kind; none of them is empty, and those whose rows are as long stand side by side."""
     flat: FlatParameters
     """All rows: the hosts', then the banks'."""
 
     @classmethod
     def build(cls, host: StackedParameters, banks: Mapping[SeedKind, SeedBank]) -> PopulationParameters:
         """Copies of all rows, moved into one flat vector; banks without seeds are dropped."""
-        banks = {kind: bank for kind, bank in banks.items() if len(bank)}
+        banks = {kind: banks[kind] for kind in _order_kinds(banks) if len(banks[kind])}
         flat = FlatParameters.from_blocks([host, *(bank.block for bank in banks.values())])
         host, *blocks = flat.blocks
         views = {kind: replace(bank, block=block) for (kind, bank), block in zip(banks.items(), blocks, strict=True)}
         return cls(host, views, flat)
+
+    def exchange_seeds(
+        self, gone: Mapping[SeedKind, Ints], newborn: Mapping[SeedKind, SeedBank]
+    ) -> PopulationParameters:
+        """Copies of all rows but the seeds of the networks ``gone``, int64 ``[n]`` of each kind, and the newborn seeds.
+
+        Newborn seeds become the last ones of their banks.
+        """
+        if not gone and not newborn:
+            return self
+        pieces: dict[SeedKind, list[Piece]] = {}
+        for number, (kind, bank) in enumerate(self.banks.items(), start=1):
+            stay = ~np.isin(bank.block.owners.numpy(), gone[kind]) if kind in gone else np.ones(len(bank), np.bool_)
+            if stay.any():
+                pieces[kind] = [Piece(0, number, stay.nonzero()[0])]
+        for number, (kind, bank) in enumerate(newborn.items()):
+            pieces.setdefault(kind, []).append(Piece(1, number, np.arange(len(bank))))
+
+        banks = {**newborn, **self.banks}
+        order = _order_kinds({kind: banks[kind] for kind in pieces})
+        sources = [self.flat]
+        if newborn:
+            sources.append(FlatParameters.from_blocks([bank.block for bank in newborn.values()]))
+        host = Piece(0, 0, np.arange(len(self.host)))
+        flat = FlatParameters.gather(sources, [[host], *(pieces[kind] for kind in order)], self.flat.moments)
+        blocks = zip(order, flat.blocks[1:], strict=True)
+        return PopulationParameters(
+            flat.blocks[0], {kind: replace(banks[kind], block=block) for kind, block in blocks}, flat
+        )
+
+
+def _order_kinds(banks: Mapping[SeedKind, SeedBank]) -> list[SeedKind]:
+    """Kinds whose rows are as long stand side by side."""
+    return sorted(banks, key=lambda kind: (banks[kind].block.layout.size, kind))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.engine.budget import Budget, Charge, Cost, Costs, affordable_blueprints, budget_left
+from esper.engine.gradients import GradientHealthSettings
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.seed import blend_blueprint, count_blend_parameters
@@ -29,6 +30,7 @@ from esper.lifecycle.transitions import Step, Transitions, add_fossils, clear_ch
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.random_streams import module_generator
 from esper.population.execution import Execution
+from esper.population.host_checks import require_bf16, require_splittable_minibatches
 from esper.population.optimizers import MOMENT_NAMES
 from esper.population.parameters import (
     FlatParameters,
@@ -151,10 +153,19 @@ class PopulationConfig:
     networks_per_pass: int | None = None
     """The most networks that are computed at once, so that what a pass keeps fits into memory; None: all of them. The
     results are the same."""
+    examples_per_pass: int | None = None
+    """The most examples of a minibatch, and of what networks are measured on, that are computed at once; None: all of
+    them. Gradients of a minibatch's parts are added up before its step: results are the same but for rounding. Refused
+    for hosts that would learn something else from parts of a minibatch."""
+    bf16: bool = False
+    """Whether forward passes are computed under autocast in bfloat16, in training and in all measurements. Parameters,
+    optimizer state, losses and promises stay in ``dtype``, which must be float32."""
     dtype: torch.dtype = torch.float32
     """float32 or float64: in types of fewer digits an optimizer's step counts stand still, bfloat16's at 256."""
     device: torch.device = torch.device("cpu")
     budget: Budget = Budget()
+    gradient_health: GradientHealthSettings = GradientHealthSettings()
+    """At which ratios gradients have vanished or exploded in reports on training."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
@@ -162,6 +173,8 @@ class PopulationConfig:
                 f"a population's dtype is {self.dtype}: choose torch.float32 or torch.float64, "
                 "as optimizers count steps in it"
             )
+        if self.bf16 and self.dtype != torch.float32:
+            raise ConfigError(f"bf16 needs parameters in float32, and dtype is {self.dtype}: set bf16 to false")
 
 
 Actions = Ints
@@ -186,6 +199,7 @@ class Population:
     Raises:
         SlotError: a slot's name does not fit the template.
         TaskError: the template keeps or draws what networks cannot have for themselves; see `draws_in_training`.
+        ConfigError: bfloat16 or parts of minibatches that the hosts cannot learn with.
         UnknownBlueprintError: a blueprint is not registered.
     """
 
@@ -195,9 +209,13 @@ class Population:
         self._empty_banks: dict[SeedKind, SeedBank] = {}
 
         # The architecture with its slots, and how it is computed for many networks at once.
-        template = config.template.to(device=config.device, dtype=config.dtype)
-        example = config.example_input.to(device=config.device, dtype=config.dtype)
+        template = config.template.to(device=config.device, dtype=config.dtype, non_blocking=True)
+        example = config.example_input.to(device=config.device, dtype=config.dtype, non_blocking=True)
+        if config.bf16:
+            require_bf16(template, example)
         self.execution = Execution(template, config.slots, example)
+        if config.examples_per_pass is not None:
+            require_splittable_minibatches(template, example, draws=self.execution.draws)
         self.strategy: Strategy = "looped" if self.execution.needs_loop else config.strategy
         self.shares_prefixes = self.execution.can_share_prefixes(example)
 
@@ -246,13 +264,13 @@ class Population:
             for slot, blueprint, blend in network.fossils:
                 blueprints[row, slot], blends[row, slot] = blueprint, blend
         table, changes = add_fossils(state.table.reset(replaced), blueprints, blends, specs.compatible)
-        banks = self._add_seeds(banks, changes, specs, host.learning_rates, germinations)
+        newborn = self._create_seeds(changes, specs, germinations)
         self.state = PopulationState(
             specs,
             table,
             state.evidence.without(replaced),
             _count_births(germinations, changes),
-            PopulationParameters.build(host, banks),
+            PopulationParameters.build(host, banks).exchange_seeds({}, newborn),
         )
 
     def legal_actions(self) -> ActionMasks:
@@ -274,37 +292,25 @@ class Population:
 
         # Rows are moved into another flat vector only if seeds come or go.
         parameters = state.parameters
-        if (changes.born | (changes.after == Stage.PRUNED)).any():
-            banks = remove_pruned_seeds(parameters.banks, changes)
-            rates = parameters.host.learning_rates
-            banks = self._add_seeds(banks, changes, state.specs, rates, state.germinations)
-            parameters = PopulationParameters.build(parameters.host, banks)
+        pruned = changes.after == Stage.PRUNED
+        if (changes.born | pruned).any():
+            newborn = self._create_seeds(changes, state.specs, state.germinations)
+            parameters = parameters.exchange_seeds(group_by_kind(changes, pruned), newborn)
 
         evidence = clear_changed_evidence(state.evidence, changes)
         germinations = _count_births(state.germinations, changes)
         self.state = PopulationState(state.specs, result.table, evidence, germinations, parameters)
         return result
 
-    def _add_seeds(
-        self,
-        banks: Mapping[SeedKind, SeedBank],
-        changes: Transitions,
-        specs: NetworkSpecs,
-        learning_rates: Tensor,
-        germinations: Ints,
+    def _create_seeds(
+        self, changes: Transitions, specs: NetworkSpecs, germinations: Ints
     ) -> Mapping[SeedKind, SeedBank]:
-        """The banks with the seeds that came in ``changes``.
-
-        ``learning_rates [E]`` are the networks'; ``germinations [E, S]`` counts the earlier seeds of each slot.
-        """
-        banks = dict(banks)
-        for kind, owners in _group_by_kind(changes, changes.born).items():
-            if kind not in banks:
-                banks[kind] = self._get_empty_bank(kind)
+        """Banks of the seeds that came in ``changes``; ``germinations [E, S]`` counts the earlier ones of each slot."""
+        banks: dict[SeedKind, SeedBank] = {}
+        for kind, owners in group_by_kind(changes, changes.born).items():
             seeds = [specs.create_seed(owner, kind, int(germinations[owner, kind.slot])) for owner in owners.tolist()]
-            index = torch.from_numpy(owners)
-            rates = learning_rates[index.to(learning_rates.device, non_blocking=True)]
-            banks[kind] = banks[kind].with_seeds(seeds, rates, index)
+            rates = torch.from_numpy(specs.learning_rates[owners])
+            banks[kind] = self._get_empty_bank(kind).create_bank(seeds, rates, torch.from_numpy(owners))
         return banks
 
     def _get_empty_bank(self, kind: SeedKind) -> SeedBank:
@@ -384,14 +390,6 @@ class Population:
         return (self.specs.costs.parameters.resident(self.table) * slots).sum(axis=1)
 
 
-def remove_pruned_seeds(banks: Mapping[SeedKind, SeedBank], changes: Transitions) -> Mapping[SeedKind, SeedBank]:
-    """The banks without the seeds that were pruned in ``changes``."""
-    pruned = _group_by_kind(changes, changes.after == Stage.PRUNED)
-    return {
-        kind: bank.without(torch.from_numpy(pruned[kind])) if kind in pruned else bank for kind, bank in banks.items()
-    }
-
-
 def _count_births(germinations: Ints, changes: Transitions) -> Ints:
     """Seeds that each slot has had, ``[E, S]``, those that came in ``changes`` included."""
     counts = germinations.copy()
@@ -399,7 +397,7 @@ def _count_births(germinations: Ints, changes: Transitions) -> Ints:
     return counts
 
 
-def _group_by_kind(changes: Transitions, chosen: Bools) -> Mapping[SeedKind, Ints]:
+def group_by_kind(changes: Transitions, chosen: Bools) -> Mapping[SeedKind, Ints]:
     """The networks, int64, of the ``chosen`` changes, bool ``[N]``, by kind of seed in ascending order."""
     networks: dict[SeedKind, list[int]] = {}
     columns = (changes.env, changes.slot, changes.blueprint, changes.blend)

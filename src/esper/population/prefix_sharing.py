@@ -136,6 +136,10 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
     ``shared``: layers before a slot are computed once for the variants that differ only from there on. Not possible for
     hosts with a skip connection across a slot; there, and as the reference, the whole batch is replicated.
     """
+    most = population.config.examples_per_pass
+    if most is not None and inputs.shape[1] > most:
+        parts = [forward_variants(population, variants, part, shared=shared) for part in torch.split(inputs, most, 1)]
+        return torch.cat(parts, 2)
     examples, count = inputs.shape[1], len(variants.toggled)
     plan = plan_shared_prefixes(variants.toggled) if shared else plan_replicas(variants.toggled)
     batch = inputs if shared else inputs.repeat(1, count, *[1] * (inputs.dim() - 2))
@@ -160,4 +164,4 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
     outputs = outputs.view(len(outputs), plan.blocks, examples, *outputs.shape[2:])
     if list(plan.places) == list(range(count)):
         return outputs
-    return outputs[:, torch.tensor(plan.places, device=outputs.device)]
+    return outputs.index_select(1, torch.tensor(plan.places).to(outputs.device, non_blocking=True))

@@ -7,7 +7,7 @@ differentiated example by example for all networks at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -24,8 +24,8 @@ from esper.growth.blueprints.registry import Blueprint, Context
 from esper.growth.promise import (
     GradientBatch,
     compute_promise_from_gradients,
+    differentiate_output,
     find_parameters_with_gradient,
-    inner_product_with_output,
 )
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
@@ -58,6 +58,7 @@ class PromiseMeter:
     def __init__(self, population: Population) -> None:
         self._population = population
         self._newborns: dict[tuple[int, int], _Newborns] = {}
+        self._widths: dict[int, Ints] = {}
 
     def measure(self, batch: Batch, due: Bools) -> Deferred[Promises]:
         """Measure the promises in the slots ``due``, bool ``[E, S]``, by examples ``[E, N, ...]``."""
@@ -74,77 +75,100 @@ class PromiseMeter:
         scores: list[Tensor] = []
         places: list[tuple[int, int, Ints]] = []
         for slot, (features, gradients) in enumerate(recorded):
-            for blueprint in range(shape[2]):
-                networks = due[:, slot, blueprint].nonzero()[0]
-                if len(networks):
-                    scores.append(self._score(slot, blueprint, networks, features, gradients, batch.inputs))
+            widths = self._find_widths(slot)
+            for blueprints, networks in self._group_networks(due[:, slot]):
+                # Gathered once for all blueprints, with the place of each network's width.
+                index = np.stack([networks, np.searchsorted(widths, population.specs.widths[networks, slot])])
+                rows, widths_of_rows = torch.from_numpy(index).to(features.device, non_blocking=True)
+                h, g = features[rows], gradients[rows]
+                reads_inputs = any(population.specs.kinds[one].context is Context.NETWORK for one in blueprints)
+                x = batch.inputs[rows] if reads_inputs else h
+                for blueprint in blueprints:
+                    scores.append(self._score(self._get_newborns(slot, blueprint, widths), widths_of_rows, h, g, x))
                     places.append((slot, blueprint, networks))
         return Deferred((torch.cat(scores, 1),), partial(_scatter_to_slots, shape, places))
 
-    def _score(
-        self, slot: int, blueprint: int, networks: Ints, features: Tensor, gradients: Tensor, inputs: Tensor
-    ) -> Tensor:
-        """Fitted and held-out promise ``[2, r]`` to ``networks``, from tensors ``[E, N, ...]`` of all networks."""
-        newborns = self._get_newborns(slot, blueprint)
-        position = {width: index for index, width in enumerate(newborns.widths)}
-        differentiate = vmap(vmap(grad(partial(inner_product_with_output, newborns.template)), (None, None, 0, 0)))
-        parts: list[Tensor] = []
-        # No more networks at a time than in other passes.
-        limit = self._population.config.networks_per_pass or len(networks)
-        for start in range(0, len(networks), limit):
-            chosen = networks[start : start + limit]
-            rows = torch.from_numpy(chosen).to(features.device)
-            widths = self._population.specs.widths[chosen, slot].tolist()
-            index = torch.tensor([position[width] for width in widths]).to(features.device)
-            reached = {name: stacked[index] for name, stacked in newborns.reached.items()}
-            fixed = {name: stacked[index] for name, stacked in newborns.fixed.items()}
-            # Blueprints that do not read the network's input get the features in its place.
-            context = (inputs if newborns.template.context is Context.NETWORK else features)[rows]
-            # The gradients of all examples, G [r, N, P]. vmap would go through fused attention example by example.
-            with sdpa_kernel(SDPBackend.MATH):
-                by_parameter = differentiate(reached, fixed, (features[rows], context), gradients[rows])
-            promise = compute_promise_from_gradients(torch.cat([part.flatten(2) for part in by_parameter.values()], 2))
-            parts.append(torch.stack([promise.fitted, promise.held_out.mean(-1)]))
-        return torch.cat(parts, 1)
+    def _group_networks(self, due: Bools) -> Iterator[tuple[list[int], Ints]]:
+        """Blueprints and the networks for which just these are ``due``, bool ``[E, K]``, no more than in a pass."""
+        patterns, pattern_of_network = np.unique(due, axis=0, return_inverse=True)
+        for number, pattern in enumerate(patterns):
+            networks, blueprints = (
+                np.flatnonzero(pattern_of_network.ravel() == number),
+                np.flatnonzero(pattern).tolist(),
+            )
+            limit = self._population.config.networks_per_pass or len(networks)
+            for start in range(0, len(networks) if blueprints else 0, limit):
+                yield blueprints, networks[start : start + limit]
 
-    def _get_newborns(self, slot: int, blueprint: int) -> _Newborns:
-        """The newborns for the widths that networks have now, and those they had before."""
-        widths = set(self._population.specs.widths[:, slot].tolist())
+    def _score(
+        self, newborns: _Newborns, widths_of_rows: Tensor, features: Tensor, gradients: Tensor, inputs: Tensor
+    ) -> Tensor:
+        """Fitted and held-out promise ``[2, r]``, from tensors ``[r, N, ...]`` and places of widths, int64 ``[r]``."""
+        reached = {name: stacked[widths_of_rows] for name, stacked in newborns.reached.items()}
+        fixed = {name: stacked[widths_of_rows] for name, stacked in newborns.fixed.items()}
+        # Blueprints that do not read the network's input get the features in its place.
+        context = inputs if newborns.template.context is Context.NETWORK else features
+        # The gradients of all examples, G [r, N, P]. vmap would go through fused attention example by example.
+        differentiate = vmap(vmap(partial(differentiate_output, newborns.template), (None, None, 0, 0)))
+        with sdpa_kernel(SDPBackend.MATH):
+            by_parameter = differentiate(reached, fixed, (features, context), gradients)
+        parts = [part.flatten(2) for part in by_parameter.values()]
+        promise = compute_promise_from_gradients(parts[0] if len(parts) == 1 else torch.cat(parts, 2))
+        return torch.stack([promise.fitted, promise.held_out.mean(-1)])
+
+    def _find_widths(self, slot: int) -> Ints:
+        """The widths that networks have at the slot now, and those they had before, ascending."""
+        widths = np.union1d(self._population.specs.widths[:, slot], self._widths.get(slot, []))
+        self._widths[slot] = widths.astype(np.int64)
+        return self._widths[slot]
+
+    def _get_newborns(self, slot: int, blueprint: int, widths: Ints) -> _Newborns:
+        """The newborns for these widths."""
         newborns = self._newborns.get((slot, blueprint))
-        if newborns is None or not widths <= set(newborns.widths):
-            widths |= set(newborns.widths if newborns else ())
-            newborns = self._create_newborns(slot, blueprint, tuple(sorted(widths)))
+        if newborns is None or len(newborns.widths) != len(widths):
+            newborns = self._create_newborns(slot, blueprint, tuple(widths.tolist()))
             self._newborns[slot, blueprint] = newborns
         return newborns
 
     def _create_newborns(self, slot: int, blueprint: int, widths: tuple[int, ...]) -> _Newborns:
+        # Made and tried out on the CPU, so that the device gets all values in one copy.
         config = self._population.config
         site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
         def create_newborn(width: int) -> Blueprint:
-            return kind(site.with_width(width), module_generator(_SEED, slot, _DRAW)).to(config.device, config.dtype)
+            return kind(site.with_width(width), module_generator(_SEED, slot, _DRAW)).to(config.dtype)
 
-        # Stacked as a population's seeds are, at full width.
+        # Stacked as a population's seeds are, at full width; on the CPU, so that nothing waits for the device.
         template = create_newborn(site.width)
-        stack = StackedParameters.empty(template, (), config.dtype, config.device)
+        stack = StackedParameters.empty(template, (), config.dtype, torch.device("cpu"))
         values, buffers = stack.stack_modules([create_newborn(width) for width in widths])
-        parameters = stack.layout.unflatten(values)
 
         # Outputs start at zero, so the gradient of many parameters is zero whatever the example: random ones show it.
         generator = torch.Generator().manual_seed(0)
         examples = [
-            torch.randn(8, *shape, generator=generator).to(config.device, config.dtype)
-            for shape in (site.shape, site.input_shape)
+            torch.randn(8, *shape, generator=generator).to(config.dtype) for shape in (site.shape, site.input_shape)
         ]
         reached = find_parameters_with_gradient(
             template, [GradientBatch(tuple(examples), torch.ones_like(examples[0]))]
         )
+
+        # The device has the stacks only: all that it reads of the template itself is the structure.
+        parameters = stack.layout.unflatten(values.to(config.device, non_blocking=True))
+        buffers = {name: buffer.to(config.device, non_blocking=True) for name, buffer in buffers.items()}
         fixed = {name: stacked for name, stacked in parameters.items() if name not in reached}
         return _Newborns(template, widths, {name: parameters[name] for name in reached}, {**fixed, **buffers})
 
 
 def _record_functional_gradients(population: Population, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """Features and the loss's gradients with respect to them, ``[E, N, ...]``, of all slots."""
+    most = population.config.examples_per_pass or batch.labels.shape[1]
+    if batch.labels.shape[1] > most:
+        parts = [
+            _record_functional_gradients(population, Batch(*part))
+            for part in zip(torch.split(batch.inputs, most, 1), torch.split(batch.labels, most, 1), strict=True)
+        ]
+        by_slot = [zip(*slot, strict=True) for slot in zip(*parts, strict=True)]
+        return [(torch.cat(features, 1), torch.cat(gradients, 1)) for features, gradients in by_slot]
     make_blend_op = prepare_slot_op(population, select_blended(population))
     recorded: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
     leaves: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
@@ -167,10 +191,16 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[t
         logits = build_program(population, make_recording_op, keep_buffers=True)(batch.inputs, host)
         # Examples are summed, the positions of each averaged, as its loss is.
         positions = batch.labels[0, 0].numel()
-        total = F.cross_entropy(logits.flatten(1, -2).mT, batch.labels.flatten(1), reduction="sum") / positions
+        # Summed by itself: the loss would sum in any order on a GPU.
+        losses = F.cross_entropy(logits.flatten(1, -2).mT, batch.labels.flatten(1), reduction="none")
+        total = losses.sum() / positions
         gradients = iter(torch.autograd.grad(total, [leaf for part in leaves for leaf in part], materialize_grads=True))
-    # One tensor per pass, joined to those of all networks.
-    return [(torch.cat(features), torch.cat([next(gradients) for _ in features])) for features in recorded]
+    # One tensor per pass, joined to those of all networks, and of the type of newborns' parameters.
+    dtype = population.config.dtype
+    return [
+        (torch.cat(features).to(dtype), torch.cat([next(gradients) for _ in features]).to(dtype))
+        for features in recorded
+    ]
 
 
 def _scatter_to_slots(shape: tuple[int, int, int], places: Sequence[tuple[int, int, Ints]], values: Floats) -> Promises:

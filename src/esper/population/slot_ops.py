@@ -80,11 +80,11 @@ class BlendOp:
         seeds = self.seeds
         # One gather for all banks: its backward pass is a scatter over all networks, which is costly.
         feature_parts = torch.split(gather_rows(features, seeds.rows), seeds.sizes)
-        input_parts = feature_parts
-        if any(part.reads_inputs for part in seeds.slices):
-            input_parts = torch.split(gather_rows(inputs, seeds.rows), seeds.sizes)
-        parts = zip(seeds.slices, feature_parts, input_parts, strict=True)
-        contributions = [part.compute_contributions(h, x) for part, h, x in parts]
+        parts = zip(seeds.slices, feature_parts, torch.split(seeds.rows, seeds.sizes), strict=True)
+        contributions = [
+            part.compute_contributions(h, gather_rows(inputs, rows) if part.reads_inputs else h)
+            for part, h, rows in parts
+        ]
 
         # Joined in the features' memory order, so that the scatter need not copy.
         order = _memory_order(features)
@@ -104,13 +104,14 @@ def gather_rows(tensor: Tensor, rows: Tensor) -> Tensor:
 def add_to_rows(tensor: Tensor, rows: Tensor, addends: Tensor) -> Tensor:
     """``tensor`` with ``addends`` ``[r, ...]`` added at ``rows``, laid out in memory as ``tensor`` is."""
     order = _memory_order(tensor)
-    return _undo_permute(tensor.permute(order).index_add(0, rows, addends.permute(order)), order)
+    # Under autocast some blueprints compute in float32; the host expects its own type.
+    return _undo_permute(tensor.permute(order).index_add(0, rows, addends.permute(order).to(tensor.dtype)), order)
 
 
 def add_to_rows_in_place(tensor: Tensor, rows: Tensor, addends: Tensor) -> None:
     """Add ``addends`` ``[r, ...]`` to ``tensor`` at ``rows``."""
     order = _memory_order(tensor)
-    tensor.permute(order).index_add_(0, rows, addends.permute(order))
+    tensor.permute(order).index_add_(0, rows, addends.permute(order).to(tensor.dtype))
 
 
 def append_branches(batch: Tensor, parents: Sequence[int], examples: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,25 +12,37 @@ from torch import Tensor
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, clear_changed_evidence, remove_seeds
 from esper.numerics.arrays import Bools, Ints
-from esper.population.parameters import PopulationParameters, SeedKind, StackedParameters
-from esper.population.population import Population, PopulationState, remove_pruned_seeds
+from esper.population.parameters import FlatParameters, Piece, PopulationParameters, SeedKind, StackedParameters
+from esper.population.population import Population, PopulationState, group_by_kind
 
 
 @dataclass(frozen=True)
 class Snapshots:
     """The last good state of each of E networks: host, buffers and every seed that it had. Never written into."""
 
-    host: StackedParameters
-    seeds: Mapping[SeedKind, StackedParameters]
+    flat: FlatParameters
+    """All rows, without optimizer state: the hosts', then the seeds' of each of ``kinds``."""
+    kinds: Sequence[SeedKind]
     births: Ints
     """``[E, S]``: the number of the seed that each slot held, counted from 1; 0 without one."""
+
+    @property
+    def host(self) -> StackedParameters:
+        """The hosts."""
+        return self.flat.blocks[0]
+
+    @property
+    def seeds(self) -> Mapping[SeedKind, StackedParameters]:
+        """The seeds."""
+        return dict(zip(self.kinds, self.flat.blocks[1:], strict=True))
 
     @classmethod
     def from_state(cls, state: PopulationState) -> Snapshots:
         """Copies of all networks as they are."""
-        all_networks = torch.ones(len(state.germinations), dtype=torch.bool)
-        seeds = {kind: _copy_rows(bank.block, all_networks) for kind, bank in state.parameters.banks.items()}
-        return cls(_copy_rows(state.parameters.host, all_networks), seeds, state.germinations * state.table.owning)
+        parameters = state.parameters
+        pieces = [[Piece(0, block, np.arange(len(rows)))] for block, rows in enumerate(parameters.flat.blocks)]
+        flat = _copy_buffers(FlatParameters.gather([parameters.flat], pieces, ()))
+        return cls(flat, tuple(parameters.banks), state.germinations * state.table.owning)
 
     def retake(self, networks: Bools, state: PopulationState) -> Snapshots:
         """These snapshots, taken again for ``networks``, bool ``[E]``."""
@@ -38,16 +50,18 @@ class Snapshots:
             return Snapshots.from_state(state)
         if not networks.any():
             return self
-        chosen, parameters = torch.from_numpy(networks), state.parameters
-        seeds = {kind: _copy_rows(copies, ~chosen) for kind, copies in self.seeds.items()}
-        for kind, bank in parameters.banks.items():
-            copies = _copy_rows(bank.block, chosen)
-            seeds[kind] = seeds[kind].join(copies) if kind in seeds else copies
-        return Snapshots(
-            _copy_rows(self.host, ~chosen).join(_copy_rows(parameters.host, chosen)),
-            {kind: copies for kind, copies in seeds.items() if len(copies)},
-            np.where(networks[:, None], state.germinations * state.table.owning, self.births),
-        )
+        # Hosts and each kind of seeds: rows of the old snapshots, and then rows of the present state.
+        sources = [self.flat, state.parameters.flat]
+        pieces: dict[SeedKind | None, list[Piece]] = {}
+        for source, kinds in enumerate((self.kinds, state.parameters.banks)):
+            chosen = networks if source else ~networks
+            for block, kind in enumerate((None, *kinds)):
+                rows = chosen[sources[source].blocks[block].owners.numpy()].nonzero()[0]
+                if len(rows):
+                    pieces.setdefault(kind, []).append(Piece(source, block, rows))
+        kinds = tuple(kind for kind in pieces if kind is not None)
+        flat = _copy_buffers(FlatParameters.gather(sources, list(pieces.values()), ()))
+        return Snapshots(flat, kinds, np.where(networks[:, None], state.germinations * state.table.owning, self.births))
 
     def contains_seeds(self, germinations: Ints) -> Bools:
         """``[E, S]``: whether the snapshot holds the newest seed of a slot, the last that ``germinations`` counts."""
@@ -66,7 +80,10 @@ def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> 
     table, changes = remove_seeds(state.table, networks[:, None] & ~fossils)
 
     # Hosts and these fossils get back their values.
-    banks = dict(remove_pruned_seeds(state.parameters.banks, changes))
+    pruned = group_by_kind(changes, changes.after == Stage.PRUNED)
+    banks = dict(state.parameters.banks)
+    for kind, owners in pruned.items():
+        banks[kind] = banks[kind].without(torch.from_numpy(owners))
     for kind, bank in banks.items():
         if kind in snapshots.seeds:
             banks[kind] = replace(bank, block=_restore_rows(bank.block, snapshots.seeds[kind], chosen))
@@ -78,10 +95,10 @@ def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> 
     return changes
 
 
-def _copy_rows(block: StackedParameters, networks: Tensor) -> StackedParameters:
-    """Copies of the rows of ``networks``, bool ``[E]``, without optimizer state."""
-    rows = networks[block.owners].nonzero().squeeze(1)
-    return replace(block, values=block.values.detach(), moments={}).select(rows)
+def _copy_buffers(flat: FlatParameters) -> FlatParameters:
+    """The rows with copies of their buffers: forward passes write into the population's own."""
+    copies = [{name: buffer.clone() for name, buffer in block.buffers.items()} for block in flat.blocks]
+    return replace(flat, blocks=[replace(block, buffers=own) for block, own in zip(flat.blocks, copies, strict=True)])
 
 
 def _restore_rows(block: StackedParameters, copies: StackedParameters, networks: Tensor) -> StackedParameters:

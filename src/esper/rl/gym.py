@@ -14,9 +14,9 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from esper.config.settings import Settings, describe_first_error
+from esper.config.settings import MOST_AT_ONCE, Settings, describe_first_error
 from esper.engine.config import EpisodeConfig
 from esper.engine.observation import Feature, MaskTensors, Observation, list_features
 from esper.errors import ConfigError, plural
@@ -51,6 +51,13 @@ class GrowthSettings(Settings):
     """How the agent is paid: a mode's name, its settings, or a list of either that the networks use in turns."""
     strategy: StrategyChoice = "stacked"
     """How networks are run: stacked, looped, or auto for the faster of the two; the results are the same."""
+    networks_per_pass: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
+    """The most networks that are computed at once; null: all of them. It changes results only in rounding."""
+    examples_per_pass: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
+    """The most examples of a network that are computed at once; null: all of them. It changes results only in rounding.
+    Hosts with batch normalisation or dropout refuse it."""
+    bf16: bool = False
+    """Compute the networks' forward passes in bfloat16 where torch's autocast does."""
     device: DeviceName = CPU
     """Where the networks live, as torch names it."""
 
@@ -144,6 +151,9 @@ class Growth:
                 settings.conduct,
                 rewards=assign_rewards(settings.reward, self.size),
                 strategy=settings.strategy,
+                networks_per_pass=settings.networks_per_pass,
+                examples_per_pass=settings.examples_per_pass,
+                bf16=settings.bf16,
                 device=self._device,
             )
         else:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import ndimage
 from sklearn.datasets import load_digits
 from torch import nn
@@ -29,9 +30,9 @@ CLASSES = 10
 """Classes of both data sets."""
 
 
-def _read_only(inputs: Floats, labels: Ints) -> LabelledArrays:
+def make_read_only(inputs: NDArray[Any], labels: Ints) -> LabelledArrays:
     """A data set that all instances in the process share, as read-only arrays."""
-    shared = LabelledArrays(inputs.astype(np.float32), labels.astype(np.int64))
+    shared = LabelledArrays(inputs, labels)
     for array in shared:
         array.flags.writeable = False
     return shared
@@ -45,7 +46,8 @@ DIGITS_SOURCE = Source("shipped with scikit-learn", Path(str(files("sklearn.data
 @cache
 def digits() -> LabelledArrays:
     """1797 examples of 64 pixels in the published order (later rows are by other writers), ten classes."""
-    return _read_only(*cast("tuple[Floats, Ints]", load_digits(return_X_y=True)))
+    inputs, labels = cast("tuple[Floats, Ints]", load_digits(return_X_y=True))
+    return make_read_only(inputs.astype(np.float32), labels.astype(np.int64))
 
 
 # MNIST-1D (Greydanus and Kobak, 2024, arXiv:2011.14439), computed from its published recipe
@@ -86,7 +88,7 @@ def mnist1d() -> LabelledArrays:
     rng = np.random.default_rng(SEED)
     labels = rng.permutation(np.repeat(np.arange(CLASSES), EXAMPLES_PER_CLASS))
     signals = _synthesise_signals(labels, rng)
-    return _read_only((signals - signals.mean()) / signals.std(), labels)
+    return make_read_only(((signals - signals.mean()) / signals.std()).astype(np.float32), labels)
 
 
 def normalise_templates() -> Floats:
@@ -240,16 +242,21 @@ class DatasetSuite(Suite):
     families = tuple(_TRAINING)
     transfer_families = tuple(_TRANSFER)
 
+    learning_rates = LEARNING_RATES
     train_sizes: tuple[int, ...]
     scarce_train_size: int
     dataset: Callable[[], LabelledArrays]
-    """Returns the data set, built once in a process."""
+    """Returns the data set, built once in a process: inputs ``[N, D]`` of any type."""
     host_widths: tuple[tuple[int, ...], ...]
     """Widths of the variants, the widest host first."""
 
     @abstractmethod
     def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         """A host of these widths, with first weights from ``generator``."""
+
+    def list_widths(self) -> dict[str, tuple[int, ...]]:
+        """Widths of the host by variant."""
+        return {"_".join(map(str, widths)): widths for widths in self.host_widths}
 
     def template(self) -> nn.Module:
         return self.build_host(self.host_widths[0], torch.Generator().manual_seed(0))
@@ -259,9 +266,9 @@ class DatasetSuite(Suite):
         return self.build_host(instance.widths, torch.Generator().manual_seed(instance.seed))
 
     def variants(self, family: str) -> tuple[str, ...]:
-        """Every family has one variant per host shape; raises TaskError for an unknown family."""
+        """Every family has one variant per host; raises TaskError for an unknown family."""
         _find_condition(family)
-        return tuple(self._list_widths())
+        return tuple(self.list_widths())
 
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
         condition = _find_condition(family)
@@ -270,8 +277,8 @@ class DatasetSuite(Suite):
             family=family,
             variant=variant,
             seed=seed,
-            widths=find_by_name(f"variant of suite '{self.name}'", variant, self._list_widths()),
-            learning_rate=draw_log_uniform(*LEARNING_RATES, rng),
+            widths=find_by_name(f"variant of suite '{self.name}'", variant, self.list_widths()),
+            learning_rate=draw_log_uniform(*self.learning_rates, rng),
             train_size=self.scarce_train_size if condition.scarce else int(rng.choice(self.train_sizes)),
             rent=float(rng.choice(RENTS)),
             label_noise=condition.label_noise,
@@ -292,11 +299,8 @@ class DatasetSuite(Suite):
         scale = Scale.of(inputs if part == "train" else self._select_inputs(instance, "train"))
         return standardise(inputs.reshape(-1, *self.input_shape), labels, scale)
 
-    def _list_widths(self) -> dict[str, tuple[int, ...]]:
-        return {"_".join(map(str, widths)): widths for widths in self.host_widths}
-
     def _select_inputs(self, instance: Instance, part: Part) -> Float32s:
-        inputs = self.dataset().inputs[self._select_rows(instance, part)]
+        inputs = self.dataset().inputs[self._select_rows(instance, part)].astype(np.float32, copy=False)
         distortion = _find_condition(instance.family).distortion
         if distortion is None:
             return inputs

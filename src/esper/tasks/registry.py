@@ -35,8 +35,14 @@ _suites: dict[str, str | type[Suite]] = {
     "digits": "esper.tasks.datasets:DigitsSuite",
     "mnist1d": "esper.tasks.datasets:Mnist1dSuite",
     "mnist1d_conv": "esper.tasks.datasets:Mnist1dConvSuite",
+    "images": "esper.tasks.image_suite:ImageSuite",
     "language": "esper.tasks.language_suite:LanguageSuite",
 }
+FILE_SUITES: Mapping[str, str] = {
+    "fashion_mnist": "esper.tasks.image_files:FashionMnistSuite",
+    "cifar10": "esper.tasks.image_files:Cifar10Suite",
+}
+"""Suites whose data are files that not every machine has: they are found by name only."""
 
 
 GENERATED = "generated"
@@ -59,8 +65,9 @@ def register(kind: type[_Kind]) -> type[_Kind]:
     Raises:
         TaskError: another suite has that name.
     """
-    if kind.name in _suites or kind.name == GENERATED:
-        owner = _suites.get(kind.name, "esper.tasks.generated_suite")
+    taken = {**_suites, **FILE_SUITES, GENERATED: "esper.tasks.generated_suite"}
+    if kind.name in taken:
+        owner = taken[kind.name]
         address = owner if isinstance(owner, str) else f"{owner.__module__}:{owner.__qualname__}"
         raise TaskError(f"suite name {kind.name!r} of {kind.__qualname__} is taken by {address}: choose another")
     _suites[kind.name] = kind
@@ -68,7 +75,7 @@ def register(kind: type[_Kind]) -> type[_Kind]:
 
 
 def suite_names() -> tuple[str, ...]:
-    """Names of all suites, the default first."""
+    """Names of all suites that every machine has, the default first."""
     for path in list_allowed_files():
         _run_file(path)
     return tuple(_suites)
@@ -94,14 +101,14 @@ def get_suite(name: str) -> Suite:
     series, _, number = suite_name.partition(":")
     if file is None and series == GENERATED:
         return _generate_suite(number)
-    names = suite_names()  # runs the files
+    names = (*suite_names(), *FILE_SUITES)  # runs the files
     if file is not None:
         names = tuple(_registered_by[file])
     if suite_name not in names:
         choices = did_you_mean(suite_name, names) or (f"; choose from {', '.join(names)}" if names else "")
         where = f"; or name the file that registers it: {FILES}=FILE.py" if file is None else f", in {file}"
         raise TaskError(f"no suite is called {suite_name!r}{choices}{where}")
-    return _make_suite(_suites[suite_name])
+    return _make_suite({**_suites, **FILE_SUITES}[suite_name])
 
 
 @cache
@@ -109,6 +116,8 @@ def _make_suite(kind: str | type[Suite]) -> Suite:
     suite_class: type[Suite] = resolve_name(kind) if isinstance(kind, str) else kind
     try:
         suite = suite_class()
+    except TaskError:  # the suite's own explanation
+        raise
     except Exception as error:  # that of an abstract class names what is missing
         raise TaskError(f"suite {suite_class.name!r} cannot be made: {type(error).__name__}: {error}") from error
     # Every attribute without a default must be there.
