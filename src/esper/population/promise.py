@@ -78,8 +78,8 @@ class PromiseMeter:
             widths = self._find_widths(slot)
             for blueprints, networks in self._group_networks(due[:, slot]):
                 # Gathered once for all blueprints, with the place of each network's width.
-                places_of_widths: Ints = np.searchsorted(widths, population.specs.widths[networks, slot])
-                index = np.stack([networks, places_of_widths])
+                index = np.zeros((2, len(networks)), np.int64)
+                index[:] = networks, np.searchsorted(widths, population.specs.widths[networks, slot])
                 rows, widths_of_rows = torch.from_numpy(index).to(features.device, non_blocking=True)
                 h, g = features[rows], gradients[rows]
                 reads_inputs = any(population.specs.kinds[one].context is Context.NETWORK for one in blueprints)
