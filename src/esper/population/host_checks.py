@@ -240,7 +240,7 @@ def require_splittable_minibatches(host: nn.Module, example_input: Tensor, *, dr
         return [torch.cat(outputs), *buffers.values()]
 
     with torch.no_grad():
-        if not _are_close(run([inputs]), run(inputs.split(_EXAMPLES))):
+        if not _are_close(run([inputs]), run(torch.split(inputs, _EXAMPLES))):
             raise ConfigError(
                 "examples_per_pass: what the hosts compute depends on all examples of a minibatch, as by batch "
                 "normalisation, or changes with every pass: set it to null; networks_per_pass saves memory, too"

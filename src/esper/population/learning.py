@@ -107,7 +107,8 @@ def start_training(
             pass_inputs, pass_labels = batch.inputs[joint_pass.networks], batch.labels[joint_pass.networks]
             part_losses: list[Tensor] = []
             part_logits: list[Tensor] = []
-            for inputs, targets in zip(pass_inputs.split(most, 1), pass_labels.split(most, 1), strict=True):
+            parts = torch.split(pass_inputs, most, 1), torch.split(pass_labels, most, 1)
+            for inputs, targets in zip(*parts, strict=True):
                 outputs = joint_pass.run(inputs, host.parameters)
                 mean_losses = compute_losses(outputs, targets)
                 # Summed, not averaged: no network's gradient may depend on how many others there are.
@@ -122,8 +123,8 @@ def start_training(
                 # A pass's gradient has the size of all networks and is zero in those of other passes. So gradients are
                 # added up, which for other networks is exact, and not kept; leaf by leaf, as two may share one.
                 if sums:
-                    for index, part in enumerate(by_leaf):
-                        sums[index] = sums[index] + part
+                    for index, summand in enumerate(by_leaf):
+                        sums[index] = sums[index] + summand
                 else:
                     sums = list(by_leaf)
                 part_losses.append(mean_losses.detach())

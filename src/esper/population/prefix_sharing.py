@@ -138,7 +138,7 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
     """
     most = population.config.examples_per_pass
     if most is not None and inputs.shape[1] > most:
-        parts = [forward_variants(population, variants, part, shared=shared) for part in inputs.split(most, 1)]
+        parts = [forward_variants(population, variants, part, shared=shared) for part in torch.split(inputs, most, 1)]
         return torch.cat(parts, 2)
     examples, count = inputs.shape[1], len(variants.toggled)
     plan = plan_shared_prefixes(variants.toggled) if shared else plan_replicas(variants.toggled)

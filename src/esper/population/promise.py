@@ -164,7 +164,7 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[t
     if batch.labels.shape[1] > most:
         parts = [
             _record_functional_gradients(population, Batch(*part))
-            for part in zip(batch.inputs.split(most, 1), batch.labels.split(most, 1), strict=True)
+            for part in zip(torch.split(batch.inputs, most, 1), torch.split(batch.labels, most, 1), strict=True)
         ]
         by_slot = [zip(*slot, strict=True) for slot in zip(*parts, strict=True)]
         return [(torch.cat(features, 1), torch.cat(gradients, 1)) for features, gradients in by_slot]
