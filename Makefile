@@ -10,7 +10,7 @@ DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 RING_FAST := not slow and not landing and not matrix
 RING_LANDING := not slow and (landing or matrix)
 
-.PHONY: help demo test landing test-all reliability check docs clean
+.PHONY: help demo test landing test-all reliability gpu check docs clean
 
 help:
 	@echo "make demo      train a growth controller, compare it with baselines, write a report (about 10 minutes)"
@@ -18,6 +18,7 @@ help:
 	@echo "make landing   the other tests that a change must pass before it lands (.ci/run runs both)"
 	@echo "make test-all  all tests, the slow ones too, and that two runs of the scenarios of tools/same_bits.py agree"
 	@echo "make reliability  the tests that kill, starve and feed garbage, and the figures of docs/reliability.md"
+	@echo "make gpu       on a machine with CUDA: the tests that need a GPU, and the benchmarks of populations on it"
 	@echo "make docs      the documentation site, built without a network into site/; links and names are checked"
 	@echo "make clean     remove the virtual environment and caches (runs are kept)"
 
@@ -46,6 +47,12 @@ test-all: check
 
 reliability: $(DEV_INSTALLED)
 	$(BIN)/pytest -m reliability
+
+# cuBLAS reads its variable once, before the first test.
+gpu: $(DEV_INSTALLED)
+	CUBLAS_WORKSPACE_CONFIG=:4096:8 $(BIN)/pytest -n 0 -m gpu -rs
+	$(BIN)/python benchmarks/population.py --device cuda --environments 1 16 256
+	$(BIN)/python benchmarks/strategies.py --device cuda --environments 1 16 256 1024
 
 docs: $(DOCS_INSTALLED)
 	$(BIN)/python -m docs.builder

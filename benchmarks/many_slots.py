@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -154,7 +155,12 @@ PER_CALL = {"policy, an update": STEPS, "attention, an update": STEPS, "training
 def grow(population: Population, planter: Planter) -> None:
     """Fill slots, and let the seeds blend in."""
     everywhere = np.ones(population.table.stage.shape, np.bool_)
-    sound = Evidence(everywhere, everywhere, everywhere.astype(np.float32), np.zeros(everywhere.shape, np.int16))
+    sound = replace(
+        Evidence.none(*everywhere.shape),
+        probed=everywhere,
+        gradient_healthy=everywhere,
+        contribution=everywhere.astype(np.float32),
+    )
     for _ in range(population.table.slots):
         population.evidence = sound
         actions, _ = planter.act(None, population.legal_actions(), None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from esper.control.controller import Actions
 from esper.control.rules import Uniform
+from esper.engine.gradients import update_gradient_evidence
 from esper.engine.measurements import Evaluation, update_evidence
 from esper.lifecycle.legality import legal_actions
 from esper.lifecycle.table import Evidence
@@ -60,7 +61,10 @@ class Work:
         """Random legal actions for ``episodes`` that have just begun, and data of their instances."""
         shape = episodes.population.table.stage.shape
         everywhere = np.ones(shape, np.bool_)
-        evidence = Evidence(everywhere, everywhere, np.zeros(shape, np.float32), np.zeros(shape, np.int16))
+        contribution = np.zeros(shape, np.float32)
+        evidence = replace(
+            Evidence.none(*shape), probed=everywhere, gradient_healthy=everywhere, contribution=contribution
+        )
         suite, device = episodes.suite, episodes.device
         training = [suite.data(instance, "train") for instance in episodes.instances]
         rng, count = np.random.default_rng(0), suite.batches_per_step * suite.batch_size
@@ -89,7 +93,8 @@ def advance(population: Population, actions: Actions, work: Work) -> None:
     population.decide(actions)
     report = train(population, work.batches)
     evaluation = evaluate(population, work.validation)
-    population.evidence = update_evidence(population.table, population.evidence, report, evaluation)
+    gradients = update_gradient_evidence(population.evidence, report.health, population.config.gradient_health)
+    population.evidence = update_evidence(population.table, gradients, evaluation)
 
 
 def advance_loop(population: ReferencePopulation, actions: Actions, work: Work) -> None:

@@ -49,6 +49,7 @@ NAMED = {
     "start_from": Named("esper"),
     "devices": Named(["cuda:1"]),
     "device": Named("cuda:1"),
+    "deterministic": Named(False, ("devices=[cuda:1]",)),
     "rules.isolation": Named("shadow", (_ISOLATED,)),
     "rules.tempos": Named([5]),
     "rules.alpha_targets": Named([0.5, 1.0]),

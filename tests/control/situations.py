@@ -67,7 +67,9 @@ class Situation:
         shape = held.table.stage.shape
         measured = np.array([self.accuracy_contribution if self.evidence is None else self.evidence], np.float32)
         everywhere = np.ones(shape, np.bool_)
-        held.evidence = Evidence(everywhere, everywhere, measured, np.zeros(shape, np.int16))
+        held.evidence = replace(
+            Evidence.none(*shape), probed=everywhere, gradient_healthy=everywhere, contribution=measured
+        )
         past = History(1, SLOTS, BLUEPRINTS, math.log(SUITE.classes), 1 / SUITE.classes)
         past.accuracy_contribution = np.array([self.accuracy_contribution])
         past.loss_contribution = np.array([self.accuracy_contribution])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,8 @@ ENVIRONMENTS, STEPS, SLOTS, BLUEPRINTS = 1000, 50, 3, 4
 
 def evidence(random: np.random.Generator) -> Evidence:
     shape = (ENVIRONMENTS, SLOTS)
-    return Evidence(
+    return replace(
+        Evidence.none(*shape),
         probed=np.ones(shape, np.bool_),
         gradient_healthy=random.random(shape) < 0.8,
         contribution=random.normal(size=shape).astype(np.float32),

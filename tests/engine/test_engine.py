@@ -141,6 +141,60 @@ def test_after_a_rollback_modules_are_gone_and_what_was_measured_is_of_the_netwo
     np.testing.assert_allclose(restored.loss, evaluation.loss)
 
 
+def test_what_a_rollback_keeps_has_the_evidence_of_the_snapshot_on_its_gradients(make: Make) -> None:
+    """A snapshot is not taken after every decision."""
+    cycle = make()
+    networks = cycle.engine.networks
+    earlier: list[tuple[float, ...]] = []
+
+    def gradient_evidence() -> tuple[float, ...]:
+        evidence = networks.evidence
+        means = (evidence.vanished_share, evidence.exploded_share, evidence.gradient_weight)
+        return (bool(evidence.gradient_healthy[0, 0]), *(float(figure[0, 0]) for figure in means))
+
+    def turn(actions: np.ndarray) -> None:
+        cycle.turn(actions)
+        earlier.append(gradient_evidence())
+
+    turn(germinate(cycle))
+    for _ in range(12):
+        turn(make_wait_actions(cycle.size))
+        if cycle.engine.legal_actions().op[0, Op.FOSSILIZE]:
+            break
+    actions = make_wait_actions(cycle.size)
+    actions[0] = make_action(Op.FOSSILIZE, 0)
+    turn(actions)
+    for _ in range(4):
+        turn(make_wait_actions(cycle.size))
+    cycle.engine.apply(make_wait_actions(cycle.size))
+    cycle.poison(0)
+    assessment = cycle.engine.assess(cycle.train(), cycle.everyone)
+    assert assessment.intervention.rows.tolist() == [True] + [False] * (cycle.size - 1)
+    assert assessment.training.health.exploded[0, 0] == 1, "this training is of a network that is no more"
+    assert networks.table.stage[0, 0] == Stage.FOSSILIZED
+    healthy, *_, weight = gradient_evidence()
+    assert healthy
+    assert weight > 1
+    assert gradient_evidence() in earlier
+
+
+def test_a_new_seed_begins_with_means_of_its_own(make: Make) -> None:
+    cycle = make()
+    networks = cycle.engine.networks
+    cycle.turn(germinate(cycle))
+    for _ in range(2):
+        cycle.turn(make_wait_actions(cycle.size))
+    assert (networks.evidence.gradient_weight[:, 0] > 0).all()
+    cycle.turn(np.stack([make_action(Op.PRUNE, 0)] * cycle.size))
+    assert not networks.evidence.gradient_weight[:, 0].any()
+    while not cycle.engine.legal_actions().slot[:, Op.GERMINATE, 0].all():
+        cycle.turn(make_wait_actions(cycle.size))
+    cycle.turn(germinate(cycle))
+    assert not networks.evidence.gradient_healthy[:, 0].any(), "it has not learned yet"
+    cycle.turn(make_wait_actions(cycle.size))
+    assert (networks.evidence.gradient_weight[:, 0] == 1).all()
+
+
 def test_without_a_governor_nothing_is_rolled_back(make: Make) -> None:
     cycle = make(CONFIG.model_copy(update={"governor": None}))
     cycle.turn(make_wait_actions(cycle.size))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 import esper
 from esper.grower.gradients import GradientRecorder
 from grower.training_loop import SLOTS, WIDTH, data, host
+from population.gradient_reference import GradientReference, health_at
 
 CLIPPED = 1e-3
 
@@ -135,3 +138,42 @@ def test_what_other_hooks_do_to_gradients_afterwards_is_not_seen() -> None:
     for _ in range(3):
         loop.step()
     torch.testing.assert_close(torch.stack(loop.gradients._norms), 2 * torch.stack(loop.expected))
+
+
+def freeze_part(loop: Loop) -> None:
+    """Some of the host, and of a seed, does not learn."""
+    loop.model.host[0].requires_grad_(False)
+    next(loop.seeds[0].parameters()).requires_grad_(False)
+
+
+def freeze_host(loop: Loop) -> None:
+    loop.model.host.requires_grad_(False)
+
+
+def fossilize(loop: Loop) -> None:
+    loop.model.slots["0"].fossilize()
+
+
+@pytest.mark.parametrize("change", [None, freeze_part, freeze_host, fossilize])
+def test_health_is_what_the_gradients_of_separate_modules_give(change: Callable[[Loop], None] | None) -> None:
+    """Also where parameters get no gradient, as those of the end of the host that is not in use."""
+    loop = Loop()
+    if change is not None:
+        change(loop)
+    inputs, labels = data()
+    learning = dict(enumerate(loop.seeds))
+    fossils = [seed for seed in loop.seeds if seed.fossilized]
+    for decision in range(3):
+        reference = GradientReference([loop.model.host, *fossils], learning)
+        for part in range(decision + 1):
+            loop.optimizer.zero_grad()
+            F.cross_entropy(loop.model(inputs[part::3]), labels[part::3]).backward()
+            reference.observe()
+            clip_grad_norm_(loop.model.parameters(), CLIPPED)
+            loop.optimizer.step()
+        health = loop.gradients.report()[2]
+        for place, expected in reference.report().items():
+            assert expected.minibatches == decision + 1
+            np.testing.assert_allclose(astuple(health_at(health, 0, place)), astuple(expected), rtol=1e-5)
+        assert np.isnan(health.ratio).all() == (change is freeze_host), "there is nothing to compare with"
+        loop.gradients.clear()

@@ -21,6 +21,7 @@ from esper.control.policy import Policy, PolicySettings
 from esper.control.rules import Replay, Schedule
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import GovernorSettings
+from esper.engine.gradients import GradientHealthSettings
 from esper.engine.observation import list_features
 from esper.errors import CheckpointError, ConfigError, EsperError, SlotError
 from esper.grower import Grower, GrowerConfig
@@ -49,7 +50,7 @@ def _told(decision: int) -> Any:
     return lambda loss: math.nan if decision == DECISIONS else loss
 
 
-def _resumed(saved: dict[str, Any], controller: str | Controller) -> Loop:
+def _resumed(saved: dict[str, Any], controller: str | Controller, **options: Any) -> Loop:
     """In new objects, from what went through a file."""
     file = io.BytesIO()
     torch.save(saved, file)
@@ -58,7 +59,7 @@ def _resumed(saved: dict[str, Any], controller: str | Controller) -> Loop:
     model = growing(seed=5)
     plant_structure(model, state["grower"]["seeds"])
     model.load_state_dict(state["model"])
-    loop = Loop(controller, model)
+    loop = Loop(controller, model, **options)
     loop.optimizer.load_state_dict(state["optimizer"])
     loop.scheduler.load_state_dict(state["scheduler"])
     loop.grower.load_state_dict(state["grower"])
@@ -85,6 +86,31 @@ def test_a_resumed_run_equals_one_that_was_never_cut(name: str):
     torch.testing.assert_close(mine["model"], theirs["model"], rtol=0, atol=0)
     torch.testing.assert_close(mine["optimizer"]["state"], theirs["optimizer"]["state"], rtol=0, atol=0)
     assert any(decision.rollback for decision in again)
+
+
+def test_the_means_of_gradient_health_go_on_to_the_last_bit():
+    """With bounds about the usual ratio, so that shares are no whole numbers."""
+    loop, ratios = Loop("all_at_start"), list[float]()
+    for _ in range(DECISIONS):
+        loop.epoch()
+        ratios += loop.grower.engine.history.training.health.ratio.flatten().tolist()
+    usual = float(np.nanmedian(ratios))
+    health = GradientHealthSettings(vanished_ratio=0.99 * usual, exploded_ratio=1.01 * usual, decay=0.7)
+    options = {"conduct": EpisodeConfig(gradient_health=health)}
+
+    whole = Loop("all_at_start", **options)
+    for _ in range(DECISIONS // 2):
+        whole.epoch()
+    half = _resumed(copy.deepcopy(whole.saved()), "all_at_start", **options)
+    shares = list[float]()
+    for _ in range(DECISIONS // 2):
+        whole.epoch()
+        half.epoch()
+        evidence = whole.grower.network.evidence
+        for name, figure in vars(evidence).items():
+            np.testing.assert_array_equal(getattr(half.grower.network.evidence, name), figure, err_msg=name)
+        shares += [*evidence.vanished_share.flatten(), *evidence.exploded_share.flatten()]
+    assert any(0 < share < 1 for share in shares), "the test means to see some"
 
 
 def test_something_grew_in_those_runs():

@@ -20,11 +20,13 @@ from esper.engine.config import EpisodeConfig
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
 from esper.grower import Grower
+from esper.grower.callbacks import DecisionRecord, GrowerCallback
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.table import Evidence
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import OptimizerSettings
@@ -77,19 +79,31 @@ def policy() -> Controller:
     return LearnedController(drawn, greedy=False)
 
 
+class Records(GrowerCallback):
+    """Keeps the record of the newest decision."""
+
+    newest: DecisionRecord
+
+    def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
+        self.newest = record
+
+
+Known = tuple[TrainingReport, Evidence]
+
+
 def in_a_population(
     recorded: Recorded, rules: Rules, conduct: EpisodeConfig, settings: OptimizerSettings
-) -> tuple[Episodes, list[TrainingReport]]:
-    """The population, and what controllers could have known of its training after each decision."""
+) -> tuple[Episodes, list[Known]]:
+    """The population, and what was known of its training and its modules after each decision."""
     suite = copy.copy(SUITE)
     suite.optimizer = settings
     running = Episodes(suite, [instance()], rules, conduct)
     state = recorded.start([instance().seed])
-    reports: list[TrainingReport] = []
+    reports: list[Known] = []
     for _ in range(STEPS):
         actions, state = recorded.act(running.observe(), running.legal_actions(), state)
         running.step(actions)
-        reports.append(running.engine.history.training)
+        reports.append((running.engine.history.training, running.population.evidence))
         if running.finished.all():
             break
     return running, reports
@@ -108,8 +122,8 @@ def optimizer_for(model: GrowingModel, learning_rate: float, settings: Optimizer
 
 def by_itself(
     recorded: Recorded, rules: Rules, conduct: EpisodeConfig, settings: OptimizerSettings
-) -> tuple[GrowingModel, list[TrainingReport]]:
-    """The model, and what its grower knew of its training before each decision."""
+) -> tuple[GrowingModel, list[Known]]:
+    """The model, and what its grower knew of both before each decision."""
     one, data = instance(), Episodes(SUITE, [instance()], rules)
     inputs, labels = data.validation.inputs[0], data.validation.labels[0]
     model = attach(SUITE.host(one), dict.fromkeys(SUITE.sites, SUITE.blueprints), torch.zeros(2, *SUITE.input_shape))
@@ -135,8 +149,9 @@ def by_itself(
         train_size=one.train_size,
         seed=one.seed,
         loss=loss_of,
+        callbacks=[records := Records()],
     )
-    reports: list[TrainingReport] = []
+    reports: list[Known] = []
     for step in range(STEPS):
         losses, right = list[float](), list[float]()
         first = np.array([step * SUITE.batches_per_step])
@@ -154,7 +169,7 @@ def by_itself(
             right.append((logits.argmax(1) == answers).double().mean().item())
         if step < STEPS - 1:  # the population takes its last decision before its last training
             decision = grower.step(train_loss=float(np.mean(losses)), train_accuracy=float(np.mean(right)))
-            reports.append(grower.engine.history.training)
+            reports.append((grower.engine.history.training, records.newest.evidence))
             if decision.finished:
                 break
     return model, reports
@@ -240,8 +255,10 @@ def compare(
             np.testing.assert_allclose(figures(ours)[name], figure, rtol=5e-3, atol=1e-6, err_msg=f"{name} at {step}")
 
 
-def figures(report: TrainingReport) -> dict[str, Any]:
-    """All figures of a report, its health's too."""
+def figures(known: Known) -> dict[str, Any]:
+    """All figures of a report, its health's too, and the evidence on gradients."""
+    report, evidence = known
     every = {**vars(report), **vars(report.health)}
     del every["health"]
-    return every
+    means = ("gradient_healthy", "vanished_share", "exploded_share", "gradient_weight")
+    return {**every, **{name: getattr(evidence, name).astype(float) for name in means}}

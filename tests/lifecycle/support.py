@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import product
 
 import numpy as np
@@ -57,7 +57,8 @@ RULE_SETS = {
 def good_evidence(environments: int = 1, slots: int = 1) -> Evidence:
     """Everything a gate may ask for."""
     shape = (environments, slots)
-    return Evidence(
+    return replace(
+        Evidence.none(*shape),
         probed=np.ones(shape, np.bool_),
         gradient_healthy=np.ones(shape, np.bool_),
         contribution=np.ones(shape, np.float32),
@@ -68,7 +69,8 @@ def good_evidence(environments: int = 1, slots: int = 1) -> Evidence:
 def random_evidence(environments: int, slots: int, generator: np.random.Generator) -> Evidence:
     shape = (environments, slots)
     contribution = generator.normal(0.5, 1.0, shape).astype(np.float32)
-    return Evidence(
+    return replace(
+        Evidence.none(*shape),
         probed=generator.random(shape) < 0.9,
         gradient_healthy=generator.random(shape) < 0.8,
         contribution=np.where(generator.random(shape) < 0.2, np.float32(np.nan), contribution),

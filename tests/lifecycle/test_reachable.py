@@ -5,7 +5,7 @@ Slots influence each other only by sharing one action per step, so one slot's st
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 
 import numpy as np
@@ -22,7 +22,8 @@ from esper.numerics.arrays import Bools
 from lifecycle.soundness import assert_obeyed, assert_prunable, assert_sound, assert_step_is_sound
 from lifecycle.support import RULE_SETS, every_action, evidence_rows, good_evidence
 
-KINDS_OF_EVIDENCE = Evidence(
+KINDS_OF_EVIDENCE = replace(
+    Evidence.none(5, 1),
     probed=np.array([[True], [False], [True], [True], [True]]),
     gradient_healthy=np.array([[True], [False], [True], [True], [True]]),
     contribution=np.array([[1], [1], [np.nan], [1], [-2]], np.float32),

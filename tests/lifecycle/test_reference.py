@@ -20,7 +20,7 @@ from lifecycle.support import RULE_SETS, every_action, evidence_rows, random_com
 
 
 def measured(evidence: Evidence) -> list[list[reference.Measured]]:
-    columns = [getattr(evidence, field.name).tolist() for field in fields(Evidence)]
+    columns = [getattr(evidence, field.name).tolist() for field in fields(reference.Measured)]
     return [[reference.Measured(*slot) for slot in zip(*row, strict=True)] for row in zip(*columns, strict=True)]
 
 

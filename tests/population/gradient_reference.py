@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
+from torch import nn
 
-from esper.engine.gradients import GradientNorms, HealthTable, compare_gradients
-from esper.errors import ConfigError
+from esper.engine.gradients import GradientHealthSettings, HealthTable
+
+NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -25,61 +24,63 @@ class SeedHealth:
     ratio: float
 
 
+NOT_LEARNING = SeedHealth(0, 0.0, 0.0, 0.0, NAN)
+
+
 def health_at(table: HealthTable, *place: int) -> SeedHealth:
     """The health of one seed of a table."""
     return SeedHealth(**{name: array[place].item() for name, array in vars(table).items()})
 
 
-class GradientHealth:
-    """Watches the gradients of seeds beside those of what already counts in their model.
-
-    Parameters that need no gradient when it is made are left out. Of the others, one whose ``grad`` is None counts as
-    one with a gradient of zero. When seeds come or go, make another one.
+class GradientReference:
+    """The health of the seeds of one network, number by number.
 
     Args:
-        incumbents: Parameters of the host and of fossilized seeds.
-        seeds: Parameters of each seed, by name; a fossilized one may be among them as well.
-
-    Raises:
-        ConfigError: a seed has no parameter that needs a gradient.
+        incumbents: The host, and fossils.
+        seeds: Modules that learn, by any key; fossils may be among them.
+        settings: When a gradient has vanished or exploded.
     """
 
-    def __init__(self, incumbents: Iterable[nn.Parameter], seeds: Mapping[str, Iterable[nn.Parameter]]) -> None:
-        learning = {name: _select_learning(parameters) for name, parameters in seeds.items()}
-        for name, parameters in learning.items():
-            if not parameters:
-                raise ConfigError(f"seed {name!r} has no parameter that needs a gradient: leave it out, or unfreeze it")
-        self._names = list(learning)
-        self._groups = [_select_learning(incumbents), *learning.values()]
-        """The incumbents' parameters and those of each seed."""
-        self._norms: list[Tensor] = []
-        """Norms by group, ``[1 + S]`` per minibatch."""
+    def __init__(
+        self,
+        incumbents: Iterable[nn.Module],
+        seeds: Mapping[Hashable, nn.Module],
+        settings: GradientHealthSettings = GradientHealthSettings(),  # noqa: B008 (immutable)
+    ) -> None:
+        self._incumbents, self._seeds, self._settings = list(incumbents), dict(seeds), settings
+        self._norms: dict[Hashable, list[float]] = {key: [] for key in seeds}
+        self._ratios: dict[Hashable, list[float]] = {key: [] for key in seeds}
 
-    @torch.no_grad()
     def observe(self) -> None:
-        """Record the gradients of a minibatch: after ``backward()``, before clipping. Waits for no device."""
-        device = next((parameter.device for group in self._groups for parameter in group), _CPU)
-        self._norms.append(torch.stack([_compute_norm(group, device) for group in self._groups]))
+        """Record the gradients of a minibatch, after ``backward()`` and before they are clipped."""
+        norm, count = _measure(self._incumbents)
+        for key, seed in self._seeds.items():
+            own_norm, own_count = _measure([seed])
+            usable = math.isfinite(norm) and norm > 0
+            self._norms[key].append(own_norm)
+            self._ratios[key].append((own_norm / own_count**0.5) / (norm / count**0.5) if usable else NAN)
 
-    def report(self) -> dict[str, SeedHealth]:
-        """The health of each seed over the minibatches since the last report."""
-        table = self._assess() if self._norms else HealthTable.none(len(self._names))
-        self._norms.clear()
-        return {name: health_at(table, place) for place, name in enumerate(self._names)}
+    def report(self) -> dict[Hashable, SeedHealth]:
+        """The health of each seed over all minibatches, by its key."""
+        return {key: self._assess(self._norms[key], self._ratios[key]) for key in self._seeds}
 
-    def _assess(self) -> HealthTable:
-        norms = torch.stack(self._norms).to("cpu", torch.float64).numpy()
-        sizes = np.array([sum(parameter.numel() for parameter in group) for group in self._groups])
-        return compare_gradients(GradientNorms(norms[:, 1:], sizes[1:]), GradientNorms(norms[:, :1], sizes[:1]))
-
-
-_CPU = torch.device("cpu")
-
-
-def _select_learning(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    return [parameter for parameter in parameters if parameter.requires_grad]
+    def _assess(self, norms: Sequence[float], ratios: Sequence[float]) -> SeedHealth:
+        vanished = exploded = 0
+        for norm, ratio in zip(norms, ratios, strict=True):
+            vanished += norm == 0 or ratio < self._settings.vanished_ratio
+            exploded += not math.isfinite(norm) or ratio > self._settings.exploded_ratio
+        comparable = [ratio for ratio in ratios if math.isfinite(ratio)]
+        mean = sum(comparable) / len(comparable) if comparable else NAN
+        return SeedHealth(len(norms), sum(norms) / len(norms), vanished / len(norms), exploded / len(norms), mean)
 
 
-def _compute_norm(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return get_total_norm(gradients).to(device) if gradients else torch.zeros((), device=device)
+def _measure(modules: Iterable[nn.Module]) -> tuple[float, int]:
+    """Norm of the gradient of all their parameters that learn, and how many numbers these are."""
+    squares, count = 0.0, 0
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                count += parameter.numel()
+                if parameter.grad is not None:  # one without a gradient counts as one of zeros
+                    squares += float(parameter.grad.double().square().sum())
+    return squares**0.5, count

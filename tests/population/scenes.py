@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import nn
 
 from esper.control.rules import Uniform
+from esper.engine.gradients import update_gradient_evidence
 from esper.engine.measurements import Evaluation, TrainingReport, update_evidence
 from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend
@@ -108,7 +109,8 @@ def both(chosen: Sequence[Instance], shared: PopulationConfig) -> tuple[Populati
 
 def record_evidence(population: Population, report: TrainingReport, evaluation: Evaluation) -> None:
     """Make what was measured the evidence for the next decision, as the engine does."""
-    population.evidence = update_evidence(population.table, population.evidence, report, evaluation)
+    evidence = update_gradient_evidence(population.evidence, report.health, population.config.gradient_health)
+    population.evidence = update_evidence(population.table, evidence, evaluation)
 
 
 def advance(population: Population, draws: Draws, actions: Actions, batches: int = 2) -> None:
@@ -122,7 +124,8 @@ def good_evidence(population: Population) -> Evidence:
     """Everything a gate may ask for."""
     shape = population.table.stage.shape
     everywhere = np.ones(shape, np.bool_)
-    return Evidence(everywhere, everywhere, np.ones(shape, np.float32), np.zeros(shape, np.int16))
+    contribution = np.ones(shape, np.float32)
+    return replace(Evidence.none(*shape), probed=everywhere, gradient_healthy=everywhere, contribution=contribution)
 
 
 def uncertain_evidence(fast: Population, rng: np.random.Generator) -> Evidence:
@@ -131,7 +134,14 @@ def uncertain_evidence(fast: Population, rng: np.random.Generator) -> Evidence:
     contribution = rng.normal(0.5, 1.0, shape).astype(np.float32)
     contribution[rng.random(shape) < 0.2] = np.nan
     ages = rng.integers(0, 4, shape).astype(np.int16)
-    return Evidence(rng.random(shape) < 0.8, rng.random(shape) < 0.8, contribution, ages)
+    probed, healthy = rng.random(shape) < 0.8, rng.random(shape) < 0.8
+    return replace(
+        Evidence.none(*shape),
+        probed=probed,
+        gradient_healthy=healthy,
+        contribution=contribution,
+        contribution_age=ages,
+    )
 
 
 def assert_aligned(fast: Population) -> None:

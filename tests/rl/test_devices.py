@@ -13,24 +13,34 @@ from esper.control.rules import Uniform
 from esper.engine.config import EpisodeConfig
 from esper.engine.promises import PromiseSettings
 from esper.numerics import deferred
+from esper.numerics.arrays import Floats
+from esper.population.forward import select_committed
 from esper.population.population import Strategy
+from esper.population.shapley import attribute_networks
 from esper.population.snapshots import Snapshots, roll_back
 from esper.rl.episodes import CPU, Episodes
+from esper.rl.ppo import PPO
+from esper.rl.settings import PPOSettings
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 from reference_population import ReferencePopulation
 from rl.far_away import FAR, FarAway
+from rl.noise import rollouts
+from rl.probes import learner
 from rl.short import QUICK, ShortSuite, play
 
 READS = 1
 """Per decision, besides the policy's one, and what a rollback or the end of an episode adds: what training and
 validation came to, and whether all numbers are finite, all together."""
 NETWORKS = 5
+COPIES_OF_NEW_EPISODES = 30
+"""At most: the template's tensors, one by one, and then the data and the rows of all networks together."""
 
 
 def episodes(suite: Suite, device: torch.device, strategy: Strategy = "stacked") -> Episodes:
     chosen = suite.sample(NETWORKS, "train", np.random.default_rng(3))
-    return Episodes(suite, chosen, QUICK, strategy=strategy, device=device)
+    config = EpisodeConfig(promise=PromiseSettings(first=6, every=4, examples=8))
+    return Episodes(suite, chosen, QUICK, config, strategy=strategy, device=device)
 
 
 def minibatches(count: int, suite: Suite) -> Suite:
@@ -39,26 +49,72 @@ def minibatches(count: int, suite: Suite) -> Suite:
     return changed
 
 
-@pytest.mark.parametrize("strategy", ["stacked", "looped"])
-@pytest.mark.parametrize("suite", [ShortSuite(), get_suite("digits"), get_suite("mnist1d")], ids=lambda one: one.name)
-def test_everything_happens_on_the_networks_device(suite: Suite, strategy: Strategy) -> None:
+def life(running: Episodes) -> list[Floats]:
+    """All that may happen to a population, and the figures of it."""
+    figures: list[Floats] = []
+
+    def play_on(steps: int) -> None:
+        for result in play(running, steps=steps):
+            figures.extend((result.training.loss, result.evaluation.loss, result.reward, result.training.health.norm))
+
+    play_on(4)
+    population = running.population
+    assert population.table.owning.any()
+    snapshots = Snapshots.from_state(population.state)
+    play_on(1)
+    roll_back(population, np.isin(np.arange(population.size), [1, 3]), snapshots)
+    running.restart(np.array([0, 2]), running.instances[2:4])
+    play_on(2)  # in which data drift and promises are measured
+    figures += [running.final_score().score, *(part.numpy() for part in running.observe())]
+    active = select_committed(population)
+    shapley = attribute_networks(population, running.validation, np.random.default_rng(0), active)
+    return [*figures, shapley.values]
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize(
+    ("suite", "strategy"),
+    [
+        (ShortSuite(), "stacked"),
+        (ShortSuite(), "looped"),
+        (get_suite("digits"), "stacked"),
+        (get_suite("mnist1d"), "looped"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+)
+def test_everything_happens_on_the_networks_device_with_the_bits_of_the_cpu(suite: Suite, strategy: Strategy) -> None:
+    suite = minibatches(1, suite)
     with FarAway() as far:
-        running = episodes(minibatches(1, suite), FAR, strategy)
-        play(running, steps=4)
-        population = running.population
-        assert population.table.owning.any()
-        snapshots = Snapshots.from_state(population.state)
-        play(running, steps=1)
-        roll_back(population, np.isin(np.arange(population.size), [1, 3]), snapshots)
+        found = life(episodes(suite, FAR, strategy))
+    for one, other in zip(found, life(episodes(suite, CPU, strategy)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert far.undetermined == []
+
+
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.landing) for name in ("tokens", "mnist1d_conv")), "digits"]
+)
+def test_nothing_but_what_is_fetched_is_waited_for(name: str) -> None:
+    with FarAway() as far:
+        running = episodes(minibatches(1, get_suite(name)), FAR)
+        assert far.reads == []
+        assert len(far.sent) <= COPIES_OF_NEW_EPISODES
+        far.forget()
+        play(running, steps=3)
+        assert far.reads == ["numerics/deferred.py to_arrays"] * 3 * READS
+        far.forget()
         running.restart(np.array([0, 2]), running.instances[2:4])
-        play(running, steps=1)
+        assert far.reads == []
+        assert far.sent.count("rl/episodes.py _set_validation") == 1  # the rows: their data are sent together
+        assert far.sent.count("population/learning.py stack_data") == 2
         running.final_score()
-    assert far.mixtures == []
+        assert len(far.reads) == 1
+    assert far.waits == []
 
 
 @pytest.mark.landing
 def test_the_loop_over_separate_modules_runs_there_too() -> None:
-    with FarAway() as far:
+    with FarAway():
         running = episodes(minibatches(1, ShortSuite()), FAR)
         work = Work.drawn(running, 4)
         loop = ReferencePopulation(running.population.config, running.population.specs.networks)
@@ -67,7 +123,6 @@ def test_the_loop_over_separate_modules_runs_there_too() -> None:
             loop.decide(actions)
             loop.train(work.batches)
     assert loop.seeds
-    assert far.mixtures == []
 
 
 @pytest.mark.landing
@@ -81,7 +136,48 @@ def test_a_decision_waits_no_oftener_for_more_minibatches() -> None:
             play(running, steps=3)  # in which data drift
         found.append(len(far.reads))
         assert far.waits == []
-    assert found == [3 * READS] * 2
+    assert found == [3 * READS + 1] * 2  # and promises, once
+
+
+MINIBATCHES = 2
+READS_OF_STATISTICS = 10
+"""Per update, to select the steps that belong to episodes."""
+SETTINGS = PPOSettings(epochs=2, minibatches=MINIBATCHES, no_growth_baseline=False, group=2, target_kl=10.0)
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_an_update_waits_once_per_minibatch_and_once_for_its_figures(record: bool) -> None:
+    near = learner(SETTINGS)
+    (rollout,) = rollouts(near, 1)
+    with FarAway() as far:
+        student = PPO(copy.deepcopy(near.policy).to(FAR), SETTINGS, 0)
+        there = rollout.to(FAR)
+        far.forget()
+        minibatches = [list[dict[str, float]](), list[dict[str, float]]()] if record else [None, None]
+        found = student.update(there, 0.0, record=minibatches[1])
+        steps = SETTINGS.epochs * MINIBATCHES
+        assert found.optimizer_steps == steps
+        # Which steps belong to episodes, and whether the step is taken; of recorded minibatches, figures and norms.
+        recorded = steps if record else 0
+        places = {
+            "rl/ppo.py backward": steps,
+            "rl/ppo.py update": steps,
+            "rl/ppo.py _name_numbers": recorded,
+            "numerics/deferred.py to_arrays": 1 + recorded,
+        }
+        assert {place: far.reads.count(place) for place in places} == places
+        assert len(far.reads) <= sum(places.values()) + READS_OF_STATISTICS
+        assert set(far.waits) <= {"rl/ppo.py update"}  # the weights of the entropies
+        assert len(far.waits) <= 1
+        assert far.undetermined == []
+        weights = {name: value.cpu() for name, value in student.policy.state_dict().items()}
+    expected = near.update(rollout, 0.0, record=minibatches[0])
+    assert found.scalars() == pytest.approx(expected.scalars(), rel=1e-3, abs=1e-5)
+    for name, value in near.policy.state_dict().items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5)
+    if record:
+        for one, other in zip(*minibatches, strict=True):
+            assert one == pytest.approx(other, rel=1e-2, abs=1e-4)
 
 
 def test_neither_new_episodes_nor_a_look_at_what_blueprints_promise_wait_for_what_they_send() -> None:
@@ -93,23 +189,41 @@ def test_neither_new_episodes_nor_a_look_at_what_blueprints_promise_wait_for_wha
         running.restart(np.array([0]), running.instances[1:2])
         play(running, steps=2)
     assert far.waits == []
-    assert far.mixtures == []
 
 
-def test_far_away_notices_what_would_wait() -> None:
+def test_far_away_refuses_what_a_gpu_would_and_notices_what_would_wait() -> None:
     with FarAway() as far:
         here, there = torch.arange(3), torch.ones(3, device=FAR)
         there.to(CPU, torch.float64)
         there.to(torch.float64)
         here.to(FAR, non_blocking=True)
-        assert (len(far.reads), len(far.waits), len(far.mixtures)) == (1, 0, 0)
+        assert (len(far.reads), len(far.waits), len(far.sent)) == (1, 0, 1)
         here.to(there)
         assert len(there[here]) == 3
-        torch.index_select(there, 0, here)
-        assert (len(far.reads), len(far.waits), len(far.mixtures)) == (1, 2, 1)
-        for read in (lambda: bool(there.sum() > 0), lambda: there[there > 0], there.nonzero, there.tolist):
-            with pytest.raises((RuntimeError, NotImplementedError)):
-                read()
+        assert (len(far.reads), len(far.waits), len(far.sent)) == (1, 2, 2)
+        for mixed in (
+            lambda: there + here,
+            lambda: torch.index_select(there, 0, here),
+            lambda: torch.cat([there, here]),
+            lambda: torch.where(here > 0, there, 0.0),
+            lambda: torch.rand(3, generator=torch.Generator(), device=FAR),
+            lambda: there.to(CPU, non_blocking=True),
+        ):
+            with pytest.raises(RuntimeError, match=r"same device|expected a generator|before they have come"):
+                mixed()
+        assert (there + torch.tensor(1.0)).tolist() == [2.0] * 3
+        far.forget()
+        read = (lambda: bool(there.sum() > 0), lambda: there[there > 0], there.nonzero, there.tolist, there.sum().item)
+        for number, one in enumerate(read, start=1):
+            one()
+            assert len(far.reads) == number
+        there.masked_fill_(there > 0, 2.0)
+        assert (len(far.reads), len(far.waits), far.undetermined) == (5, 0, [])
+        assert torch.empty_like(there, device=CPU).device == CPU
+        there.cumsum(0)
+        assert far.undetermined == ["elsewhere: cumsum"]
+    with pytest.raises(RuntimeError, match="outside"):
+        there.sum()
 
 
 @pytest.mark.gpu

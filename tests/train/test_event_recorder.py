@@ -202,6 +202,31 @@ def test_gates_judge_the_stage_that_the_seed_is_in(recording: Recording) -> None
     assert set(judged) >= {("G1", True), ("G3", False), ("G5", True), ("G5", False)}
 
 
+def test_gate_g2_goes_by_the_gradient_figures_of_the_decision_before() -> None:
+    """With a bound so low that some seeds fail."""
+    bound, ratio = 0.3, 1.5
+    isolated = "rules={isolation: shadow, min_training_steps: 1, operations: [wait, germinate, advance, prune]}"
+    health = f"conduct.gradient_health={{max_share: {bound}, exploded_ratio: {ratio}}}"
+    recording = record_rollout(tiny(EAGER[0], isolated, health, "environments=16"))
+    before: dict[Key, StepTaken] = {(event.environment, event.step + 1): event for event in recording.of(StepTaken)}
+    reasons = Counter[str]()
+    for event in recording.of(GateJudged):
+        if event.gate != "G2":
+            continue
+        known = before[event.environment, event.step]
+        vanished, exploded = known.vanished_shares[event.slot], known.exploded_shares[event.slot]
+        healthy = vanished is not None and exploded is not None and max(vanished, exploded) <= bound
+        assert event.reason == ("passed" if healthy else "gradient_unhealthy")
+        reasons[event.reason] += 1
+    assert set(reasons) == {"passed", "gradient_unhealthy"}, "the test means to see both"
+    ratios = [ratio for event in recording.of(StepTaken) for ratio in event.gradient_ratios if ratio is not None]
+    assert min(ratios) < ratio < max(ratios)
+    for event in recording.of(StepTaken):
+        measured = [share is not None for share in event.vanished_shares]
+        assert [share is not None for share in event.exploded_shares] == measured
+        assert all(blueprint is not None for blueprint, one in zip(event.blueprints, measured, strict=True) if one)
+
+
 def test_a_seed_is_judged_in_every_stage_that_has_a_gate_ahead(recording: Recording) -> None:
     judged = {(event.environment, event.slot, event.step, event.gate) for event in recording.of(GateJudged)}
     changed = {(event.environment, event.slot, event.step): event for event in recording.of(LifecycleTransition)}

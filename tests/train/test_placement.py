@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,41 @@ from esper.control.policy import PolicyState
 from esper.control.rules import Never
 from esper.errors import ConfigError, RunError
 from esper.lab.evaluate import load_policy
+from esper.lab.static_networks import StaticNetwork, StaticTask, train_cohort
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import iterate_arrays
 from esper.numerics.devices import list_devices, require_device
 from esper.population.execution import Execution, Parameters
+from esper.population.parameters import SeedKind
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rollout import Rollout
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
-from esper.train.collect import ShardTask, collect_rollout, create_policy, run_policy, sample_instances
-from esper.train.evaluation import EvaluationConfig, evaluate_cohort, make_evaluation_config, split_into_cohorts
+from esper.train import collect, evaluation, trainer
+from esper.train.collect import (
+    ShardTask,
+    collect_rollout,
+    create_greedy_controller,
+    create_policy,
+    run_policy,
+    sample_instances,
+)
+from esper.train.evaluation import (
+    EvaluationConfig,
+    create_baselines,
+    evaluate_cohort,
+    make_evaluation_config,
+    split_into_cohorts,
+)
 from esper.train.event_recorder import EventRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import Backend, Shared, require_devices
 from rl.far_away import FAR, FarAway
+from train.launching import ENVIRONMENT
 from train.runs import ignore, started, tiny
 from train.short_suite import short_suite
+from train.worker_tasks import Placed, find_lent_gpu
 
 pytestmark = pytest.mark.landing
 
@@ -106,6 +126,21 @@ def test_ray_refuses_what_it_has_no_gpu_for() -> None:
             require_devices(["nonsense"], workers)
 
 
+@pytest.mark.slow
+def test_every_gpu_task_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has opened a GPU would stay on it, whichever GPU Ray lends to its next task."""
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    monkeypatch.setattr(ray, "init", partial(ray.init, num_gpus=2))  # it does not look whether they are there
+    with Backend("ray", workers=2).open_workers(2) as workers:
+        lent = workers.map(find_lent_gpu, [Placed("cuda")] * 5)
+        on_cpu = workers.map(find_lent_gpu, [Placed("cpu")] * 6)
+    assert len({process for process, _ in lent}) == 5
+    assert {gpu for _, gpu in lent} <= {"0", "1"}
+    assert {gpu for _, gpu in on_cpu} <= {"", None}
+    assert len({process for process, _ in on_cpu}) < 6
+
+
 def test_the_cpu_named_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     found: list[dict[str, torch.Tensor]] = []
@@ -118,10 +153,7 @@ def test_the_cpu_named_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_comes_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which knows no such device
+def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_comes_back() -> None:
     settings = tiny("environments=4", "shards=1", "policy.advice=null")
     with FarAway() as far:
         policy = create_policy(settings).to(FAR)
@@ -130,14 +162,91 @@ def test_a_policy_elsewhere_makes_one_transfer_per_decision_and_its_rollout_come
         noise = torch.zeros(running.suite.steps, 4, 8)
         far.forget()
         result = run_policy(policy, None, running, noise, recorder)
-    assert {part.device for part in tensors(result.rollout)} == {CPU}
-    assert {part.device for part in tensors(result.rollout.to(FAR))} == {FAR}
-    assert far.reads.count("control/policy/network.py to_cpu") == running.suite.steps
-    empty_memory = ["control/policy/network.py to"] * len(PolicyState._fields)
-    of_population = "population", "numerics/deferred.py"
-    rest = [place for place in far.reads if not place.startswith(of_population) and not place.endswith("to_cpu")]
-    assert rest == empty_memory
-    assert far.mixtures == []
+        assert {part.device for part in tensors(result.rollout)} == {CPU}
+        assert far.reads.count("control/policy/network.py to_cpu") == running.suite.steps
+        empty_memory = ["control/policy/network.py to"] * len(PolicyState._fields)
+        of_population = "population", "numerics/deferred.py to_arrays"
+        rest = [place for place in far.reads if not place.startswith(of_population) and not place.endswith("to_cpu")]
+        assert rest == empty_memory
+        # Per decision, observation and masks each go there as one.
+        assert far.sent.count("numerics/deferred.py move_together") == 2 * running.suite.steps
+        assert far.waits == []
+        assert {part.device for part in tensors(result.rollout.to(FAR))} == {FAR}
+        assert far.waits == []
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device `meta` is there."""
+    for module in (collect, evaluation, trainer):
+        monkeypatch.setattr(module, "prepare_device", lambda name, deterministic: torch.device(name))
+    monkeypatch.setattr(trainer, "require_devices", lambda names, workers: None)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+
+
+def compute_tasks(settings: TrainSettings) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The figures of a rollout, of evaluated controllers and of static networks."""
+    result = collect_rollout(task(settings))
+    yield tuple(tensors(result.rollout))
+
+    config, instances = make_evaluation_config(settings), sample_instances(settings, 0, 0)[:3]
+    controllers = [*create_baselines(get_suite("short")), create_greedy_controller(create_policy(settings), settings)]
+    for cohort in split_into_cohorts(controllers, config, instances, shapley="pairs"):
+        played = evaluate_cohort(cohort)
+        records = [(one.score, one.test_accuracy, one.added_parameters) for part in played for one in part.records]
+        values = [seed.value for part in played for shapley in part.earnings for seed in shapley.seeds]
+        yield torch.tensor(records), torch.tensor(values)
+
+    kinds = (SeedKind(0, 0, Blend.ADD),)
+    static = [
+        StaticNetwork(instance, kinds, decisions) for instance, decisions in zip(instances, (2, 4, 4), strict=True)
+    ]
+    outcomes = train_cohort(StaticTask(config, "static", static))
+    yield (torch.tensor([(one.score, one.added_parameters) for one in outcomes]),)
+
+
+@pytest.mark.usefixtures("pretended")
+def test_tasks_have_the_same_results_on_another_device() -> None:
+    words = "environments=8", "shards=1", "policy.advice=null", "ppo.no_growth_baseline=true"
+    with FarAway() as far:
+        found = list(compute_tasks(tiny(*words, "devices=meta")))
+    assert far.undetermined == []
+    for one, other in zip(found, compute_tasks(tiny(*words)), strict=True):
+        for part, expected in zip(one, other, strict=True):
+            torch.testing.assert_close(part, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_policy_learns_on_another_device_what_it_learns_on_the_cpu(tmp_path: Path) -> None:
+    found: list[dict[str, torch.Tensor]] = []
+    for device in ("meta", "cpu"):
+        settings = tiny("iterations=1", "shards=1", f"devices={device}")
+        with FarAway(), started(tmp_path / device, settings) as running:
+            running.train(ignore)
+            found.append({name: value.cpu() for name, value in running.learner.state_tensors().items()})
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("suite", ["short", "mnist1d_conv"])
+def test_a_run_on_a_gpu_repeats_itself_to_the_last_bit(
+    suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To be run by `make gpu`, as cuBLAS has to be set up before anything computes."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    found: list[dict[str, torch.Tensor]] = []
+    try:
+        for name in "ab":
+            settings = tiny("iterations=2", "shards=2", "devices=cuda", f"suite={suite}")
+            with started(tmp_path / name, settings) as running:
+                running.train(ignore)
+                found.append({name: value.cpu() for name, value in running.learner.state_tensors().items()})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [name for name, value in found[0].items() if not torch.equal(value, found[1][name])] == []
 
 
 def test_what_is_fetched_is_what_was_decided() -> None:
@@ -178,6 +287,47 @@ def test_networks_per_pass_change_a_rollout_by_rounding_at_most(monkeypatch: pyt
     assert set(sizes) == {2, 3, 8}
     for one, other in zip(tensors(parts.rollout), tensors(whole.rollout), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_fixed_kernels_are_refused_nowhere_and_others_where_they_change_nothing() -> None:
+    with pytest.raises(
+        ConfigError, match=r"deterministic=false has no effect on the CPU.*leave it out, or set devices"
+    ):
+        tiny("deterministic=false", "devices=[cpu, cpu]", "shards=2")
+    assert tiny("deterministic=true").deterministic
+    settings = tiny("deterministic=false", "devices=[cpu, cuda]", "shards=2")
+    assert not make_evaluation_config(settings).deterministic
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_every_task_prepares_its_device(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[tuple[str, bool]] = []
+
+    def prepare(name: str, deterministic: bool) -> torch.device:
+        prepared.append((name, deterministic))
+        return CPU
+
+    for module in (collect, evaluation, trainer):
+        monkeypatch.setattr(module, "prepare_device", prepare)
+    settings = tiny("devices=cuda", f"deterministic={str(deterministic).lower()}")
+    list(compute_tasks(settings))
+    assert len(prepared) >= 5
+    assert set(prepared) == {("cuda", deterministic)}
+
+
+@pytest.mark.parametrize("playing", [True, False])
+def test_an_operation_that_cannot_be_repeated_is_a_sentence(playing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError(
+            "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
+            "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
+        )
+
+    monkeypatch.setattr(Execution, "run_stacked", refuse)
+    settings = tiny()
+    cohort = split_into_cohorts([Never()], make_evaluation_config(settings), sample_instances(settings, 0, 0))[0]
+    with pytest.raises(RunError, match=r"adaptive_avg_pool2d_backward_cuda has no kernel .*set deterministic=false"):
+        evaluate_cohort(cohort) if playing else collect_rollout(task(settings))
 
 
 @pytest.mark.parametrize("playing", [True, False])

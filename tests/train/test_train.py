@@ -43,7 +43,7 @@ with short_suite():
     KEEPING = (
         "policy.op_prior={wait: 0, germinate: 3, fossilize: 3, prune: -3}",
         "rules.harm_tolerance=1",
-        "rules.tempos=[1]",
+        "rules.min_training_steps=1",
     )
     SETTINGS = tiny("iterations=4", "checkpoint_every=2", "probe_every=2")
 
@@ -164,7 +164,8 @@ def test_probes_record_what_the_modules_that_the_greedy_policy_kept_are_worth(tm
         config = make_evaluation_config(settings)
         (played,) = evaluate_controllers(LocalWorkers(1), [policy], config, probes, shapley="orders")
         events = trainer.store.events(InteractionsMeasured)
-        views = {name: trainer.store.rows(f"SELECT * FROM {name}") for name in ("module_values", "interactions")}
+    with RunReader.open(tmp_path / "run" / "run.db") as reader:
+        views = {name: reader.rows(f"SELECT * FROM {name}") for name in ("module_values", "interactions")}
     assert [(event.iteration, event.instance) for event in events] == [(2, probe.name) for probe in probes]
     assert sum(len(event.pairs) for event in events) > 0
     for event, expected in zip(events, played.earnings, strict=True):

@@ -18,10 +18,12 @@ from esper.errors import RunError
 from esper.train.workers import LocalWorkers
 from train.launching import ENVIRONMENT
 from train.worker_tasks import (
+    Placed,
     circumstances,
     die_once_there,
     double,
     fail_on_two,
+    find_process,
     ignored,
     returned_memory,
     sleep_in,
@@ -77,6 +79,26 @@ def test_results_come_as_they_are_known_and_a_call_may_be_given_up(two: LocalWor
         two.map(fail_on_two, [2, 2, 2, 2])
     assert "in fail_on_two" in caught.value.__notes__[0]
     assert two.map(square, [1, 2, 3]) == [1, 4, 9]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "devices",
+    [["cuda:0", "cuda:1"] * 4, ["cuda:0", "cuda:1", "cpu"] * 3, ["cuda:0"] * 3 + ["cuda:1"] * 3 + ["cuda:0"]],
+    ids=["in turns", "with the CPU", "one after the other"],
+)
+def test_a_process_opens_one_gpu_at_most(two: LocalWorkers, devices: list[str]):
+    opened: dict[int, set[str]] = {}
+    # Of unequal lengths, so that no order of tasks keeps processes apart by itself.
+    tasks = [Placed(device, 0.02 * (number % 3)) for number, device in enumerate(devices)]
+    results = two.map(find_process, tasks)
+    assert [device for _, device in results] == devices
+    for process, device in results:
+        opened.setdefault(process, set()).add(device)
+    assert all(len(of_process - {"cpu"}) <= 1 for of_process in opened.values())
+    assert sum(not gone(process) for process in opened) <= 2
+    if devices[:2] == ["cuda:0", "cuda:1"]:
+        assert len(opened) <= 3  # a free process takes the tasks for its own device first
 
 
 def processes_at_work(folder: Path, count: int) -> list[int]:

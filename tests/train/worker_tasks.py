@@ -6,9 +6,35 @@ import os
 import resource
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from esper.train.workers import DeviceTask
+
+
+@dataclass(frozen=True)
+class Placed(DeviceTask):
+    """A task for a device that this machine need not have: nothing is computed on it."""
+
+    name: str
+    seconds: float = 0.05
+
+    @property
+    def device(self) -> str:
+        return self.name
+
+
+def find_process(task: Placed) -> tuple[int, str]:
+    """The process that computes this, and the task's device."""
+    time.sleep(task.seconds)
+    return os.getpid(), task.device
+
+
+def find_lent_gpu(_: DeviceTask) -> tuple[int, str | None]:
+    """The process that computes this, and the GPUs that it sees."""
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def square(number: int) -> int:

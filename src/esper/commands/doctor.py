@@ -180,7 +180,9 @@ def compare_strategies(
         shape = population.table.stage.shape
         # Evidence that lets every gate pass, so that the legal actions, and the choices, do not depend on rounding.
         sound = np.ones(shape, np.bool_)
-        evidence = Evidence(sound, sound, np.zeros(shape, np.float32), np.zeros(shape, np.int16))
+        evidence = replace(
+            Evidence.none(*shape), probed=sound, gradient_healthy=sound, contribution=np.zeros(shape, np.float32)
+        )
         states = controller.start(range(networks))
         for decision in range(decisions):
             report(len(trained) * decisions + decision, len(STRATEGIES) * decisions)

@@ -82,7 +82,7 @@ class LearnedController:
         if self._advisor is not None:
             observation = append_advice(self._advisor, observation, masks)
         # Uniform numbers that the policy draws by; none where it is greedy.
-        noise = None if state.streams is None else torch.from_numpy(state.streams.draw()).to(device)
+        noise = None if state.streams is None else torch.from_numpy(state.streams.draw()).to(device, non_blocking=True)
         # Everything is computed on the policy's device; actions return to the CPU.
         step = self.policy.act(observation.to(device), make_mask_tensors(masks, device), state.memory, noise)
         return step.actions.cpu().numpy(), LearnedState(step.state, state.streams)

@@ -8,6 +8,7 @@ from pydantic import Field
 from esper.config.settings import Settings
 from esper.engine.budget import Budget
 from esper.engine.governor import GovernorSettings
+from esper.engine.gradients import GradientHealthSettings
 from esper.engine.promises import PromiseSettings
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats, Ints
@@ -20,6 +21,8 @@ class EpisodeConfig(Settings):
     """Rolls networks back when training blows up; null: no rollbacks."""
     budget: Budget = Budget()
     """Caps on what growth may cost."""
+    gradient_health: GradientHealthSettings = GradientHealthSettings()
+    """When the gradient of a seed is healthy (gate G2)."""
     plateau: int | None = Field(default=None, ge=1, le=1000)
     """Decisions without an improvement of the validation loss after which an episode ends, unless a seed is still
     unfinished; null: episodes run to their horizon. A grower then stops deciding, and reports it; it uses its metric if

@@ -10,6 +10,7 @@ import numpy as np
 from esper.engine.backend import GrowthBackend, Promises
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import Governor, Intervention
+from esper.engine.gradients import update_gradient_evidence
 from esper.engine.history import History
 from esper.engine.measurements import Evaluation, TrainingReport, update_evidence
 from esper.engine.observation import FeatureInputs, Observation, observe
@@ -17,7 +18,8 @@ from esper.engine.promises import PromiseRecord
 from esper.lifecycle.actions import make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.transitions import Step
+from esper.lifecycle.table import Evidence
+from esper.lifecycle.transitions import Step, Transitions
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 from esper.numerics.deferred import Deferred
 from esper.serialization.state_files import from_plain, to_plain
@@ -68,13 +70,15 @@ class GrowthEngine:
 
     Args:
         backend: The networks.
-        config: Governor, budget, how often modules are measured, and the plateau that ends growth.
+        config: Governor, healthy gradients, how often modules are measured, and the plateau that ends growth.
     """
 
     def __init__(self, backend: GrowthBackend, config: EpisodeConfig) -> None:
         self.backend, self.networks, self.config = backend, backend.networks, config
         size, slots, blueprints = self.networks.specs.compatible.shape
-        self.governor = Governor(backend, config.governor, backend.skills)
+        self._snapshot_evidence = Evidence.none(size, slots)
+        """The evidence at each network's last snapshot."""
+        self.governor = Governor(self, config.governor, backend.skills)
         self.history = History(size, slots, blueprints, *backend.chance_level)
         self.promises = None if config.promise is None else PromiseRecord(size, slots, blueprints, config.promise)
         """What blueprints promise; None where it is not measured."""
@@ -142,6 +146,10 @@ class GrowthEngine:
         measurement = backend.start_measurement(training, due, check_finite=check_finite).fetch()
         self.history.set_chance_level(*backend.chance_level)
         before = self.history.fill_stale_contributions(measurement.evaluation, networks.evidence)
+        # Before any snapshot, which keeps the evidence too.
+        networks.evidence = update_gradient_evidence(
+            networks.evidence, measurement.training.health, self.config.gradient_health
+        )
 
         # Judge them. What was measured of networks that are rolled back is of networks that are no more.
         intervention = self.governor.check(measurement.vitals, running)
@@ -157,9 +165,27 @@ class GrowthEngine:
         report = measurement.training
         accuracy = np.where(np.isnan(report.accuracy), evaluation.accuracy, report.accuracy)
         report = replace(report, accuracy=accuracy)
-        networks.evidence = update_evidence(networks.table, networks.evidence, report, evaluation)
+        networks.evidence = update_evidence(networks.table, networks.evidence, evaluation)
         self.history.record(self._actions, networks.table, report, evaluation)
         return Assessment(report, evaluation, before, intervention)
+
+    @property
+    def size(self) -> int:
+        """E."""
+        return self.backend.size
+
+    def snapshot(self, rows: Bools) -> None:
+        """Keep the present state of the networks ``rows``, bool ``[E]``, with the evidence on their modules."""
+        self.backend.snapshot(rows)
+        self._snapshot_evidence = replace_where(rows, self._snapshot_evidence, self.networks.evidence)
+
+    def restore(self, rows: Bools) -> Transitions:
+        """Return the networks ``rows``, bool ``[E]``, to their last snapshot; returns what was pruned."""
+        transitions = self.backend.restore(rows)
+        # Modules that stay are as the snapshot has them, and so is the evidence on them.
+        kept = rows[:, None] & self.networks.table.owning
+        self.networks.evidence = replace_where(kept, self.networks.evidence, self._snapshot_evidence)
+        return transitions
 
     def measure_promises(self, running: Bools, rows: Bools | None = None, *, supplied: Promises | None = None) -> None:
         """Measure what blueprints promise in free slots, where it is time to.
@@ -212,12 +238,14 @@ class GrowthEngine:
         """
         values = from_plain(self._state(), state, "the growth engine")
         self.decisions, self._actions, self._overdue = values["decisions"], values["actions"], values["overdue"]
+        self._snapshot_evidence = values["snapshot_evidence"]
 
     def _state(self) -> dict[str, Any]:
         return {
             "decisions": self.decisions,
             "actions": self._actions,
             "overdue": self._overdue,
+            "snapshot_evidence": self._snapshot_evidence,
             "history": self.history,
             "governor": self.governor,
             "promises": self.promises,

@@ -4,24 +4,51 @@ Gradients are compared as root mean squares per parameter, so neither the sizes 
 the loss matters. In a network that learns well, gradients have much the same scale everywhere (Glorot and Bengio 2010,
 section 4.2); they vanish or explode where they are orders of magnitude smaller or larger (Pascanu, Mikolov and Bengio
 2013, section 2).
+
+`assess_health` compares them over the minibatches of a decision, `update_gradient_evidence` keeps exponential means
+over decisions and judges them. Gate G2, observations and events read what it returns, for both backends.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
+from esper.config.settings import Settings
+from esper.lifecycle.table import Evidence
 from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 
-VANISHED = 1e-3
-"""Ratio to the incumbents below which a module's gradient has vanished.
 
-On the token suite, where modules learn, means over a decision's minibatches lie between .004 and 9.
-"""
-EXPLODED = 1e2
-"""Ratio above which it has exploded. Clipping sets in at up to ten times the usual norm (Pascanu et al.)."""
+class GradientHealthSettings(Settings):
+    """When the gradient of a seed is healthy: it neither vanishes nor explodes in too many minibatches.
+
+    Gate G2 asks for it, and controllers see it. The ratio is that of the seed's gradient to the gradient of host and
+    fossils, each as a root mean square per parameter.
+    """
+
+    vanished_ratio: float = Field(default=1e-3, ge=0, allow_inf_nan=False)
+    """Ratio below which a gradient has vanished; one of zeros always has. On the token suite, where seeds learn, ratios
+    lie between .004 and 16."""
+    exploded_ratio: float = Field(default=1e2, gt=0, allow_inf_nan=False)
+    """Ratio above which it has exploded; one that is not finite always has. Clipping sets in at up to ten times the
+    usual norm (Pascanu et al. 2013)."""
+    max_share: float = Field(default=0.5, ge=0, lt=1)
+    """Largest share of minibatches with a vanished gradient, and largest share with an exploded one, of a healthy seed;
+    each is an exponential mean over decisions."""
+    decay: float = Field(default=0.5, ge=0, lt=1)
+    """Weight of a decision in these means relative to that of the next one; 0: the newest decision alone counts."""
+
+    @model_validator(mode="after")
+    def _require_order(self) -> Self:
+        if self.vanished_ratio >= self.exploded_ratio:
+            raise ValueError(
+                f"no gradient is healthy: it vanishes below {self.vanished_ratio:g} and explodes above "
+                f"{self.exploded_ratio:g}; lower vanished_ratio or raise exploded_ratio"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -37,9 +64,9 @@ class HealthTable:
     norm: Floats
     """Mean norm over the minibatches; not finite if it was so in one of them."""
     vanished: Floats
-    """Fraction of the minibatches in which the ratio was below `VANISHED` or no gradient arrived."""
+    """Fraction of the minibatches in which the ratio was below `vanished_ratio` or no gradient arrived."""
     exploded: Floats
-    """Fraction in which the ratio was above `EXPLODED` or the gradient was not finite."""
+    """Fraction in which the ratio was above `exploded_ratio` or the gradient was not finite."""
     ratio: Floats
     """Root mean square per parameter of the module's gradient over that of the incumbents'.
 
@@ -69,7 +96,14 @@ class GradientNorms:
 
 
 def assess_health(
-    hosts: Floats, seeds: Floats, *, host_parameters: Ints, seed_parameters: Ints, fossils: Bools, learning: Bools
+    hosts: Floats,
+    seeds: Floats,
+    *,
+    host_parameters: Ints,
+    seed_parameters: Ints,
+    fossils: Bools,
+    learning: Bools,
+    settings: GradientHealthSettings,
 ) -> HealthTable:
     """The gradient health of the modules of E networks in T minibatches.
 
@@ -82,23 +116,24 @@ def assess_health(
         seed_parameters: ``[E, S]``.
         fossils: Slots with a fossilized module, ``[E, S]``.
         learning: Slots with a module that learns, ``[E, S]``; the others get the entries of `HealthTable.none`.
+        settings: The ratios at which gradients have vanished or exploded.
     """
     incumbent_norms = np.sqrt(hosts**2 + np.where(fossils, seeds**2, 0.0).sum(2))[..., None]
     incumbent_parameters = (host_parameters + (seed_parameters * fossils).sum(1))[:, None]
     health = compare_gradients(
-        GradientNorms(seeds, seed_parameters), GradientNorms(incumbent_norms, incumbent_parameters)
+        GradientNorms(seeds, seed_parameters), GradientNorms(incumbent_norms, incumbent_parameters), settings
     )
     return replace_where(learning, HealthTable.none(*seed_parameters.shape), health)
 
 
-def compare_gradients(seeds: GradientNorms, incumbents: GradientNorms) -> HealthTable:
+def compare_gradients(seeds: GradientNorms, incumbents: GradientNorms, settings: GradientHealthSettings) -> HealthTable:
     """The health of modules, ``[..., S]``, from norms ``[T, ..., S]`` and their incumbents' ``[T, ..., 1]``."""
     scale = incumbents.root_mean_squares
     usable = np.isfinite(scale) & (scale > 0)
     with np.errstate(over="ignore"):
         ratio = seeds.root_mean_squares / np.where(usable, scale, np.nan)
-    vanished = (seeds.values == 0) | (ratio < VANISHED)
-    exploded = ~np.isfinite(seeds.values) | (ratio > EXPLODED)
+    vanished = (seeds.values == 0) | (ratio < settings.vanished_ratio)
+    exploded = ~np.isfinite(seeds.values) | (ratio > settings.exploded_ratio)
     comparable = np.isfinite(ratio)
     count: Ints = comparable.sum(0)
     total = np.where(comparable, ratio, 0.0).sum(0)
@@ -108,4 +143,30 @@ def compare_gradients(seeds: GradientNorms, incumbents: GradientNorms) -> Health
         vanished.mean(0),
         exploded.mean(0),
         np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0),
+    )
+
+
+def update_gradient_evidence(evidence: Evidence, health: HealthTable, settings: GradientHealthSettings) -> Evidence:
+    """The evidence with one more decision in its means, and whether gradients are healthy by them.
+
+    With shares s_1 .. s_n of the decisions at which a seed's gradient was measured, a mean is
+    ``sum_i decay^(n - i) s_i / sum_i decay^(n - i)``: the first decision counts no more than its age says.
+
+    Args:
+        evidence: Before the decision, ``[E, S]``.
+        health: The gradients in its minibatches, ``[E, S]``; means of modules that did not learn stay as they are.
+        settings: The decay of the means, and their bound.
+    """
+    measured = health.minibatches > 0
+    weight = np.where(measured, settings.decay * evidence.gradient_weight + 1, evidence.gradient_weight)
+    gain = measured / np.maximum(weight, 1)
+    vanished = evidence.vanished_share + gain * (health.vanished - evidence.vanished_share)
+    exploded = evidence.exploded_share + gain * (health.exploded - evidence.exploded_share)
+    healthy = (weight > 0) & (np.maximum(vanished, exploded) <= settings.max_share)
+    return replace(
+        evidence,
+        gradient_healthy=healthy,
+        vanished_share=vanished,
+        exploded_share=exploded,
+        gradient_weight=weight,
     )

@@ -88,17 +88,16 @@ class CommittedEvaluation:
         return replace(self, accuracy=score_losses(self.loss, chance_loss))
 
 
-def update_evidence(table: SeedTable, before: Evidence, training: TrainingReport, evaluation: Evaluation) -> Evidence:
-    """The evidence for the next decision, from the evidence ``before`` and what was measured now."""
-    norms = training.seed_gradient
+def update_evidence(table: SeedTable, before: Evidence, evaluation: Evaluation) -> Evidence:
+    """The evidence for the next decision, from the evidence ``before`` and the newest evaluation."""
     known = np.isfinite(evaluation.loss_contribution)
     # Modules that do not count yet are computed all the same, at alpha 0: were one not finite, the loss would not be.
     finite = np.where(evaluation.fresh, known, np.isfinite(evaluation.loss)[:, None])
     measured = table.owning & known
     stale = measured & ~evaluation.fresh
-    return Evidence(
+    return replace(
+        before,
         probed=before.probed | (table.owning & finite),
-        gradient_healthy=table.owning & np.isfinite(norms) & (norms > 0),
         contribution=np.where(measured, evaluation.accuracy_contribution, np.nan).astype(np.float32),
         contribution_age=np.where(stale, before.contribution_age + np.int16(1), np.int16(0)),
     )

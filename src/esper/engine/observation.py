@@ -26,6 +26,7 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.numerics.arrays import Bools, Float32s, Floats, Ints
+from esper.numerics.deferred import move_together
 
 
 class GrowthSpec(Protocol):
@@ -118,7 +119,7 @@ class Observation(NamedTuple):
 
     def to(self, device: torch.device) -> Observation:
         """The observation on ``device``."""
-        return Observation(*(_move_tensor(part, device) for part in self))
+        return Observation(*move_together(self, device))
 
 
 class MaskTensors(NamedTuple):
@@ -143,18 +144,13 @@ class MaskTensors(NamedTuple):
 
     def to(self, device: torch.device) -> MaskTensors:
         """The masks on ``device``."""
-        return MaskTensors(*(_move_tensor(part, device) for part in self))
+        return MaskTensors(*move_together(self, device))
 
 
 def make_mask_tensors(masks: ActionMasks, device: torch.device) -> MaskTensors:
     """The lifecycle's masks of E environments as tensors on ``device``."""
     arrays: list[Bools] = [getattr(masks, name) for name in MaskTensors._fields]
-    return MaskTensors(*(_move_tensor(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays))
-
-
-def _move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    # Copies from the CPU may overlap with computation; a copy to the CPU must be complete before it is read.
-    return tensor.to(device, non_blocking=tensor.device.type == "cpu")
+    return MaskTensors(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)).to(device)
 
 
 # Features: what they are computed from, and how

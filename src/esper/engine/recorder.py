@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
+from esper.engine.gradients import HealthTable
 from esper.lifecycle.rules import GATES, Reason, Verdicts
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import NO_BLUEPRINT, SeedTable
+from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import Cause, Transitions
 from esper.numerics.arrays import Bools, Floats, Int8s
 from esper.runs.events import Event, GateJudged, LifecycleTransition, NetworkStep
@@ -111,6 +112,31 @@ class LifecycleRecorder:
     def describe_blueprints(self, table: SeedTable) -> list[tuple[str | None, ...]]:
         """Names of the blueprints in each network's slots; None for an empty one."""
         return [tuple(map(self.name_blueprint, row)) for row in cast("list[list[int]]", table.blueprint.tolist())]
+
+
+class GradientFields(TypedDict):
+    """The fields of a decision's event about the gradients of seeds, an entry per slot."""
+
+    gradient_ratios: tuple[float | None, ...]
+    vanished_shares: tuple[float | None, ...]
+    exploded_shares: tuple[float | None, ...]
+
+
+def describe_gradients(health: HealthTable, evidence: Evidence) -> list[GradientFields]:
+    """The fields about gradients of each network, from a decision's minibatches and the evidence with them."""
+    measured = evidence.gradient_weight > 0
+    columns = [
+        np.where(measured, figure, np.nan).tolist()
+        for figure in (health.ratio, evidence.vanished_share, evidence.exploded_share)
+    ]
+    # Ratios range over many orders of magnitude, so what is kept are significant digits.
+    ratios, vanished, exploded = (
+        [replace_unmeasured([float(f"{value:.4g}") for value in row]) for row in column] for column in columns
+    )
+    return [
+        GradientFields(gradient_ratios=ratio, vanished_shares=vanished_share, exploded_shares=exploded_share)
+        for ratio, vanished_share, exploded_share in zip(ratios, vanished, exploded, strict=True)
+    ]
 
 
 def replace_unmeasured(values: Sequence[Any]) -> tuple[float | None, ...]:

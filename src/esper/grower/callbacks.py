@@ -6,9 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from esper.engine.gradients import HealthTable
 from esper.grower.decision import Decision, Ending
 from esper.lifecycle.rules import Verdicts
-from esper.lifecycle.table import SeedTable
+from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Floats
 from esper.runs.metric import Metric
@@ -33,6 +34,10 @@ class DecisionRecord:
     """Transitions by the rollback and by the decision."""
     contributions: Floats
     """Contributions of modules, ``[1, S]``, as last measured; NaN where they are not known."""
+    gradients: HealthTable
+    """Gradients of modules since the last decision, ``[1, S]``."""
+    evidence: Evidence
+    """What gates went by, ``[1, S]``."""
     before: SeedTable
     """The slots before the decision."""
     after: SeedTable

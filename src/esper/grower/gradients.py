@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.engine.gradients import HealthTable, assess_health
+from esper.engine.gradients import GradientHealthSettings, HealthTable, assess_health
 from esper.growth.data_parallel import register_gradient_hooks
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
@@ -38,13 +38,17 @@ class GradientRecorder:
         model: Its host is recorded; call `watch` with modules as they germinate.
         optimizer: Each of its steps counts as a minibatch.
         scaler: Gradient scaler of the loop, if any; norms are recorded without the scale.
+        settings: When a gradient has vanished or exploded.
     """
 
     def __init__(
-        self, model: GrowingModel, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
+        self,
+        model: GrowingModel,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        settings: GradientHealthSettings = GradientHealthSettings(),  # noqa: B008 (immutable)
     ) -> None:
-        self._model = model
-        self._scaler = scaler
+        self._model, self._scaler, self._settings = model, scaler, settings
         self._arrived: dict[Tensor, Tensor] = {}
         """The norms of gradients since the last step, by parameter."""
         self._norms: list[Tensor] = []
@@ -147,6 +151,7 @@ class GradientRecorder:
             seed_parameters=np.array([[0 if seed is None else _count_learning(seed) for seed in owners]]),
             fossils=np.array([[seed is not None and seed.fossilized for seed in owners]]),
             learning=np.array([[seed is not None and _count_learning(seed) > 0 for seed in owners]]),
+            settings=self._settings,
         )
         return hosts[-1], seeds[-1], health
 

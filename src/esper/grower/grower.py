@@ -160,7 +160,7 @@ class Grower:
         # registration.
         spending = Spending(model, config.training_flops, seconds=config.seconds)
         trained = OptimizerCheck(model.host, optimizer)
-        gradients = GradientRecorder(model, optimizer, config.scaler)
+        gradients = GradientRecorder(model, optimizer, config.scaler, conduct.gradient_health)
         isolated = IsolatedTrainer(
             model,
             optimizer,
@@ -306,7 +306,7 @@ class Grower:
         masks = self.engine.legal_actions(excluded)
 
         # Decide: prune what breaks a constraint, wait where growth is over, and otherwise leave it to the controller.
-        finished, before = self.finished, self.network.table
+        finished, before, evidence = self.finished, self.network.table, self.network.evidence
         actions, controller_state = make_wait_actions(1), self._controller_state
         if culprit.any():
             builder = ActionBuilder(masks)
@@ -354,6 +354,8 @@ class Grower:
             verdicts=result.verdicts,
             changes=changes,
             contributions=assessment.evaluation.accuracy_contribution,
+            gradients=assessment.training.health,
+            evidence=evidence,
             before=before,
             after=result.table,
             metric=self.scores.metric_spec(),

@@ -16,7 +16,7 @@ import yaml
 from esper import __version__
 from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
-from esper.engine.recorder import LifecycleRecorder, replace_unmeasured
+from esper.engine.recorder import LifecycleRecorder, describe_gradients, replace_unmeasured
 from esper.errors import ConfigError, RunError
 from esper.files import write_atomically
 from esper.grower.callbacks import DecisionRecord, GrowerCallback
@@ -165,6 +165,7 @@ class RunRecorder(GrowerCallback):
                 blueprints=recorder.describe_blueprints(table)[0],
                 alphas=tuple(cast("list[float]", table.alpha[0].tolist())),
                 contributions=replace_unmeasured(record.contributions[0].tolist()),
+                **describe_gradients(record.gradients, record.evidence)[0],
             )
         )
         store.flush()

@@ -160,7 +160,7 @@ class Reason(IntEnum):
     TOO_YOUNG = 3
     """G2: the seed has not trained for long enough."""
     GRADIENT_UNHEALTHY = 4
-    """G2: gradients were not measured or are not healthy."""
+    """G2: the seed's gradient was not measured, or vanished or exploded in too many minibatches."""
     ALPHA_MOVING = 5
     """G3: alpha is not yet at its target."""
     NOT_MEASURED = 6

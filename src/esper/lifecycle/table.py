@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.lifecycle.actions import Rows
 from esper.lifecycle.stages import BLENDED, LIVE, OWNING, Stage, make_stage_lookup
-from esper.numerics.arrays import Bools, Float32s, Int8s, Int16s, map_arrays, replace_where
+from esper.numerics.arrays import Bools, Float32s, Floats, Int8s, Int16s, map_arrays, replace_where
 
 NO_BLUEPRINT = -1
 
@@ -121,7 +121,13 @@ class Evidence:
     probed: Bools
     """Whether the new seed was probed, and its output and gradient were finite."""
     gradient_healthy: Bools
-    """Whether the seed's gradient in the last minibatch was measured, and is finite and not zero."""
+    """Whether the seed's gradient was measured, and neither vanished nor exploded in too many minibatches."""
+    vanished_share: Floats
+    """Share of minibatches in which the seed's gradient vanished: an exponential mean over its decisions."""
+    exploded_share: Floats
+    """Share of minibatches in which it exploded: an exponential mean, too."""
+    gradient_weight: Floats
+    """Sum of the weights of the decisions in these means; 0 if the gradient was never measured."""
     contribution: Float32s
     """Accuracy points lost when the seed is switched off; NaN if never measured."""
     contribution_age: Int16s
@@ -134,6 +140,9 @@ class Evidence:
         return cls(
             probed=np.zeros(shape, np.bool_),
             gradient_healthy=np.zeros(shape, np.bool_),
+            vanished_share=np.zeros(shape),
+            exploded_share=np.zeros(shape),
+            gradient_weight=np.zeros(shape),
             contribution=np.full(shape, np.nan, np.float32),
             contribution_age=np.zeros(shape, np.int16),
         )

@@ -1,4 +1,4 @@
-"""Results that a device may still be computing, and what they will mean on the CPU.
+"""Tensors between the CPU and a device: several in one copy, and results that the device may still be computing.
 
 To read a tensor, the CPU waits until its device has done all that was asked of it before. So whatever measures returns
 what it will say as `Deferred`, and who needs several results fetches them together, in one wait.
@@ -40,6 +40,19 @@ class Deferred(Generic[T]):
     def fetch(self) -> T:
         """The result, for which the CPU waits once for the device, and not at all without tensors."""
         return self.convert(*(to_arrays(*self.tensors) if self.tensors else ()))
+
+
+def move_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of one type and device on another device, by one copy; the same tensors if they are there already.
+
+    The CPU only waits for a copy that it is to have.
+    """
+    source = tensors[0].device
+    if source == device:
+        return list(tensors)
+    packed = torch.cat([tensor.flatten() for tensor in tensors]).to(device, non_blocking=source.type == "cpu")
+    parts: Sequence[Tensor] = torch.split_with_sizes(packed, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def to_arrays(*tensors: Tensor) -> list[Floats]:

@@ -1,8 +1,9 @@
-"""The devices of this machine, by torch's names."""
+"""The devices of this machine, by torch's names, and how this process computes on them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from typing import Annotated, Any
 
 import torch
 from pydantic import AfterValidator
@@ -10,6 +11,10 @@ from pydantic import AfterValidator
 from esper.errors import ConfigError
 
 CPU = "cpu"
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""Environment variable by which cuBLAS sizes its workspaces; it is read once, when CUDA is first used."""
+FIXED_WORKSPACES = (":4096:8", ":16:8")
+"""Sizes with which cuBLAS sums in the same order every time, the faster one first."""
 
 
 def _check_name(name: str) -> str:
@@ -38,6 +43,55 @@ def require_device(name: str) -> torch.device:
     if device is None or not {str(device), f"{device.type}:{device.index or 0}"} & set(devices):
         raise ConfigError(f"there is no device {name!r} on this machine: choose from {', '.join(devices)}")
     return device
+
+
+def prepare_device(name: str, *, deterministic: bool) -> torch.device:
+    """The device of this name, prepared for all that this process computes from now on.
+
+    A CUDA device becomes the process's current one, so that nothing opens a context on another. Products of matrices
+    and LSTMs are in full float32 there: the policy's probabilities must be the same when it acts and when it learns.
+    Nothing changes for the CPU, where equal operations have equal bits.
+
+    Args:
+        name: As torch names it.
+        deterministic: Whether the same program has the same bits every time: kernels that sum in a fixed order, and
+            convolutions in full float32. Otherwise torch takes the fastest kernels, with TF32 in convolutions.
+
+    Raises:
+        ConfigError: this machine has no such device, or this process cannot be made deterministic any more.
+    """
+    device = require_device(name)
+    if device.type == CPU:
+        return device
+    if device.type == "cuda":
+        if deterministic:
+            _fix_workspace()
+        cudnn: Any = torch.backends.cudnn  # its attributes are made at run time
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        cudnn.rnn.fp32_precision = "ieee"
+        cudnn.conv.fp32_precision = "ieee" if deterministic else "tf32"
+        cudnn.benchmark = not deterministic  # it chooses among kernels by their times
+    torch.use_deterministic_algorithms(deterministic)
+    memory: Any = torch.utils.deterministic
+    memory.fill_uninitialized_memory = False  # all memory is written before it is read
+    torch.accelerator.set_device_index(device.index or 0)
+    return device
+
+
+def _fix_workspace() -> None:
+    """Let cuBLAS sum in a fixed order."""
+    chosen = os.environ.get(CUBLAS_WORKSPACE)
+    if chosen is None and torch.cuda.is_initialized():
+        raise ConfigError(
+            f"this process has used CUDA before, and perhaps cuBLAS without {CUBLAS_WORKSPACE}: set that to "
+            f"{FIXED_WORKSPACES[0]} in the environment before it starts, or set deterministic=false"
+        )
+    if chosen is not None and chosen not in FIXED_WORKSPACES:
+        raise ConfigError(
+            f"with {CUBLAS_WORKSPACE}={chosen} cuBLAS is not deterministic: set it to {FIXED_WORKSPACES[0]}, or set "
+            "deterministic=false"
+        )
+    os.environ[CUBLAS_WORKSPACE] = chosen or FIXED_WORKSPACES[0]
 
 
 def list_devices() -> tuple[str, ...]:

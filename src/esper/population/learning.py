@@ -107,8 +107,9 @@ def start_training(
             pass_inputs, pass_labels = batch.inputs[joint_pass.networks], batch.labels[joint_pass.networks]
             part_losses: list[Tensor] = []
             part_logits: list[Tensor] = []
-            parts = torch.split(pass_inputs, most, 1), torch.split(pass_labels, most, 1)
-            for inputs, targets in zip(*parts, strict=True):
+            for inputs, targets in zip(
+                torch.split(pass_inputs, most, 1), torch.split(pass_labels, most, 1), strict=True
+            ):
                 outputs = joint_pass.run(inputs, host.parameters)
                 mean_losses = compute_losses(outputs, targets)
                 # Summed, not averaged: no network's gradient may depend on how many others there are.
@@ -226,6 +227,7 @@ def _make_report(
         seed_parameters=population.specs.costs.parameters.resident(table),
         fossils=table.stage == Stage.FOSSILIZED,
         learning=learning_seeds,
+        settings=population.config.gradient_health,
     )
     return TrainingReport(losses, accuracies, host_norms[-1], seed_norms[-1], health)
 

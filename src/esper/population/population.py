@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.engine.budget import Budget, Charge, Cost, Costs, affordable_blueprints, budget_left
+from esper.engine.gradients import GradientHealthSettings
 from esper.errors import ConfigError
 from esper.growth.blueprints.registry import Blueprint, get
 from esper.growth.seed import blend_blueprint, count_blend_parameters
@@ -163,6 +164,8 @@ class PopulationConfig:
     """float32 or float64: in types of fewer digits an optimizer's step counts stand still, bfloat16's at 256."""
     device: torch.device = torch.device("cpu")
     budget: Budget = Budget()
+    gradient_health: GradientHealthSettings = GradientHealthSettings()
+    """At which ratios gradients have vanished or exploded in reports on training."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:

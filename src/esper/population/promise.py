@@ -78,7 +78,8 @@ class PromiseMeter:
             widths = self._find_widths(slot)
             for blueprints, networks in self._group_networks(due[:, slot]):
                 # Gathered once for all blueprints, with the place of each network's width.
-                index = np.stack([networks, np.searchsorted(widths, population.specs.widths[networks, slot])])
+                places_of_widths: Ints = np.searchsorted(widths, population.specs.widths[networks, slot])
+                index = np.stack([networks, places_of_widths])
                 rows, widths_of_rows = torch.from_numpy(index).to(features.device, non_blocking=True)
                 h, g = features[rows], gradients[rows]
                 reads_inputs = any(population.specs.kinds[one].context is Context.NETWORK for one in blueprints)
@@ -131,6 +132,7 @@ class PromiseMeter:
         return newborns
 
     def _create_newborns(self, slot: int, blueprint: int, widths: tuple[int, ...]) -> _Newborns:
+        # Made and tried out on the CPU, so that the device gets all values in one copy.
         config = self._population.config
         site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
@@ -190,7 +192,9 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[t
         logits = build_program(population, make_recording_op, keep_buffers=True)(batch.inputs, host)
         # Examples are summed, the positions of each averaged, as its loss is.
         positions = batch.labels[0, 0].numel()
-        total = F.cross_entropy(logits.flatten(1, -2).mT, batch.labels.flatten(1), reduction="sum") / positions
+        # Summed by itself: the loss would sum in any order on a GPU.
+        losses = F.cross_entropy(logits.flatten(1, -2).mT, batch.labels.flatten(1), reduction="none")
+        total = losses.sum() / positions
         gradients = iter(torch.autograd.grad(total, [leaf for part in leaves for leaf in part], materialize_grads=True))
     # One tensor per pass, joined to those of all networks, and of the type of newborns' parameters.
     dtype = population.config.dtype

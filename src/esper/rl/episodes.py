@@ -155,6 +155,7 @@ class Episodes:
             bf16,
             device=device,
             budget=config.budget.within(suite.parameter_cap),
+            gradient_health=config.gradient_health,
         )
         self.population = Population(plan, specs)
         capacity = max(instance.train_size for instance in instances)
@@ -271,7 +272,7 @@ class Episodes:
         for row, instance in zip(rows.tolist(), instances, strict=True):
             self.instances[row] = instance
             self._stream.replace(row, self.suite.data(instance, "train"), self._draw_order(instance))
-            self._set_validation(row, self.suite.data(instance, "validation"))
+        self._set_validation(rows, [self.suite.data(instance, "validation") for instance in instances])
         self._facts = _InstanceArrays.of(self.instances)
         self._tracker.restart(restarted, self.instances)
 
@@ -288,16 +289,18 @@ class Episodes:
 
     def _drift(self, drifting: Bools) -> None:
         """Change the data of the networks ``drifting``, bool ``[E]``."""
-        for row in drifting.nonzero()[0].tolist():
-            instance = self.instances[row]
-            self._stream.replace(row, self.suite.data(instance, "train", 1))
-            self._set_validation(row, self.suite.data(instance, "validation", 1))
+        rows = drifting.nonzero()[0]
+        for row in rows.tolist():
+            self._stream.replace(row, self.suite.data(self.instances[row], "train", 1))
+        if len(rows):
+            self._set_validation(rows, [self.suite.data(self.instances[row], "validation", 1) for row in rows.tolist()])
         self.engine.governor.expect_change(drifting, forget_skill=drifting)
 
-    def _set_validation(self, row: int, data: Data) -> None:
-        inputs, labels = self.validation
-        inputs[row] = data.inputs.to(inputs, non_blocking=True)
-        labels[row] = data.labels.to(labels, non_blocking=True)
+    def _set_validation(self, rows: Ints, data: Sequence[Data]) -> None:
+        """Write the networks' new data, at ``rows``, int64 ``[r]``, into those that they are measured on."""
+        index = torch.from_numpy(rows).to(self.device, non_blocking=True)
+        for present, new in zip(self.validation, stack_data(data, self.device), strict=True):
+            present.index_copy_(0, index, new)
 
     def _draw_order(self, instance: Instance) -> Ints:
         rng = numpy_generator(instance.seed, Stream.DATA_ORDER)

@@ -6,8 +6,9 @@ them are its formulas: advantages, and the terms of the loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,8 @@ from esper.control.policy import Policy
 from esper.control.policy.layers import NON_NEGATIVE
 from esper.errors import CheckpointError, ConfigError, plural
 from esper.lifecycle.actions import Head
-from esper.numerics.arrays import map_arrays, merge_arrays
+from esper.numerics.arrays import Floats, map_arrays, merge_arrays
+from esper.numerics.deferred import to_arrays
 from esper.numerics.random_streams import torch_generator
 from esper.rl.diagnostics import UpdateMetrics
 from esper.rl.rollout import (
@@ -218,11 +220,11 @@ class MinibatchStats(NamedTuple):
     def name_figures(self, heads: Sequence[Head]) -> dict[str, float]:
         """Every figure under a flat name, such as ``head_ratio/slot``, with those of ``heads``."""
         flat: dict[str, float] = {}
-        for name, figure in self._asdict().items():
+        for name, figure in zip(self._fields, to_arrays(*self), strict=True):
             if figure.ndim:
                 flat.update({f"{name}/{head}": number for head, number in _name_by_head(heads, figure).items()})
             else:
-                flat[name] = figure.item()
+                flat[name] = float(figure)
         return flat
 
 
@@ -293,7 +295,8 @@ class PPO:
         minibatches: list[tuple[Tensor, ...]] = []
         for _ in range(settings.epochs):
             orders = [
-                torch.randperm(rollout.environments, generator=generator).to(policy.device) for rollout in rollouts
+                torch.randperm(rollout.environments, generator=generator).to(policy.device, non_blocking=True)
+                for rollout in rollouts
             ]
             minibatches += zip(*(order.tensor_split(settings.minibatches) for order in orders), strict=True)
 
@@ -313,15 +316,17 @@ class PPO:
             all_stats.append(stats)
 
             # Early stopping: the rollout is of no more use once the policy has moved too far from the one that acted.
-            # This is known before the step, so the step is not taken.
-            stopped_early = stats.kl.item() > KL_STOP * settings.target_kl
+            # This is known before the step, so the step is not taken. For both this and the gradient, which is clipped
+            # for the step, the CPU waits once.
+            gradient_norms = optimizer.clip_gradients()
+            kl, gradient_norm = cast("list[float]", torch.stack((stats.kl, gradient_norms[-1])).tolist())
+            stopped_early = kl > KL_STOP * settings.target_kl
             if stopped_early:
                 break
 
-            # One step on the clipped gradient, unless it is not finite.
-            gradient_norms = optimizer.clip_gradients()
+            # One step, unless the gradient is not finite.
             all_norms.append(gradient_norms)
-            finite = bool(gradient_norms[-1].isfinite())
+            finite = math.isfinite(gradient_norm)
             if not finite:
                 break
             optimizer.step(learning_rate)
@@ -344,7 +349,7 @@ class PPO:
         # Metrics are means over minibatches; those of the rollout are over the steps that belong to its episodes.
         mean = merge_arrays(torch.stack, all_stats)
         modules = optimizer.module_names
-        norms = torch.stack(all_norms).mean(0) if all_norms else torch.zeros(len(modules) + 1)
+        norms = torch.stack(all_norms).mean(0) if all_norms else torch.zeros(len(modules) + 1, device=policy.device)
         value = select_running(batches, lambda batch: batch.rollout.value)
         target = select_running(batches, lambda batch: batch.target)
         advantage = select_running(batches, lambda batch: batch.advantage)
@@ -352,27 +357,42 @@ class PPO:
         returns = target + select_running(
             batches, lambda batch: discount_rewards(batch.rollout.control_variate, settings.gamma)
         )
+        # All of them come from the device in one copy.
+        means = (mean.policy_loss.mean(), mean.value_loss.mean(), mean.entropy.mean(), mean.clip_fraction.mean())
+        of_rollout = (returns.mean(), returns.std(), advantage.std())
+        singles = (*means, mean.kl.amax(), mean.deviation[0], explained_variance.clamp(min=-1), *of_rollout)
+        fetched = to_arrays(
+            torch.stack(singles),
+            mean.head_entropy.mean(0),
+            mean.head_share.mean(0),
+            mean.head_clip_fraction.mean(0),
+            entropy_weights,
+            norms,
+        )
+        single, head_entropy, head_share, head_clip_fraction, head_weights, gradient_norms = fetched
+        policy_loss, value_loss, entropy, clip_fraction, kl, first_ratio_deviation, *rest = single.tolist()
+        explained, return_mean, return_deviation, advantage_deviation = rest
         return UpdateMetrics(
-            policy_loss=mean.policy_loss.mean().item(),
-            value_loss=mean.value_loss.mean().item(),
-            entropy=mean.entropy.mean().item(),
-            kl=mean.kl.amax().item(),
-            clip_fraction=mean.clip_fraction.mean().item(),
-            gradient_norm=norms[-1].item(),
-            first_ratio_deviation=mean.deviation[0].item(),
-            explained_variance=explained_variance.clamp(min=-1).item(),
-            return_mean=returns.mean().item(),
-            return_deviation=returns.std().item(),
-            advantage_deviation=advantage.std().item(),
+            policy_loss=policy_loss,
+            value_loss=value_loss,
+            entropy=entropy,
+            kl=kl,
+            clip_fraction=clip_fraction,
+            gradient_norm=float(gradient_norms[-1]),
+            first_ratio_deviation=first_ratio_deviation,
+            explained_variance=explained,
+            return_mean=return_mean,
+            return_deviation=return_deviation,
+            advantage_deviation=advantage_deviation,
             learning_rate=learning_rate,
             optimizer_steps=optimizer_steps,
             stopped_early=stopped_early,
             finite=finite,
-            head_entropy=_name_by_head(heads, mean.head_entropy.mean(0)),
-            head_entropy_weight=_name_by_head(heads, entropy_weights),
-            head_share=_name_by_head(heads, mean.head_share.mean(0)),
-            head_clip_fraction=_name_by_head(heads, mean.head_clip_fraction.mean(0)),
-            module_gradient_norm=_name_numbers(modules, norms[:-1]),
+            head_entropy=_name_by_head(heads, head_entropy),
+            head_entropy_weight=_name_by_head(heads, head_weights),
+            head_share=_name_by_head(heads, head_share),
+            head_clip_fraction=_name_by_head(heads, head_clip_fraction),
+            module_gradient_norm=dict(zip(modules, gradient_norms[:-1].tolist(), strict=True)),
             rate_scale=rate_scale,
         )
 
@@ -399,25 +419,24 @@ class PPO:
                 running, is_open, advantage = rollout.running[chunk], batch.is_open[chunk], batch.advantage[chunk]
                 if start and not running[0].any():
                     break  # the longest episode has ended
+                places = running.nonzero(as_tuple=True)  # found once: a device is waited for to find them
 
                 # The present policy on the observations and actions of the one that acted.
                 observations, masks = select_steps(rollout.observations, chunk), select_steps(rollout.masks, chunk)
                 with torch.autocast(policy.device.type, torch.bfloat16, enabled=settings.bf16):
                     evaluated = self._evaluate(observations, masks, rollout.actions[chunk], state)
                 state = evaluated.state.detach()
-                log_prob, old_log_prob = evaluated.log_prob[running], rollout.log_prob[chunk][running]
+                log_prob, old_log_prob = evaluated.log_prob[places], rollout.log_prob[chunk][places]
                 head_log_prob, old_head_log_prob = evaluated.chosen_log_prob, rollout.chosen_log_prob[chunk]
 
                 # loss = clipped surrogate + weight * value error - entropy bonus
                 if settings.surrogate == "joint":
-                    surrogate = compute_joint_surrogate(
-                        log_prob, old_log_prob, advantage[running], settings.clip, count
-                    )
+                    surrogate = compute_joint_surrogate(log_prob, old_log_prob, advantage[places], settings.clip, count)
                 else:
                     surrogate = compute_factored_surrogate(
                         head_log_prob, old_head_log_prob, advantage, settings.clip, is_open, occurrences
                     )
-                value, target = evaluated.value[running], batch.target[chunk][running]
+                value, target = evaluated.value[places], batch.target[chunk][places]
                 error = compute_value_loss(value, target, policy.value_head.scale, count)
                 entropies = average_per_head(evaluated.entropy, is_open, occurrences)
                 bonus = compute_entropy_bonus(entropies, occurrences, entropy_weights)
@@ -528,12 +547,13 @@ class PPO:
 
 
 def _name_numbers(names: Sequence[str], numbers: Tensor) -> dict[str, float]:
-    return {name: number.item() for name, number in zip(names, numbers, strict=True)}
+    """Names and numbers ``[n]``, for which the CPU waits once."""
+    return dict(zip(names, cast("list[float]", numbers.tolist()), strict=True))
 
 
-def _name_by_head(heads: Sequence[Head], numbers: Tensor) -> dict[str, float]:
+def _name_by_head(heads: Sequence[Head], numbers: Floats) -> dict[str, float]:
     """The numbers of ``heads``, by their names, from those ``[8]`` of all."""
-    return {head.name.lower(): numbers[head].item() for head in heads}
+    return {head.name.lower(): float(numbers[head]) for head in heads}
 
 
 class PolicyOptimizer:

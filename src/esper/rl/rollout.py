@@ -66,7 +66,7 @@ class Rollout(NamedTuple):
 
     def to(self, device: torch.device) -> Rollout:
         """The rollout on ``device``."""
-        return map_arrays(lambda part: part.to(device), self)
+        return map_arrays(lambda part: part.to(device, non_blocking=part.device.type == "cpu"), self)
 
 
 class PPOBatch(NamedTuple):

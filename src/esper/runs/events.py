@@ -173,7 +173,7 @@ class EpisodeStarted(NetworkEvent):
     reward: str
 
 
-@register_event("step_taken", version=2)
+@register_event("step_taken", version=3)
 class StepTaken(NetworkEvent):
     """A decision, and how the network stood after the minibatches that followed it.
 
@@ -198,6 +198,14 @@ class StepTaken(NetworkEvent):
     """How much the network depends on each seed: its score less that with the seed switched off (leave-one-out). For
     seeds on trial where the metadata's ``evidence`` is ``refit``: its score less that of a fork that trains on without
     the seed. None without a seed, or where it was not measured."""
+    gradient_ratios: tuple[float | None, ...] = ()
+    """Each seed's gradient over that of host and fossils, both as root mean squares per parameter: mean over the
+    minibatches since the decision before. None where it was not measured, or nothing was to be compared with."""
+    vanished_shares: tuple[float | None, ...] = ()
+    """Share of minibatches in which each seed's gradient vanished: the exponential mean over decisions that gate G2
+    reads. None where the gradient was never measured."""
+    exploded_shares: tuple[float | None, ...] = ()
+    """Share of minibatches in which it exploded, likewise."""
     slot: int | None = None
     blueprint: str | None = None
     """What was germinated."""

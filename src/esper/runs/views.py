@@ -101,7 +101,10 @@ SELECT steps.id AS id, steps.iteration AS iteration,
     stages.value AS stage,
     json_extract(steps.payload, '$.blueprints[' || stages.key || ']') AS blueprint,
     json_extract(steps.payload, '$.alphas[' || stages.key || ']') AS alpha,
-    json_extract(steps.payload, '$.contributions[' || stages.key || ']') AS contribution
+    json_extract(steps.payload, '$.contributions[' || stages.key || ']') AS contribution,
+    json_extract(steps.payload, '$.gradient_ratios[' || stages.key || ']') AS gradient_ratio,
+    json_extract(steps.payload, '$.vanished_shares[' || stages.key || ']') AS vanished_share,
+    json_extract(steps.payload, '$.exploded_shares[' || stages.key || ']') AS exploded_share
 FROM events AS steps, json_each(steps.payload, '$.stages') AS stages
 WHERE steps.type = 'step_taken'
 """

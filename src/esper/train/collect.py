@@ -19,7 +19,7 @@ from esper.control.shipped import open_policy
 from esper.engine.observation import make_mask_tensors
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, make_wait_actions
-from esper.numerics.devices import require_device
+from esper.numerics.devices import prepare_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.episodes import CPU, Episodes
 from esper.rl.rewards import assign_rewards, name_rewards
@@ -33,7 +33,7 @@ from esper.train.episode_log import EpisodeLog
 from esper.train.evaluation import make_evaluation_config
 from esper.train.event_recorder import EventRecorder
 from esper.train.settings import TrainSettings
-from esper.train.workers import DeviceTask, Shared, explain_out_of_memory
+from esper.train.workers import DeviceTask, Shared, explain_device_errors
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,12 @@ def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> lis
     return [instance for instance in instances for _ in range(group)]
 
 
-@explain_out_of_memory()
+@explain_device_errors()
 def collect_rollout(task: ShardTask) -> ShardResult:
     """Run the shard's episodes to their end, and those of the no-growth baseline, if there is one.
 
     Raises:
-        RunError: the device's memory ran out.
+        RunError: the device's memory ran out, or an operation is not deterministic there.
     """
     settings, iteration, group = task.settings, task.iteration, task.settings.ppo.group
     suite_name = settings.draw_suite(iteration, task.shard)
@@ -141,7 +141,7 @@ def collect_rollout(task: ShardTask) -> ShardResult:
     # The policy as it acts in this iteration.
     policy = create_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))
-    policy.to(require_device(task.device))
+    policy.to(prepare_device(task.device, deterministic=settings.deterministic))
 
     # The episodes, each paid by the settings of its environment.
     instances = sample_instances(settings, iteration, task.shard)
@@ -189,7 +189,7 @@ def run_policy(
     buffer = RolloutBuffer(len(noise), episodes.size, state.to(CPU))
     log = EpisodeLog(episodes.suite, episodes.instances)
     events = [] if recorder is None else encode_events(recorder.record_start())
-    for uniforms in noise.to(device):
+    for uniforms in noise.to(device, non_blocking=True):
         # Observe and decide. Networks are observed on the CPU, and the policy acts on its device.
         observation, legal = episodes.observe(), episodes.legal_actions()
         observation = observation if advisor is None else append_advice(advisor, observation, legal)

@@ -39,7 +39,7 @@ from esper.engine.observation import Observation
 from esper.engine.promises import PromiseSettings
 from esper.errors import RunError
 from esper.lifecycle.rules import Rules
-from esper.numerics.devices import CPU, require_device
+from esper.numerics.devices import CPU, prepare_device
 from esper.population.forward import select_committed
 from esper.population.population import Fossils, Strategy
 from esper.population.shapley import ACCURACY, LOSS, attribute_networks
@@ -52,7 +52,7 @@ from esper.tasks.suite import Suite
 from esper.train.episode_log import EpisodeLog
 from esper.train.results import KeptPair, Result, SeedShapley, SeedValue, cache_key, read_cached, write_cached
 from esper.train.settings import TrainSettings
-from esper.train.workers import DeviceTask, Workers, explain_out_of_memory
+from esper.train.workers import DeviceTask, Workers, explain_device_errors
 
 _TUNED = Path(__file__).parent / "tuned"
 
@@ -176,6 +176,8 @@ class EvaluationConfig:
     conduct: EpisodeConfig = EpisodeConfig()
     device: str = CPU
     """Where networks are computed, as torch names it; controllers decide on the CPU."""
+    deterministic: bool = True
+    """See `esper.numerics.devices.prepare_device`."""
     networks_per_pass: int | None = None
     examples_per_pass: int | None = None
     bf16: bool = False
@@ -200,7 +202,7 @@ class EvaluationConfig:
         """Episodes of this configuration, on ``suite`` in place of its own suite if one is passed.
 
         Raises:
-            ConfigError: this machine has no such device.
+            ConfigError: this machine has no such device, or it cannot be made deterministic.
         """
         return Episodes(
             suite or get_suite(self.suite),
@@ -213,7 +215,7 @@ class EvaluationConfig:
             networks_per_pass=self.networks_per_pass,
             examples_per_pass=self.examples_per_pass,
             bf16=self.bf16,
-            device=require_device(self.device),
+            device=prepare_device(self.device, deterministic=self.deterministic),
         )
 
 
@@ -224,6 +226,7 @@ def make_evaluation_config(settings: TrainSettings, device: str | None = None) -
         rules=settings.rules,
         conduct=settings.conduct,
         device=settings.devices[0] if device is None else device,
+        deterministic=settings.deterministic,
         networks_per_pass=settings.networks_per_pass,
         examples_per_pass=settings.examples_per_pass,
         bf16=settings.bf16,
@@ -245,12 +248,12 @@ class CohortTask(DeviceTask):
         return self.config.device
 
 
-@explain_out_of_memory()
+@explain_device_errors()
 def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
     """Play all parts, each by its controller. A controller's random choices follow from the instance's random seed.
 
     Raises:
-        RunError: the device's memory ran out.
+        RunError: the device's memory ran out, or an operation is not deterministic there.
     """
     instances = [instance for part in task.parts for instance in part.instances]
     episodes = task.config.create_episodes(instances)

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.control.learned import name_features
 from esper.control.policy import PolicyStep
 from esper.engine.observation import Observation
-from esper.engine.recorder import LifecycleRecorder, replace_unmeasured
+from esper.engine.recorder import LifecycleRecorder, describe_gradients, replace_unmeasured
 from esper.lifecycle.actions import RELEVANT, Head, Op, describe_choices
 from esper.lifecycle.stages import Stage
 from esper.numerics.arrays import Ints
@@ -145,6 +145,7 @@ class EventRecorder:
             objective = _round(result.potential)
             added = _round(population.count_seed_parameters(table.blended) / population.host_parameters)
             alphas, contributions = _round(table.alpha), _round(result.evaluation.accuracy_contribution)
+            gradients = describe_gradients(result.training.health, population.evidence)
             values = None if policy is None else _round(policy.value.cpu().numpy())
             log_probs = None if policy is None else _round(policy.log_prob.cpu().numpy())
             for row in running_rows:
@@ -169,6 +170,7 @@ class EventRecorder:
                     blueprints=modules[row],
                     alphas=tuple(alphas[row]),
                     contributions=replace_unmeasured(contributions[row]),
+                    **gradients[row],
                 )
 
         # Rollbacks by the governor.

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from esper.errors import ConfigError, RunError
-from esper.train.workers import DeviceTask, Shared, Workers, compute_task, prepare_process
+from esper.train.workers import Shared, Workers, compute_task, find_device, prepare_process
 
 Task = TypeVar("Task")
 T = TypeVar("T")
@@ -56,7 +56,11 @@ class RayWorkers(Workers):
         super().__init__(max_tasks)
         _connect(max_tasks, address)
         # Tasks, not actors: an actor would hold its CPU, and on a machine with few there might be none left for tasks.
-        self._task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
+        # By its number of GPUs: Ray ends a process that has computed on one, since a context stays on the GPU that was
+        # lent first. It does so only where the number is set here, not by `options`.
+        self._tasks: list[Any] = [
+            ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_compute) for gpus in (0, 1)
+        ]
 
     def share(self, value: T) -> Stored[T]:
         """Put a value into Ray's object store, from where it reaches each machine once."""
@@ -68,10 +72,10 @@ class RayWorkers(Workers):
 
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Any:
         # A CUDA device stands for one GPU, which Ray lends to the task.
-        gpus = int(isinstance(task, DeviceTask) and task.device.partition(":")[0] == "cuda")
+        gpus = int(find_device(task).partition(":")[0] == "cuda")
         if gpus and not ray.cluster_resources().get("GPU"):  # Ray would wait for one
             raise ConfigError("a task needs a GPU and Ray has none: set devices=[cpu], or add machines with GPUs")
-        return self._task.options(num_gpus=gpus).remote(function, task)
+        return self._tasks[gpus].remote(function, task)
 
     def _wait(self, handles: list[Any]) -> list[Any]:
         # Wait without end, but report every so often why nothing is done.

@@ -74,6 +74,10 @@ class TrainSettings(Settings):
     devices: tuple[DeviceName, ...] = Field(default=(CPU,), min_length=1)
     """Where networks are computed, as torch names it: shard i on device i modulo their number. The policy learns on
     the first, and its measurements are made there. With Ray, `cuda` is the GPU that Ray lends to a task."""
+    deterministic: bool = True
+    """Compute so that a run can be repeated and resumed to the last bit, on GPUs too: with kernels that sum in a fixed
+    order, and convolutions in full float32. false: the fastest kernels, and TF32 in convolutions; only with a device
+    other than the CPU, which is always deterministic."""
     strategy: Strategy = "stacked"
     """How networks are run: as one stacked program, or looped. `auto`, which takes the faster one, is not allowed here:
     a run with it could not be reproduced."""
@@ -161,6 +165,14 @@ class TrainSettings(Settings):
     @classmethod
     def _accept_single_device(cls, devices: Any) -> Any:
         return (devices,) if isinstance(devices, str) else devices
+
+    @model_validator(mode="after")
+    def _require_choice_of_kernels(self) -> Self:
+        if not self.deterministic and set(self.devices) == {CPU}:
+            raise ValueError(
+                "deterministic=false has no effect on the CPU, which has no other kernels: leave it out, or set devices"
+            )
+        return self
 
     @model_validator(mode="after")
     def _require_suitable_shards(self) -> Self:

@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from esper import __version__
 from esper.control.policy import Policy
 from esper.errors import DivergedError, EsperError, RunError
-from esper.numerics.devices import require_device
+from esper.numerics.devices import prepare_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history, find_anomalies, scale_rate, was_alarmed
 from esper.rl.ppo import PPO
@@ -63,7 +63,7 @@ class Trainer:
         self.settings = settings
         self.store = store
         require_devices(settings.devices, workers)
-        self._device = require_device(settings.devices[0])
+        self._device = prepare_device(settings.devices[0], deterministic=settings.deterministic)
         self.policy: Policy = create_policy(settings).to(self._device)
         self.learner = PPO(self.policy, settings.ppo, settings.seed)
         self.done = 0

@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -107,13 +106,13 @@ class Workers(ABC):
             RunError: a worker process died. What a task raises is raised here, too.
         """
         # At most `max_tasks` run at a time; whenever one is done, the next one starts.
-        waiting, running = deque(enumerate(tasks)), dict[Any, int]()
+        waiting, running = list(enumerate(tasks)), dict[Any, int]()
         self._done, self._total, self._start_times = 0, len(tasks), {}
         self._report(0, len(tasks))
         try:
             while waiting or running:
                 while waiting and len(running) < self.max_tasks:
-                    index, task = waiting.popleft()
+                    index, task = waiting.pop(self._find_next(waiting))
                     self._start_times[index] = time.monotonic()
                     running[self._submit(function, task)] = index
                 for handle in self._wait(list(running)):
@@ -149,6 +148,11 @@ class Workers(ABC):
     def end(self) -> None:
         """End the processes at once."""
 
+    def _find_next(self, waiting: Sequence[tuple[int, Any]]) -> int:
+        """The position, among the tasks ``waiting`` with their indices, of the one that is started next."""
+        del waiting
+        return 0
+
     @abstractmethod
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Any:
         """Start a task and return its handle."""
@@ -175,33 +179,38 @@ class Workers(ABC):
 class LocalWorkers(Workers):
     """Computes tasks in at most one process per core, or in this process if one is enough.
 
-    This process computes in one thread from then on, so that its own results are the same on every machine, too.
+    A process computes on the CPU and on one other device at most: a CUDA context takes hundreds of MB of its device's
+    memory, and stays. This process computes in one thread from then on, so that its own results are the same on every
+    machine, too.
     """
 
     def __init__(self, max_tasks: int) -> None:
         prepare_process()
         super().__init__(min(max_tasks, os.cpu_count() or 1))
-        self._executor: ProcessPoolExecutor | None = None
-        if self.max_tasks > 1:
-            # Tasks and results are passed as files, and the executor's pipes carry only their paths. If a process is
+        self._most = self.max_tasks
+        self._processes: list[_Process] = []
+        self._folder: TemporaryDirectory[str] | None = None
+        if self._most > 1:
+            # Tasks and results are passed as files, and the executors' pipes carry only their paths. If a process is
             # killed half-way through a long message, its reader waits for ever; short messages are never cut.
             self._folder = TemporaryDirectory(prefix="esper-workers-", ignore_cleanup_errors=True)
-            self._context = _SpawnContext()
-            self._executor = ProcessPoolExecutor(self.max_tasks, self._context, _prepare_worker, (self._folder.name,))
             self._numbers = count()
 
     def end(self) -> None:
         """End the processes at once, whatever they are doing."""
-        if self._executor is not None:
-            for process in self._context.processes:
-                if process.is_alive():
-                    process.kill()  # it has nothing to save, and ignores milder signals
-            self._executor.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.kill()
+        if self._folder is not None:
             self._folder.cleanup()
+
+    def _find_next(self, waiting: Sequence[tuple[int, Any]]) -> int:
+        # One for a device that a free process has opened, if there is one.
+        opened = {process.device for process in self._processes if process.running.done()}
+        return next((place for place, (_, task) in enumerate(waiting) if find_device(task) in opened), 0)
 
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Future[Any]:
         # Without other processes the task is computed here and now.
-        if self._executor is None:
+        if self._folder is None:
             computed = Future[Any]()
             computed.set_result(function(task))
             return computed
@@ -210,17 +219,37 @@ class LocalWorkers(Workers):
         # New processes inherit this block, so a signal to the whole group cannot end them before they ignore it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         try:
-            return self._executor.submit(_compute_file, path)
+            return self._choose_process(find_device(task), self._folder.name).submit(path)
         except BrokenProcessPool as error:
             raise self._explain_death() from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    def _choose_process(self, device: str, folder: str) -> _Process:
+        """A free process that has computed on no other device than this one and the CPU."""
+        # All are busy where an earlier call was given up.
+        if len(self._processes) == self._most and not any(process.running.done() for process in self._processes):
+            wait([process.running for process in self._processes], return_when=FIRST_COMPLETED)
+        free = [process for process in self._processes if process.running.done()]
+        suited = [process for process in free if device in (CPU, process.device)]
+        suited += [process for process in free if process.device == CPU]
+        if suited:
+            chosen = suited[0]
+        else:
+            if len(self._processes) == self._most:  # the free ones have opened other devices
+                self._processes.remove(free[0])
+                free[0].kill()
+            chosen = _Process(folder)
+            self._processes.append(chosen)
+        if device != CPU:
+            chosen.device = device
+        return chosen
+
     def _wait(self, handles: list[Future[Any]]) -> Iterable[Future[Any]]:
         return wait(handles, return_when=FIRST_COMPLETED).done
 
     def _fetch(self, handle: Future[Any]) -> Any:
-        if self._executor is None:
+        if self._folder is None:
             return handle.result()
         try:
             path: Path = handle.result()
@@ -238,10 +267,11 @@ class LocalWorkers(Workers):
             future.cancel()
 
     def _explain_death(self) -> RunError:
-        for process in self._context.processes:
+        system_processes = [one for process in self._processes for one in process.context.processes]
+        for process in system_processes:
             process.join(0.1)  # the executor's thread may be about to take the exit code
         # The signal or exit code of the first process that has ended.
-        codes = [process.exitcode for process in self._context.processes if process.exitcode is not None]
+        codes = [process.exitcode for process in system_processes if process.exitcode is not None]
         cause = next((signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes), "killed")
         return RunError(
             f"a worker process ended unexpectedly ({cause}), perhaps for want of memory: free some and run it again "
@@ -259,6 +289,30 @@ class _SpawnContext(SpawnContext):
         """Create a process without starting it."""
         self.processes.append(SpawnProcess(*arguments, **options))
         return self.processes[-1]
+
+
+class _Process:
+    """One worker process, which computes one task after the other."""
+
+    def __init__(self, folder: str) -> None:
+        self.context = _SpawnContext()
+        self.device = CPU
+        """The device that it has opened; the CPU: none besides."""
+        self.running: Future[Path] = Future()
+        """Its newest task."""
+        self._executor = ProcessPoolExecutor(1, self.context, _prepare_worker, (folder,))
+
+    def submit(self, path: Path) -> Future[Path]:
+        """Let it compute the task in a file."""
+        self.running = self._executor.submit(_compute_file, path)
+        return self.running
+
+    def kill(self) -> None:
+        """End it at once, whatever it is doing."""
+        for process in self.context.processes:
+            if process.is_alive():
+                process.kill()  # it has nothing to save, and ignores milder signals
+        self._executor.shutdown(cancel_futures=True)
 
 
 def _prepare_worker(folder: str) -> None:
@@ -368,15 +422,31 @@ class DeviceTask(ABC):
         """The device on which the task is computed, as torch names it."""
 
 
+def find_device(task: object) -> str:
+    """The device on which a task is computed: the CPU, unless the task names another one."""
+    return task.device if isinstance(task, DeviceTask) else CPU
+
+
 @contextmanager
-def explain_out_of_memory() -> Generator[None]:
-    """Turn an out-of-memory error of the device within the block into a RunError with advice."""
+def explain_device_errors() -> Generator[None]:
+    """Turn what the device refuses within the block into a RunError with advice.
+
+    That is to give memory, or to compute in a fixed order, which torch has no type of error for.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise RunError(
             "the device's memory ran out: set networks_per_pass to some of the networks, examples_per_pass to some of "
             "the examples, or lower environments"
+        ) from error
+    except RuntimeError as error:
+        if torch.use_deterministic_algorithms.__name__ not in str(error):
+            raise
+        operation = str(error).partition(" ")[0]
+        raise RunError(
+            f"{operation} has no kernel that sums in a fixed order on this device: use another layer in hosts and "
+            "blueprints, or set deterministic=false, with which a run cannot be repeated to the last bit"
         ) from error
 
 

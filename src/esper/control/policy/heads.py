@@ -88,7 +88,10 @@ def sample_choices(log_probs: Tensor, legal: Tensor, uniforms: Tensor) -> Tensor
     Takes the first legal choice whose cumulated probability exceeds the uniform number; never an illegal one, however
     the sums round.
     """
-    cumulated = log_probs.exp().cumsum(-1)
+    # Not by `cumsum`, which may sum in another order every time on a GPU; in float64, as `cumsum` does on a CPU.
+    ranks = torch.arange(log_probs.shape[-1], device=log_probs.device)
+    probabilities = log_probs.exp().double().unsqueeze(-2)  # [N, 1, n]
+    cumulated = (probabilities * (ranks <= ranks[:, None])).sum(-1).to(log_probs.dtype)
     level = uniforms.clamp(max=LARGEST_UNIFORM).unsqueeze(-1) * cumulated[..., -1:]
     reached = legal & (cumulated > level)
     # 2 where legal and reached, 1 where only legal; argmax takes the first among equals.

@@ -1,0 +1,218 @@
+"""Gate G2 over both backends: seeds whose gradients vanish or explode beside the host's do not pass it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from esper.control.rules import Replay
+from esper.engine.config import EpisodeConfig
+from esper.engine.engine import GrowthEngine, Situation
+from esper.engine.gradients import GradientHealthSettings
+from esper.engine.observation import SLOT_FEATURES
+from esper.grower import Grower
+from esper.growth.attach import attach
+from esper.growth.blueprints.registry import get
+from esper.growth.model import GrowingModel
+from esper.lifecycle.actions import Op, make_action
+from esper.lifecycle.rules import Isolation, Reason, evaluate_gates
+from esper.lifecycle.stages import Stage
+from esper.numerics.arrays import Ints
+from esper.population.learning import Batch
+from esper.rl.episodes import Episodes
+from esper.tasks.instance import Instance
+from esper.tasks.registry import get_suite, suite_names
+from open_rules import open_rules
+
+RULES = open_rules(isolation=Isolation.SHADOW, min_training_steps=1)
+CONDUCT = EpisodeConfig(governor=None)
+DECISIONS = 3
+"""A seed germinates at the first, and has learned after all the others."""
+MINIBATCHES = 4
+HEALTHY_FEATURE = [feature.name for feature in SLOT_FEATURES].index("gradient_healthy")
+
+
+class Scale:
+    """What the gradients of all seeds are multiplied by, in the minibatches of each decision."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, blueprints: Sequence[str], factors: Sequence[float]) -> None:
+        self.factors, self._factor = factors, 1.0
+        for name in blueprints:
+            kind = get(name)
+            monkeypatch.setattr(kind, "forward", self._scale(kind.forward))
+
+    def _scale(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def scaled_forward(module: Any, *inputs: Any) -> Tensor:
+            output = forward(module, *inputs)
+            scaled = output * self._factor
+            return output.detach() + (scaled - scaled.detach())  # the same values
+
+        return scaled_forward
+
+    def apply(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, each with its factor in force while it is learned from."""
+        for factor, batch in zip(self.factors, batches, strict=True):
+            self._factor = factor
+            yield batch
+        self._factor = 1.0
+
+
+def plan_germination(episodes: Episodes, blueprint: int) -> Ints:
+    """Germinate the blueprint, in the first slot that takes it, in the network of its number."""
+    masks = episodes.legal_actions()
+    slot = int(masks.blueprint[blueprint, :, blueprint].argmax())
+    assert masks.blueprint[blueprint, slot, blueprint], "the test means to plant it"
+    return make_action(Op.GERMINATE, slot, blueprint)[None]
+
+
+def grow_population(episodes: Episodes, controller: Replay, scale: Scale) -> list[GrowthEngine]:
+    """A population, which has a network per blueprint."""
+    draw = episodes._stream.draw_batches
+    episodes._stream.draw_batches = lambda first, count: scale.apply(draw(first, MINIBATCHES))  # type: ignore[method-assign]
+    state = controller.start([instance.seed for instance in episodes.instances])
+    for _ in range(DECISIONS):
+        actions, state = controller.act(episodes.observe(), episodes.legal_actions(), state)
+        episodes.step(actions)
+    return [episodes.engine]
+
+
+def grow_models(episodes: Episodes, controller: Replay, scale: Scale) -> list[GrowthEngine]:
+    """The same networks as models, each in a loop of its own."""
+    return [
+        grow_model(episodes, row, instance, controller, scale).engine for row, instance in enumerate(episodes.instances)
+    ]
+
+
+def grow_model(episodes: Episodes, row: int, instance: Instance, controller: Replay, scale: Scale) -> Grower:
+    suite = episodes.suite
+    model = attach(
+        suite.host(instance), dict.fromkeys(suite.sites, suite.blueprints), torch.zeros(2, *suite.input_shape)
+    )
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=instance.learning_rate))
+
+    def compute_loss(inputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+
+    @torch.no_grad()
+    def evaluate(model: GrowingModel) -> float:
+        return compute_loss(episodes.validation.inputs[row], episodes.validation.labels[row]).item()
+
+    grower = Grower(
+        model,
+        optimizer,
+        controller=controller,
+        evaluate=evaluate,
+        horizon=suite.steps,
+        classes=suite.classes,
+        rules=RULES,
+        conduct=episodes._config,
+        seed=instance.seed,
+        loss=compute_loss,
+    )
+    grower.step(train_loss=1.0)  # a population decides before it trains
+    for decision in range(DECISIONS):
+        batches = episodes._stream.draw_batches(np.full(episodes.size, decision * MINIBATCHES), MINIBATCHES)
+        for batch in scale.apply(batches):
+            optimizer.zero_grad()
+            loss = compute_loss(batch.inputs[row], batch.labels[row])
+            grower.isolated_backward(loss, batch.inputs[row], batch.labels[row])
+            loss.backward()
+            optimizer.step()
+        grower.step(train_loss=loss.item())
+    return grower
+
+
+BACKENDS = {"population": grow_population, "model": grow_models}
+EVERYWHERE = [
+    pytest.param(backend, suite, marks=[pytest.mark.landing] if backend == "model" and suite != "tokens" else [])
+    for backend in BACKENDS
+    for suite in suite_names()
+]
+"""Both backends on every suite, and so with every blueprint that a suite offers."""
+
+
+def judge(
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    suite_name: str,
+    factors: Sequence[float],
+    conduct: EpisodeConfig = CONDUCT,
+    blueprints: int | None = None,
+) -> set[tuple[Reason, bool, bool]]:
+    """The verdicts of G2 on a seed of every blueprint of a suite, or of so many of them.
+
+    Each with whether the seed may be advanced, and whether observations call its gradient healthy.
+    """
+    suite = get_suite(suite_name)
+    instances = suite.sample(blueprints or len(suite.blueprints), "train", np.random.default_rng(5))
+    episodes = Episodes(suite, instances, RULES, conduct)
+    plantings = [plan_germination(episodes, row) for row in range(episodes.size)]
+    controller = Replay({one.seed: planting for one, planting in zip(instances, plantings, strict=True)})
+    scale = Scale(monkeypatch, suite.blueprints, factors)
+    judged: list[tuple[Reason, bool, bool]] = []
+    for engine in BACKENDS[backend](episodes, controller, scale):
+        networks, masks = engine.networks, engine.legal_actions()
+        seeds = networks.table.stage == Stage.TRAINING
+        reasons = evaluate_gates(networks.table, networks.evidence, RULES).reason[seeds]
+        advance = masks.op[:, Op.ADVANCE]
+        numbers = np.zeros(len(advance))
+        seen = engine.observe(Situation(numbers, suite.steps, numbers, numbers + 100)).slots
+        healthy = seen[..., HEALTHY_FEATURE].numpy()[seeds]
+        assert len(reasons) == len(advance), "one seed per network"
+        judged += zip(map(Reason, reasons), advance.tolist(), healthy.astype(bool).tolist(), strict=True)
+    assert len(judged) == len(instances)
+    return set(judged)
+
+
+PASSES = {(Reason.PASSED, True, True)}
+FAILS = {(Reason.GRADIENT_UNHEALTHY, False, False)}
+SICK = [1e-12, 1e12]
+
+
+@pytest.mark.parametrize(("backend", "suite"), EVERYWHERE)
+def test_seeds_with_gradients_of_the_host_s_size_pass(
+    monkeypatch: pytest.MonkeyPatch, backend: str, suite: str
+) -> None:
+    assert judge(monkeypatch, backend, suite, [1.0] * MINIBATCHES) == PASSES
+
+
+@pytest.mark.parametrize(("backend", "suite"), EVERYWHERE)
+@pytest.mark.parametrize("factor", SICK)
+def test_a_seed_whose_gradient_vanishes_or_explodes_does_not_pass_whatever_the_last_minibatch_is_like(
+    monkeypatch: pytest.MonkeyPatch, backend: str, suite: str, factor: float
+) -> None:
+    assert judge(monkeypatch, backend, suite, [factor] * (MINIBATCHES - 1) + [1.0]) == FAILS
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("factor", SICK)
+def test_one_such_minibatch_among_many_fails_no_seed_even_if_it_is_the_last(
+    monkeypatch: pytest.MonkeyPatch, backend: str, factor: float
+) -> None:
+    assert judge(monkeypatch, backend, "tokens", [1.0] * (MINIBATCHES - 1) + [factor], blueprints=2) == PASSES
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("factor", "change"),
+    [
+        (1e-5, {"vanished_ratio": 1e-12}),
+        (1e5, {"exploded_ratio": 1e12}),
+        (1e-12, {"max_share": 0.9}),
+        (1e-12, {"max_share": 0.8, "decay": 0.0}),
+    ],
+)
+def test_the_settings_act_on_both_backends(
+    monkeypatch: pytest.MonkeyPatch, backend: str, factor: float, change: dict[str, float]
+) -> None:
+    factors = [factor] * (MINIBATCHES - 1) + [1.0]
+    with monkeypatch.context() as patch:
+        assert judge(patch, backend, "tokens", factors, blueprints=1) == FAILS
+    conduct = EpisodeConfig(governor=None, gradient_health=GradientHealthSettings(**change))
+    assert judge(monkeypatch, backend, "tokens", factors, conduct, blueprints=1) == PASSES
