@@ -124,8 +124,8 @@ def start_training(
                 # A pass's gradient has the size of all networks and is zero in those of other passes. So gradients are
                 # added up, which for other networks is exact, and not kept; leaf by leaf, as two may share one.
                 if sums:
-                    for index, part in enumerate(by_leaf):
-                        sums[index] = sums[index] + part
+                    for index, summand in enumerate(by_leaf):
+                        sums[index] = sums[index] + summand
                 else:
                     sums = list(by_leaf)
                 part_losses.append(mean_losses.detach())
