@@ -130,8 +130,8 @@ def grow_model(episodes: Episodes, row: int, instance: Instance, controller: Rep
 
 BACKENDS = {"population": grow_population, "model": grow_models}
 EVERYWHERE = [
-    pytest.param(backend, suite, marks=[pytest.mark.landing] if backend == "model" and suite != "tokens" else [])
-    for backend in BACKENDS
+    pytest.param(backend, suite, marks=[] if suite == "tokens" else ring)
+    for backend, ring in zip(BACKENDS, (pytest.mark.landing, pytest.mark.slow), strict=True)
     for suite in suite_names()
 ]
 """Both backends on every suite, and so with every blueprint that a suite offers."""
