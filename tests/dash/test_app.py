@@ -211,7 +211,8 @@ def test_the_log_pages_backwards_and_filters(planted: Path):
     assert max(event["id"] for event in older["events"]) == ids[-1] - 1
     some = get(planted, "/api/events?run=run&type=rolled_back&type=run_started")
     assert {event["type"] for event in some["events"]} == {"rolled_back", "run_started"}
-    assert {event["type"] for event in get(planted, "/api/events?run=run&text=QUAD/")["events"]} == {"episode_started"}
+    named = {event["type"] for event in get(planted, "/api/events?run=run&text=QUAD/")["events"]}
+    assert named == {"episode_started", "interactions_measured"}
     assert get(planted, "/api/events?run=run&text=%25")["events"] == []
 
 

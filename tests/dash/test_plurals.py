@@ -22,6 +22,7 @@ NOUNS = (
 COUNTED = re.compile(rf"^ (?:(?!on |holds )[a-z][a-z-]* )?(?:{'|'.join(NOUNS)})s\b")
 NO_COUNTS = {
     "{POOL}": "a constant",
+    "{SMOOTHING}": "a constant",
     "{speed}": "per second",
     "{split}": "the name of a split",
     "{parameters}": "text, as the number may be unknown",

@@ -61,7 +61,8 @@ def leaves(settings: type[BaseModel]) -> Iterator[str]:
 def test_every_setting_is_looked_at_here() -> None:
     governor = {f"governor.{name}" for name in (*GOVERNOR, "penalty")}
     budget = {f"budget.{name}" for name in CAPS}
-    others = {"plateau", "counterfactual_every", "promise"}  # the last one in test_promise_recorder.py
+    # The last two in test_promise_recorder.py and engine/test_gradient_health.py.
+    others = {"plateau", "counterfactual_every", "promise", "gradient_health"}
     assert set(leaves(EpisodeConfig)) == governor | budget | others
 
 
