@@ -55,7 +55,7 @@ def test_a_defect_is_caught_by_a_test_that_fails_and_by_no_other() -> None:
 @pytest.mark.landing
 def test_a_defect_that_lint_refuses_is_caught_by_lint() -> None:
     mutation = next(one for one in MUTATIONS if one.row == "D36")
-    assert find_catchers(mutation, [CHECK])[0] == ["ruff"]
+    assert find_catchers(mutation, [CHECK])[0] == ["ruff", "lint-imports"]
 
 
 def test_what_is_no_row_and_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

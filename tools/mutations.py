@@ -715,7 +715,8 @@ def find_catchers(mutation: Mutation, named: Sequence[str]) -> tuple[list[str], 
         if CHECK in named and not caught:
             changed = str(copy / "src" / "esper" / mutation.file)
             tools = (("ruff", "check", changed), ("pyright", changed), ("lint-imports",))
-            caught = [tool[0] for tool in tools if run(*tool).returncode]
+            installed = Path(sys.executable).parent  # of this environment, which need not be active
+            caught = [tool for tool, *arguments in tools if run(str(installed / tool), *arguments).returncode]
     return caught, ending
 
 

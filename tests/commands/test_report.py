@@ -36,7 +36,7 @@ def test_figures_and_tables_lie_beside_the_page(tmp_path: Path, capsys: pytest.C
     assert {path.suffix for path in (out / "tables").iterdir()} == {".csv", ".sql"}
     words = capsys.readouterr().out
     assert f"2 figures: {out / 'figures'}" in words
-    assert f"1 table: {out / 'tables'}" in words
+    assert f"2 tables: {out / 'tables'}" in words
 
 
 def test_what_is_no_run_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
