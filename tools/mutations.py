@@ -714,7 +714,11 @@ def find_catchers(mutation: Mutation, named: Sequence[str]) -> tuple[list[str], 
             ending = f"pytest ended with {completed.returncode}"
         if CHECK in named and not caught:
             changed = str(copy / "src" / "esper" / mutation.file)
-            tools = (("ruff", "check", changed), ("pyright", changed), ("lint-imports",))
+            tools = (
+                ("ruff", "check", changed),
+                ("pyright", "--pythonpath", sys.executable, changed),
+                ("lint-imports",),
+            )
             installed = Path(sys.executable).parent  # of this environment, which need not be active
             caught = [tool for tool, *arguments in tools if run(str(installed / tool), *arguments).returncode]
     return caught, ending
