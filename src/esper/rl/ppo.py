@@ -366,10 +366,9 @@ class PPO:
             mean.head_entropy.mean(0),
             mean.head_share.mean(0),
             mean.head_clip_fraction.mean(0),
-            entropy_weights,
             norms,
         )
-        single, head_entropy, head_share, head_clip_fraction, head_weights, gradient_norms = fetched
+        single, head_entropy, head_share, head_clip_fraction, gradient_norms = fetched
         policy_loss, value_loss, entropy, clip_fraction, kl, first_ratio_deviation, *rest = single.tolist()
         explained, return_mean, return_deviation, advantage_deviation = rest
         return UpdateMetrics(
@@ -389,7 +388,7 @@ class PPO:
             stopped_early=stopped_early,
             finite=finite,
             head_entropy=_name_by_head(heads, head_entropy),
-            head_entropy_weight=_name_by_head(heads, head_weights),
+            head_entropy_weight=_name_by_head(heads, settings.entropy_weights(progress)),
             head_share=_name_by_head(heads, head_share),
             head_clip_fraction=_name_by_head(heads, head_clip_fraction),
             module_gradient_norm=dict(zip(modules, gradient_norms[:-1].tolist(), strict=True)),
@@ -551,7 +550,7 @@ def _name_numbers(names: Sequence[str], numbers: Tensor) -> dict[str, float]:
     return dict(zip(names, cast("list[float]", numbers.tolist()), strict=True))
 
 
-def _name_by_head(heads: Sequence[Head], numbers: Floats) -> dict[str, float]:
+def _name_by_head(heads: Sequence[Head], numbers: Sequence[float] | Floats) -> dict[str, float]:
     """The numbers of ``heads``, by their names, from those ``[8]`` of all."""
     return {head.name.lower(): float(numbers[head]) for head in heads}
 
