@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-import numpy as np
 import torch
 from torch import nn
 
-from esper.errors import TaskError
 from esper.numerics.random_streams import child_generator
 from esper.tasks.image_problems import (
     CLASSES,
@@ -29,8 +27,8 @@ from esper.tasks.image_problems import (
 )
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.layers import initialise
-from esper.tasks.registry import find_by_name
-from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform
+from esper.tasks.suite import OptimizerSettings
+from esper.tasks.variants import Families, VariantSuite
 
 # The host
 
@@ -180,12 +178,12 @@ RENT = 0.08
 LEARNING_RATES = (0.003, 0.008)
 DRIFT_STEPS = range(6, 11)
 
-_FAMILIES = {**TRAINING, **TRANSFER}
+FAMILIES = Families("image family", {**TRAINING, **TRANSFER}, RENT, LEARNING_RATES, DRIFT_STEPS)
 _FIXED = len(PARTS)
 """Key of an instance's random stream for what is fixed; those of the parts come before it."""
 
 
-class ImageSuite(Suite):
+class ImageSuite(VariantSuite):
     """Coloured images of 32 x 32 pixels and ten classes, one host architecture for every family."""
 
     name = "images"
@@ -199,33 +197,16 @@ class ImageSuite(Suite):
     validation_size = 128
     test_size = 384
     optimizer = OptimizerSettings(name="adamw", betas=(0.9, 0.98), weight_decay=0.0)
+    table = FAMILIES
     families = tuple(TRAINING)
     transfer_families = tuple(TRANSFER)
-
-    def variants(self, family: str) -> tuple[str, ...]:
-        return tuple(find_by_name("image family", family, _FAMILIES))
-
-    def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        hidden = _find_variant(family, variant)
-        return Instance(
-            suite=self.name,
-            family=family,
-            variant=variant,
-            seed=seed,
-            widths=hidden.widths,
-            learning_rate=draw_log_uniform(*LEARNING_RATES, rng),
-            train_size=int(rng.choice(hidden.train_sizes)),
-            rent=RENT,
-            label_noise=hidden.label_noise,
-            drift_step=int(rng.choice(DRIFT_STEPS)) if hidden.after_drift else None,
-        )
 
     def template(self) -> ImageHost:
         return ImageHost(COLOURS, FULL, CLASSES, FIVE, torch.Generator().manual_seed(0))
 
     def host(self, instance: Instance) -> ImageHost:
         self.check(instance)
-        stages = _find_variant(instance.family, instance.variant).stages
+        stages = FAMILIES.find(instance.family, instance.variant).stages
         return ImageHost(COLOURS, instance.widths, CLASSES, stages, torch.Generator().manual_seed(instance.seed))
 
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
@@ -235,10 +216,6 @@ class ImageSuite(Suite):
         return standardise(*_sample_part(instance, part, phase, sizes[part]), _measure_scale(instance, phase))
 
 
-def _find_variant(family: str, variant: str) -> Variant:
-    return find_by_name(f"variant of image family '{family}'", variant, find_by_name("image family", family, _FAMILIES))
-
-
 @lru_cache(maxsize=1024)
 def _measure_scale(instance: Instance, phase: int) -> Scale:
     """The scale of the training part, by which all parts are standardised. The images themselves are not kept."""
@@ -246,10 +223,7 @@ def _measure_scale(instance: Instance, phase: int) -> Scale:
 
 
 def _sample_part(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
-    variant = _find_variant(instance.family, instance.variant)
-    sampler = variant.after_drift if phase == 1 else variant.sampler
-    if sampler is None or phase not in (0, 1):
-        raise TaskError(f"instance {instance.name} has no phase {phase}: only instances that drift have a phase 1")
+    sampler: Sampler = FAMILIES.find_sampler(instance, phase)
     fresh = child_generator(instance.seed, phase, PARTS.index(part))
     examples = sampler(count, part, child_generator(instance.seed, phase, _FIXED), fresh)
     if part == "train" and instance.label_noise:

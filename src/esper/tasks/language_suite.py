@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.errors import TaskError
 from esper.numerics.arrays import Ints
 from esper.numerics.random_streams import child_generator
 from esper.numerics.stacking import Stackable
@@ -35,9 +34,9 @@ from esper.tasks.language_problems import (
     sample_text,
     sample_topics,
 )
-from esper.tasks.registry import find_by_name
-from esper.tasks.suite import OptimizerSettings, Source, Suite, draw_log_uniform
+from esper.tasks.suite import OptimizerSettings, Source
 from esper.tasks.texts import HELP
+from esper.tasks.variants import Families, VariantSuite
 
 POSITIONS = LENGTH - 1
 
@@ -168,6 +167,11 @@ class Variant:
     after_drift: Sampler | None = None
     """Replaces ``sampler`` at the instance's drift step."""
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels at each site."""
+        return (self.shape.width,) * len(self.shape.heads)
+
 
 Family = Mapping[str, Variant]
 
@@ -228,14 +232,14 @@ RENT = 0.04
 LEARNING_RATES = (0.006, 0.015)
 DRIFT_STEPS = range(4, 8)
 
-_FAMILIES = {**TRAINING, **TRANSFER}
+FAMILIES = Families("language family", {**TRAINING, **TRANSFER}, RENT, LEARNING_RATES, DRIFT_STEPS)
 _HIDDEN_STREAM, _FRESH_STREAM, _NOISE_STREAM = range(3)
 _CACHED_POOLS = 64
 _ONE_HOT = Scale.of(np.eye(SYMBOLS, dtype=np.float32))
 """Of one-hot symbols, whatever they are."""
 
 
-class LanguageSuite(Suite):
+class LanguageSuite(VariantSuite):
     """24 positions of 32 symbols; at each, the next symbol is the label."""
 
     name = "language"
@@ -250,35 +254,18 @@ class LanguageSuite(Suite):
     validation_size = 64
     test_size = 256
     optimizer = OptimizerSettings(name="adamw", betas=(0.9, 0.98), weight_decay=0.0, clip_norm=1.0)
+    table = FAMILIES
     families = tuple(TRAINING)
     transfer_families = tuple(TRANSFER)
     source = Source("shipped with Python, or computed", HELP)
     objective = "loss"
-
-    def variants(self, family: str) -> tuple[str, ...]:
-        return tuple(find_by_name("language family", family, _FAMILIES))
-
-    def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        hidden = _find_variant(family, variant)
-        return Instance(
-            suite=self.name,
-            family=family,
-            variant=variant,
-            seed=seed,
-            widths=(hidden.shape.width,) * len(self.sites),
-            learning_rate=draw_log_uniform(*LEARNING_RATES, rng),
-            train_size=int(rng.choice(hidden.train_sizes)),
-            rent=RENT,
-            label_noise=hidden.label_noise,
-            drift_step=int(rng.choice(DRIFT_STEPS)) if hidden.after_drift else None,
-        )
 
     def template(self) -> LanguageHost:
         return LanguageHost(FULL, torch.Generator().manual_seed(0))
 
     def host(self, instance: Instance) -> LanguageHost:
         self.check(instance)
-        shape = _find_variant(instance.family, instance.variant).shape
+        shape = FAMILIES.find(instance.family, instance.variant).shape
         return LanguageHost(shape, torch.Generator().manual_seed(instance.seed))
 
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
@@ -295,18 +282,10 @@ class LanguageSuite(Suite):
         return standardise(np.eye(SYMBOLS, dtype=np.float32)[inputs], labels, _ONE_HOT)
 
 
-def _find_variant(family: str, variant: str) -> Variant:
-    families = find_by_name("language family", family, _FAMILIES)
-    return find_by_name(f"variant of language family '{family}'", variant, families)
-
-
 @lru_cache(maxsize=_CACHED_POOLS)
 def _sample_pool(instance: Instance, phase: int, count: int) -> Ints:
     """All sequences ``[count, LENGTH]`` of an instance's parts, no two with the same inputs."""
-    variant = _find_variant(instance.family, instance.variant)
-    sampler = variant.sampler if phase == 0 else variant.after_drift
-    if phase not in (0, 1) or sampler is None:
-        raise TaskError(f"instance {instance.name} has no phase {phase}: only instances that drift have a phase 1")
+    sampler: Sampler = FAMILIES.find_sampler(instance, phase)
     hidden, fresh = (child_generator(instance.seed, phase, stream) for stream in (_HIDDEN_STREAM, _FRESH_STREAM))
     pool = drop_repeated(sampler(count, hidden, fresh))
     while len(pool) < count:

@@ -6,21 +6,20 @@ Top to bottom: the samplers, the host, which cannot mix tokens, the families' hi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import nn
 
-from esper.errors import TaskError
 from esper.numerics.arrays import Float32s, Ints
 from esper.numerics.random_streams import child_generator
 from esper.numerics.stacking import Stackable
 from esper.tasks.instance import PARTS, Data, Instance, LabelledArrays, Part, Scale, add_label_noise, standardise
 from esper.tasks.layers import Linear, TokenLinear
-from esper.tasks.registry import find_by_name
-from esper.tasks.suite import OptimizerSettings, Suite, draw_log_uniform
+from esper.tasks.suite import OptimizerSettings
+from esper.tasks.variants import Families, VariantSuite
 
 TOKENS, FEATURES, CLASSES = 8, 5, 4
 
@@ -341,12 +340,12 @@ RENT = 0.08
 LEARNING_RATES = (0.007, 0.015)
 DRIFT_STEPS = range(9, 15)
 
-_FAMILIES = {**TRAINING, **TRANSFER}
+FAMILIES = Families("token family", {**TRAINING, **TRANSFER}, RENT, LEARNING_RATES, DRIFT_STEPS)
 _DIRECTIONS_STREAM = len(PARTS)
 _CACHED_PARTS = 128
 
 
-class TokenSuite(Suite):
+class TokenSuite(VariantSuite):
     """Eight tokens of five features, four classes, one host architecture for every family."""
 
     name = "tokens"
@@ -360,27 +359,13 @@ class TokenSuite(Suite):
     validation_size = 128
     test_size = 512
     optimizer = OptimizerSettings(name="adamw", betas=(0.9, 0.98), weight_decay=0.0)
+    table = FAMILIES
     families = tuple(TRAINING)
     transfer_families = tuple(TRANSFER)
 
-    def variants(self, family: str) -> tuple[str, ...]:
-        return tuple(find_by_name("token family", family, _FAMILIES))
-
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        hidden = _find_variant(family, variant)
-        return Instance(
-            suite=self.name,
-            family=family,
-            variant=variant,
-            seed=seed,
-            widths=hidden.widths,
-            learning_rate=draw_log_uniform(*LEARNING_RATES, rng),
-            train_size=int(rng.choice(hidden.train_sizes)),
-            rent=RENT,
-            label_noise=hidden.label_noise,
-            drift_step=int(rng.choice(DRIFT_STEPS)) if hidden.after_drift else None,
-            linear=hidden.linear,
-        )
+        linear = FAMILIES.find(family, variant).linear
+        return replace(super().draw(family, variant, seed, rng), linear=linear)
 
     def template(self) -> TokenHost:
         return TokenHost(FULL, linear_host=False, generator=torch.Generator().manual_seed(0))
@@ -402,10 +387,6 @@ class TokenSuite(Suite):
         return standardise(*examples, Scale.of(training.inputs))
 
 
-def _find_variant(family: str, variant: str) -> Variant:
-    return find_by_name(f"variant of token family '{family}'", variant, find_by_name("token family", family, _FAMILIES))
-
-
 @lru_cache(maxsize=_CACHED_PARTS)
 def _sample_training_part(instance: Instance, phase: int) -> LabelledArrays:
     # Cached because every part is standardised by it; callers must not write to it.
@@ -413,7 +394,7 @@ def _sample_training_part(instance: Instance, phase: int) -> LabelledArrays:
 
 
 def _sample_part(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
-    sampler = _find_sampler(instance, phase)
+    sampler: Sampler = FAMILIES.find_sampler(instance, phase)
     rng = child_generator(instance.seed, phase, PARTS.index(part))
     # Directions are the same for every part of a phase; examples have a stream per part.
     directions = draw_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))
@@ -421,12 +402,3 @@ def _sample_part(instance: Instance, part: Part, phase: int, count: int) -> Labe
     if part == "train" and instance.label_noise:
         labels = add_label_noise(labels, instance.label_noise, CLASSES, rng)
     return LabelledArrays(inputs, labels)
-
-
-def _find_sampler(instance: Instance, phase: int) -> Sampler:
-    variant = _find_variant(instance.family, instance.variant)
-    if phase == 0:
-        return variant.sampler
-    if phase == 1 and variant.after_drift:
-        return variant.after_drift
-    raise TaskError(f"instance {instance.name} has no phase {phase}: only instances that drift have a phase 1")

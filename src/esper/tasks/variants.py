@@ -1,0 +1,107 @@
+"""Suites whose families are tables of hidden variants: which problem an instance poses, to which host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from esper.errors import TaskError
+from esper.tasks.instance import Instance
+from esper.tasks.registry import find_by_name
+from esper.tasks.suite import Suite, draw_log_uniform
+
+
+class HiddenVariant(Protocol):
+    """A hidden setting of a family."""
+
+    @property
+    def sampler(self) -> Any:
+        """Draws examples."""
+        ...
+
+    @property
+    def after_drift(self) -> Any | None:
+        """Replaces ``sampler`` at the instance's drift step; None: there is no drift."""
+        ...
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths of the host."""
+        ...
+
+    @property
+    def train_sizes(self) -> tuple[int, ...]:
+        """Numbers of training examples, one of which an instance has."""
+        ...
+
+    @property
+    def label_noise(self) -> float:
+        """Fraction of the training labels that are redrawn."""
+        ...
+
+
+V_co = TypeVar("V_co", bound=HiddenVariant, covariant=True)
+
+
+@dataclass(frozen=True)
+class Families(Generic[V_co]):
+    """All variants of a suite by family, and the settings of its instances that do not depend on the variant."""
+
+    kind: str
+    """What error messages call a family, such as ``token family``."""
+    variants: Mapping[str, Mapping[str, V_co]]
+    """By family, those for evaluation alone included."""
+    rent: float
+    learning_rates: tuple[float, float]
+    """Instances draw from between these, uniformly on a logarithmic scale."""
+    drift_steps: range
+    """Decisions at which an instance that drifts may do so."""
+
+    def list_variants(self, family: str) -> tuple[str, ...]:
+        """Names of a family's variants; raises TaskError for an unknown family."""
+        return tuple(find_by_name(self.kind, family, self.variants))
+
+    def find(self, family: str, variant: str) -> V_co:
+        """A family's variant; raises TaskError for unknown names."""
+        return find_by_name(
+            f"variant of {self.kind} '{family}'", variant, find_by_name(self.kind, family, self.variants)
+        )
+
+    def find_sampler(self, instance: Instance, phase: int) -> Any:
+        """The sampler of an instance before its drift, phase 0, or after it, phase 1.
+
+        Raises:
+            TaskError: the instance has no such phase.
+        """
+        variant = self.find(instance.family, instance.variant)
+        sampler = {0: variant.sampler, 1: variant.after_drift}.get(phase)
+        if sampler is None:
+            raise TaskError(f"instance {instance.name} has no phase {phase}: only instances that drift have a phase 1")
+        return sampler
+
+
+class VariantSuite(Suite):
+    """A suite with a table of variants."""
+
+    table: Families[HiddenVariant]
+
+    def variants(self, family: str) -> tuple[str, ...]:
+        return self.table.list_variants(family)
+
+    def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
+        table, hidden = self.table, self.table.find(family, variant)
+        return Instance(
+            suite=self.name,
+            family=family,
+            variant=variant,
+            seed=seed,
+            widths=hidden.widths,
+            learning_rate=draw_log_uniform(*table.learning_rates, rng),
+            train_size=int(rng.choice(hidden.train_sizes)),
+            rent=table.rent,
+            label_noise=hidden.label_noise,
+            drift_step=int(rng.choice(table.drift_steps)) if hidden.after_drift else None,
+        )
