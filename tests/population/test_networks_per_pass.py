@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +18,7 @@ from esper.population.shapley import attribute_networks
 from esper.tasks.suite import OptimizerSettings
 from esper.tasks.token_suite import TokenHost
 from open_rules import open_rules
+from population.memory import measure_growth, needs_peaks
 from population.scenes import VALIDATION, Draws, assert_same_state, instances, networks, plan, record_evidence, state_of
 
 COUNT, DECISIONS = 7, 8
@@ -73,44 +71,8 @@ def test_no_pass_holds_more_networks_than_the_limit(limit: int | None) -> None:
     assert max(seen) == min(limit or COUNT, COUNT)
 
 
-PEAK = """
-import sys
-from pathlib import Path
-import numpy as np
-import torch
-from esper.lifecycle.rules import Rules
-from esper.tasks.registry import get_suite
-from esper.train.evaluation import EvaluationConfig
-from esper.lifecycle.actions import Op, make_action
-
-torch.set_num_threads(1)
-limit = int(sys.argv[1]) or None
-instances = get_suite("tokens").sample(192, "train", np.random.default_rng(0))
-episodes = EvaluationConfig("tokens", Rules(), networks_per_pass=limit).create_episodes(instances)
-grow = make_action(Op.GERMINATE, slot=0, blueprint=int(episodes.legal_actions().blueprint[0, 0].argmax()))
-actions = np.tile(grow, (len(instances), 1))
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-
-
-def read(name):
-    status = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith(name)).split()[1])
-
-
-before = read("VmRSS")
-episodes.step(actions)
-print(read("VmHWM") - before)
-"""
-"""Prints by how many KiB the process's memory grows at the most in a decision, minibatches included."""
-
-
-def measure_growth(limit: int) -> int:
-    words = [sys.executable, "-c", PEAK, str(limit)]
-    return int(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
-
-
 @pytest.mark.landing
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are measured as on Linux")
+@needs_peaks
 @pytest.mark.parametrize("limit", [1, 8])
 def test_passes_of_some_networks_save_memory(limit: int) -> None:
-    assert 2 * measure_growth(limit) < measure_growth(0)
+    assert 2 * measure_growth("networks_per_pass", limit) < measure_growth("networks_per_pass", 0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -179,25 +181,23 @@ def _build_pass(
         return {name: view.clone() for name, view in views.items()} if keep_buffers else views
 
     # Slot ops are made once for all batches: which rows they gather changes with decisions only.
-    run: Callable[[Tensor, Parameters], Tensor]
-    if population.strategy == "stacked":
-        ops = [make_slot_op(slot, networks) for slot in slots]
-        run = lambda x, host: execution.run_stacked(select_rows(host), get_buffers(), x, ops)  # noqa: E731
-    else:
-        by_network = [[make_slot_op(slot, range(network, network + 1)) for slot in slots] for network in networks]
-        run = lambda x, host: execution.run_looped(  # noqa: E731
-            select_rows(host), get_buffers(), x, by_network, generators
-        )
-    if not population.config.bf16:
-        return ForwardPass(rows, run)
+    stacked, config = population.strategy == "stacked", population.config
+    ops = [make_slot_op(slot, networks) for slot in slots] if stacked else []
+    by_network = [
+        [make_slot_op(slot, range(network, network + 1)) for slot in slots] for network in networks if not stacked
+    ]
+    precision = partial(torch.autocast, config.device.type, torch.bfloat16) if config.bf16 else nullcontext
 
-    def run_in_bf16(inputs: Tensor, host: Parameters) -> Tensor:
-        with torch.autocast(inputs.device.type, torch.bfloat16):
-            outputs = run(inputs, host)
+    def run(inputs: Tensor, host: Parameters) -> Tensor:
+        with precision():
+            if stacked:
+                outputs = execution.run_stacked(select_rows(host), get_buffers(), inputs, ops)
+            else:
+                outputs = execution.run_looped(select_rows(host), get_buffers(), inputs, by_network, generators)
         # Losses, and the gradients that begin there, are computed in the population's own type.
-        return outputs.to(population.config.dtype)
+        return outputs.to(config.dtype)
 
-    return ForwardPass(rows, run_in_bf16)
+    return ForwardPass(rows, run)
 
 
 ROUNDS = 3

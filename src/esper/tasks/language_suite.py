@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.errors import TaskError
 from esper.numerics.arrays import Ints
 from esper.numerics.random_streams import child_generator
 from esper.numerics.stacking import Stackable
@@ -235,6 +236,8 @@ DRIFT_STEPS = range(4, 8)
 FAMILIES = Families("language family", {**TRAINING, **TRANSFER}, RENT, LEARNING_RATES, DRIFT_STEPS)
 _HIDDEN_STREAM, _FRESH_STREAM, _NOISE_STREAM = range(3)
 _CACHED_POOLS = 64
+_ROUNDS = 100
+"""How often sequences are drawn until enough of them are distinct."""
 _ONE_HOT = Scale.of(np.eye(SYMBOLS, dtype=np.float32))
 """Of one-hot symbols, whatever they are."""
 
@@ -288,7 +291,9 @@ def _sample_pool(instance: Instance, phase: int, count: int) -> Ints:
     sampler: Sampler = FAMILIES.find_sampler(instance, phase)
     hidden, fresh = (child_generator(instance.seed, phase, stream) for stream in (_HIDDEN_STREAM, _FRESH_STREAM))
     pool = drop_repeated(sampler(count, hidden, fresh))
-    while len(pool) < count:
+    for _ in range(_ROUNDS):
+        if len(pool) >= count:
+            return pool[:count]
         again = sampler(count, child_generator(instance.seed, phase, _HIDDEN_STREAM), fresh)
         pool = drop_repeated(np.concatenate([pool, again]))
-    return pool[:count]
+    raise TaskError(f"instance {instance.name} needs {count} distinct sequences, and its language has too few")
