@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lab.figures.drawing import draw_svg, spread_apart
+from esper.lab.figures.drawing import _open_canvas, draw_svg, spread_apart
 from esper.lab.figures.exhibit import Row
 from esper.lab.figures.grown import grown_figures
-from esper.lab.figures.training import LEARNING
+from esper.lab.figures.training import LEARNING, health_figure
 
 STAGES = next(figure for figure in grown_figures({}) if figure.name == "stages")
 HOSTILE = [
@@ -113,3 +113,17 @@ def test_labels_keep_their_order_and_distance_and_stay_inside(places: list[float
 
 def test_labels_that_have_room_stay_where_they_are():
     assert spread_apart([10, 90, 50], 15, 0, 100) == [10, 90, 50]
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_a_curve_of_one_value_is_a_point(iterations: int) -> None:
+    rows: dict[str, list[Row]] = {
+        "learning": [{"kind": "J", "name": "J", "iteration": i, "value": 0.5 * i} for i in range(iterations)],
+        "health": [{"kind": "figure", "name": "ppo/kl", "iteration": i, "value": 0.1 * i} for i in range(iterations)],
+    }
+    for figure in (LEARNING, health_figure(0.03)):
+        with _open_canvas(replace(figure, rows=rows[figure.name])) as canvas:
+            curves = [line for axes in canvas.axes for line in axes.lines if len(line.get_xydata()) == iterations]
+            curves = [line for line in curves if line.get_linestyle() == "-"]
+        assert curves, figure.name
+        assert all(line.get_marker() == ("o" if iterations == 1 else "None") for line in curves), figure.name

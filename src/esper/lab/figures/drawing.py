@@ -16,6 +16,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
@@ -177,6 +178,10 @@ def _open_canvas(figure: Figure, background: Mapping[Any, Any] | None = None) ->
         size = (WIDTHS[figure.columns], figure.height)
         canvas = Canvas(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
         figure.draw(canvas, [{name: _make_drawable(value) for name, value in row.items()} for row in figure.rows])
+        # A curve of a single value, as of a run of one iteration, would not be seen.
+        for curve in (line for axes in canvas.axes for line in axes.lines if line.get_marker() == "None"):
+            if np.isfinite(np.asarray(curve.get_ydata(), np.float64)).sum() == 1:
+                curve.set_marker("o")
         yield canvas
 
 
