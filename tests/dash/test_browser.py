@@ -190,7 +190,7 @@ def test_a_network_shows_how_kept_modules_interact_in_the_probes(browser: Browse
         expect(rows.nth(2)).to_have_text(re.compile(r"layer1\s*.+\u22120\.050\s*·\s*\+0\.050\s*\+0\.080"))
         page.get_by_label("Probe instance").select_option("1")
         expect(rows).to_have_count(1 + 1)
-        expect(panel).to_contain_text("A single module has none to interact with")
+        expect(panel).to_contain_text("A single module has nothing to interact with")
         assert "probe=1" in page.url
         page.get_by_label("Probe instance").select_option("0")
         expect(panel).to_contain_text("The policy kept no module in this network")

@@ -71,7 +71,7 @@ function reading({ metric, modules, exact }) {
   const unit = metric === "accuracy" ? "accuracy" : "share of a guess's loss removed";
   const pairs = modules.length > 1
     ? "A cell is the interaction of two modules: above 0 they help each other, below 0 one makes the other redundant. "
-    : "A single module has none to interact with. ";
+    : "A single module has nothing to interact with. ";
   const estimate = exact ? "" : " Estimated from pairs, as there are too many modules to switch off in all combinations.";
   return `${pairs}The Shapley value is a module's fair share of what all of them add to the host. Both are in ${unit}, on validation data.${estimate}`;
 }
