@@ -178,8 +178,8 @@ MUTATIONS = (
     Mutation(
         "populations compute in float32 only",
         "population/forward.py",
-        "if not population.config.bf16:",
-        "if population.config.dtype is torch.float32:",
+        "torch.bfloat16) if config.bf16 else",
+        "torch.bfloat16) if False else",
         "D13",
     ),
     Mutation(
