@@ -43,7 +43,8 @@ def test_curves_share_a_scale_and_end_with_the_last_epoch():
         "  accuracy with growth ▅█ 1.000",
         "        without growth ▁▅ 0.500",
     ]
-    _, grown, _ = draw_curves([*[0.0] * 3 * WIDTH, 1.0], [0.0] * (3 * WIDTH + 1))
+    many = 3 * WIDTH + 2  # no multiple of what is shown
+    _, grown, _ = draw_curves([*[0.0] * (many - 1), 1.0], [0.0] * many)
     assert grown.count("▁") < WIDTH
     assert "█ 1.000" in grown
 
