@@ -103,7 +103,7 @@ class Result:
     kept: int
     seconds: float
     decisions: tuple[str, ...]
-    """Those that changed something, and what became of the rest at the end."""
+    """All but those to wait, and what became of unfinished modules at the end."""
 
     @property
     def score(self) -> float:
@@ -255,7 +255,8 @@ def train(run: Run) -> Result:
         else:
             decision = grower.step(train_loss=torch.stack(losses).mean())
             tried += sum(change.after is Stage.GERMINATED for change in decision.changes)
-            decisions += [str(decision)] if decision.changes else []
+            if decision.op is not Op.WAIT or decision.rollback is not None:
+                decisions.append(str(decision))
     if grower is not None:
         decisions += grower.finish().lines
     seconds, flops = time.perf_counter() - began, spending.flops  # before the test data are read

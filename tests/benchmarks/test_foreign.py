@@ -136,12 +136,13 @@ def test_a_random_candidate_is_one_of_the_legal_ones_and_all_have_their_turn(for
     grower = esper.Grower(
         model, optimizer, foreign.make_evaluation(problem, splits.validation), controller=candidate, horizon=60
     )
-    for batch in splits.train.shuffle(50, torch.Generator().manual_seed(0)):
-        loss = problem.loss(model(*batch.inputs), batch.targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        grower.step(train_loss=loss, val_loss=loss)
+    for epoch in range(40):
+        for batch in splits.train.shuffle(250, torch.Generator().manual_seed(epoch)):
+            loss = problem.loss(model(*batch.inputs), batch.targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        grower.step(train_loss=loss)
     offered = [(offer, promise) for offer, promise in zip(rule.offers, rule.promises, strict=True) if offer.any()]
     assert {int(offer.sum()) for offer, _ in offered} == {1}
     assert all(promise[offer] == promise.max() for offer, promise in offered)
