@@ -191,7 +191,7 @@ PROBLEMS = (
         data=lambda seed: split_help(seed, CONTEXT),
         task="language_modelling",
         loss=token_cross_entropy,
-        recipe=Recipe(epochs=12, batch_size=50, learning_rate=3e-3, optimizer="adamw", weight_decay=0.1, clip_norm=1.0),
+        recipe=Recipe(epochs=16, batch_size=50, learning_rate=3e-3, optimizer="adamw", weight_decay=0.1, clip_norm=1.0),
         slots={r"re:h\.\d": ["mlp", "attention"]},
     ),
     Problem(

@@ -181,13 +181,13 @@ class TemporalNet(nn.Module):
 
 
 def split_adding(seed: int) -> Splits:
-    """The product of the two marked ones of 48 numbers."""
+    """The adding problem (Hochreiter and Schmidhuber, 1997): the sum of the two marked ones of 48 numbers."""
     rng = np.random.default_rng(seed)
     count, length = 2400, 48
     numbers, marks = rng.uniform(-1, 1, (count, length)), np.zeros((count, length))
     places = np.argsort(rng.random((count, length)), axis=1)[:, :2]
     np.put_along_axis(marks, places, 1.0, axis=1)
-    targets = 3 * np.take_along_axis(numbers, places, axis=1).prod(1, keepdims=True)
+    targets = np.take_along_axis(numbers, places, axis=1).sum(1, keepdims=True)
     return split(floats(np.stack([numbers, marks], axis=1)), floats(targets), seed, 300, 600)
 
 

@@ -109,7 +109,7 @@ PROBLEMS = (
         data=lambda seed: split_help(seed, 32),
         task="language_modelling",
         loss=token_cross_entropy,
-        recipe=Recipe(epochs=12, batch_size=50, learning_rate=5e-3, clip_norm=1.0),
+        recipe=Recipe(epochs=16, batch_size=50, learning_rate=5e-3, clip_norm=1.0),
         slots={"embed": ["mlp", "lowrank"], "gru": ["mlp", "lowrank"]},
     ),
 )

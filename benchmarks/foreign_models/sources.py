@@ -72,8 +72,8 @@ def cut_patches(count: int, side: int, seed: int) -> Tensor:
 
 @cache
 def read_help() -> tuple[Tensor, int]:
-    """The longest pages of Python's help as indices into their alphabet, int64 ``[N]``, and the size of that."""
-    pages = sorted(topics.topics.values(), key=len)[-6:]
+    """The two longest pages of Python's help as indices into their alphabet, int64 ``[N]``, and the size of that."""
+    pages = sorted(topics.topics.values(), key=len)[-2:]
     alphabet, tokens = np.unique(np.array(list("\n".join(pages))), return_inverse=True)
     return torch.from_numpy(tokens.astype(np.int64)), len(alphabet)
 
