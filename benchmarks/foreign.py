@@ -191,7 +191,7 @@ def do_runs(runs: Sequence[Run], folder: Path, workers: int, console: Console) -
                 if not done:
                     print_line(console, f"{left} done")
         except BaseException:
-            # What has begun is finished and kept; nothing else begins.
+            # Without this, leaving the pool would first do all runs that are waiting.
             pool.shutdown(cancel_futures=True)
             raise
     return [read_result(run, folder) for run in runs]
@@ -504,3 +504,5 @@ if __name__ == "__main__":
         tyro.cli(main)
     except EsperError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped: the same command goes on with the runs that are missing")
