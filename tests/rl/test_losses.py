@@ -323,9 +323,10 @@ def part_of(batch: PPOBatch, index: list[int]) -> PPOBatch:
     return select_environments(batch, torch.tensor(index))
 
 
-def test_batches_of_several_shapes_count_by_their_steps() -> None:
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_batches_of_several_shapes_count_by_their_steps(surrogate: str) -> None:
     """Parts of one batch, given apart, have its gradient and its metrics but for entropies, which are means of each."""
-    settings = plain_ppo()
+    settings = plain_ppo(surrogate=surrogate)
     student, batch = moved_since_acting(settings, early=True)
     everyone = list(range(batch.rollout.environments))
     parts = [part_of(batch, everyone[:1]), part_of(batch, everyone[1:])]

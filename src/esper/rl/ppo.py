@@ -407,6 +407,9 @@ class PPO:
         # The weight of each batch in the minibatch's loss: its share of the steps.
         steps = torch.stack([batch.rollout.running.sum() for batch in batches])
         shares = (steps / steps.sum()).unbind()
+        # How often each head had a choice, over all batches: a head learns from each such step alike, whichever batch
+        # it is in.
+        occurrences_in_all = torch.stack([batch.is_open.sum((0, 1)) for batch in batches]).sum(0)
         all_stats: list[MinibatchStats] = []
         for batch, share in zip(batches, shares, strict=True):
             rollout = batch.rollout
@@ -433,8 +436,9 @@ class PPO:
                     surrogate = compute_joint_surrogate(log_prob, old_log_prob, advantage[places], settings.clip, count)
                 else:
                     surrogate = compute_factored_surrogate(
-                        head_log_prob, old_head_log_prob, advantage, settings.clip, is_open, occurrences
+                        head_log_prob, old_head_log_prob, advantage, settings.clip, is_open, occurrences_in_all
                     )
+                    surrogate = surrogate / share  # below, the loss of each batch is multiplied by its share
                 value, target = evaluated.value[places], batch.target[chunk][places]
                 error = compute_value_loss(value, target, policy.value_head.scale, count)
                 entropies = average_per_head(evaluated.entropy, is_open, occurrences)
