@@ -93,6 +93,8 @@ def test_a_learning_rate_that_explodes_ends_the_episode_in_its_last_good_state()
     running = Episodes(ShortSuite(), chosen, QUICK)
     results = play(running)
     assert {one.environment for result in results for one in result.rollbacks} == {ILL}
+    last_decision = [int(np.argmax([result.finished[network] for result in results])) for network in range(3)]
+    assert last_decision[ILL] < min(last for network, last in enumerate(last_decision) if network != ILL)
     assert running.finished.all()
     assert running.population.host.values.isfinite().all()
 
