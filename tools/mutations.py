@@ -309,8 +309,8 @@ MUTATIONS = (
     Mutation(
         "a slot without a seed contributes 0",
         "population/evaluation.py",
-        "by_loss[~(table.owning & due)] = np.nan",
-        "by_loss[~(table.owning & due)] = 0.0",
+        "figures[~(table.owning & due)] = np.nan",
+        "figures[~(table.owning & due)] = 0.0",
         "D23",
     ),
     Mutation(
