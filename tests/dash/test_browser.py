@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from dash.planted_run import Plan, accuracy, advance, begin, learn, plant
 from esper.config.loading import dump_settings
 from esper.lab.report.training import write_report
-from esper.runs.events import StepTaken
+from esper.runs.events import LifecycleTransition, StepTaken
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
@@ -409,6 +409,7 @@ def test_no_content_of_a_run_becomes_markup(browser: Browser, address: str, fold
 def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address: str, alone: Path):
     with RunReader.open(alone / "run.db") as reader:
         steps, seeds = reader.events(StepTaken), reader.rows("SELECT blueprint FROM seeds")
+        judged = [change for change in reader.events(LifecycleTransition) if change.threshold is not None]
         last, slots = steps[-1], reader.metadata()["slots"]
         added = reader.scalars_at(last.iteration)["added_parameters"]
     with opened(browser, f"{address}#/population?run=alone") as page:  # which such a run has none of
@@ -424,8 +425,13 @@ def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address
             expect(page.get_by_role("img", name=re.compile(rf"^{title}\. Newest: (?!nothing)"))).to_be_visible()
         assert lit(page) > 10
         expect(page.get_by_role("region", name="Lives of the seeds").locator("tbody tr")).to_have_count(len(seeds))
+        expect(page.get_by_role("region", name="Lives of the seeds").locator("thead")).to_contain_text("Kept from")
         rows = page.locator(".tall tbody tr")
         expect(rows).to_have_count(len(steps))
+        assert judged
+        for change in judged:
+            row = rows.nth(len(steps) - change.iteration)
+            expect(row).to_contain_text(re.compile(rf"to {change.after}: contribution .*, rent 0\.000, kept from "))
         for row, step in zip(rows.all(), reversed(steps), strict=True):
             what = f"{step.op} {step.blueprint} in {slots[step.slot or 0]}" if step.blueprint else step.op
             expect(row.locator("td").nth(1)).to_contain_text(what)
