@@ -26,13 +26,12 @@ from zoo.data import Minibatch, Splits, load
 from zoo.hosts import HOSTS
 from zoo.training import (
     ORDER,
-    SEEDS,
     build_model,
     cross_entropy,
     make_optimizer,
     measure,
     numpy_generator,
-    torch_generator,
+    plant_largest,
     train_epoch,
 )
 
@@ -43,7 +42,6 @@ from esper.dash.output import print_line
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, EsperError, TaskError
 from esper.files import write_atomically
-from esper.growth.blueprints import get
 from esper.growth.slot import Slot
 from esper.lifecycle.rules import Rules
 from esper.train.workers import prepare_process
@@ -178,10 +176,7 @@ def train_host(pair: Pair, controller: str, seed: int, epochs: int, rules: Rules
     kind, splits = HOSTS[pair.host], pair.splits
     model = build_model(pair.host, splits, seed)
     if controller == ALL_FROM_START:
-        for place, slot in enumerate(model.slots.values()):
-            largest = max(slot.blueprints, key=lambda name, site=slot.site: get(name).parameters_at(site))
-            slot.germinate(largest, torch_generator(seed, SEEDS, place), alpha=1.0)
-            slot.fossilize()
+        plant_largest(model, seed)
     optimizer = make_optimizer(model, kind)
 
     def loss(batch: Minibatch) -> Tensor:

@@ -2,9 +2,10 @@
 
     python examples/grow.py --task digits --host conv --epochs 20 --run-dir runs/grown
 
-After every epoch the controller decides what germinates, stays or goes. In the end what is unfinished is judged, and
-host and host with growth, trained on the same minibatches, are measured on test data that nothing else reads. `esper
-dash`, `esper report RUN` and `esper runs` read the run's directory; `esper export` takes the model in it.
+After every epoch the controller decides what germinates, stays or goes, and a picture shows what has grown where. The
+same host learns beside it from the same minibatches, without growth. In the end what is unfinished is judged, and both
+are measured on test data that nothing else reads. `esper dash`, `esper report RUN` and `esper runs` read the run's
+directory; `esper export` takes the model in it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Literal
 
 import torch
 import tyro
+from rich.console import Console
 from zoo.data import Minibatch, load
 from zoo.hosts import HOSTS
+from zoo.picture import GrowthPicture
 from zoo.training import (
     ORDER,
     Score,
@@ -32,6 +35,7 @@ from zoo.training import (
 
 import esper
 from esper.errors import EsperError
+from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Rules
 
 
@@ -100,28 +104,34 @@ def main(
         run=run_dir,
     )
 
-    # Train and decide, epoch by epoch
-    for epoch in range(1, epochs + 1):
-        order = numpy_generator(seed, ORDER, epoch)
-        trained = train_epoch(model, optimizer, splits.train, kind.batch_size, order, grower.isolated_backward)
-        decision = grower.step(train_loss=trained.loss, train_accuracy=trained.accuracy)
-        print(
-            f"epoch {epoch}/{epochs}: accuracy {decision.value:.3f}, loss {decision.loss:.3f}, "
-            f"added {model.added_parameters}: {decision.what}",
-            flush=True,
-        )
-    print(grower.finish())
-    grown = measure(model, splits.test)
-
-    # The same host on the same minibatches, without growth
+    # The same host without growth, to compare with
     bare = build_model(host, splits, seed)
     bare_optimizer = make_optimizer(bare, kind)
-    for epoch in range(1, epochs + 1):
-        train_epoch(bare, bare_optimizer, splits.train, kind.batch_size, numpy_generator(seed, ORDER, epoch))
-    without = measure(bare, splits.test)
+
+    # Train both on the same minibatches and decide, epoch by epoch
+    print(
+        f"{host} learns {task}. After each epoch, {epochs} in all, a small module may be planted behind a layer\n"
+        "(germinate). It is on trial first, and then kept for good (fossilize) or removed (prune)."
+    )
+    with GrowthPicture(Console(), model) as picture:
+        for epoch in range(1, epochs + 1):
+            order, same_order = (numpy_generator(seed, ORDER, epoch) for _ in range(2))
+            trained = train_epoch(model, optimizer, splits.train, kind.batch_size, order, grower.isolated_backward)
+            train_epoch(bare, bare_optimizer, splits.train, kind.batch_size, same_order)
+            bare_accuracy = measure(bare, splits.validation).accuracy
+            decision = grower.step(train_loss=trained.loss, train_accuracy=trained.accuracy)
+            line = (
+                f"epoch {epoch}/{epochs}: accuracy {decision.value:.3f} (without growth {bare_accuracy:.3f}), "
+                f"loss {decision.loss:.3f}, added {model.added_parameters}: {decision.what}"
+            )
+            picture.add_epoch(line, acted=decision.op is not Op.WAIT, grown=decision.value, bare=bare_accuracy)
+        ending = grower.finish()
+        picture.draw()
+    print(ending)
 
     for slot, kept in model.seeds.items():
         print(f"kept {kept.blueprint.name} in {slot}: {kept.parameter_count} parameters")
+    grown, without = measure(model, splits.test), measure(bare, splits.test)
     added = model.added_parameters
     score = grown.accuracy - rent * math.log1p(added / model.host_parameters)
     print(f"{host} on {task}, on test data:")

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.errors import TaskError
+from esper.growth.blueprints import get
 from zoo.data import TASKS, Labelled, Minibatch, Splits, Windows
 from zoo.hosts import HOSTS, HostKind
 
@@ -54,6 +55,14 @@ def build_model(host: str, splits: Splits, seed: int) -> esper.GrowingModel:
     inputs = next(splits.train.in_order(2)).inputs
     network = HOSTS[host].build(tuple(inputs.shape[1:]), splits.classes, torch_generator(seed, HOST))
     return esper.attach(network.to(inputs.device), HOSTS[host].slots, inputs)
+
+
+def plant_largest(model: esper.GrowingModel, seed: int) -> None:
+    """Fill every slot for good, before the first step, with the largest blueprint that it offers."""
+    for place, slot in enumerate(model.slots.values()):
+        largest = max(slot.blueprints, key=lambda name, site=slot.site: get(name).parameters_at(site))
+        slot.germinate(largest, torch_generator(seed, SEEDS, place), alpha=1.0)
+        slot.fossilize()
 
 
 def make_optimizer(model: esper.GrowingModel, kind: HostKind) -> torch.optim.AdamW:

@@ -1,4 +1,4 @@
-"""No command is silent for more than 30 seconds where there is no terminal, and says how much is left."""
+"""No command is silent for more than 20 seconds where there is no terminal, and says how much is left."""
 
 from __future__ import annotations
 
@@ -62,39 +62,43 @@ def console(output: io.StringIO) -> Console:
     return Console(file=output, width=80)
 
 
-def test_a_line_comes_after_30_seconds_without_one_and_says_how_much_is_left(
+def test_lines_come_at_least_every_20_seconds_also_where_a_busy_machine_delays_them():
+    assert SECONDS_BETWEEN_LINES <= 15
+
+
+def test_a_line_comes_after_15_seconds_without_one_and_says_how_much_is_left(
     clock: FakeClock, output: io.StringIO, console: Console
 ):
     with ProgressReporter(console, "esper test", clock), report_progress(console, "playing", 10) as progress:
-        clock.pass_by(29)
+        clock.pass_by(14)
         assert output.getvalue() == ""
         clock.pass_by(1)
         progress.update(1)
-        clock.pass_by(30)
+        clock.pass_by(15)
         progress.update(2, name="playing on")
-        clock.pass_by(10)
+        clock.pass_by(5)
         print_line(console, "news")
-        clock.pass_by(29)
+        clock.pass_by(14)
         assert output.getvalue().endswith("news\n")
         clock.pass_by(1)
     assert output.getvalue().splitlines() == [
-        "playing: 0 of 10 done, 0:30 elapsed, time left not known yet",
-        "playing: 1 of 10 done, 1:00 elapsed, about 4:00 left",
+        "playing: 0 of 10 done, 0:15 elapsed, time left not known yet",
+        "playing: 1 of 10 done, 0:30 elapsed, about 2:00 left",
         "news",
-        "playing on: 2 of 10 done, 1:40 elapsed, about 3:47 left",
+        "playing on: 2 of 10 done, 0:50 elapsed, about 1:53 left",
     ]
 
 
 def test_outside_of_phases_lines_name_the_command(clock: FakeClock, output: io.StringIO, console: Console):
     with ProgressReporter(console, "esper test", clock):
-        clock.pass_by(30)
+        clock.pass_by(15)
         with report_progress(console, "drawing"):
-            clock.pass_by(30)
-        clock.pass_by(30)
+            clock.pass_by(15)
+        clock.pass_by(15)
     assert output.getvalue().splitlines() == [
-        "esper test: 0:30 elapsed",
-        "drawing: 1:00 elapsed",
-        "esper test: 1:30 elapsed",
+        "esper test: 0:15 elapsed",
+        "drawing: 0:30 elapsed",
+        "esper test: 0:45 elapsed",
     ]
 
 
@@ -157,5 +161,5 @@ def test_no_command_is_silent_for_longer_whatever_it_does(
     silent = Command(command.name, f"{__name__}:work_in_silence", command.help)
     assert main(command.name.split(), (silent,)) == 0
     assert capsys.readouterr().err.splitlines() == [
-        f"esper {command.name}: {time} elapsed" for time in ("0:30", "1:00", "1:30")
+        f"esper {command.name}: {time} elapsed" for time in ("0:15", "0:30", "0:45")
     ]

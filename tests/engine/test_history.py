@@ -26,7 +26,7 @@ def evaluation(
 ) -> Evaluation:
     contributions = np.full((E, S), contribution)
     everywhere = np.ones((E, S), np.bool_) if fresh is None else fresh
-    return Evaluation(np.full(E, loss), np.full(E, accuracy), contributions, contributions, everywhere)
+    return Evaluation(np.full(E, loss), np.full(E, accuracy), *[contributions] * 4, everywhere)
 
 
 def report(loss: float = 1.0) -> TrainingReport:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,24 +33,37 @@ TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 def separately(slow: ReferencePopulation, table: SeedTable, batch: Batch) -> Evaluation:
     """One pass for the networks as they are, and one for each slot toggled."""
 
-    def measured(alphas: dict[tuple[int, int], float]) -> tuple[Tensor, Tensor]:
+    def measured(alphas: dict[tuple[int, int], float]) -> tuple[Tensor, Tensor, Tensor]:
         logits = slow.logits(batch.inputs, alphas)
-        return compute_losses(logits, batch.labels), compute_accuracies(logits, batch.labels)
+        return compute_losses(logits, batch.labels), compute_accuracies(logits, batch.labels), logits
 
-    loss, accuracy = measured({})
-    by_accuracy, by_loss = (np.full(table.stage.shape, np.nan) for _ in range(2))
+    def error_of_difference(network: int, first: Tensor, second: Tensor, figure: Callable[..., Tensor]) -> float:
+        """Example by example, each as a minibatch of its own."""
+        differences: list[float] = []
+        for example in range(batch.labels.shape[1]):
+            one = slice(example, example + 1)
+            labels = batch.labels[network, None, one]
+            pair = [float(figure(logits[network, None, one], labels)) for logits in (first, second)]
+            differences.append(pair[0] - pair[1])
+        return statistics.stdev(differences) / math.sqrt(len(differences))
+
+    loss, accuracy, logits = measured({})
+    by_accuracy, by_loss, accuracy_error, loss_error = (np.full(table.stage.shape, np.nan) for _ in range(4))
     for slot in range(table.slots):
         own = [network for network in range(table.environments) if table.owning[network, slot]]
         toggled = {(network, slot): 0.0 if table.blended[network, slot] else 1.0 for network in own}
-        other_loss, other_accuracy = measured(toggled)
+        other_loss, other_accuracy, other_logits = measured(toggled)
         for network in own:
             sign = 1 if table.blended[network, slot] else -1
             by_loss[network, slot] = sign * float(other_loss[network] - loss[network])
             by_accuracy[network, slot] = sign * float(accuracy[network] - other_accuracy[network])
-    return Evaluation(loss.numpy(), accuracy.numpy(), by_accuracy, by_loss, np.ones(table.stage.shape, np.bool_))
+            accuracy_error[network, slot] = error_of_difference(network, logits, other_logits, compute_accuracies)
+            loss_error[network, slot] = error_of_difference(network, logits, other_logits, compute_losses)
+    everywhere = np.ones(table.stage.shape, np.bool_)
+    return Evaluation(loss.numpy(), accuracy.numpy(), by_accuracy, by_loss, accuracy_error, loss_error, everywhere)
 
 
-FIGURES = ("loss", "accuracy", "accuracy_contribution", "loss_contribution", "fresh")
+FIGURES = ("loss", "accuracy", "accuracy_contribution", "loss_contribution", "accuracy_error", "loss_error", "fresh")
 
 
 def assert_same(actual: Evaluation, expected: Evaluation) -> None:
@@ -91,11 +107,12 @@ def test_evaluating_keeps_nothing_for_gradients(
 ) -> None:
     kept: list[bool] = []
 
-    def watched(logits: Tensor, labels: Tensor) -> Tensor:
+    def watched(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
         kept.append(not logits.is_inference())
-        return compute_losses(logits, labels)
+        return cross_entropy(logits, labels, **options)
 
-    monkeypatch.setattr("esper.population.evaluation.compute_losses", watched)
+    cross_entropy = torch.nn.functional.cross_entropy
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", watched)
     fast, _, batch = grown(Isolation.NONE, "stacked")
     kept.clear()
     measure(fast, batch)
@@ -121,14 +138,14 @@ def test_only_what_is_due_is_measured(isolation: Isolation) -> None:
     assert (owning & ~due).any()
     found = evaluate(fast, batch, due)
     np.testing.assert_allclose(found.loss, whole.loss, **TOLERANCE)
-    for name in ("accuracy_contribution", "loss_contribution"):
+    for name in ("accuracy_contribution", "loss_contribution", "accuracy_error", "loss_error"):
         np.testing.assert_allclose(
             vars(found)[name], np.where(due, vars(whole)[name], np.nan), **TOLERANCE, err_msg=name
         )
     assert (found.fresh == due).all()
     assert whole.fresh.all()
     known = np.full(owning.shape, 7.0)
-    completed = found.fill_missing(known, -known)
+    completed = found.fill_missing(accuracy_contribution=known, loss_contribution=-known)
     np.testing.assert_array_equal(completed.loss_contribution, np.where(due, found.loss_contribution, -7.0))
     np.testing.assert_array_equal(completed.accuracy_contribution, np.where(due, found.accuracy_contribution, 7.0))
 

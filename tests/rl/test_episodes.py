@@ -140,12 +140,12 @@ def test_where_growth_is_about_the_loss_it_takes_accuracys_place_everywhere() ->
 
 def test_a_loss_beyond_all_bounds_is_as_bad_as_twice_a_guess() -> None:
     known, losses = np.array([[True]]), np.array([0.5, 1.0, 7.0, np.inf, np.nan])
-    seen = Evaluation(
-        losses, np.zeros(5), np.zeros((5, 1)), np.array([[0.5], [-9.0], [9.0], [np.inf], [np.nan]]), known
-    )
+    contributions, errors = np.array([[0.5], [-9.0], [9.0], [np.inf], [np.nan]]), np.full((5, 1), 0.3)
+    seen = Evaluation(losses, np.zeros(5), np.zeros((5, 1)), contributions, np.zeros((5, 1)), errors, known)
     scored = seen.score_losses(2.0)
     np.testing.assert_array_equal(scored.accuracy, [0.75, 0.5, -1, -1, -1])
     np.testing.assert_array_equal(scored.accuracy_contribution[:, 0], [0.25, -2, 2, 2, np.nan])
+    np.testing.assert_array_equal(scored.accuracy_error, errors / 2)
     np.testing.assert_array_equal(CommittedEvaluation(np.zeros(5), losses).score_losses(2.0).accuracy, scored.accuracy)
 
 

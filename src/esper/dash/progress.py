@@ -105,7 +105,7 @@ class TrainingProgress:
 
 
 class LineView:
-    """Context manager that prints a line every few iterations, and at least every 30 seconds."""
+    """Context manager that prints a line every few iterations, and at least every `SECONDS_BETWEEN_LINES`."""
 
     def __init__(self, console: Console, progress: TrainingProgress) -> None:
         self._console = console

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from esper.dash.formats import duration
 
-SECONDS_BETWEEN_LINES = 30.0
-"""The longest time without a line where there is no terminal."""
+SECONDS_BETWEEN_LINES = 15.0
+"""The longest time without a line where there is no terminal: below 20 also where all cores are busy."""
 PACE_WINDOW = 8
 """Reports over which the pace is averaged."""
 BAR_WIDTH = 12
@@ -70,8 +70,8 @@ class Phase:
 class ProgressReporter:
     """Context manager of a command that reports its progress; `report_progress` opens its phases.
 
-    Where the console of a phase is no terminal, a line is printed whenever 30 seconds passed without one, so that no
-    command is silent for longer, whatever it does. On a terminal a phase has a bar.
+    Where the console of a phase is no terminal, a line is printed whenever `SECONDS_BETWEEN_LINES` passed without
+    one, so that no command is silent for longer, whatever it does. On a terminal a phase has a bar.
 
     Args:
         console: Where lines outside of all phases are printed.
@@ -148,7 +148,7 @@ class ProgressReporter:
         return phase.describe(now, now - self._start)
 
     def postpone(self) -> None:
-        """Restart the 30 seconds, after a line was printed."""
+        """Restart the time until the next line, after one was printed."""
         self._due = self._clock.now() + SECONDS_BETWEEN_LINES
 
     def _print_regularly(self) -> None:
@@ -192,7 +192,7 @@ def report_progress(console: Console, name: str, total: float | None = None) -> 
 
 
 def postpone_lines() -> None:
-    """Restart the 30 seconds of the running command, after a line was printed."""
+    """Restart the time until the running command's next line, after one was printed."""
     for reporter in _open:
         reporter.postpone()
 

@@ -53,6 +53,10 @@ class History:
         self.loss_contribution: Floats = np.zeros((environments, slots))
         self.loss_contribution_before: Floats = np.zeros((environments, slots))
         """The loss contribution of the measurement before."""
+        self.accuracy_error: Floats = np.zeros((environments, slots))
+        """Standard error of ``accuracy_contribution``."""
+        self.loss_error: Floats = np.zeros((environments, slots))
+        """Standard error of ``loss_contribution``."""
         self.tries: Floats = np.zeros(self._shape)
         """Number of germinations of each blueprint in each slot, ``[E, S, K]``."""
         self.outcomes: Floats = np.zeros(self._shape)
@@ -79,7 +83,13 @@ class History:
         self.best_loss[rows] = self._chance_loss
         self.best_progress[rows] = np.inf
         self.plateau_age[rows] = 0
-        for array in (self.accuracy_contribution, self.loss_contribution, self.loss_contribution_before):
+        for array in (
+            self.accuracy_contribution,
+            self.loss_contribution,
+            self.loss_contribution_before,
+            self.accuracy_error,
+            self.loss_error,
+        ):
             array[rows] = np.nan
         self.tries[rows] = 0
         self.outcomes[rows] = 0
@@ -112,9 +122,8 @@ class History:
         """Fill contributions that are not fresh with the last ones of the same seeds, and NaN if there are none."""
         # Evidence is finite exactly where the resident seed was measured before.
         measured = np.isfinite(evidence.contribution)
-        return evaluation.fill_missing(
-            np.where(measured, self.accuracy_contribution, np.nan), np.where(measured, self.loss_contribution, np.nan)
-        )
+        names = "accuracy_contribution", "loss_contribution", "accuracy_error", "loss_error"
+        return evaluation.fill_missing(**{name: np.where(measured, getattr(self, name), np.nan) for name in names})
 
     def record(
         self,
@@ -142,6 +151,7 @@ class History:
             evaluation.fresh, self.loss_contribution, self.loss_contribution_before
         )
         self.loss_contribution = evaluation.loss_contribution
+        self.accuracy_error, self.loss_error = evaluation.accuracy_error, evaluation.loss_error
 
         # Count the tries of every blueprint, and keep the last outcome of those that are resident.
         self.last_op = actions[:, Head.OP].copy()

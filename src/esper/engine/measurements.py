@@ -48,17 +48,19 @@ class Evaluation:
     known. Without it means with the module switched off, or a refitted fork of the network."""
     loss_contribution: Floats
     """``[E, S]``: loss without the slot's module less loss with it; NaN in the same slots."""
+    accuracy_error: Floats
+    """``[E, S]``: standard error of ``accuracy_contribution`` over validation examples; NaN where it is not known."""
+    loss_error: Floats
+    """``[E, S]``: standard error of ``loss_contribution``; NaN where it is not known."""
     fresh: Bools
     """``[E, S]``: whether contributions were measured now; elsewhere they are as last known."""
     progress: Floats | None = None
     """What must fall for an episode to make progress, ``[E]``; None: the loss."""
 
-    def fill_missing(self, accuracy_contribution: Floats, loss_contribution: Floats) -> Evaluation:
-        """This evaluation with earlier contributions ``[E, S]`` where none are fresh."""
+    def fill_missing(self, **earlier: Floats) -> Evaluation:
+        """This evaluation with ``earlier`` contributions and errors ``[E, S]``, by field, where none are fresh."""
         return replace(
-            self,
-            accuracy_contribution=np.where(self.fresh, self.accuracy_contribution, accuracy_contribution),
-            loss_contribution=np.where(self.fresh, self.loss_contribution, loss_contribution),
+            self, **{name: np.where(self.fresh, getattr(self, name), values) for name, values in earlier.items()}
         )
 
     def score_losses(self, chance_loss: float) -> Evaluation:
@@ -72,6 +74,7 @@ class Evaluation:
             self,
             accuracy=score_losses(self.loss, chance_loss),
             accuracy_contribution=np.clip(self.loss_contribution / chance_loss, -largest, largest),
+            accuracy_error=self.loss_error / chance_loss,
         )
 
 

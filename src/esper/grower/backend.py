@@ -109,7 +109,7 @@ class ModelBackend:
         # A diverged model cannot be measured: all its figures are unknown.
         unknown = np.full(due.shape, np.nan)
         evaluation = self._add_progress(
-            Evaluation(np.full(1, np.nan), np.full(1, np.nan), unknown, unknown, due), metrics=None
+            Evaluation(np.full(1, np.nan), np.full(1, np.nan), unknown, unknown, unknown, unknown, due), metrics=None
         )
         skills, finite, diverged = (math.nan, math.nan), False, False
         if not check_finite or (math.isfinite(self._train_loss) and self.is_finite()):

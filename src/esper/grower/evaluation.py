@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.engine.measurements import Evaluation
+from esper.grower.example_means import compute_difference_error
 from esper.grower.isolated import SeedlessFork
 from esper.grower.scores import LOSS, Metrics, Score, Scores
 from esper.grower.shared_forward import SharedForwardEvaluator
@@ -25,7 +26,7 @@ from esper.numerics.arrays import Bools, Floats
 from esper.numerics.module_state import keep_modes
 
 Number: TypeAlias = float | Tensor
-"""A tensor holds a single one."""
+"""A tensor holds a single one, or one value per example, of which the mean counts and the spread shows the error."""
 Evaluate: TypeAlias = Callable[
     [GrowingModel], Number | tuple[Number, Number] | Mapping[str, Number] | Mapping[str, Score]
 ]
@@ -109,7 +110,7 @@ def compute_contributions(
     measurement: ModelMeasurement, model: GrowingModel, table: SeedTable, scores: Scores
 ) -> Evaluation:
     """The evaluation ``[1]`` of a measured model, with contributions ``[1, S]`` by score and by loss."""
-    by_score, by_loss = np.full(table.stage.shape, np.nan), np.full(table.stage.shape, np.nan)
+    by_score, by_loss, score_error, loss_error = np.full((4, *table.stage.shape), np.nan)
     baseline = measurement.baseline
     scores.record_values([baseline, *measurement.ablated.values()])
     for place, slot in enumerate(model.slots.values()):
@@ -118,8 +119,11 @@ def compute_contributions(
             by_score[0, place] = scores.compute_contribution(baseline, ablated, counts=counts)
             # A module that does not count yet was switched on, not off.
             by_loss[0, place] = (1.0 if counts else -1.0) * (ablated[LOSS] - baseline[LOSS])
+            score_error[0, place] = scores.compute_contribution_error(baseline, ablated, counts=counts)
+            loss_error[0, place] = compute_difference_error(baseline[LOSS], ablated[LOSS])
     baseline_score = np.array([scores.compute_score(baseline)])
-    return Evaluation(np.array([baseline[LOSS]]), baseline_score, by_score, by_loss, measurement.due)
+    loss = np.array([float(baseline[LOSS])])
+    return Evaluation(loss, baseline_score, by_score, by_loss, score_error, loss_error, measurement.due)
 
 
 def store_contributions(model: GrowingModel, contributions: Floats) -> None:

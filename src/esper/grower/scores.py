@@ -17,6 +17,10 @@ is, the reference is then the value without the module, as it is now::
 
     contribution = (without - with) / |without|
 
+Where the metric is a mean over validation examples whose values are known (`esper.Validation`, or an ``evaluate`` that
+returns one value per example), a contribution has a standard error: that of the mean of the differences, example by
+example, and for a loss that of a ratio.
+
 So .02 is a fiftieth of the present loss, early and late in training, and at most 1. A share means nothing of a metric
 whose zero is arbitrary, such as the negative log-likelihood of a density: once a value of zero or below was measured,
 the greater of ``|without|`` and ``|reference|`` divides. The tolerances of gates, the margins of rules and rent are in
@@ -44,6 +48,7 @@ from torch import Tensor
 from esper.config.arguments import Advice, NonNegativeFloat, describe_value, read_number
 from esper.engine.governor import skill
 from esper.errors import ConfigError
+from esper.grower.example_means import ExampleMean, compute_difference_error
 from esper.runs.metric import ACCURACY, LOSS, Metric
 from esper.serialization.state_files import from_plain
 
@@ -53,8 +58,8 @@ PENALTY = 1.0
 ROUNDING = 1e-6
 """Largest excess of the mean of float32 hits over 1."""
 EXPECTED = (
-    "a number (a loss), a pair (loss, accuracy), or a mapping of names to numbers that has 'loss', such as "
-    "{'loss': 0.3, 'f1': 0.8}"
+    "a loss, a pair (loss, accuracy), or a mapping of names to figures that has 'loss', such as "
+    "{'loss': 0.3, 'f1': 0.8}; in a pair or a mapping a figure may be a tensor with one value per example"
 )
 
 Metrics = dict[str, float]
@@ -85,12 +90,24 @@ def check_number(value: object, name: str) -> float:
     Raises:
         ConfigError: it is something else; the message calls it ``name``.
     """
+    if isinstance(value, ExampleMean):
+        return value
     try:
         return read_number(value)
     except ValueError as error:
         raise ConfigError(
             f"{name} is {describe_value(value)}: give a number, or a tensor that holds a single one"
         ) from error
+
+
+def read_figure(value: object, name: str) -> float:
+    """A figure that ``evaluate`` returned: the mean of one value per example ``[N]``, or a number as of `check_number`.
+
+    Raises:
+        ConfigError: it is something else; the message calls it ``name``.
+    """
+    mean = ExampleMean.read(value)
+    return check_number(value, name) if mean is None else mean
 
 
 def parse_metrics(result: object) -> Metrics:
@@ -119,13 +136,13 @@ def _name_metrics(result: object) -> Metrics:
     if isinstance(result, Mapping):
         metrics = cast("Mapping[Any, Any]", result)
         if LOSS in metrics and all(isinstance(name, str) for name in metrics):
-            return {name: check_number(value, f"{name!r} of what evaluate returned") for name, value in metrics.items()}
+            return {name: read_figure(value, f"{name!r} of what evaluate returned") for name, value in metrics.items()}
     elif isinstance(result, tuple | list):
         pair = cast("Sequence[Any]", result)
         if len(pair) == 2:
             names = LOSS, ACCURACY
             return {
-                name: check_number(value, f"the {name} of evaluate") for name, value in zip(names, pair, strict=True)
+                name: read_figure(value, f"the {name} of evaluate") for name, value in zip(names, pair, strict=True)
             }
     else:
         try:
@@ -217,7 +234,7 @@ def _parse_score(name: str, value: Any) -> Metrics:
     if not isinstance(value, Score):
         raise ConfigError(f"evaluate returned {describe_value(value)} for {name!r}: give an esper.Score")
     metrics = {LOSS: value.loss} if value.accuracy is None else {LOSS: value.loss, ACCURACY: value.accuracy}
-    return parse_metrics({part: check_number(number, f"the {part} of {name!r}") for part, number in metrics.items()})
+    return parse_metrics({part: read_figure(number, f"the {part} of {name!r}") for part, number in metrics.items()})
 
 
 class Scores:
@@ -273,7 +290,7 @@ class Scores:
         """
         metric = self.metric or (ACCURACY if ACCURACY in metrics else LOSS)
         value = self._get_value(metrics, metric)
-        loss = metrics[LOSS]
+        value, loss = float(value), float(metrics[LOSS])
         if self._has_reference or not (math.isfinite(loss) and math.isfinite(value)):
             return
         # An accuracy shows that the outputs are classes.
@@ -286,7 +303,7 @@ class Scores:
             self._classes = self._outputs
         self._has_reference, self.metric = True, metric
         self._first_train_loss = train_loss if math.isfinite(train_loss) else loss
-        self._first_loss, self._first_accuracy = loss, metrics.get(ACCURACY, UNKNOWN)
+        self._first_loss, self._first_accuracy = loss, float(metrics.get(ACCURACY, UNKNOWN))
         # The level of chance: that of guessing where it is known, or else that of the start.
         self.chance_loss = math.log(self._classes) if self._classes else loss
         if self._trained:
@@ -348,6 +365,18 @@ class Scores:
             share = math.copysign(1.0, other - value) if infinite else (other - value) / (size or 1.0)
             gain = share - (self._penalty(baseline) - self._penalty(toggled))
         return gain if counts else -gain
+
+    def compute_contribution_error(self, baseline: Metrics, toggled: Metrics, *, counts: bool) -> float:
+        """The standard error of the contribution of the same arguments over validation examples; NaN if unknown."""
+        if not self._has_reference:
+            return UNKNOWN
+        value, other = self.get_value(baseline), self.get_value(toggled)
+        if self._rises(self.metric):
+            return compute_difference_error(value, other)
+        without, with_module = (other, value) if counts else (value, other)
+        if self._lowest > 0 and without != 0:
+            return compute_difference_error(with_module, without, 1 - with_module / without) / abs(without)
+        return compute_difference_error(value, other) / (max(abs(without), abs(self._reference)) or 1.0)
 
     def compute_progress(self, metrics: Metrics | None) -> float | None:
         """The value whose fall is progress, NaN without metrics; None: the loss is that value."""

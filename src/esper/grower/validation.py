@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from esper.config.arguments import describe_value
 from esper.errors import ConfigError, did_you_mean
+from esper.grower.example_means import ExampleMean
 from esper.numerics.module_state import keep_generators, keep_modes
 
 IGNORED = -100
@@ -19,13 +20,13 @@ IGNORED = -100
 
 
 class Tally(NamedTuple):
-    """Sums over one batch."""
+    """Sums over the labels of each of N examples, ``[N]`` each."""
 
     loss: Tensor
     correct: Tensor | None
     """Number of correct predictions; None for regression."""
     total: Tensor
-    """Number of labels or values."""
+    """Number of labels or values that count."""
 
 
 def _tally_classes(outputs: Tensor, labels: Tensor, dim: int) -> Tally:
@@ -42,8 +43,9 @@ def _tally_classes(outputs: Tensor, labels: Tensor, dim: int) -> Tally:
     counted = labels != IGNORED
     if (counted & ((labels < 0) | (labels >= classes))).any():
         raise ConfigError(f"labels are beyond the {classes} classes of the model's outputs: give 0 to {classes - 1}")
-    loss = F.cross_entropy(_widen(scores.reshape(-1, classes)), labels.reshape(-1), reduction="sum")
-    return Tally(loss, ((scores.argmax(-1) == labels) & counted).sum(), counted.sum())
+    losses = F.cross_entropy(_widen(scores.reshape(-1, classes)), labels.reshape(-1), reduction="none")
+    hits = (scores.argmax(-1) == labels) & counted
+    return Tally(*(_sum_by_example(values, len(labels)) for values in (losses, hits, counted)))
 
 
 def _tally_labels(outputs: Tensor, labels: Tensor) -> Tally:
@@ -51,8 +53,9 @@ def _tally_labels(outputs: Tensor, labels: Tensor) -> Tally:
     if outputs.shape != labels.shape or ((labels != 0) & (labels != 1)).any():
         raise ValueError
     scores = _widen(outputs)
-    loss = F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="sum")
-    return Tally(loss, ((outputs > 0) == (labels > 0.5)).sum(), torch.tensor(labels.numel()))
+    losses = F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="none")
+    hits = (outputs > 0) == (labels > 0.5)
+    return Tally(*(_sum_by_example(values, len(labels)) for values in (losses, hits, torch.ones_like(losses))))
 
 
 def _tally_values(outputs: Tensor, targets: Tensor) -> Tally:
@@ -60,7 +63,14 @@ def _tally_values(outputs: Tensor, targets: Tensor) -> Tally:
     if outputs.shape != targets.shape:
         raise ValueError
     values = _widen(outputs)
-    return Tally(F.mse_loss(values, targets.to(values.dtype), reduction="sum"), None, torch.tensor(targets.numel()))
+    losses = F.mse_loss(values, targets.to(values.dtype), reduction="none")
+    count = len(targets)
+    return Tally(_sum_by_example(losses, count), None, _sum_by_example(torch.ones_like(losses), count))
+
+
+def _sum_by_example(values: Tensor, count: int) -> Tensor:
+    """The sum over all but the first of the dimensions, float64 ``[N]``: that is the one of the N examples."""
+    return values.reshape(count, values.numel() // max(count, 1)).sum(1, dtype=torch.float64)
 
 
 def _widen(values: Tensor) -> Tensor:
@@ -89,7 +99,8 @@ class Validation:
 
     The model runs in evaluation mode without gradients. Its modes and torch's random numbers are restored afterwards,
     though a `DataLoader` draws some. Loss and accuracy are means over all labels, whatever the sizes of batches, in
-    float32 at least. Where the model returns a dictionary or an object with ``logits``, as those of Hugging Face do,
+    float32 at least; both keep the values of single examples, by which a grower knows the standard error of a
+    contribution. Where the model returns a dictionary or an object with ``logits``, as those of Hugging Face do,
     these are its outputs.
 
     Args:
@@ -151,12 +162,18 @@ class Validation:
         with keep_modes(model), keep_generators(model), torch.no_grad():
             model.eval()
             tallies = [self._measure(model, batch, device) for batch in self.batches]
-        count = sum(int(tally.total) for tally in tallies)
+        count = sum(float(tally.total.sum()) for tally in tallies)
         if not count:
             raise ConfigError(f"the batches for {self.task} hold nothing to count: give at least one example")
-        loss = sum(float(tally.loss) for tally in tallies) / count
-        correct = [int(tally.correct) for tally in tallies if tally.correct is not None]
-        return (loss, sum(correct) / count) if correct else loss
+
+        def compute_mean(sums: list[Tensor]) -> float:
+            # Examples with more labels count for more, so that the mean is the one over all labels.
+            values = torch.cat(sums).cpu().numpy()
+            return ExampleMean(values * (len(values) / count))
+
+        loss = compute_mean([tally.loss for tally in tallies])
+        correct = [tally.correct for tally in tallies if tally.correct is not None]
+        return (loss, compute_mean(correct)) if correct else loss
 
     def _measure(self, model: nn.Module, batch: Any, device: torch.device) -> Tally:
         if not isinstance(batch, tuple | list) or len(cast("tuple[Any, ...]", batch)) != 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ FEWEST_INSTANCES = 2
 """Fewest instances of an evaluation: one alone has no interval."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with how many cohorts were played, of how many, and which controller plays now."""
+"""Called with how many cohorts were played, of how many, and who plays now."""
 
 TakenOver = Callable[[int, int], None]
 """Called once with how many cohorts an earlier evaluation has played already, of how many."""
@@ -64,6 +65,15 @@ class LoadedPolicy(NamedTuple):
     controller: LearnedController
     iteration: int
     sha256: str
+
+
+class _Game(NamedTuple):
+    """A controller on the instances of a split."""
+
+    split: Split
+    controller: str
+    instances: Sequence[Instance]
+    cohorts: list[CohortTask]
 
 
 @dataclass(frozen=True)
@@ -173,42 +183,53 @@ def evaluate_run(
     policy = load_policy(run, settings)
 
     # Every controller plays every split. The actions that are shuffled are known once the policy has played.
-    games: list[tuple[Split, Sequence[Instance], Controller, list[CohortTask]]] = []
+    games: list[_Game] = []
     for split, count in zip(SPLITS, (heldout, transfer), strict=True):
         if count:
             instances = sample_for_evaluation(suite, split, count, settings.seed)
             for controller in (policy.controller, *create_baselines(suite), Replay({}, SHUFFLED)):
-                attributed = controller.name == POLICY
-                cohorts = split_into_cohorts([controller], config, instances, shapley="orders" if attributed else None)
-                games.append((split, instances, controller, cohorts))
-    tasks = [task for *_, cohorts in games for task in cohorts]
+                shapley = "orders" if controller.name == POLICY else None
+                cohorts = split_into_cohorts([controller], config, instances, shapley=shapley)
+                games.append(_Game(split, controller.name, instances, cohorts))
+    tasks = [task for game in games for task in game.cohorts]
     finished = EvaluationProgress(run.evaluation_progress, describe_evaluation_inputs(settings, policy.sha256), tasks)
     taken_over(finished.cached_count, len(tasks))
-
-    results: list[Result] = []
-    policy_results: dict[Split, EvaluationResult] = {}
     done = finished.cached_count
-    for split, instances, controller, cohorts in games:
-        game = f"{controller.name}, {split} instances, in cohorts"
-        progress(done, len(tasks), game)
-        if controller.name == SHUFFLED:
-            rng = numpy_generator(settings.seed, _STREAMS[split], Stream.SHUFFLED_EVALUATION)
-            seeds = [instance.seed for instance in instances]
-            replay = shuffle_actions(stack_actions(policy_results[split].logs), seeds, rng)
-            cohorts = split_into_cohorts([replay], config, instances)
+
+    def play(name: str, played_games: Sequence[_Game]) -> list[EvaluationResult]:
+        """The result of each game. All cohorts are one list for the workers, so that none waits for a game to end."""
         before = done
 
-        def report(computed: int, _: int, before: int = before, game: str = game) -> None:
+        def report(computed: int, _: int) -> None:
             nonlocal done
             done = before + computed
-            progress(done, len(tasks), game)
+            progress(done, len(tasks), f"{name}, in cohorts")
 
         with workers.report_to(report):
-            played = join_cohorts(1, finished.evaluate_cohorts(workers, cohorts))[0]
-        results += [replace(record, split=split) for record in played.records]
-        # Kept for the shuffled actions and the description of the policy's behaviour.
-        if controller is policy.controller:
-            policy_results[split] = played
+            cohorts = iter(finished.evaluate_cohorts(workers, [task for game in played_games for task in game.cohorts]))
+        return [join_cohorts(1, list(islice(cohorts, len(game.cohorts))))[0] for game in played_games]
+
+    first_games = [game for game in games if game.controller != SHUFFLED]
+    played = {
+        (game.split, game.controller): result
+        for game, result in zip(first_games, play("policy and baselines", first_games), strict=True)
+    }
+    shuffled_games: list[_Game] = []
+    for game in games:
+        if game.controller == SHUFFLED:
+            rng = numpy_generator(settings.seed, _STREAMS[game.split], Stream.SHUFFLED_EVALUATION)
+            seeds = [instance.seed for instance in game.instances]
+            replay = shuffle_actions(stack_actions(played[game.split, POLICY].logs), seeds, rng)
+            shuffled_games.append(game._replace(cohorts=split_into_cohorts([replay], config, game.instances)))
+    for game, result in zip(shuffled_games, play("shuffled", shuffled_games), strict=True):
+        played[game.split, SHUFFLED] = result
+
+    results = [
+        replace(record, split=game.split) for game in games for record in played[game.split, game.controller].records
+    ]
+    policy_results: dict[Split, EvaluationResult] = {
+        game.split: played[game.split, POLICY] for game in games if game.controller == POLICY
+    }
     behaviour = describe_behaviour(suite, policy.iteration, policy_results)
     with lock_folder(run.path):
         run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report

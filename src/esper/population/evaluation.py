@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,13 @@ from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats
 from esper.numerics.deferred import Deferred, to_arrays
 from esper.population.forward import forward, select_committed
-from esper.population.learning import Batch, compute_accuracies, compute_losses
+from esper.population.learning import (
+    Batch,
+    compute_accuracies,
+    compute_label_hits,
+    compute_label_losses,
+    compute_losses,
+)
 from esper.population.population import Population
 from esper.population.prefix_sharing import forward_variants, toggle_slots
 
@@ -45,30 +52,60 @@ def start_evaluation(
     return Deferred(score_variants(logits, batch.labels), convert)
 
 
-def score_variants(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses in nats and accuracies, each ``[E, V]``.
+class VariantScores(NamedTuple):
+    """Networks and their variants on the same examples, ``[E, V]`` each."""
 
-    From logits ``[E, V, N, classes]`` and labels ``[E, N]``, or ``[E, V, N, T, classes]`` and ``[E, N, T]``.
+    losses: Tensor
+    """Mean losses in nats."""
+    accuracies: Tensor
+    loss_errors: Tensor
+    """Standard errors of the differences from the losses of the first variant; NaN of a single example."""
+    accuracy_errors: Tensor
+    """The same of accuracies."""
+
+
+def score_variants(logits: Tensor, labels: Tensor) -> VariantScores:
+    """Losses, accuracies, and the errors of their differences from those of the first variant.
+
+    From logits ``[E, V, N, classes]`` and labels ``[E, N]``, or ``[E, V, N, T, classes]`` and ``[E, N, T]``. All
+    variants see the same N examples, so a difference of means has the standard error of the mean of N differences; a
+    sequence is one example.
     """
-    shape = logits.shape[:2]
+    shape, count = logits.shape[:2], labels.shape[1]
     logits, labels = logits.flatten(0, 1), labels.repeat_interleave(shape[1], dim=0)
-    return compute_losses(logits, labels).view(shape), compute_accuracies(logits, labels).view(shape)
+
+    def compute_errors(figures: Tensor) -> Tensor:
+        by_example = figures.view(*shape, count, -1).mean(3)
+        differences = by_example - by_example[:, :1]
+        # Computed by hand, since torch warns of the deviation of a single example.
+        variance = (differences - differences.mean(2, keepdim=True)).square().sum(2) / (count - 1)
+        return (variance / count).sqrt()
+
+    losses, hits = compute_label_losses(logits, labels), compute_label_hits(logits, labels)
+    means = losses.mean(1).view(shape), hits.mean(1).view(shape)
+    return VariantScores(*means, compute_errors(losses), compute_errors(hits))
 
 
 def _compute_contributions(
-    table: SeedTable, slots: list[int], due: Bools, losses: Floats, accuracies: Floats
+    table: SeedTable,
+    slots: list[int],
+    due: Bools,
+    losses: Floats,
+    accuracies: Floats,
+    loss_errors: Floats,
+    accuracy_errors: Floats,
 ) -> Evaluation:
-    """The evaluation from losses and accuracies ``[E, V]`` of the networks and of each slot's variant."""
-    by_accuracy = np.full(table.stage.shape, np.nan)
-    by_loss = np.full(table.stage.shape, np.nan)
+    """The evaluation from the figures ``[E, V]`` of the networks and of each slot's variant, as of `VariantScores`."""
+    by_accuracy, by_loss, accuracy_error, loss_error = np.full((4, *table.stage.shape), np.nan)
     for variant, slot in enumerate(slots, start=1):
         # The variant lacks a blended seed, and has an isolated one.
         sign = np.where(table.blended[:, slot], 1.0, -1.0)
         by_accuracy[:, slot] = sign * (accuracies[:, 0] - accuracies[:, variant])
         by_loss[:, slot] = sign * (losses[:, variant] - losses[:, 0])
-    by_accuracy[~(table.owning & due)] = np.nan
-    by_loss[~(table.owning & due)] = np.nan
-    return Evaluation(losses[:, 0], accuracies[:, 0], by_accuracy, by_loss, due)
+        accuracy_error[:, slot], loss_error[:, slot] = accuracy_errors[:, variant], loss_errors[:, variant]
+    for figures in (by_accuracy, by_loss, accuracy_error, loss_error):
+        figures[~(table.owning & due)] = np.nan
+    return Evaluation(losses[:, 0], accuracies[:, 0], by_accuracy, by_loss, accuracy_error, loss_error, due)
 
 
 @torch.inference_mode()

@@ -39,13 +39,23 @@ def compute_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
     From logits ``[E, N, classes]`` or ``[E, N, T, classes]``, and labels ``[E, N]`` or ``[E, N, T]``.
     """
-    return F.cross_entropy(logits.flatten(1, -2).mT, labels.flatten(1), reduction="none").mean(1)
+    return compute_label_losses(logits, labels).mean(1)
+
+
+def compute_label_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy in nats of each label, ``[E, N]`` or ``[E, N * T]``; shapes as of `compute_losses`."""
+    return F.cross_entropy(logits.flatten(1, -2).mT, labels.flatten(1), reduction="none")
 
 
 def compute_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
     """Fraction of each network's labels that are classified correctly, ``[E]``; shapes as of `compute_losses`."""
+    return compute_label_hits(logits, labels).mean(1)
+
+
+def compute_label_hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """1 for each label that is classified correctly, else 0, ``[E, N]`` or ``[E, N * T]``."""
     # The first largest, as of argmax, which is ten times slower where the classes are not innermost.
-    return (logits.max(-1).indices == labels).to(logits.dtype).flatten(1).mean(1)
+    return (logits.max(-1).indices == labels).to(logits.dtype).flatten(1)
 
 
 def train(population: Population, batches: Iterable[Batch], frozen: Bools | None = None) -> TrainingReport:

@@ -208,7 +208,7 @@ def measure_variant_values(
         parts = torch.split(batch.inputs, chunk, 1), torch.split(batch.labels, chunk, 1)
         for inputs, labels in zip(*parts, strict=True):
             logits = forward_variants(population, toggled, inputs, shared=shared)
-            losses, accuracies = score_variants(logits, labels)
+            losses, accuracies, *_ = score_variants(logits, labels)
             total += torch.stack([accuracies, -losses]).to(total) * labels.shape[1]
         values += to_arrays(total / batch.labels.shape[1])
     by_variant = np.take(np.concatenate(values, axis=-1), place.reshape(-1), axis=-1)
