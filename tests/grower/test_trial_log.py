@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from esper import Decision
 from esper.control.rules import LookRule, LookSettings
@@ -17,7 +20,7 @@ from esper.grower.state_dict import plant_structure
 from esper.lifecycle.actions import Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
-from grower.training_loop import Loop, growing
+from grower.training_loop import Loop, data, growing
 from open_rules import open_rules
 
 CONTROLLERS = ("heuristic", "periodic", "look", "random", "all_at_start")
@@ -96,6 +99,29 @@ def test_a_rule_s_decision_has_the_figures_and_the_threshold_that_it_went_by(con
         assert f"{verb} {place}: {figures}; loss" in str(decision)
         (module,) = [one for one in loop.model.tried if one.judged == decision.number]
         assert (module.by, module.judgement) == (controller, figures)
+
+
+@torch.no_grad()
+def measure_examples(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Loss and hit of every validation example."""
+    inputs, labels = data(64, seed=1)
+    logits = model.eval()(inputs)
+    return functional.cross_entropy(logits, labels, reduction="none"), logits.argmax(1) == labels
+
+
+@pytest.mark.parametrize("controller", ["heuristic", "all_at_start"])
+def test_where_the_value_of_each_example_is_known_figures_have_an_error(controller: str) -> None:
+    loop = begun(controller, evaluate=measure_examples)
+    decisions = play(loop)
+    ending = loop.grower.finish()
+    figures = [one.judgement for one in ending.tried if one.judgement is not None]
+    figures += [one.judgement for one in decisions if one.judgement is not None]
+    measured = [one for one in figures if one.contribution is not None]
+    assert measured
+    assert all(one.error is not None and 0 <= one.error < 0.2 for one in measured)
+    assert any((one.error or 0) > 0 for one in measured)
+    assert all(f" ± {one.error:.2g}, rent" in str(one) for one in measured)
+    assert all(one.error is None for one in figures if one.contribution is None)
 
 
 def test_without_a_threshold_the_figures_are_there_all_the_same() -> None:

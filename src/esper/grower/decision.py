@@ -173,7 +173,8 @@ def describe_judgements(
     contributions: Floats = evaluation.accuracy_contribution
     unknown = np.full_like(contributions, np.nan)
     judged = Judgement(contributions, unknown, prices, unknown) if judgement is None else judgement
-    columns = (contributions, judged.error, judged.price, judged.threshold)
+    errors = np.where(np.isnan(judged.error), evaluation.accuracy_error, judged.error)
+    columns = (contributions, errors, judged.price, judged.threshold)
     rows = zip(*(column[0].tolist() for column in columns), strict=True)
     return {
         slot: ModuleJudgement(read_figure(contribution), read_figure(error), price, read_figure(threshold))
@@ -243,7 +244,7 @@ _UNFIT = "none may be kept, since a constraint is broken or the output is the sa
 def resolve_unfinished(
     network: GrowingNetwork,
     rent: float,
-    measure: Callable[[Bools], tuple[Floats, bool]],
+    measure: Callable[[Bools], tuple[Floats, Floats, bool]],
     resolve: Callable[[Bools, Bools], Transitions],
     slots: Sequence[str],
     *,
@@ -254,8 +255,8 @@ def resolve_unfinished(
     Args:
         network: The model, whose table ``resolve`` changes.
         rent: Price of growth, as in `esper.GrowerConfig`.
-        measure: Measures contributions ``[1, S]`` of the modules in the slots ``bool [1, S]`` that it is called with,
-            and whether the model is unfit, so that no module may be kept.
+        measure: Measures contributions ``[1, S]`` and their standard errors of the modules in the slots ``bool [1, S]``
+            that it is called with, and whether the model is unfit, so that no module may be kept.
         resolve: Fossilizes the modules in its first slots and prunes those in its second; returns what changed.
         slots: Names of the slots.
         unreached: Slots whose module has learned nothing, since no gradient reached it, bool ``[1, S]``.
@@ -276,10 +277,10 @@ def resolve_unfinished(
     parts = [resolve(no_slots, idle)]
     # The others may depend on each other. So the least valuable goes if it is not worth its rent, and the rest is
     # measured again, until all that are left are worth theirs.
-    contributions = np.full(table.stage.shape, np.nan)
+    contributions = errors = np.full(table.stage.shape, np.nan)
     while (live := network.table.live).any():
-        measured, unfit = measure(live)
-        contributions = np.where(live, measured, contributions)
+        measured, error, unfit = measure(live)
+        contributions, errors = np.where(live, measured, contributions), np.where(live, error, errors)
         prices = np.where(live, compute_prices(network, rent), prices)
         # A module that could not be measured is worth nothing.
         worth = contributions - prices
@@ -291,10 +292,10 @@ def resolve_unfinished(
             least.flat[worth.argmin()] = True
             parts.append(resolve(no_slots, least))
             notes[least & (worth >= 0)] = _UNFIT
-    columns = (column[0].tolist() for column in (contributions, prices, notes))
+    columns = (column[0].tolist() for column in (contributions, errors, prices, notes))
     judgements = {
-        slot: ModuleJudgement(read_figure(contribution), None, price, price, note)
-        for slot, contribution, price, note in zip(slots, *columns, strict=True)
+        slot: ModuleJudgement(read_figure(contribution), read_figure(error), price, price, note)
+        for slot, contribution, error, price, note in zip(slots, *columns, strict=True)
     }
     changes = list_changes(slots, network.blueprints, concatenate_transitions(parts), judgements)
     pairs = zip(slots, contributions[0].tolist(), strict=True)

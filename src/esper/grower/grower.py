@@ -594,11 +594,12 @@ class Grower:
             self._notify(lambda callback: callback.on_failure(self, failure))
             raise
 
-    def _measure_dependence(self, slots: Bools) -> tuple[Floats, bool]:
-        """Contributions ``[1, S]`` of the modules in ``slots``, and whether none may be kept; for `finish`."""
-        contributions, unfit = self.backend.measure_dependence(slots)
+    def _measure_dependence(self, slots: Bools) -> tuple[Floats, Floats, bool]:
+        """Contributions ``[1, S]`` of the modules in ``slots``, their errors, and whether none may be kept; for
+        `finish`."""
+        contributions, errors, unfit = self.backend.measure_dependence(slots)
         store_contributions(self.model, contributions)
-        return contributions, unfit
+        return contributions, errors, unfit
 
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the modules in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
