@@ -772,7 +772,7 @@ def train_choices(quick: bool, folder: Path) -> Tree:
         "conduct.counterfactual_every=2",
         "conduct.budget.parameters=2000",
         "conduct.promise={every: 5, first: 1, examples: 64}",
-        "ppo.surrogate=factored",
+        "ppo.surrogate=joint",
         "ppo.chunk=10",
         "ppo.epochs=3",
         "checkpoint_every=1",

@@ -406,10 +406,30 @@ def test_no_content_of_a_run_becomes_markup(browser: Browser, address: str, fold
     delete(folder / "attacked")
 
 
+def test_a_model_s_page_says_why_seeds_were_pruned(browser: Browser, address: str, folder: Path):
+    loop = Loop("all_at_start", run=folder / "judged", rent=9.0)  # nothing is worth that
+    for _ in range(4):
+        loop.epoch()
+    loop.grower.finish()
+    with RunReader.open(folder / "judged" / "run.db") as reader:
+        judged = [change for change in reader.events(LifecycleTransition) if change.threshold is not None]
+    assert len(judged) == 2
+    with opened(browser, f"{address}#/model?run=judged") as page:
+        seeds = page.get_by_role("region", name="Lives of the seeds")
+        expect(seeds.locator("thead")).to_contain_text("Kept from")
+        newest = page.locator(".tall tbody tr").first
+        for change, row in zip(judged, seeds.locator("tbody tr").all(), strict=True):
+            assert change.price == change.threshold
+            expect(row).to_contain_text(f"{change.price:.3f}")
+            expect(row).to_contain_text(f"+{change.threshold:.3f}")
+            figures = rf"{change.before} to pruned \(finish\): contribution .*, rent {change.price:.3f}, kept from"
+            expect(newest).to_contain_text(re.compile(figures))
+    delete(folder / "judged")
+
+
 def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address: str, alone: Path):
     with RunReader.open(alone / "run.db") as reader:
         steps, seeds = reader.events(StepTaken), reader.rows("SELECT blueprint FROM seeds")
-        judged = [change for change in reader.events(LifecycleTransition) if change.threshold is not None]
         last, slots = steps[-1], reader.metadata()["slots"]
         added = reader.scalars_at(last.iteration)["added_parameters"]
     with opened(browser, f"{address}#/population?run=alone") as page:  # which such a run has none of
@@ -425,13 +445,8 @@ def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address
             expect(page.get_by_role("img", name=re.compile(rf"^{title}\. Newest: (?!nothing)"))).to_be_visible()
         assert lit(page) > 10
         expect(page.get_by_role("region", name="Lives of the seeds").locator("tbody tr")).to_have_count(len(seeds))
-        expect(page.get_by_role("region", name="Lives of the seeds").locator("thead")).to_contain_text("Kept from")
         rows = page.locator(".tall tbody tr")
         expect(rows).to_have_count(len(steps))
-        assert judged
-        for change in judged:
-            row = rows.nth(len(steps) - change.iteration)
-            expect(row).to_contain_text(re.compile(rf"to {change.after}: contribution .*, rent 0\.000, kept from "))
         for row, step in zip(rows.all(), reversed(steps), strict=True):
             what = f"{step.op} {step.blueprint} in {slots[step.slot or 0]}" if step.blueprint else step.op
             expect(row.locator("td").nth(1)).to_contain_text(what)

@@ -60,7 +60,7 @@ class PPOSettings(Settings):
     Probabilities, losses and weights stay in float32."""
 
     # The loss
-    surrogate: Literal["joint", "factored"] = "joint"
+    surrogate: Literal["joint", "factored"] = "factored"
     """What is maximised, with A the advantage, r a probability ratio and c(r) the smaller of r A and clip(r) A.
     `joint`: (1 / N) sum_t c(r_t), over all N steps, with the whole action's ratio; a head with a choice in n of them
     learns n / N times as fast as one that always has. `factored`: sum_h (1 / n_h) sum_t c(r_th), with each head's own
