@@ -200,6 +200,23 @@ def test_judging_is_aware_of_rent_and_margin(judge) -> None:
     assert decide(judge(margin=0.06), free)[0] == Op.PRUNE
 
 
+@JUDGES
+@pytest.mark.parametrize("rent", [0.0, 0.08, 0.5])
+@pytest.mark.parametrize("margin", [0.0, 0.02])
+def test_the_judgement_that_explains_is_the_one_that_decides(judge, rent: float, margin: float) -> None:
+    rule = judge(margin=margin)
+    for contribution in np.linspace(-0.05, 0.35, 9):
+        situation = contributing(contribution, NAN, NAN, rent=rent)
+        judgement = rule.judge(situation.observe()[0])
+        kept = decide(rule, situation)[0] == Op.FOSSILIZE
+        assert kept == judgement.worth_keeping[0, 0] == (judgement.contribution[0, 0] >= judgement.threshold[0, 0])
+        assert judgement.contribution[0, 0] == pytest.approx(contribution, abs=1e-6)
+        np.testing.assert_allclose(judgement.threshold, judgement.price + margin, atol=1e-6)
+        np.testing.assert_array_equal(judgement.price, compute_seed_rents(situation.read()))
+        assert np.isnan(judgement.contribution[0, 1:]).all()
+        assert not judgement.worth_keeping[0, 1:].any()
+
+
 def test_a_seed_s_rent_is_what_the_network_would_save_without_it() -> None:
     slots = {0: holding("mlp"), 1: fossil("attention")}
     rent = compute_seed_rents(Situation(slots, rent=0.08).read())[0]
@@ -409,6 +426,18 @@ def test_a_promise_is_worth_less_the_more_it_costs() -> None:
     both = {(1, "norm"): (0.4, 0.4), (1, "mlp"): (0.5, 0.5)}
     assert decide(look(price=0.0), promising(promises=both)) == [Op.GERMINATE, 1, MLP]
     assert decide(look(price=2.0, threshold=-1.0), promising(promises=both)) == [Op.GERMINATE, 1, NORM]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.45, 0.7])
+@pytest.mark.parametrize("price", [0.0, 0.3])
+def test_the_rating_that_explains_is_the_one_that_decides(threshold: float, price: float) -> None:
+    rule, situation = look(threshold=threshold, price=price), promising()
+    rating = rule.rate_candidates(situation.observe()[0])
+    assert rating.threshold == threshold
+    assert np.isfinite(rating.worth).sum() == 3
+    best = np.unravel_index(rating.worth[0].argmax(), rating.worth[0].shape)
+    planted = [Op.GERMINATE, *map(int, best)]
+    assert decide(rule, situation) == (planted if rating.worth.max() > threshold else [Op.WAIT, 0, 0])
 
 
 @pytest.mark.parametrize(

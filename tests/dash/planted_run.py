@@ -184,6 +184,9 @@ def changes(plan: Plan, place: NetworkStep) -> Iterator[Event]:
                 cause="tick",
                 reason=plan.reason,
                 contribution=0.02,
+                error=0.004,
+                price=0.01,
+                threshold=0.015,
             )
             yield GateJudged(**place, slot=slot, gate="G3", passed=True, reason=plan.reason)
 

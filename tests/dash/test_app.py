@@ -82,6 +82,7 @@ def test_a_network_is_told_in_full(planted: Path):
 
 def test_seeds_live_as_the_view_of_the_store_says(planted: Path):
     columns = ("slot", "blueprint", "germinated", "blended", "held", "fossilized", "pruned", "outcome", "cause")
+    columns += ("contribution", "error", "price", "threshold")
     with RunReader.open(planted / "run" / "run.db") as reader:
         stored = reader.rows(
             f"SELECT {', '.join(columns)} FROM seeds WHERE episode = 1 AND environment = 1 ORDER BY germinated"

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from dash.planted_run import Plan, accuracy, advance, begin, learn, plant
 from esper.config.loading import dump_settings
 from esper.lab.report.training import write_report
-from esper.runs.events import StepTaken
+from esper.runs.events import LifecycleTransition, StepTaken
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
@@ -404,6 +404,27 @@ def test_no_content_of_a_run_becomes_markup(browser: Browser, address: str, fold
         assert page.title() == "Esper"
     delete(folder / name)
     delete(folder / "attacked")
+
+
+def test_a_model_s_page_says_why_seeds_were_pruned(browser: Browser, address: str, folder: Path):
+    loop = Loop("all_at_start", run=folder / "judged", rent=9.0)  # nothing is worth that
+    for _ in range(4):
+        loop.epoch()
+    loop.grower.finish()
+    with RunReader.open(folder / "judged" / "run.db") as reader:
+        judged = [change for change in reader.events(LifecycleTransition) if change.threshold is not None]
+    assert len(judged) == 2
+    with opened(browser, f"{address}#/model?run=judged") as page:
+        seeds = page.get_by_role("region", name="Lives of the seeds")
+        expect(seeds.locator("thead")).to_contain_text("Kept from")
+        newest = page.locator(".tall tbody tr").first
+        for change, row in zip(judged, seeds.locator("tbody tr").all(), strict=True):
+            assert change.price == change.threshold
+            expect(row).to_contain_text(f"{change.price:.3f}")
+            expect(row).to_contain_text(f"+{change.threshold:.3f}")
+            figures = rf"{change.before} to pruned \(finish\): contribution .*, rent {change.price:.3f}, kept from"
+            expect(newest).to_contain_text(re.compile(figures))
+    delete(folder / "judged")
 
 
 def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address: str, alone: Path):

@@ -53,7 +53,7 @@ def test_a_host_grows_and_leaves_a_run_that_all_views_read(tmp_path: Path, capsy
     assert f"{measure(model, splits.test).accuracy:.3f}" == accuracy[1]
 
     # What the end of growth made of unfinished seeds is in every view
-    ended = re.findall(r"(kept|pruned) (\w+) in (\w+) \(", next(line for line in lines if "finished:" in line))
+    ended = re.findall(r"(?m)^(kept|pruned) (\w+) in (\w+) at decision 3 by finish", "\n".join(lines))
     assert ended
     stages = {slot: {"kept": "fossilized", "pruned": "pruned"}[verb] for verb, _, slot in ended}
     store = RunDirectory(path).store

@@ -144,7 +144,7 @@ def iter_down(factor: float) -> Callable[[nn.Module], tuple[float, float]]:
 def test_nothing_grows_at_any_horizon_where_that_is_asked_for(horizon: int):
     grower = begun("none", horizon)
     assert not grown(grower, horizon)
-    assert str(grower.finish()) == "finished: nothing was unfinished"
+    assert str(grower.finish()) == "Finished. No module was tried."
 
 
 @pytest.mark.parametrize("controller", ["heuristic", "periodic"])

@@ -128,9 +128,12 @@ def test_what_does_not_count_goes_unmeasured():
     assert fates(ending) == [("2", Stage.PRUNED), ("0", Stage.FOSSILIZED)]
     assert ending.contributions == pytest.approx({"0": 0.1})
     assert owned.calls == 2
-    assert str(ending) == (
-        "finished: pruned lowrank in 2 (did not count yet), kept lowrank in 0 (contribution +0.1000)"
-    )
+    assert str(ending).splitlines() == [
+        "Finished. 2 modules tried, 1 kept.",
+        "kept lowrank in 0 at decision 2 by finish: contribution +0.1, rent 0, kept from 0 "
+        "(planted at decision 1, 8 parameters)",
+        "pruned lowrank in 2 at decision 2 by finish: did not count yet (planted at decision 2, 8 parameters)",
+    ]
     assert float(owned.model.seeds["0"].alpha) == pytest.approx(1 / 3)
 
 
@@ -150,6 +153,12 @@ def test_seeds_that_lean_on_each_other_are_judged_one_by_one():
 def test_seeds_must_be_worth_their_rent(gain: float, kept: bool):
     ending = Owned(lambda on: 0.2 + gain * sum(on.values()), "0", rent=0.5).grown(3).grower.finish()
     assert fates(ending) == [("0", Stage.FOSSILIZED if kept else Stage.PRUNED)]
+    judgement = ending.changes[0].judgement
+    assert judgement is not None
+    assert judgement == ending.tried[0].judgement
+    assert judgement.contribution == pytest.approx(gain)
+    assert 0 < judgement.price == judgement.threshold
+    assert kept == (judgement.contribution >= judgement.threshold)
 
 
 def test_what_cannot_be_measured_goes():
@@ -193,7 +202,10 @@ def test_a_second_call_changes_and_measures_nothing():
     assert owned.grower.finish().changes
     owned.calls = 0
     table = owned.grower.network.table
-    assert owned.grower.finish() == Ending((), {})
+    again = owned.grower.finish()
+    assert not again.changes
+    assert not again.contributions
+    assert [module.kept for module in again.tried] == [True, True]
     assert owned.grower.network.table is not None
     assert all((vars(owned.grower.network.table)[name] == value).all() for name, value in vars(table).items())
     assert owned.calls == 0
@@ -274,3 +286,5 @@ def test_nothing_is_kept_on_a_network_that_gives_one_answer_to_everything(contro
     ending = training.grower.finish()
     assert ending.contributions
     assert all(change.after is Stage.PRUNED for change in ending.changes)
+    worth = [module for module in ending.tried if module.by == "finish" and (module.judgement.contribution or -1) >= 0]
+    assert all("none may be kept" in str(module) for module in worth)

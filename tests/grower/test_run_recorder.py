@@ -24,6 +24,7 @@ from esper.cli import main
 from esper.errors import ConfigError, DivergedError, EsperError, RunError
 from esper.grower.decision import Change, Ending
 from esper.grower.state_dict import plant_structure
+from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
@@ -102,6 +103,12 @@ def test_the_store_holds_what_every_step_returned(controller: str, tmp_path: Pat
             decision.blueprint,
         )
         assert step.contributions == tuple(decision.contributions.get(slot) for slot in slots)
+        assert [(one.error, one.price, one.threshold) for one in changes] == [
+            (None, None, None)
+            if one.judgement is None
+            else (one.judgement.error, one.judgement.price, one.judgement.threshold)
+            for one in decision.changes
+        ]
         assert [(slots[one.slot], one.before, one.after, one.blueprint, one.cause, one.reason) for one in changes] == [
             (one.slot, *(part.name.lower() for part in (one.before, one.after)), one.blueprint, one.cause.name.lower(),
              one.reason.name.lower())
@@ -295,7 +302,8 @@ def test_a_loop_that_stops_early_says_so(tmp_path: Path):
 def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
     loop = Loop("all_at_start", run=tmp_path / "run")
     train(loop, 3)
-    kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE)
+    judgement = ModuleJudgement(0.25, 0.03, 0.1, 0.125)
+    kept = Change("0", Stage.BLENDING, Stage.FOSSILIZED, "norm", Cause.FOSSILIZE, Reason.NO_GATE, judgement)
     (recorder,) = loop.grower.callbacks
     recorder.on_finish(loop.grower, Ending((kept,), {"0": 0.25}))
     assert state(tmp_path / "run") is RunState.FINISHED
@@ -311,9 +319,14 @@ def test_what_becomes_of_unfinished_seeds_at_the_end_is_told(tmp_path: Path):
         cause="fossilize",
         reason="no_gate",
         contribution=0.25,
+        error=0.03,
+        price=0.1,
+        threshold=0.125,
     )
     with RunReader.open(tmp_path / "run" / "run.db") as reader:
-        assert reader.rows("SELECT outcome, contribution FROM seeds WHERE slot = 0") == [("fossilized", 0.25)]
+        columns = "outcome, contribution, error, price, threshold"
+        rows = reader.rows(f"SELECT {columns} FROM seeds WHERE slot = 0")
+    assert rows == [("fossilized", 0.25, 0.03, 0.1, 0.125)]
     train(loop, 1)
     assert state(tmp_path / "run") is RunState.RUNNING
 
@@ -373,18 +386,16 @@ def test_verbose_prints_a_line_per_decision(capsys: pytest.CaptureFixture[str]):
     assert not capsys.readouterr().out
 
 
-def test_verbose_prints_a_line_for_every_seed_that_finish_judges(capsys: pytest.CaptureFixture[str]):
+def test_verbose_prints_at_the_end_what_was_tried(capsys: pytest.CaptureFixture[str]):
     loop = Loop("all_at_start", verbose=True)
     train(loop, 4)
     capsys.readouterr()
     ending = loop.grower.finish()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(ending.changes) == 2
-    for line, change in zip(lines, ending.changes, strict=True):
-        assert re.fullmatch(rf"finished: (kept|pruned) {change.blueprint} in {change.slot} \(.*\)", line)
-        assert line.removeprefix("finished: ") in str(ending)
-    loop.grower.finish()
-    assert capsys.readouterr().out == "finished: nothing was unfinished\n"
+    assert "\n".join(lines) == str(ending)
+    assert len(ending.changes) == len(ending.tried) == 2
+    for line, module in zip(lines[1:], ending.tried, strict=False):
+        assert re.match(rf"(kept|pruned) {module.blueprint} in {module.slot} at decision 4 by finish: ", line)
     silent = Loop("all_at_start")
     train(silent, 4)
     silent.grower.finish()

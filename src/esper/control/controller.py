@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from esper.engine.observation import Observation
 from esper.engine.promises import PromiseSettings
 from esper.lifecycle.actions import Head
 from esper.lifecycle.legality import ActionMasks
-from esper.numerics.arrays import Floats, Ints
+from esper.numerics.arrays import Bools, Floats, Ints
 from esper.serialization.state_files import from_plain
 
 Actions = Ints
+Figures: TypeAlias = NDArray[np.floating[Any]]
+"""Numbers of any precision."""
 
 
 @runtime_checkable
@@ -47,6 +51,53 @@ class PromiseReader(Protocol):
 def get_promise_settings(controller: Controller) -> PromiseSettings | None:
     """How promise is measured for a controller; None: it does not read it."""
     return controller.promise if isinstance(controller, PromiseReader) else None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What seeds are worth and must be worth, ``[E, S]`` each, in units of the score; NaN where it is not known."""
+
+    contribution: Figures
+    """Measured contribution of the seed."""
+    error: Figures
+    """Standard error of the contribution."""
+    price: Figures
+    """Rent that the seed adds to the network's."""
+    threshold: Figures
+    """Contribution from which the seed is kept, its price included."""
+
+    @property
+    def worth_keeping(self) -> Bools:
+        """Whether the seed reaches its threshold, ``[E, S]``; False where it was not measured."""
+        return self.contribution >= self.threshold
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """A controller that keeps a seed from a threshold on: the same judgement decides and explains the decision."""
+
+    def judge(self, observation: Observation) -> Judgement:
+        """The judgement of every seed that `Controller.act` goes by, whether or not a seed is due."""
+        ...
+
+
+@dataclass(frozen=True)
+class CandidateRating:
+    """What candidates promise."""
+
+    worth: Figures
+    """What is left of a candidate's promise after its price, ``[E, S, K]``; -inf where no promise was measured."""
+    threshold: float
+    """A candidate may be planted if its worth is above it."""
+
+
+@runtime_checkable
+class CandidateRater(Protocol):
+    """A controller that plants a candidate above a threshold: the same rating decides and explains the decision."""
+
+    def rate_candidates(self, observation: Observation) -> CandidateRating:
+        """The rating of every candidate that `Controller.act` goes by, whether or not it may be planted now."""
+        ...
 
 
 class UniformStreams:

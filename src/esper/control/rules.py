@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from esper.config.settings import Settings
-from esper.control.controller import Actions, UniformStreams
+from esper.control.controller import Actions, CandidateRating, Judgement, UniformStreams
 from esper.engine.observation import LONGEST_PLATEAU, MOST_TRIES, FeatureReader, Observation
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
@@ -91,16 +91,23 @@ def compute_marginal_rents(rent: Numbers, cost: Numbers, total: Numbers) -> Numb
     return rent[:, None] * (np.log1p(without + cost) - np.log1p(without))
 
 
-def keep_or_prune(decisions: ActionBuilder, features: FeatureReader, trial: float, margin: float) -> None:
-    """Fossilize the held seeds whose accuracy contribution exceeds their rent by ``margin``, prune the others.
+def judge_seeds(features: FeatureReader, margin: float) -> Judgement:
+    """Judge every seed: it is kept if its accuracy contribution exceeds its rent by ``margin``."""
+    measured = features.slot("measured") > 0
+    contribution = np.where(measured, features.slot("accuracy_contribution"), np.nan)
+    price = compute_seed_rents(features)
+    return Judgement(contribution, np.full_like(contribution, np.nan), price, price + margin)
+
+
+def keep_or_prune(decisions: ActionBuilder, features: FeatureReader, trial: float, judgement: Judgement) -> None:
+    """Fossilize the held seeds that are worth keeping, and prune the others.
 
     A seed is judged once its contribution was measured and its stage's age reaches ``trial``, a share of the episode.
     """
-    measured = (features.slot("stage_holding") > 0) & (features.slot("measured") > 0)
+    measured = (features.slot("stage_holding") > 0) & ~np.isnan(judgement.contribution)
     due = measured & (features.slot("stage_age") >= trial - ROUNDING)
-    worth = features.slot("accuracy_contribution") - compute_seed_rents(features) >= margin
-    decisions.act_on(Op.FOSSILIZE, due & worth)
-    decisions.act_on(Op.PRUNE, due & ~worth)
+    decisions.act_on(Op.FOSSILIZE, due & judgement.worth_keeping)
+    decisions.act_on(Op.PRUNE, due & ~judgement.worth_keeping)
 
 
 class Never:
@@ -293,13 +300,17 @@ class Periodic:
         """The clock of each network and how many plantings it has had, ``[2, E]``."""
         return np.stack([np.full(len(seeds), -1), np.zeros(len(seeds), np.int64)])
 
+    def judge(self, observation: Observation) -> Judgement:
+        """The judgement of every seed."""
+        return judge_seeds(FeatureReader(observation), self._settings.margin)
+
     def act(self, observation: Observation, masks: ActionMasks, state: Ints) -> tuple[Actions, Ints]:
         """Advance what may be, else judge what is due, else plant if the period is over, else wait."""
         settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
 
         # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, settings.trial / self._horizon, settings.margin)
+        keep_or_prune(decisions, features, settings.trial / self._horizon, judge_seeds(features, settings.margin))
 
         # The clock is the number of the decision by the observed progress; where that stands still, it goes on.
         progress = features.network("progress")
@@ -345,13 +356,17 @@ class Heuristic:
     def start(self, seeds: Sequence[int]) -> None:
         """It has no state: the observation has all that it needs."""
 
+    def judge(self, observation: Observation) -> Judgement:
+        """The judgement of every seed."""
+        return judge_seeds(FeatureReader(observation), self._settings.margin)
+
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """One decision per network."""
         settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
 
         # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, settings.trial / self._horizon, settings.margin)
+        keep_or_prune(decisions, features, settings.trial / self._horizon, judge_seeds(features, settings.margin))
 
         # Is it time for another seed?
         unfinished, fossils = count_unfinished_seeds(features), features.slot("stage_fossilized").sum(1)
@@ -391,6 +406,15 @@ class LookSettings(Settings):
     """Share of the episode after which nothing new germinates."""
 
 
+def rate_candidates(features: FeatureReader, settings: LookSettings) -> CandidateRating:
+    """What is left of each candidate's promise after its price."""
+    fitted, held_out = features.blueprint("promise"), features.blueprint("promise_held_out")
+    worth: Floats = settings.fitted * fitted + (1 - settings.fitted) * held_out
+    worth = worth - settings.price * features.blueprint("cost")
+    # A promise of exactly 0 was not measured, or is of a module that no step can help.
+    return CandidateRating(np.where((fitted != 0) | (held_out != 0), worth, -np.inf), settings.threshold)
+
+
 class LookRule:
     """Has no preferences: it goes by what is measured of this network, before a seed is planted and after."""
 
@@ -404,6 +428,18 @@ class LookRule:
     def start(self, seeds: Sequence[int]) -> None:
         """It has no state: the observation has all that it needs."""
 
+    def judge(self, observation: Observation) -> Judgement:
+        """The judgement of every seed."""
+        return judge_seeds(FeatureReader(observation), self._settings.margin)
+
+    def rate_candidates(self, observation: Observation) -> CandidateRating:
+        """What is left of the promise of every candidate after its price.
+
+        Raises:
+            ConfigError: the observation has no features of promise.
+        """
+        return rate_candidates(FeatureReader(observation), self._settings)
+
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:
         """One decision per network.
 
@@ -416,20 +452,17 @@ class LookRule:
 
         # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, settings.trial / self._horizon, settings.margin)
+        keep_or_prune(decisions, features, settings.trial / self._horizon, judge_seeds(features, settings.margin))
 
         # One seed at a time, and only by what was measured just now: an older promise is of another network.
         early = features.network("progress") <= settings.stop_after + ROUNDING
         due = early & (features.network("promise_age") == 0) & (count_unfinished_seeds(features) == 0)
 
         # The legal and untried candidate with the most promise less its price.
-        fitted, held_out = features.blueprint("promise"), features.blueprint("promise_held_out")
-        worth: Floats = settings.fitted * fitted + (1 - settings.fitted) * held_out
-        worth = worth - settings.price * features.blueprint("cost")
+        rating = rate_candidates(features, settings)
         possible = masks.blueprint & masks.slot[:, Op.GERMINATE, :, None] & (features.blueprint("tries") == 0)
-        # A promise of exactly 0 was not measured, or is of a module that no step can help.
-        worth = np.where(possible & ((fitted != 0) | (held_out != 0)), worth, -np.inf)
+        worth = np.where(possible, rating.worth, -np.inf)
         slot, blueprint = np.divmod(worth.reshape(len(worth), -1).argmax(1), worth.shape[2])
-        enough = worth[np.arange(len(worth)), slot, blueprint] > settings.threshold
+        enough = worth[np.arange(len(worth)), slot, blueprint] > rating.threshold
         decisions.germinate(slot, blueprint, enough & due)
         return decisions.actions, None

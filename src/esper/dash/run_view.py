@@ -247,7 +247,8 @@ class NetworkView:
             if isinstance(stage, str) and stage in _STAGE_COLUMNS:
                 seed.setdefault(_STAGE_COLUMNS[stage], change.get("step"))
             if stage in ("fossilized", "pruned"):
-                seed |= {"outcome": stage, "cause": change.get("cause"), "contribution": change.get("contribution")}
+                seed["outcome"] = stage
+                seed |= {name: change.get(name) for name in ("cause", "contribution", "error", "price", "threshold")}
         return rows
 
 

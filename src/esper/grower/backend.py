@@ -133,18 +133,17 @@ class ModelBackend:
         """Whether all parameters, gradients and moments are finite."""
         return self._processes.run_on_model(lambda: self._snapshot.is_finite(gradients=not self._scaled))
 
-    def measure_dependence(self, slots: Bools) -> tuple[Floats, bool]:
+    def measure_dependence(self, slots: Bools) -> tuple[Floats, Floats, bool]:
         """Contributions ``[1, S]`` of the modules in ``slots``, bool ``[1, S]``, by switching them off now.
 
-        And whether none of them is to be kept: the model's output is the same for all examples, or it breaks a
-        constraint.
+        Their standard errors ``[1, S]`` follow, and whether none of them is to be kept: the model's output is the same
+        for all examples, or it breaks a constraint.
         """
         measurement = self._run(slots, None)
-        contributions = compute_contributions(
-            measurement, self.networks.model, self.networks.table, self._scores
-        ).accuracy_contribution
+        evaluation = compute_contributions(measurement, self.networks.model, self.networks.table, self._scores)
         broken = bool(self._constraints.find_broken(measurement.baseline))
-        return contributions, measurement.constant_output or broken
+        unfit = measurement.constant_output or broken
+        return evaluation.accuracy_contribution, evaluation.accuracy_error, unfit
 
     def measure_constraint_references(self) -> None:
         """Measure the losses that constraints are relative to: those of the model before growth."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from esper.engine.gradients import HealthTable
 from esper.grower.decision import Decision, Ending
+from esper.growth.tried import ModuleJudgement
 from esper.lifecycle.rules import Verdicts
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Transitions
@@ -34,6 +36,8 @@ class DecisionRecord:
     """Transitions by the rollback and by the decision."""
     contributions: Floats
     """Contributions of modules, ``[1, S]``, as last measured; NaN where they are not known."""
+    judgements: Mapping[str, ModuleJudgement]
+    """The figures by which the module in each slot would be kept or pruned now, by slot."""
     gradients: HealthTable
     """Gradients of modules since the last decision, ``[1, S]``."""
     evidence: Evidence
@@ -48,7 +52,7 @@ class DecisionRecord:
     """The rent of all modules together after the decision, in units of the score."""
 
     def __str__(self) -> str:
-        """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer2 +0.012``."""
+        """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer1 +0.012``."""
         decision = self.decision
         loss = f"loss {decision.loss:.4g} (training {self.train_loss:.4g}){decision.measured}"
         contributions = ", ".join(f"{slot} {value:+.3g}" for slot, value in decision.contributions.items())
@@ -85,14 +89,14 @@ class GrowerCallback:
 
 
 class PrintDecisions(GrowerCallback):
-    """Prints a line per decision, and one per module that `Grower.finish` judges."""
+    """Prints a line per decision, and at the end one per module that was tried."""
 
     def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
         """Print the decision with its figures."""
         _print(str(record))
 
     def on_finish(self, grower: Grower, ending: Ending) -> None:
-        """Print what became of unfinished modules."""
+        """Print what was tried, and what came of it."""
         _print(*ending.lines)
 
 

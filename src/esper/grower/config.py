@@ -50,7 +50,7 @@ def _read_controller(value: Any) -> Any:
 
 
 _CLASSES_ADVICE = Advice("give how many there are to choose from (say classes=2 for one output that tells yes from no)")
-STATE_VERSION = 7
+STATE_VERSION = 8
 """Version of the state that `esper.Grower.state_dict` returns."""
 _SIGNATURE = ("classes", "seed")
 """Fields that must be the same where a state is saved and where it is loaded; others may change between decisions."""

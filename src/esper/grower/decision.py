@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from esper.control.controller import Judgement
 from esper.control.rules import compute_marginal_rents
 from esper.engine.measurements import Evaluation
 from esper.grower.governor import Rollback
 from esper.grower.network import GrowingNetwork
+from esper.growth.tried import ModuleJudgement, TriedModule, count_tried, read_figure
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.runs.metric import LOSS
@@ -32,7 +35,9 @@ class Change:
     """Blueprint of the module that came, stayed or went; None in a cooldown."""
     cause: Cause
     reason: Reason
-    """Verdict of the gate before the new stage."""
+    """Verdict of the gate before the new stage: what is allowed, not what is worth it."""
+    judgement: ModuleJudgement | None = None
+    """The figures by which a module was kept or pruned; None for other changes, and after a rollback."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Decision:
     slot: str | None
     """The slot that was acted on; None for WAIT."""
     blueprint: str | None
-    """What germinated; None for other operations."""
+    """What germinated, or was there in the slot that was acted on; None for WAIT."""
     changes: tuple[Change, ...]
     """Slots that entered another stage: by the decision, by the passing of time, or by a rollback."""
     contributions: dict[str, float]
@@ -68,6 +73,8 @@ class Decision:
     """Whether there was nothing more to decide, by `esper.Grower.finished`: stop training."""
     broken: str
     """Which constraints were broken when it was made, and by how much; empty if none was."""
+    judgement: ModuleJudgement | None = None
+    """The figures by which a module was kept or pruned; None for other operations."""
 
     def __str__(self) -> str:
         return f"decision {self.number}: {self.what}; loss {self.loss:.4g}{self.measured}{self.broken}"
@@ -90,11 +97,12 @@ class Decision:
 
     @property
     def what(self) -> str:
-        """The decision as text, without metrics."""
+        """The decision as text, with the figures by which a module was kept or pruned."""
         what = self.op.name.lower()
         where = "" if self.slot is None else f" {self.blueprint} in {self.slot}" if self.blueprint else f" {self.slot}"
         undone = "" if self.rollback is None else f" after a rollback ({self.rollback.trouble.name.lower()})"
-        return f"{what}{where}{undone}{': finished' if self.finished else ''}"
+        why = "" if self.judgement is None else f": {self.judgement}"
+        return f"{what}{where}{undone}{why}{': finished' if self.finished else ''}"
 
 
 def describe_decision(
@@ -109,6 +117,8 @@ def describe_decision(
     rollback: Rollback | None,
     finished: bool,
     broken: str,
+    before: SeedTable,
+    judgements: Mapping[str, ModuleJudgement],
 ) -> Decision:
     """The `Decision` for the actions ``[1, 8]``, with names instead of indices.
 
@@ -124,15 +134,19 @@ def describe_decision(
         rollback: What the governor restored.
         finished: Whether there was nothing more to decide.
         broken: Description of broken constraints.
+        before: The slots before the actions.
+        judgements: The figures by which the module in each slot is kept or pruned, by slot.
     """
-    op = Op(int(actions[0, Head.OP]))
+    op, place = Op(int(actions[0, Head.OP])), int(actions[0, Head.SLOT])
+    slot = None if op is Op.WAIT else slots[place]
+    blueprint = int(actions[0, Head.BLUEPRINT] if op is Op.GERMINATE else before.blueprint[0, place])
     contributions = zip(slots, evaluation.accuracy_contribution[0].tolist(), strict=True)
     return Decision(
         number=number,
         op=op,
-        slot=None if op is Op.WAIT else slots[int(actions[0, Head.SLOT])],
-        blueprint=blueprints[int(actions[0, Head.BLUEPRINT])] if op is Op.GERMINATE else None,
-        changes=list_changes(slots, blueprints, changes),
+        slot=slot,
+        blueprint=None if slot is None else blueprints[blueprint],
+        changes=list_changes(slots, blueprints, changes, judgements),
         contributions={slot: contribution for slot, contribution in contributions if math.isfinite(contribution)},
         loss=float(evaluation.loss[0]),
         metric=metric,
@@ -141,11 +155,51 @@ def describe_decision(
         rollback=rollback,
         finished=finished,
         broken=broken,
+        judgement=judgements[slot] if slot is not None and op in (Op.FOSSILIZE, Op.PRUNE) else None,
     )
 
 
-def list_changes(slots: Sequence[str], blueprints: Sequence[str], changes: Transitions) -> tuple[Change, ...]:
-    """The transitions of one model with the names of slots and blueprints."""
+def describe_judgements(
+    slots: Sequence[str], evaluation: Evaluation, prices: Floats, judgement: Judgement | None
+) -> dict[str, ModuleJudgement]:
+    """The figures of the module in each slot, by slot: by the controller's own judgement, where it has one.
+
+    Args:
+        slots: Names of the slots.
+        evaluation: The model as it was measured before the decision.
+        prices: What each module adds to the rent, ``[1, S]``.
+        judgement: What the controller goes by; None if no threshold decides.
+    """
+    contributions: Floats = evaluation.accuracy_contribution
+    unknown = np.full_like(contributions, np.nan)
+    judged = Judgement(contributions, unknown, prices, unknown) if judgement is None else judgement
+    errors = np.where(np.isnan(judged.error), evaluation.accuracy_error, judged.error)
+    columns = (contributions, errors, judged.price, judged.threshold)
+    rows = zip(*(column[0].tolist() for column in columns), strict=True)
+    return {
+        slot: ModuleJudgement(read_figure(contribution), read_figure(error), price, read_figure(threshold))
+        for slot, (contribution, error, price, threshold) in zip(slots, rows, strict=True)
+    }
+
+
+def compute_prices(network: GrowingNetwork, rent: float) -> Floats:
+    """What each module adds to the rent, ``[1, S]``; 0 in empty slots."""
+    charge, table = network.charge, network.table
+    return compute_marginal_rents(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))
+
+
+def list_changes(
+    slots: Sequence[str], blueprints: Sequence[str], changes: Transitions, judgements: Mapping[str, ModuleJudgement]
+) -> tuple[Change, ...]:
+    """The transitions of one model with the names of slots and blueprints.
+
+    ``judgements`` has the figures by which the module in each slot is kept or pruned.
+    """
+
+    def find_judgement(index: int) -> ModuleJudgement | None:
+        ends = changes.after[index] in (Stage.FOSSILIZED, Stage.PRUNED) and changes.cause[index] != Cause.ROLLBACK
+        return judgements.get(slots[int(changes.slot[index])]) if ends else None
+
     return tuple(
         Change(
             slot=slots[int(changes.slot[index])],
@@ -154,6 +208,7 @@ def list_changes(slots: Sequence[str], blueprints: Sequence[str], changes: Trans
             blueprint=blueprints[int(changes.blueprint[index])] if changes.blueprint[index] >= 0 else None,
             cause=Cause(int(changes.cause[index])),
             reason=Reason(int(changes.reason[index])),
+            judgement=find_judgement(index),
         )
         for index in range(len(changes))
     )
@@ -161,32 +216,35 @@ def list_changes(slots: Sequence[str], blueprints: Sequence[str], changes: Trans
 
 @dataclass(frozen=True)
 class Ending:
-    """What became of the modules that were unfinished when growth ended; empty if there were none."""
+    """What growth has tried, and what became of the modules that were unfinished when it ended."""
 
     changes: tuple[Change, ...]
-    """Changes to FOSSILIZED or PRUNED, in the order in which they were decided; their cause is FINISH."""
+    """Changes to FOSSILIZED or PRUNED of unfinished modules, in the order in which they were decided; their cause is
+    FINISH. Empty if nothing was unfinished."""
     contributions: dict[str, float]
-    """By slot, of the modules that counted: as in `Decision`, measured when they were judged."""
+    """By slot, of the unfinished modules that counted: as in `Decision`, measured when they were judged."""
+    tried: tuple[TriedModule, ...] = ()
+    """All modules that were ever planted, in that order, also those pruned long before."""
+    advice: tuple[str, ...] = ()
+    """What to try next, in sentences; empty if anything was kept."""
 
     def __str__(self) -> str:
-        return f"finished: {', '.join(map(self._describe, self.changes)) or 'nothing was unfinished'}"
+        return "\n".join(self.lines)
 
     @property
     def lines(self) -> list[str]:
-        """One line of text for each module; one in all if nothing was unfinished."""
-        return [f"finished: {text}" for text in map(self._describe, self.changes)] or [str(self)]
+        """How many modules were tried and kept, a line for each of them, and the advice."""
+        first = f"Finished. {count_tried(self.tried)}." if self.tried else "Finished. No module was tried."
+        return [first, *map(str, self.tried), *self.advice]
 
-    def _describe(self, change: Change) -> str:
-        verb = "kept" if change.after is Stage.FOSSILIZED else "pruned"
-        contribution = self.contributions.get(change.slot)
-        worth = "did not count yet" if contribution is None else f"contribution {contribution:+.4f}"
-        return f"{verb} {change.blueprint} in {change.slot} ({worth})"
+
+_UNFIT = "none may be kept, since a constraint is broken or the output is the same for all examples"
 
 
 def resolve_unfinished(
     network: GrowingNetwork,
     rent: float,
-    measure: Callable[[Bools], tuple[Floats, bool]],
+    measure: Callable[[Bools], tuple[Floats, Floats, bool]],
     resolve: Callable[[Bools, Bools], Transitions],
     slots: Sequence[str],
     *,
@@ -197,28 +255,35 @@ def resolve_unfinished(
     Args:
         network: The model, whose table ``resolve`` changes.
         rent: Price of growth, as in `esper.GrowerConfig`.
-        measure: Measures contributions ``[1, S]`` of the modules in the slots ``bool [1, S]`` that it is called with,
-            and whether the model is unfit, so that no module may be kept.
+        measure: Measures contributions ``[1, S]`` and their standard errors of the modules in the slots ``bool [1, S]``
+            that it is called with, and whether the model is unfit, so that no module may be kept.
         resolve: Fossilizes the modules in its first slots and prunes those in its second; returns what changed.
         slots: Names of the slots.
         unreached: Slots whose module has learned nothing, since no gradient reached it, bool ``[1, S]``.
+
+    Returns:
+        What was unfinished, without what was tried before.
     """
     # Modules that do not count yet, have learned nothing or are being pruned go first: it hardly changes what the model
     # computes.
     table = network.table
     no_slots = np.zeros(table.stage.shape, np.bool_)
     idle = table.live & (table.pruning | ~table.blended | (table.alpha == 0) | unreached)
+    notes = np.full(table.stage.shape, "", dtype=object)
+    notes[idle] = "did not count yet"
+    notes[idle & table.pruning] = "was being pruned"
+    notes[idle & unreached] = "no gradient reached it"
+    prices = compute_prices(network, rent)
     parts = [resolve(no_slots, idle)]
     # The others may depend on each other. So the least valuable goes if it is not worth its rent, and the rest is
     # measured again, until all that are left are worth theirs.
-    contributions = np.full(table.stage.shape, np.nan)
+    contributions = errors = np.full(table.stage.shape, np.nan)
     while (live := network.table.live).any():
-        measured, unfit = measure(live)
-        contributions = np.where(live, measured, contributions)
-        charge, table = network.charge, network.table
-        rents = compute_marginal_rents(np.array([rent]), charge.of_residents(table), charge.added(table, table.blended))
+        measured, error, unfit = measure(live)
+        contributions, errors = np.where(live, measured, contributions), np.where(live, error, errors)
+        prices = np.where(live, compute_prices(network, rent), prices)
         # A module that could not be measured is worth nothing.
-        worth = contributions - rents
+        worth = contributions - prices
         worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
         if worth.min() >= 0 and not unfit:
             parts.append(resolve(live, no_slots))
@@ -226,8 +291,12 @@ def resolve_unfinished(
             least = no_slots.copy()
             least.flat[worth.argmin()] = True
             parts.append(resolve(no_slots, least))
+            notes[least & (worth >= 0)] = _UNFIT
+    columns = (column[0].tolist() for column in (contributions, errors, prices, notes))
+    judgements = {
+        slot: ModuleJudgement(read_figure(contribution), read_figure(error), price, price, note)
+        for slot, contribution, error, price, note in zip(slots, *columns, strict=True)
+    }
+    changes = list_changes(slots, network.blueprints, concatenate_transitions(parts), judgements)
     pairs = zip(slots, contributions[0].tolist(), strict=True)
-    return Ending(
-        list_changes(slots, network.blueprints, concatenate_transitions(parts)),
-        {slot: contribution for slot, contribution in pairs if math.isfinite(contribution)},
-    )
+    return Ending(changes, {slot: contribution for slot, contribution in pairs if math.isfinite(contribution)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.config.arguments import Advice, FilePath, check_arguments, describe_value
+from esper.control.controller import Actions, CandidateRater, CandidateRating, Judge, Judgement
 from esper.control.rules import ActionBuilder
 from esper.engine.backend import Promises
 from esper.engine.engine import GrowthEngine, Situation
@@ -28,7 +30,14 @@ from esper.grower.controllers import (
     require_time_to_plant,
     warn_of_unfamiliar,
 )
-from esper.grower.decision import Decision, Ending, describe_decision, resolve_unfinished
+from esper.grower.decision import (
+    Decision,
+    Ending,
+    compute_prices,
+    describe_decision,
+    describe_judgements,
+    resolve_unfinished,
+)
 from esper.grower.distributed import Processes
 from esper.grower.evaluation import Evaluate, Number, store_contributions
 from esper.grower.evaluators import EVALUATE_ADVICE, read_criterion
@@ -45,6 +54,7 @@ from esper.grower.scores import ConstraintSet, Scores
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
+from esper.grower.trial_log import TrialLog, advise
 from esper.grower.validation import Validation
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.hooks import require_growable
@@ -211,6 +221,9 @@ class Grower:
             *([] if run is None else [RunRecorder(run)]),
             *callbacks,
         ]
+        self.trials = TrialLog()
+        """Every module that was planted, with what became of it, and the best candidate."""
+        model.tried = ()
         self._timing, self._processes, self._gradients, self._promise_recorder = timing, processes, gradients, recorder
         self._learning, self._trained, self._snapshot = learning, trained, snapshot
         self._controller_state: Any = controller.start([random_seed])
@@ -308,15 +321,24 @@ class Grower:
         # Decide: prune what breaks a constraint, wait where growth is over, and otherwise leave it to the controller.
         finished, before, evidence = self.finished, self.network.table, self.network.evidence
         actions, controller_state = make_wait_actions(1), self._controller_state
+        judgement, rating = None, None
         if culprit.any():
             builder = ActionBuilder(masks)
             builder.act_on(Op.PRUNE, culprit)
             actions = builder.actions
         elif not finished:
             situation = self._describe_situation()
-            actions, controller_state = self._processes.broadcast(
-                lambda: self.controller.act(self.engine.observe(situation), masks, self._controller_state)
-            )
+
+            def consult() -> tuple[Actions, Any, Judgement | None, CandidateRating | None]:
+                controller, observation = self.controller, self.engine.observe(situation)
+                return (
+                    *controller.act(observation, masks, self._controller_state),
+                    controller.judge(observation) if isinstance(controller, Judge) else None,
+                    controller.rate_candidates(observation) if isinstance(controller, CandidateRater) else None,
+                )
+
+            actions, controller_state, judgement, rating = self._processes.broadcast(consult)
+        prices = compute_prices(self.network, self.config.rent)
 
         # Carry it out. A failure leaves model, optimizer and table as they were.
         forget_skill = bool(culprit.any() or self.model.frozen.names)
@@ -330,7 +352,8 @@ class Grower:
             self._promise_recorder.clear()
         self._prepare_training()
 
-        # Report it.
+        # Report it, with the figures by which modules were kept or pruned. What is pruned slowly was judged before.
+        judgements = describe_judgements(slots, assessment.evaluation, prices, judgement) | self.trials.list_pending()
         changes = concatenate_transitions([intervention.transitions, result.transitions])
         decision = describe_decision(
             self.decisions,
@@ -344,7 +367,12 @@ class Grower:
             rollback=rollback,
             finished=finished,
             broken=self.constraints.describe_broken(broken),
+            before=before,
+            judgements=judgements,
         )
+        by = "constraint" if culprit.any() else self.controller.name
+        self.trials.record(decision, by, self.model, rating, self.network.blueprints)
+        self.model.tried = tuple(self.trials.modules)
         measured_before = self.backend.metrics_before
         record = DecisionRecord(
             decision=decision,
@@ -354,6 +382,7 @@ class Grower:
             verdicts=result.verdicts,
             changes=changes,
             contributions=assessment.evaluation.accuracy_contribution,
+            judgements=judgements,
             gradients=assessment.training.health,
             evidence=evidence,
             before=before,
@@ -471,8 +500,9 @@ class Grower:
         is kept, at the alpha that it has, if it counts and contributes at least what it adds to the rent: the rule by
         which controllers judge modules that they have held for long enough. The least valuable is judged first, and the
         others are measured again without it. None is kept while a constraint is broken, or while the model's output is
-        the same for all examples, as that of a dead network. Where nothing is unfinished, nothing changes. You may
-        train on all the same: the next `step` decides as ever about slots that are free.
+        the same for all examples, as that of a dead network. Where nothing is unfinished, nothing changes. The result
+        lists all that was ever tried, with the figures by which it was kept or pruned. You may train on all the same:
+        the next `step` decides as ever about slots that are free.
 
         Nothing trains after it, so a module is judged by what the model loses when it is switched off, also under
         `esper.Refit`. If parameters are not finite by now, the last good state comes back first.
@@ -500,6 +530,9 @@ class Grower:
             list(self.model.slots),
             unreached=self._unreached,
         )
+        self.trials.settle(ending.changes, self.decisions, "finish")
+        self.model.tried = tuple(self.trials.modules)
+        ending = replace(ending, tried=self.model.tried, advice=advise(self.trials, self.controller.name))
         self.isolated.update_forks(self.network.table, self.network.evidence)  # drops all forks
         if self._promise_recorder is not None:
             self._promise_recorder.set_recording(False)
@@ -561,11 +594,12 @@ class Grower:
             self._notify(lambda callback: callback.on_failure(self, failure))
             raise
 
-    def _measure_dependence(self, slots: Bools) -> tuple[Floats, bool]:
-        """Contributions ``[1, S]`` of the modules in ``slots``, and whether none may be kept; for `finish`."""
-        contributions, unfit = self.backend.measure_dependence(slots)
+    def _measure_dependence(self, slots: Bools) -> tuple[Floats, Floats, bool]:
+        """Contributions ``[1, S]`` of the modules in ``slots``, their errors, and whether none may be kept; for
+        `finish`."""
+        contributions, errors, unfit = self.backend.measure_dependence(slots)
         store_contributions(self.model, contributions)
-        return contributions, unfit
+        return contributions, errors, unfit
 
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the modules in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""
@@ -652,6 +686,7 @@ class Grower:
         memory = from_plain(self._state(), state["memory"], "the grower's state")
         self._controller_state, self.constraints.references = memory["controller"], memory["references"]
         self.network.update_seeds()
+        self.model.tried = tuple(self.trials.modules)
         self.isolated.update_forks(self.network.table, self.network.evidence)
         self.isolated.load_state_dict(state["refit"])
 
@@ -686,4 +721,5 @@ class Grower:
             "promises": self._promise_recorder,
             "controller": self._controller_state,
             "spending": self.spending,
+            "trials": self.trials,
         }

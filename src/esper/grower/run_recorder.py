@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +21,7 @@ from esper.engine.recorder import LifecycleRecorder, describe_gradients, replace
 from esper.errors import ConfigError, RunError
 from esper.files import write_atomically
 from esper.grower.callbacks import DecisionRecord, GrowerCallback
-from esper.grower.decision import Ending
+from esper.grower.decision import Change, Ending
 from esper.lifecycle.rules import GATES, Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
@@ -147,9 +148,12 @@ class RunRecorder(GrowerCallback):
             )
         for event in recorder.record_verdicts(record.verdicts, record.before.stage, everyone, place):
             store.emit(event)
-        for event in recorder.record_transitions(record.changes, record.contributions, everyone, place):
-            store.emit(event)
         decision, table = record.decision, record.after
+        contributions = replace_unmeasured(record.contributions[0].tolist())
+        for change in decision.changes:
+            store.emit(_describe_change(change, number, slots, contributions[slots.index(change.slot)]))
+        owned = dict(zip(slots, record.before.owning[0].tolist(), strict=True))
+        judgements = [record.judgements[slot] if owned[slot] else None for slot in slots]
         store.emit(
             StepTaken(
                 **_place(number),
@@ -164,7 +168,9 @@ class RunRecorder(GrowerCallback):
                 stages=recorder.describe_stages(table)[0],
                 blueprints=recorder.describe_blueprints(table)[0],
                 alphas=tuple(cast("list[float]", table.alpha[0].tolist())),
-                contributions=replace_unmeasured(record.contributions[0].tolist()),
+                contributions=contributions,
+                contribution_errors=tuple(None if one is None else one.error for one in judgements),
+                thresholds=tuple(None if one is None else one.threshold for one in judgements),
                 **describe_gradients(record.gradients, record.evidence)[0],
             )
         )
@@ -184,18 +190,7 @@ class RunRecorder(GrowerCallback):
         transitions = store.events(LifecycleTransition)
         if not any(event.cause == finish and event.iteration == decisions for event in transitions):
             for change in ending.changes:
-                store.emit(
-                    LifecycleTransition(
-                        **_place(decisions),
-                        slot=slots.index(change.slot),
-                        before=change.before.name.lower(),
-                        after=change.after.name.lower(),
-                        blueprint=change.blueprint,
-                        cause=change.cause.name.lower(),
-                        reason=change.reason.name.lower(),
-                        contribution=ending.contributions.get(change.slot),
-                    )
-                )
+                store.emit(_describe_change(change, decisions, slots, ending.contributions.get(change.slot)))
             if ending.changes:
                 store.record_scalars(decisions, {_ADDED: grower.model.added_parameters})
             store.flush()
@@ -366,6 +361,26 @@ def _list_scalars(grower: Grower, record: DecisionRecord) -> dict[str, float]:
         _ADDED: grower.model.added_parameters,
         **{f"contribution/{slot}": value for slot, value in decision.contributions.items()},
     }
+
+
+def _describe_change(
+    change: Change, number: int, slots: Sequence[str], contribution: float | None
+) -> LifecycleTransition:
+    """The event of a slot's change of stage, with the figures by which its module was kept or pruned."""
+    judgement = change.judgement
+    return LifecycleTransition(
+        **_place(number),
+        slot=slots.index(change.slot),
+        before=change.before.name.lower(),
+        after=change.after.name.lower(),
+        blueprint=change.blueprint,
+        cause=change.cause.name.lower(),
+        reason=change.reason.name.lower(),
+        contribution=contribution,
+        error=None if judgement is None else judgement.error,
+        price=None if judgement is None else judgement.price,
+        threshold=None if judgement is None else judgement.threshold,
+    )
 
 
 def _place(number: int) -> NetworkStep:

@@ -32,6 +32,7 @@ from esper.growth.sharding import check_options, reshard
 from esper.growth.slot import Slot
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
 from esper.growth.taps import GROWING_ADVICE, InputTap, OutputTap, PassEnd, require_untraced
+from esper.growth.tried import TriedModule
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -226,6 +227,8 @@ class GrowingModel(nn.Module):
         self._guards = guard_saving(self)
         self.sharded = False
         """Whether `shard_growth` was called."""
+        self.tried: tuple[TriedModule, ...] = ()
+        """All modules that a grower has planted so far, with what became of them, for `summary`."""
         self.hidden = False
         """Whether growth is switched off, as within `without_growth`."""
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
@@ -438,8 +441,12 @@ class GrowingModel(nn.Module):
         self.sharded = True
 
     def summary(self) -> GrowthSummary:
-        """Table of all slots: stage, and the seed's parameters, FLOPs, weight and contribution. Print it."""
-        return summarise(self.slots.values(), self.host_parameters)
+        """Table of all slots: stage, and the seed's parameters, FLOPs, weight and contribution. Print it.
+
+        If a grower has planted anything, a second table lists every module that it tried: when it was planted and
+        judged, by what, and the figures by which it was kept or pruned.
+        """
+        return summarise(self.slots.values(), self.host_parameters, self.tried)
 
     def preview(self) -> Preview:
         """Table of the parameters and FLOPs of each blueprint on offer in each free slot. Print it."""

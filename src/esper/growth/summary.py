@@ -9,6 +9,7 @@ from enum import StrEnum
 from esper.growth.blueprints.registry import get
 from esper.growth.site import Layout
 from esper.growth.slot import Slot
+from esper.growth.tried import TriedModule, count_tried, format_signed
 
 NOTHING = "-"
 """An empty cell of a table."""
@@ -55,6 +56,8 @@ class GrowthSummary:
     slots: tuple[SlotSummary, ...]
     host_parameters: int
     """Number of scalars of the host without its seeds."""
+    tried: tuple[TriedModule, ...] = ()
+    """All modules that a grower has planted, in that order, also those pruned since."""
 
     @property
     def parameters(self) -> int:
@@ -85,9 +88,9 @@ class GrowthSummary:
         ]
         total = ("total", "", "", "", "", f"{self.parameters:,}", f"{self.flops:,}", "", "")
         table = align_columns([titles, *rows, total], numbers_from=titles.index("parameters"))
-        return (
-            f"{table}\nhost: {self.host_parameters:,} parameters, seeds {_format_share(self.parameters, self)} of that"
-        )
+        share = _format_share(self.parameters, self)
+        text = f"{table}\nhost: {self.host_parameters:,} parameters, seeds {share} of that"
+        return text if not self.tried else f"{text}\n\n{count_tried(self.tried)}\n{_format_tried(self.tried)}"
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,8 @@ class Preview:
         return align_columns([titles, *rows], numbers_from=titles.index("parameters"))
 
 
-def summarise(slots: Iterable[Slot], host_parameters: int) -> GrowthSummary:
-    """Figures of all slots and their seeds."""
+def summarise(slots: Iterable[Slot], host_parameters: int, tried: tuple[TriedModule, ...] = ()) -> GrowthSummary:
+    """Figures of all slots and their seeds, and of the modules that were ``tried``."""
     # A slot without a seed has only a place and a state.
     summaries: list[SlotSummary] = []
     for slot in slots:
@@ -148,7 +151,7 @@ def summarise(slots: Iterable[Slot], host_parameters: int) -> GrowthSummary:
                 contribution=None if seed is None else seed.contribution,
             )
         )
-    return GrowthSummary(tuple(summaries), host_parameters)
+    return GrowthSummary(tuple(summaries), host_parameters, tried)
 
 
 def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
@@ -160,6 +163,26 @@ def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
         for name in slot.blueprints
     )
     return Preview(offers, host_parameters)
+
+
+def _format_tried(tried: Sequence[TriedModule]) -> str:
+    """One row per module, in the order of planting."""
+    titles = ("slot", "blueprint", "outcome", "by", "planted", "judged", "parameters")
+    figures = ("contribution", "error", "rent", "kept from")
+    rows: list[Sequence[str]] = []
+    for module in tried:
+        cells = (NOTHING,) * len(figures)
+        if (judgement := module.judgement) is not None:
+            cells = (
+                NOTHING if judgement.contribution is None else format_signed(judgement.contribution),
+                NOTHING if judgement.error is None else f"{judgement.error:.2g}",
+                f"{judgement.price:.3g}",
+                NOTHING if judgement.threshold is None else format_signed(judgement.threshold),
+            )
+        judged = NOTHING if module.judged is None else str(module.judged)
+        names = (module.slot, module.blueprint, module.outcome, module.by or NOTHING)
+        rows.append((*names, str(module.planted), judged, f"{module.parameters:,}", *cells))
+    return align_columns([(*titles, *figures), *rows], numbers_from=titles.index("planted"))
 
 
 def _format_share(parameters: int, table: GrowthSummary | Preview) -> str:

@@ -173,7 +173,7 @@ class EpisodeStarted(NetworkEvent):
     reward: str
 
 
-@register_event("step_taken", version=3)
+@register_event("step_taken", version=4)
 class StepTaken(NetworkEvent):
     """A decision, and how the network stood after the minibatches that followed it.
 
@@ -198,6 +198,11 @@ class StepTaken(NetworkEvent):
     """How much the network depends on each seed: its score less that with the seed switched off (leave-one-out). For
     seeds on trial where the metadata's ``evidence`` is ``refit``: its score less that of a fork that trains on without
     the seed. None without a seed, or where it was not measured."""
+    contribution_errors: tuple[float | None, ...] = ()
+    """Standard error of each contribution; None where it is not known. Only in a run of a `Grower`."""
+    thresholds: tuple[float | None, ...] = ()
+    """Contribution from which the controller keeps each seed, rent included; None without a seed, or where no threshold
+    decides, as under a trained policy. Only in a run of a `Grower`."""
     gradient_ratios: tuple[float | None, ...] = ()
     """Each seed's gradient over that of host and fossils, both as root mean squares per parameter: mean over the
     minibatches since the decision before. None where it was not measured, or nothing was to be compared with."""
@@ -208,7 +213,7 @@ class StepTaken(NetworkEvent):
     """Share of minibatches in which it exploded, likewise."""
     slot: int | None = None
     blueprint: str | None = None
-    """What was germinated."""
+    """What was germinated; in a run of a `Grower` also what was in the slot that another operation acted on."""
     choices: dict[str, str] = field(default_factory=dict[str, str])
     """The choices of the other heads that the operation reads, by head."""
     value: float | None = None
@@ -238,7 +243,7 @@ class PolicyLooked(NetworkEvent):
     """Probabilities per head that the decision read, given the choices before it; 0 for illegal choices."""
 
 
-@register_event("lifecycle_transition", version=2)
+@register_event("lifecycle_transition", version=3)
 class LifecycleTransition(NetworkEvent):
     """A slot changed its stage."""
 
@@ -253,11 +258,22 @@ class LifecycleTransition(NetworkEvent):
     """The verdict of the gate before the new stage."""
     contribution: float | None = None
     """The seed's contribution, as in ``step_taken``, at that time."""
+    error: float | None = None
+    """Standard error of the contribution by which a seed was kept or pruned; None where it is not known. This field and
+    the next two are only in runs of a `Grower`, and only where a seed was judged."""
+    price: float | None = None
+    """What that seed added to the rent."""
+    threshold: float | None = None
+    """Contribution from which it would have been kept, rent included; None where no threshold decides."""
 
 
 @register_event("gate_judged")
 class GateJudged(NetworkEvent):
-    """The gate ahead of a seed changed its verdict."""
+    """The gate ahead of a seed changed its verdict.
+
+    A gate says what is allowed, not what is worth it: a seed whose gate has passed may still be pruned, because its
+    contribution is below the controller's threshold (`lifecycle_transition` has both).
+    """
 
     slot: int
     gate: str

@@ -45,7 +45,10 @@ WITH changes AS (
         json_extract(payload, '$.after') AS after,
         json_extract(payload, '$.blueprint') AS blueprint,
         json_extract(payload, '$.cause') AS cause,
-        json_extract(payload, '$.contribution') AS contribution
+        json_extract(payload, '$.contribution') AS contribution,
+        json_extract(payload, '$.error') AS error,
+        json_extract(payload, '$.price') AS price,
+        json_extract(payload, '$.threshold') AS threshold
     FROM events WHERE type = 'lifecycle_transition'
 ), lives AS (
     SELECT *, SUM(after = 'germinated' OR cause = 'start')
@@ -63,7 +66,10 @@ SELECT episode, environment, slot, life,
     CASE WHEN SUM(after = 'pruned') THEN 'pruned' WHEN SUM(after = 'fossilized') THEN 'fossilized' ELSE 'unfinished' END
         AS outcome,
     MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN cause END) AS cause,
-    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN contribution END) AS contribution
+    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN contribution END) AS contribution,
+    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN error END) AS error,
+    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN price END) AS price,
+    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN threshold END) AS threshold
 FROM lives WHERE life > 0
 GROUP BY episode, environment, slot, life
 """
@@ -102,6 +108,8 @@ SELECT steps.id AS id, steps.iteration AS iteration,
     json_extract(steps.payload, '$.blueprints[' || stages.key || ']') AS blueprint,
     json_extract(steps.payload, '$.alphas[' || stages.key || ']') AS alpha,
     json_extract(steps.payload, '$.contributions[' || stages.key || ']') AS contribution,
+    json_extract(steps.payload, '$.contribution_errors[' || stages.key || ']') AS contribution_error,
+    json_extract(steps.payload, '$.thresholds[' || stages.key || ']') AS threshold,
     json_extract(steps.payload, '$.gradient_ratios[' || stages.key || ']') AS gradient_ratio,
     json_extract(steps.payload, '$.vanished_shares[' || stages.key || ']') AS vanished_share,
     json_extract(steps.payload, '$.exploded_shares[' || stages.key || ']') AS exploded_share
@@ -199,7 +207,10 @@ VIEWS: Mapping[str, View] = {
     "transitions": View(
         "one change of a slot's stage",
         _columns(
-            "lifecycle_transition", *_NETWORK, "slot", "before", "after", "blueprint", "cause", "reason", "contribution"
+            "lifecycle_transition",
+            *_NETWORK,
+            *("slot", "before", "after", "blueprint", "cause", "reason"),
+            *("contribution", "error", "price", "threshold"),
         ),
     ),
     "gates": View("one new verdict of a gate", _columns("gate_judged", *_NETWORK, "slot", "gate", "passed", "reason")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ from esper.lab.figures.drawing import ExportCounts, export_exhibits
 from esper.lab.figures.exhibit import Exhibit, Figure, run_queries
 from esper.lab.figures.grown import grown_exhibits
 from esper.lab.figures.training import BLUEPRINTS, LEARNING, PROBE_INTERACTIONS, health_figure
+from esper.runs.events import LifecycleTransition, StepTaken
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
+from esper.runs.store import RunStore
 from lab.figures_cases import NETWORKS, grown, trained
 
 SHOWN = (LEARNING, health_figure(0.03), BLUEPRINTS, PROBE_INTERACTIONS)
@@ -98,6 +101,25 @@ def test_blueprints_count_what_became_of_their_seeds(run: RunDirectory) -> None:
     ((*counts, contribution),) = (row.values() for row in rows)
     assert counts == ["norm", 4 * NETWORKS, 1, 0]
     assert contribution == pytest.approx(sum(contributions) / len(contributions))
+
+
+def test_tables_of_a_grown_model_say_why_a_seed_was_pruned(tmp_path: Path) -> None:
+    place: dict[str, int] = {"iteration": 1, "episode": 1, "environment": 0, "slot": 0}
+    with RunStore.create(tmp_path / "run.db") as store:
+        store.set_metadata({"command": "grow", "slots": ["u2"], "blueprints": ["mlp"]})
+        names: dict[str, Any] = {"before": "dormant", "after": "germinated", "blueprint": "mlp", "reason": "no_gate"}
+        store.emit(LifecycleTransition(**place, step=0, cause="germinate", **names))
+        figures = {"contribution": 0.016, "error": 0.004, "price": 0.001, "threshold": 0.021}
+        names |= {"before": "holding", "after": "pruned"}
+        store.emit(LifecycleTransition(**place, step=0, cause="prune", **names, **figures))
+        known: dict[str, Any] = {"loss": 0.5, "metric": 0.5, "objective": 0.5, "added": 0.1, "contributions": (0.016,)}
+        known |= {"stages": ("pruned",), "blueprints": (None,), "alphas": (0.0,), "slot": 0, "blueprint": "mlp"}
+        store.emit(StepTaken(iteration=1, episode=1, environment=0, step=0, op="prune", **known))
+    rows = {exhibit.name: exhibit.rows for exhibit in grown_exhibits(tmp_path / "run.db", {})}
+    (seed,), (decision,) = rows["seeds"], rows["decisions"]
+    assert {name: seed[name] for name in figures} == figures
+    assert "u2 holding to pruned: contribution +0.016, kept from +0.021" in str(decision["changes"])
+    assert (decision["op"], decision["slot_name"], decision["blueprint"]) == ("prune", "u2", "mlp")
 
 
 def test_interactions_are_the_mean_over_networks_that_kept_both_modules(run: RunDirectory) -> None:

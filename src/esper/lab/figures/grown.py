@@ -171,12 +171,13 @@ def grown_tables(metadata: Mapping[str, Any]) -> list[Table]:
     return [
         Table(
             "seeds",
-            "The life of each seed, by the decisions with which it entered a stage. "
-            f"{describe_contributions(metadata)}",
+            "The life of each seed, by the decisions with which it entered a stage, and why it was kept or pruned: its "
+            "contribution, the standard error where that is known, the rent that it added, and the contribution from "
+            f"which it is kept, rent included. {describe_contributions(metadata)}",
             Query(f"""\
 SELECT {_SLOT_NAME} AS slot_name, blueprint,
     germinated + 1 AS germinated, trained + 1 AS trained, blended + 1 AS blended, held + 1 AS held,
-    COALESCE(fossilized, pruned) + 1 AS ended, outcome, cause, contribution
+    COALESCE(fossilized, pruned) + 1 AS ended, outcome, cause, contribution, error, price, threshold
 FROM seeds ORDER BY germinated, slot
 """),
             (
@@ -185,18 +186,24 @@ FROM seeds ORDER BY germinated, slot
                 *(Column(name, count) for name in ("germinated", "blended", "held", "ended")),
                 Column("outcome"),
                 Column("contribution", difference),
+                Column("error", measure),
+                Column("price", measure, "rent"),
+                Column("threshold", difference, "kept from"),
             ),
             "no seed has germinated",
         ),
         Table(
             "decisions",
             "Every decision with which something happened: what was decided, which slots changed their stage (finish: "
-            "when growth ended after it), new verdicts of "
-            f"the gates ahead of seeds, and the {_name_measures(metric)} on validation data that it was made on.",
+            "when growth ended after it), new verdicts of the gates ahead of seeds, and the "
+            f"{_name_measures(metric)} on validation data that it was made on. A gate says what is allowed, the "
+            "threshold what is worth it: a seed whose gate has passed is pruned if it contributes less than that.",
             Query(f"""\
 WITH changed AS (
     SELECT iteration, group_concat({_SLOT_NAME} || ' ' || before || ' to ' || after
-        || CASE WHEN cause = 'finish' THEN ' (finish)' ELSE '' END, '; ') AS changes
+        || CASE WHEN cause = 'finish' THEN ' (finish)' ELSE '' END
+        || CASE WHEN threshold IS NULL THEN ''
+            ELSE printf(': contribution %+.3g, kept from %+.3g', contribution, threshold) END, '; ') AS changes
     FROM (SELECT * FROM transitions ORDER BY id) GROUP BY iteration
 ), judged AS (
     SELECT iteration,

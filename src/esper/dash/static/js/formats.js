@@ -16,6 +16,9 @@ export function measure(value) {
 /** As `measure`, with its sign; zero has none. */
 export const difference = (value) => (value > 0 ? `+${measure(value)}` : measure(value));
 
+/** A difference with its standard error, where that is known: "+0.016 ± 0.004". */
+export const estimate = (value, error) => `${difference(value)}${isNumber(value) && isNumber(error) ? ` ± ${measure(error)}` : ""}`;
+
 /** With its sign; what rounds to zero has none. */
 export function signed(value) {
   if (!isNumber(value)) return "–";

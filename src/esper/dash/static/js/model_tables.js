@@ -1,7 +1,7 @@
 // The decisions about one model, in words.
 
 import { element, figure, table } from "./dom.js";
-import { difference, measure, named, whole, words } from "./formats.js";
+import { difference, estimate, measure, named, whole, words } from "./formats.js";
 
 /** Whether growth is about the loss alone. */
 export const isLoss = (data) => data.about.metric === "loss";
@@ -18,7 +18,7 @@ export function decisionsTable(data) {
   const rows = data.decisions.toReversed().map((one) => [
     figure(whole(one.iteration)),
     lines([...(rollbacks.get(one.iteration) ?? []).map((back) => alarm(`rolled back: ${words(back.trouble)}`)), decided(one, data)]),
-    lines((changes.get(one.iteration) ?? []).map((change) => `${slot(change)}: ${words(change.before)} to ${words(change.after)}${change.cause === "finish" ? " (finish)" : ""}`)),
+    lines((changes.get(one.iteration) ?? []).map((change) => `${slot(change)}: ${words(change.before)} to ${words(change.after)}${change.cause === "finish" ? " (finish)" : ""}${judged(change)}`)),
     lines((gates.get(one.iteration) ?? []).map((gate) => verdict(gate, slot(gate)))),
     lines((one.contributions ?? []).flatMap((value, place) =>
       typeof value === "number" ? [`${named(data.slots, place, "slot")} ${difference(value)}`] : [])),
@@ -42,8 +42,18 @@ function decided(one, data) {
   return `${words(one.op)}${what}${where}`;
 }
 
+/** The figures by which a seed was kept or pruned. */
+function judged(change) {
+  if (typeof change.contribution !== "number" || typeof change.price !== "number") return "";
+  const threshold = typeof change.threshold === "number" ? `, kept from ${difference(change.threshold)}` : "";
+  return `: contribution ${estimate(change.contribution, change.error)}, rent ${measure(change.price)}${threshold}`;
+}
+
+const ALLOWS = { G1: "may start to learn", G2: "may blend", G3: "may be held", G5: "may be kept" };
+
 function verdict(gate, slot) {
-  const verdict = gate.passed ? "passed" : `held back, ${words(gate.reason)}`;
+  const allowed = ALLOWS[gate.gate];
+  const verdict = gate.passed ? `passed${allowed ? `, ${allowed}` : ""}` : `held back, ${words(gate.reason)}`;
   return element("span", {}, `${slot}: ${gate.gate ?? "–"} `, element("span", { className: gate.passed ? "good" : "bad" }, verdict));
 }
 

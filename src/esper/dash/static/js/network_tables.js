@@ -1,19 +1,22 @@
 // What befell the seeds of one network, as tables.
 
 import { element, figure, table } from "./dom.js";
-import { difference, measure, named, whole, words } from "./formats.js";
+import { difference, estimate, measure, named, whole, words } from "./formats.js";
 
 const none = (sentence) => element("p", { className: "note" }, sentence);
 
 /** Decisions are counted from 1, steps from 0. */
 const moment = (step, unit) => figure(whole(typeof step === "number" && unit === "decision" ? step + 1 : step));
 
-/** One row per seed; `newest` contributions by slot, where they are recorded. */
+/** One row per seed; the `newest` decision has what seeds contribute now, where that is recorded. */
 export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
   if (!seeds.length) return none("No seed has germinated.");
-  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Contributed", ...(newest ? ["Contributes now"] : [])];
+  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Contributed", ...(newest ? ["Rent", "Kept from", "Contributes now"] : [])];
   const residents = new Map(seeds.map((seed) => [seed.slot, seed])); // the last in each slot
-  const now = (seed) => (residents.get(seed.slot) === seed && seed.outcome !== "pruned" ? newest[seed.slot] : null);
+  const resident = (seed) => residents.get(seed.slot) === seed && seed.outcome !== "pruned";
+  const now = (seed, name) => (resident(seed) ? newest[name]?.[seed.slot] : null);
+  // Of a seed on trial, the threshold of now.
+  const keptFrom = (seed) => seed.threshold ?? (seed.outcome === "unfinished" ? now(seed, "thresholds") : null);
   const steps = ["germinated", "trained", "blended", "held", "fossilized", "pruned"];
   const rows = seeds.map((seed) => [
     named(slots, seed.slot, "slot"),
@@ -21,8 +24,10 @@ export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
     ...steps.map((name) => moment(seed[name], unit)),
     element("span", { className: { fossilized: "good", pruned: "bad" }[seed.outcome] ?? "" }, words(seed.outcome)),
     words(seed.cause),
-    figure(difference(seed.contribution)),
-    ...(newest ? [figure(difference(now(seed)))] : []),
+    figure(estimate(seed.contribution, seed.error)),
+    ...(newest
+      ? [figure(measure(seed.price)), figure(difference(keptFrom(seed))), figure(estimate(now(seed, "contributions"), now(seed, "contribution_errors")))]
+      : []),
   ]);
   return table(heads, rows, `Lives of the seeds; numbers are ${unit}s`);
 }

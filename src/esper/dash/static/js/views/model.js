@@ -51,7 +51,7 @@ class ModelView {
     }
     this.parts.head.replaceChildren(...this.head());
     this.showCurves();
-    this.parts.seeds.replaceChildren(seedsTable(data, UNIT, data.decisions.at(-1)?.contributions ?? []));
+    this.parts.seeds.replaceChildren(seedsTable(data, UNIT, data.decisions.at(-1) ?? {}));
     this.parts.rollbacks.replaceChildren(rollbacksTable(data, UNIT));
     this.parts.decisions.replaceChildren(decisionsTable(data));
   }
@@ -80,8 +80,8 @@ class ModelView {
       wide(card("Stages of each slot", "Where the end of growth judged seeds, what it left stands after the last decision.", parts.lanes.node, stageLegend())),
       element("div", { className: "cards pairs" }, parts.charts.map((one) => one.node)),
       wide(
-        card("Seeds", "What each contributed when it was kept or pruned, and what those that are there contribute now; numbers are decisions.", parts.seeds),
-        card("Decisions", "The newest first, with what they were made on, what changed, and new verdicts of the gates.", parts.decisions),
+        card("Seeds", "What each contributed when it was kept or pruned, the rent it added, and the contribution from which it is kept, rent included; and what those that are there contribute now. Numbers are decisions.", parts.seeds),
+        card("Decisions", "The newest first, with what they were made on, what changed, and new verdicts of the gates. A gate says what is allowed, the threshold what is worth it: a seed whose gate has passed is pruned if it contributes less than the threshold.", parts.decisions),
         card("Rollbacks", null, parts.rollbacks),
       ),
     );

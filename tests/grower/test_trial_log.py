@@ -1,0 +1,245 @@
+"""A grower lists all that it tried: what, when, by which figures it was judged, and what to try if nothing was kept."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from esper import Decision
+from esper.control.rules import LookRule, LookSettings
+from esper.engine.promises import PromiseSettings
+from esper.errors import CheckpointError
+from esper.grower.state_dict import plant_structure
+from esper.lifecycle.actions import Op
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.transitions import Cause
+from grower.training_loop import Loop, data, growing
+from open_rules import open_rules
+
+CONTROLLERS = ("heuristic", "periodic", "look", "random", "all_at_start")
+RULES_WITH_A_MARGIN = ("heuristic", "periodic", "look")
+DECISIONS = 16
+
+
+def begun(controller: str, **options: Any) -> Loop:
+    return Loop(controller, rules=open_rules(), horizon=DECISIONS, seed=1, **options)
+
+
+def play(loop: Loop, decisions: int = DECISIONS) -> list[Decision]:
+    return [loop.epoch() for _ in range(decisions)]
+
+
+def resumed(saved: dict[str, Any], controller: str) -> Loop:
+    model = growing(seed=5)
+    plant_structure(model, saved["grower"]["seeds"])
+    model.load_state_dict(saved["model"])
+    loop = Loop(controller, model, rules=open_rules(), horizon=DECISIONS, seed=1)
+    loop.optimizer.load_state_dict(saved["optimizer"])
+    loop.scheduler.load_state_dict(saved["scheduler"])
+    loop.grower.load_state_dict(saved["grower"])
+    return loop
+
+
+def lives(decisions: Sequence[Decision]) -> list[tuple[str, str, int, bool | None]]:
+    """Slot, blueprint, decision of planting and fate of every module, from what the decisions changed."""
+    found: list[tuple[str, str, int, bool | None]] = []
+    for decision in decisions:
+        for change in decision.changes:
+            if change.after is Stage.GERMINATED:
+                found.append((change.slot, str(change.blueprint), decision.number, None))
+            elif change.after in (Stage.FOSSILIZED, Stage.PRUNED):
+                place = max(index for index, life in enumerate(found) if life[0] == change.slot)
+                found[place] = (*found[place][:3], change.after is Stage.FOSSILIZED)
+    return found
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_all_that_was_planted_is_listed_with_what_became_of_it(controller: str) -> None:
+    loop = begun(controller)
+    decisions = play(loop)
+    tried = loop.model.tried
+    assert [(one.slot, one.blueprint, one.planted, one.kept) for one in tried] == lives(decisions)
+    assert all(one.parameters > 0 for one in tried)
+    assert loop.model.summary().tried == tried
+    ending = loop.grower.finish()
+    assert [(one.slot, one.blueprint, one.planted) for one in ending.tried] == [life[:3] for life in lives(decisions)]
+    assert all(one.kept is not None for one in ending.tried)
+    for one in ending.tried:
+        assert one.judged is not None
+        assert one.planted <= one.judged <= DECISIONS
+        assert str(one) in str(ending).splitlines()
+    kept = sum(seed.fossilized for seed in loop.model.seeds.values())
+    assert str(ending).startswith(f"Finished. {len(tried)} module{'s' * (len(tried) != 1)} tried, {kept} kept.")
+    assert loop.grower.finish().tried == ending.tried, "a second call changes nothing"
+
+
+@pytest.mark.parametrize("controller", RULES_WITH_A_MARGIN)
+@pytest.mark.parametrize("rent", [0.0, 0.5])
+def test_a_rule_s_decision_has_the_figures_and_the_threshold_that_it_went_by(controller: str, rent: float) -> None:
+    loop = begun(controller, rent=rent)
+    judged = [one for one in play(loop, 2 * DECISIONS) if one.op in (Op.FOSSILIZE, Op.PRUNE)]
+    assert judged
+    for decision in judged:
+        figures, (change,) = decision.judgement, decision.changes[-1:]
+        assert figures is not None
+        assert figures == change.judgement
+        assert figures.contribution == decision.contributions[str(decision.slot)]
+        assert figures.threshold is not None
+        assert (figures.price > 0) == (rent > 0)
+        assert figures.threshold >= figures.price
+        assert (decision.op is Op.FOSSILIZE) == (figures.contribution >= figures.threshold - 1e-6)
+        verb, place = decision.op.name.lower(), f"{decision.blueprint} in {decision.slot}"
+        assert f"{verb} {place}: {figures}; loss" in str(decision)
+        (module,) = [one for one in loop.model.tried if one.judged == decision.number]
+        assert (module.by, module.judgement) == (controller, figures)
+
+
+@torch.no_grad()
+def measure_examples(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Loss and hit of every validation example."""
+    inputs, labels = data(64, seed=1)
+    logits = model.eval()(inputs)
+    return functional.cross_entropy(logits, labels, reduction="none"), logits.argmax(1) == labels
+
+
+@pytest.mark.parametrize("controller", ["heuristic", "all_at_start"])
+def test_where_the_value_of_each_example_is_known_figures_have_an_error(controller: str) -> None:
+    loop = begun(controller, evaluate=measure_examples)
+    decisions = play(loop)
+    ending = loop.grower.finish()
+    figures = [one.judgement for one in ending.tried if one.judgement is not None]
+    figures += [one.judgement for one in decisions if one.judgement is not None]
+    measured = [one for one in figures if one.contribution is not None]
+    assert measured
+    assert all(one.error is not None and 0 <= one.error < 0.2 for one in measured)
+    assert all((one.error or 0) > 0 for one in measured if one.contribution)
+    assert all(f" ± {one.error:.2g}, rent" in str(one) for one in measured)
+    assert all(one.error is None for one in figures if one.contribution is None)
+
+
+def test_without_a_threshold_the_figures_are_there_all_the_same() -> None:
+    judged = [one for one in play(begun("random", rent=0.5), 2 * DECISIONS) if one.op in (Op.FOSSILIZE, Op.PRUNE)]
+    assert judged
+    assert all(one.judgement is not None and one.judgement.threshold is None for one in judged)
+    assert not any("kept from" in str(one) for one in judged)
+
+
+@pytest.mark.parametrize("controller", ["heuristic", "random"])
+@pytest.mark.parametrize("saved_after", [3, 8, 15])
+def test_a_resumed_grower_lists_what_was_tried_before(controller: str, saved_after: int) -> None:
+    whole = begun(controller)
+    play(whole, saved_after)
+    half = resumed(copy.deepcopy(whole.saved()), controller)
+    assert half.model.tried == whole.model.tried
+    play(whole, DECISIONS - saved_after)
+    play(half, DECISIONS - saved_after)
+    assert str(half.grower.finish()) == str(whole.grower.finish())
+
+
+@pytest.mark.parametrize("damage", [{"modules": [{"slot": "0"}]}, {"modules": 3}, {"best": 1}])
+def test_a_damaged_list_is_refused(damage: dict[str, Any]) -> None:
+    saved = begun("heuristic").saved()
+    saved["grower"]["memory"]["trials"] |= damage
+    with pytest.raises(CheckpointError, match="tried modules in the grower's state is damaged"):
+        resumed(saved, "heuristic")
+
+
+def test_a_module_that_is_pruned_slowly_is_listed_with_the_decision_that_judged_it() -> None:
+    loop = begun("random")
+    decisions = play(loop, 60)
+    slow = [one for decision in decisions for one in decision.changes if (one.cause, one.after) == SLOWLY_GONE]
+    assert slow, "the random controller chose a slow way at least once"
+    by_number = {decision.number: decision for decision in decisions}
+    for change in slow:
+        assert change.judgement in [decision.judgement for decision in decisions if decision.op is Op.PRUNE]
+    for module in loop.model.tried:
+        if module.by == "random" and module.kept is False:
+            decision = by_number[module.judged or 0]
+            assert (decision.op, decision.slot, decision.judgement) == (Op.PRUNE, module.slot, module.judgement)
+
+
+SLOWLY_GONE = (Cause.TICK, Stage.PRUNED)
+
+
+def test_what_a_rollback_took_is_the_governor_s() -> None:
+    loop = begun("all_at_start")
+    play(loop, 3)
+    decision = loop.epoch(lambda _: math.nan)
+    assert decision.rollback is not None
+    assert decision.rollback.pruned
+    gone = [module for module in loop.model.tried if module.kept is False]
+    assert [module.slot for module in gone] == list(decision.rollback.pruned)
+    assert {(module.by, module.judged, module.judgement) for module in gone} == {("governor", 4, None)}
+
+
+@pytest.mark.parametrize(("controller", "other"), [("periodic", True), ("all_at_start", False)])
+def test_where_nothing_was_kept_it_says_so_and_what_to_try(controller: str, other: bool) -> None:
+    loop = begun(controller, rent=9.0)  # nothing is worth that
+    play(loop)
+    ending = str(loop.grower.finish())
+    assert ", 0 kept." in ending
+    assert "Nothing was kept." in ending.splitlines()
+    assert ("all_at_start" in ending.rpartition("To try:")[2]) == other
+    assert "larger blueprints" in ending
+
+
+def test_where_something_was_kept_nothing_else_is_advised() -> None:
+    loop = begun("all_at_start")
+    play(loop)
+    ending = loop.grower.finish()
+    assert any(module.kept for module in ending.tried)
+    assert not ending.advice
+    assert len(str(ending).splitlines()) == 1 + len(ending.tried)
+
+
+def looking(threshold: float) -> LookRule:
+    promise = PromiseSettings(first=1, every=2, examples=64)
+    return LookRule(LookSettings(promise=promise, threshold=threshold), DECISIONS)
+
+
+def test_where_nothing_was_planted_it_names_the_best_candidate_and_the_threshold() -> None:
+    loop = begun(looking(threshold=1.0))  # type: ignore[arg-type]
+    play(loop)
+    best, ending = loop.grower.trials.best, str(loop.grower.finish())
+    assert best is not None
+    assert best.blueprint in loop.model.slots[best.slot].blueprints
+    assert best.worth < best.threshold == 1.0
+    first, candidate, advice = ending.splitlines()
+    assert first == "Finished. No module was tried."
+    assert f"{best.blueprint} in {best.slot}" in candidate
+    assert f"{best.worth:.3g}" in candidate
+    assert "above 1" in candidate
+    assert advice.startswith("To try: ")
+    # Below that worth the rule plants just that candidate.
+    planting = begun(looking(threshold=best.worth - 1e-4))  # type: ignore[arg-type]
+    play(planting)
+    assert (best.slot, best.blueprint) in [(one.slot, one.blueprint) for one in planting.model.tried]
+
+
+def test_the_best_candidate_survives_a_resumption() -> None:
+    whole = begun(looking(threshold=1.0))  # type: ignore[arg-type]
+    play(whole, 8)
+    half = resumed(copy.deepcopy(whole.saved()), looking(threshold=1.0))  # type: ignore[arg-type]
+    assert half.grower.trials.best == whole.grower.trials.best
+
+
+def test_where_nothing_should_grow_nothing_is_advised() -> None:
+    loop = begun("none")
+    play(loop, 3)
+    assert str(loop.grower.finish()) == "Finished. No module was tried."
+
+
+def test_a_new_grower_begins_a_new_list() -> None:
+    loop = begun("all_at_start")
+    play(loop, 3)
+    loop.grower.finish()
+    assert loop.model.tried
+    again = Loop("none", loop.model)
+    assert again.model.tried == ()
