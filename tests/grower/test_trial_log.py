@@ -112,7 +112,8 @@ def measure_examples(model: nn.Module) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("controller", ["heuristic", "all_at_start"])
 def test_where_the_value_of_each_example_is_known_figures_have_an_error(controller: str) -> None:
     loop = begun(controller, evaluate=measure_examples)
-    decisions = play(loop)
+    decisions = play(loop, 2 * DECISIONS)
+    assert any(decision.judgement is not None for decision in decisions)
     ending = loop.grower.finish()
     figures = [one.judgement for one in ending.tried if one.judgement is not None]
     figures += [one.judgement for one in decisions if one.judgement is not None]
@@ -153,19 +154,20 @@ def test_a_damaged_list_is_refused(damage: dict[str, Any]) -> None:
 
 def test_a_module_that_is_pruned_slowly_is_listed_with_the_decision_that_judged_it() -> None:
     loop = begun("random")
-    decisions = play(loop, 60)
-    slow = [one for decision in decisions for one in decision.changes if (one.cause, one.after) == SLOWLY_GONE]
-    assert slow, "the random controller chose a slow way at least once"
-    by_number = {decision.number: decision for decision in decisions}
-    for change in slow:
-        assert change.judgement in [decision.judgement for decision in decisions if decision.op is Op.PRUNE]
-    for module in loop.model.tried:
-        if module.by == "random" and module.kept is False:
-            decision = by_number[module.judged or 0]
-            assert (decision.op, decision.slot, decision.judgement) == (Op.PRUNE, module.slot, module.judgement)
-
-
-SLOWLY_GONE = (Cause.TICK, Stage.PRUNED)
+    pruning: dict[str, Decision] = {}  # by slot, while alpha falls
+    slowly_gone = 0
+    for decision in play(loop, 60):
+        for change in decision.changes:
+            if (change.cause, change.after) == (Cause.TICK, Stage.PRUNED):
+                judging = pruning.pop(change.slot)
+                assert change.judgement == judging.judgement
+                (module,) = [one for one in loop.model.tried if (one.slot, one.judged) == (change.slot, judging.number)]
+                assert (module.kept, module.by, module.judgement) == (False, "random", judging.judgement)
+                slowly_gone += judging.number < decision.number
+        if decision.op is Op.PRUNE and decision.slot is not None:
+            pruning[decision.slot] = decision
+    assert slowly_gone > 1, "the random controller chose a slow way more than once"
+    assert not [module for module in loop.model.tried if module.by == "gate"]
 
 
 def test_what_a_rollback_took_is_the_governor_s() -> None:
