@@ -192,7 +192,9 @@ def check_step(
         return StepInputs(loss, fraction, None)
     if val_loss is None:
         raise ConfigError("accuracy and metrics belong to a val_loss: give that too, or none of them")
-    supplied: dict[Any, Any] = {LOSS: val_loss} if accuracy is None else {LOSS: val_loss, ACCURACY: accuracy}
+    supplied: dict[Any, Any] = {LOSS: check_number(val_loss, "val_loss")}
+    if accuracy is not None:
+        supplied[ACCURACY] = check_number(accuracy, "accuracy")
     others = cast("Mapping[Any, Any]", {} if metrics is None else metrics)
     if not isinstance(others, Mapping) or supplied.keys() & set(others):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError("metrics: give a mapping of the names of figures other than loss and accuracy to numbers")
