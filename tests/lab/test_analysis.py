@@ -15,7 +15,6 @@ from scipy import stats
 
 from esper.errors import RunError
 from esper.lab.analysis import (
-    FEWEST_SEEDS,
     LEVEL,
     SIGNIFICANCE,
     Claim,
@@ -199,7 +198,7 @@ def test_a_verdict_an_interval_and_a_p_never_contradict_each_other(claim: Claim)
         assert (one.verdict is Verdict.ABOVE) == one.interval.above_zero
 
 
-@pytest.mark.parametrize("seeds", range(1, FEWEST_SEEDS))
+@pytest.mark.parametrize("seeds", [1, 2, 3, 4])
 def test_too_few_seeds_say_nothing_however_large_the_difference(seeds: int) -> None:
     rng = np.random.default_rng(0)
     for study in (paired(seeds, 0.01, 0.0, effect=5.0), independent(seeds, 0.01, 0.0, effect=5.0)):

@@ -159,7 +159,7 @@ TRAINING: Mapping[str, Family] = {
     },
     "drift": {
         "to_shape": Variant(sample_hue, after_drift=_large_shape),
-        "to_texture": Variant(sample_hue, after_drift=_fine),
+        "to_texture": Variant(sample_hue, after_drift=partial(_clear, noise=1.7)),
     },
 }
 
