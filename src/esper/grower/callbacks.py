@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.engine.gradients import HealthTable
 from esper.grower.decision import Decision, Ending
-from esper.growth.tried import ModuleJudgement
+from esper.growth.tried import ModuleJudgement, format_signed
 from esper.lifecycle.rules import Verdicts
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import Transitions
@@ -55,7 +55,7 @@ class DecisionRecord:
         """``decision 7: germinate mlp in layer2; loss 0.4123 (training 0.3987), accuracy 0.873; layer1 +0.012``."""
         decision = self.decision
         loss = f"loss {decision.loss:.4g} (training {self.train_loss:.4g}){decision.measured}"
-        contributions = ", ".join(f"{slot} {value:+.3g}" for slot, value in decision.contributions.items())
+        contributions = ", ".join(f"{slot} {format_signed(value)}" for slot, value in decision.contributions.items())
         return "; ".join(filter(None, [f"decision {decision.number}: {decision.what}", loss, contributions]))
 
 
