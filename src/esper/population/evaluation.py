@@ -74,16 +74,15 @@ def score_variants(logits: Tensor, labels: Tensor) -> VariantScores:
     shape, count = logits.shape[:2], labels.shape[1]
     logits, labels = logits.flatten(0, 1), labels.repeat_interleave(shape[1], dim=0)
 
-    def compute_errors(figures: Tensor) -> Tensor:
-        by_example = figures.view(*shape, count, -1).mean(3)
-        differences = by_example - by_example[:, :1]
-        # Computed by hand, since torch warns of the deviation of a single example.
-        variance = (differences - differences.mean(2, keepdim=True)).square().sum(2) / (count - 1)
-        return (variance / count).sqrt()
-
-    losses, hits = compute_label_losses(logits, labels), compute_label_hits(logits, labels)
-    means = losses.mean(1).view(shape), hits.mean(1).view(shape)
-    return VariantScores(*means, compute_errors(losses), compute_errors(hits))
+    # Both figures at once, which halves the number of operations.
+    figures = torch.stack((compute_label_losses(logits, labels), compute_label_hits(logits, labels)))
+    means = figures.mean(2).view(2, *shape)
+    by_example = figures.view(2, *shape, count, -1).mean(4)
+    differences = by_example - by_example[:, :, :1]
+    # By hand, since torch warns of the deviation of a single example.
+    squares = (differences - differences.mean(3, keepdim=True)).square().sum(3)
+    errors = (squares / (count - 1) / count).sqrt()
+    return VariantScores(*means.unbind(), *errors.unbind())
 
 
 def _compute_contributions(
