@@ -123,7 +123,9 @@ def evaluate_separately(population: ReferencePopulation, batch: Batch) -> Evalua
             sign = 1.0 if blended else -1.0
             by_loss[network, slot] = sign * (other_loss - loss[network])
             by_accuracy[network, slot] = sign * (accuracy[network] - other_accuracy)
-    return Evaluation(loss, accuracy, by_accuracy, by_loss, np.ones(table.stage.shape, np.bool_))
+    # Without the errors of contributions, which only the population computes, besides.
+    unknown = np.full(table.stage.shape, np.nan)
+    return Evaluation(loss, accuracy, by_accuracy, by_loss, unknown, unknown, np.ones(table.stage.shape, np.bool_))
 
 
 def measure(

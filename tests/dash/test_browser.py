@@ -407,14 +407,14 @@ def test_no_content_of_a_run_becomes_markup(browser: Browser, address: str, fold
 
 
 def test_a_model_s_page_says_why_seeds_were_pruned(browser: Browser, address: str, folder: Path):
-    loop = Loop("all_at_start", run=folder / "judged", rent=9.0)  # nothing is worth that
+    loop = Loop("all_at_start", run=folder / "pruned", rent=9.0)  # nothing is worth that
     for _ in range(4):
         loop.epoch()
     loop.grower.finish()
-    with RunReader.open(folder / "judged" / "run.db") as reader:
+    with RunReader.open(folder / "pruned" / "run.db") as reader:
         judged = [change for change in reader.events(LifecycleTransition) if change.threshold is not None]
     assert len(judged) == 2
-    with opened(browser, f"{address}#/model?run=judged") as page:
+    with opened(browser, f"{address}#/model?run=pruned") as page:
         seeds = page.get_by_role("region", name="Lives of the seeds")
         expect(seeds.locator("thead")).to_contain_text("Kept from")
         newest = page.locator(".tall tbody tr").first
@@ -424,7 +424,7 @@ def test_a_model_s_page_says_why_seeds_were_pruned(browser: Browser, address: st
             expect(row).to_contain_text(f"+{change.threshold:.3f}")
             figures = rf"{change.before} to pruned \(finish\): contribution .*, rent {change.price:.3f}, kept from"
             expect(newest).to_contain_text(re.compile(figures))
-    delete(folder / "judged")
+    delete(folder / "pruned")
 
 
 def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address: str, alone: Path):
