@@ -37,6 +37,7 @@ BUILT_IN = (
     "squeeze_excite",
     "token_conv",
     "token_mix",
+    "units",
 )
 
 

@@ -240,7 +240,7 @@ def first_seed(**changes: Any) -> Damage:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: content.update(version=6), "format version 6"),
+        (lambda content: content.update(version=7), "format version 7"),
         (lambda content: content.update(unknown=1), "corrupt at unknown"),
         (lambda content: content.update(slots=[]), "only the saved model has 'slots.norm"),
         (lambda content: content.update(slots=content["slots"] * 2), "is taken"),

@@ -145,6 +145,10 @@ class ModelBackend:
         unfit = measurement.constant_output or broken
         return evaluation.accuracy_contribution, evaluation.accuracy_error, unfit
 
+    def measure_score(self) -> float:
+        """Score of the model as it is now; higher is better, and NaN before any decision."""
+        return self._scores.compute_score(self._run(np.zeros_like(self._suspects), None).baseline)
+
     def measure_constraint_references(self) -> None:
         """Measure the losses that constraints are relative to: those of the model before growth."""
         if self._constraints.limits:

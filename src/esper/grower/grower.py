@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.config.arguments import Advice, FilePath, check_arguments, describe_value
+from esper.config.arguments import Advice, FilePath, Name, PositiveInt, check_arguments, describe_value
 from esper.control.controller import Actions, CandidateRater, CandidateRating, Judge, Judgement
 from esper.control.rules import ActionBuilder
 from esper.engine.backend import Promises
 from esper.engine.engine import GrowthEngine, Situation
 from esper.engine.governor import Governor, Intervention, Vitals
 from esper.engine.measurements import TrainingReport
-from esper.errors import CheckpointError, ConfigError, DivergedError
+from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError, plural
 from esper.former import warn_of_former
 from esper.grower.backend import ModelBackend
 from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
@@ -55,7 +55,9 @@ from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
 from esper.grower.trial_log import TrialLog, advise
+from esper.grower.unit_pruning import prune_units
 from esper.grower.validation import Validation
+from esper.growth.blueprints.units import Units
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.hooks import require_growable
 from esper.growth.look import Look
@@ -538,6 +540,31 @@ class Grower:
             self._promise_recorder.set_recording(False)
         self._notify(lambda callback: callback.on_finish(self, ending))
         return ending
+
+    @check_arguments(SlotError, slot="give the name of a slot", keep="give the number of units to keep, at least 1")
+    def prune_units(self, slot: Name, keep: PositiveInt) -> None:
+        """Keep the hidden units in a slot (`units`) that earn most, and drop the others for good.
+
+        ```python
+        grower.finish()
+        grower.prune_units("fc2", 16)  # of the 24 that grew
+        plain = model.finalize()  # 16 units wider
+        ```
+
+        They are left out group by group, by halves, and each time the group goes without which ``evaluate`` gives the
+        best score; of equals, and before any decision, the one with the smallest norms. That takes about two
+        evaluations per halving. What is dropped has no effect any more, and is counted until `GrowingModel.finalize`.
+
+        Raises:
+            SlotError: no such slot, no hidden units in it, or fewer than ``keep``.
+        """
+        seed = self.model.slots[slot].seed
+        if seed is None or not isinstance(seed.blueprint, Units):
+            raise SlotError(f"slot {slot!r} holds no hidden units: name one in which {Units.name!r} grew")
+        present = len(seed.blueprint.rank_units())
+        if keep > present:
+            raise SlotError(f"slot {slot!r} holds {plural(present, 'hidden unit')}, fewer than the {keep} to keep")
+        prune_units(seed.blueprint, keep, self.backend.measure_score)
 
     def close(self) -> None:
         """Close the run and release its folder; calls `on_close` of all callbacks.

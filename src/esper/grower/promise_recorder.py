@@ -53,11 +53,17 @@ class RecordedBatch(NamedTuple):
     """First argument of the layer, ``[B, ...]``; None where no blueprint reads it, or it is not a tensor."""
     single_argument: bool
     """Whether the layer had no other argument."""
+    source: Tensor | None = None
+    """Input of the layers that make the hidden units which the layer reads, ``[B, ...]``; None where no blueprint reads
+    it."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RecordedBatch:
         """The recorded batch with its tensors changed."""
-        first, inputs = (None if tensor is None else change(tensor) for tensor in (self.first, self.inputs))
-        return RecordedBatch(change(self.features), inputs, change(self.gradients), first, self.single_argument)
+        first, inputs, source = (
+            None if tensor is None else change(tensor) for tensor in (self.first, self.inputs, self.source)
+        )
+        gradients = change(self.gradients)
+        return RecordedBatch(change(self.features), inputs, gradients, first, self.single_argument, source)
 
 
 class PromiseRecorder:
@@ -112,12 +118,14 @@ class PromiseRecorder:
             leaf = torch.zeros_like(features, requires_grad=True)
             features = features + leaf
         first = call.first_argument if self._offers(slot, Context.LAYER) else None
+        source = slot.source.get() if slot.source is not None and self._offers(slot, Context.HIDDEN) else None
         batch = RecordedBatch(
             features.detach()[: self._examples].clone(),
             self._find_inputs(slot, features),
             features.detach()[:0],
             None if first is None or len(first) != len(features) else first.detach()[: self._examples].clone(),
             call.has_single_argument,
+            None if source is None or len(source) != len(features) else source.detach()[: self._examples].clone(),
         )
         # Without its gradient yet, which the backward pass brings.
         leaf.register_hook(partial(self._record_gradient, slot.name, batch))
@@ -193,6 +201,7 @@ class PromiseRecorder:
             [batch.gradients for batch in batches],
             [batch.first for batch in batches if batch.first is not None],
             all(batch.single_argument for batch in batches),
+            [batch.source for batch in batches if batch.source is not None],
         )
         try:
             return measure_promise(slot, kind, recorded, inputs, [(_SEED, place, _DRAW)])

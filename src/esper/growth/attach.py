@@ -14,10 +14,11 @@ from torch import nn
 
 from esper.config.arguments import Advice, check_arguments
 from esper.errors import SlotError, did_you_mean
-from esper.growth.blueprints.registry import get
+from esper.growth.blueprints.registry import Context, get
 from esper.growth.frozen import WHOLE
+from esper.growth.hidden import find_pairs
 from esper.growth.model import GrowingModel
-from esper.growth.probe import Arguments, PlainModule
+from esper.growth.probe import Arguments, PlainModule, call_host
 from esper.growth.taps import list_named_modules
 
 PATTERN = "re:"
@@ -34,11 +35,12 @@ AUTO = "auto"
 
 
 def _read_places(value: Any) -> Any:
-    """Validate names, or a mapping from names to the blueprints on offer."""
+    """Validate names, or a mapping from names, or tuples of names, to the blueprints on offer."""
     if isinstance(value, Mapping):
         offers = cast("Mapping[Any, Any]", value)
-        if not all(isinstance(name, str) for name in offers):
-            raise ValueError("no names")
+        for place in offers:
+            if len(_read_names(place if isinstance(place, tuple) else (place,))) < 1 + isinstance(place, tuple):
+                raise ValueError("no names")
         return {name: offer if isinstance(offer, str) else _read_names(offer) for name, offer in offers.items()}
     return _read_names(value)
 
@@ -52,15 +54,17 @@ def _read_names(value: Any) -> list[str]:
     return names
 
 
+Place = str | tuple[str, ...]
+"""Name of a submodule, or ``re:`` and a regular expression; or the names of layers between which units may grow."""
 Places = Annotated[
-    Sequence[str] | Mapping[str, Sequence[str] | str],
+    Sequence[str] | Mapping[Place, Sequence[str] | str] | Mapping[str, Sequence[str] | str],
     PlainValidator(_read_places),
     Advice(
         "give a list of submodules' names, such as ['layer2'], or a mapping from names to a list of blueprints or "
         "'auto'"
     ),
 ]
-"""Names of submodules, or ``re:`` and a regular expression; or a mapping from them to the blueprints on offer."""
+"""Names of submodules, or ``re:`` and a regular expression; or a mapping from places to the blueprints on offer."""
 
 
 def _read_frozen(value: Any) -> Any:
@@ -100,7 +104,10 @@ def attach(
         model: Any module.
         slots: Names of submodules, or a mapping from names to blueprints' names or ``"auto"``. A key that begins with
             ``re:`` is a regular expression for all submodules whose whole name it matches; there is a warning if one of
-            its alternatives, as in ``(query|value)``, matches none.
+            its alternatives, as in ``(query|value)``, matches none. New hidden units (``units``, ``units_8``) grow
+            between layers that a tuple names, ``("fc1", "fc2")`` or ``("gate", "up", "down")``, or which are found in
+            the submodule of a name or pattern, such as a transformer's MLP. The slot is behind the last of them, and
+            has its name.
         example_input: Arguments of the model, with two examples or more: a tensor, a tuple of positional arguments, or
             a dictionary of keyword arguments. A forward pass with it finds the features at each slot.
         causal: Whether tokens must not depend on later ones, as in a language model; None: found by a forward pass.
@@ -114,16 +121,19 @@ def attach(
     Raises:
         SlotError: an argument has another type, such as a string as ``slots``; a name or pattern matches nothing, two
             of them the same submodule; a submodule is shared, is never called or more than once, or has no features
-            that a slot can use; a blueprint does not support a site.
+            that a slot can use; a blueprint does not support a site; or no units can be added between layers, as
+            something lies between them that is not done to each unit by itself.
         UnknownBlueprintError: no blueprint of that name is registered.
     """
     # Blueprints on offer by name or pattern; None: all that fit.
-    offers: dict[str, list[str] | None] = dict.fromkeys(slots)
+    offers: dict[Place, list[str] | None] = dict.fromkeys(slots)
     for place, blueprints in slots.items() if isinstance(slots, Mapping) else ():
         if isinstance(blueprints, str) and blueprints != AUTO:
             raise SlotError(f"the blueprints of slot {place!r} are {blueprints!r}: give a list of names, or 'auto'")
         if not isinstance(blueprints, str):
             offers[place] = [get(name).name for name in blueprints]
+        elif isinstance(place, tuple):
+            raise SlotError(f"the layers {place} have 'auto': name what may grow between them, such as ['units_8']")
     # Names of the submodules to freeze; a shared submodule has several names.
     if isinstance(freeze_host, bool):
         frozen = [WHOLE] if freeze_host else []
@@ -140,12 +150,35 @@ def attach(
     if not offers:
         raise SlotError("no slots: name the submodules behind which the model may grow")
     blueprints_by_name: dict[str, Sequence[str] | None] = {}
+    makers: dict[str, tuple[str, ...]] = {}
+    """By the last layer of those that a tuple names, the others."""
+    widened: list[str] = []
+    """Submodules in which the layers have to be found."""
     for place, offer in offers.items():
-        for name in _match_names(model, place):
+        names = [place[-1]] if isinstance(place, tuple) else _match_names(model, place)
+        grows_units = offer is not None and any(get(kind).context is Context.HIDDEN for kind in offer)
+        if isinstance(place, tuple):
+            if not grows_units:
+                raise SlotError(f"no units are on offer between the layers {place}: name {place[-1]!r} alone")
+            makers[place[-1]] = place[:-1]
+        elif grows_units:
+            widened += names
+        for name in names:
             if name in blueprints_by_name:
                 raise SlotError(f"{place!r} matches submodule {name!r}, which an earlier slot has already")
             blueprints_by_name[name] = offer
-    return GrowingModel(model, blueprints_by_name, example_input, causal=causal, apart=apart, frozen=frozen)
+    # Slots of units are behind the last of their layers.
+    pairs = find_pairs(model, widened, lambda: call_host(model, example_input)) if widened else {}
+    for name, pair in pairs.items():
+        if pair.reader in blueprints_by_name:
+            raise SlotError(f"the slot of {name!r} is behind {pair.reader!r}, which has another slot: name one of them")
+        makers[pair.reader] = pair.makers
+    blueprints_by_name = {
+        pairs[name].reader if name in pairs else name: offer for name, offer in blueprints_by_name.items()
+    }
+    return GrowingModel(
+        model, blueprints_by_name, example_input, causal=causal, apart=apart, makers=makers, frozen=frozen
+    )
 
 
 def _match_names(model: nn.Module, place: str) -> list[str]:

@@ -39,6 +39,7 @@ from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.growth.taps import find_tensors, list_named_modules
 from esper.growth.tying import TiedWeights
+from esper.growth.widening import widen_configurations
 from esper.lifecycle.rules import Isolation
 from esper.numerics.module_state import keep_modes
 
@@ -87,7 +88,8 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     names = {name: name for name in kept}
     blocks: dict[str, nn.Module] = {}
     by_way: dict[Folded, list[str]] = {way: [] for way in Folded}
-    for name in kept:
+    # Wider layers first: they are found by their own names.
+    for name in sorted(kept, key=lambda name: grown.seeds[name].context is not Context.HIDDEN):
         slot, seed = grown.slots[name], grown.seeds[name]
         way = seed.blueprint.fold(host, names[name], float(seed.alpha))
         by_way[way].append(name)
@@ -105,10 +107,20 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     for name, block in blocks.items():
         depth.set_block(names[name], block)
     losing = tied.untie()
+    # State the new widths in configurations.
+    widened = by_way[Folded.WIDENED]
+    hidden = {names[name]: layer.hidden for name in widened if (layer := grown.slots[name].site.layer) is not None}
+    widen_configurations(host, {name: part for name, part in hidden.items() if part is not None})
     # Check what depends on how the host's own code uses containers and weights.
-    if inserted or merged or blocks:
-        _require_equal(model, host, kept=kept, inserted=inserted, merged=merged, blocks=list(blocks))
-    refuse_saving(host, [names[name] for name in by_way[Folded.NOT]], [names[name] for name in inserted], losing)
+    if inserted or merged or widened or blocks:
+        _require_equal(model, host, kept=kept, inserted=inserted, merged=merged, widened=widened, blocks=list(blocks))
+    refuse_saving(
+        host,
+        [names[name] for name in by_way[Folded.NOT]],
+        inserted=[names[name] for name in inserted],
+        widened=[names[name] for name in widened],
+        losing=losing,
+    )
     return host
 
 
@@ -290,22 +302,40 @@ def _find_unused_name(module: nn.Module, name: str) -> str:
 
 
 def _require_equal(
-    model: GrowingModel, plain: nn.Module, *, kept: list[str], inserted: list[str], merged: list[str], blocks: list[str]
+    model: GrowingModel,
+    plain: nn.Module,
+    *,
+    kept: list[str],
+    inserted: list[str],
+    merged: list[str],
+    widened: list[str],
+    blocks: list[str],
 ) -> None:
     """Refuse a ``plain`` model that does not compute as the growing one.
 
     The owner of a container may not run a block that was ``inserted`` there, something else may use a weight that a
-    seed was ``merged`` into, and ``blocks`` may not be called as before.
+    seed was ``merged`` into, or go by the width of layers that were ``widened``, and ``blocks`` may not be called as
+    before.
     """
-    expected, computed = _compute_both(model, plain, kept)
+    try:
+        expected, computed = _compute_both(model, plain, kept)
+    except RuntimeError as error:
+        if not widened:
+            raise
+        raise ExportError(
+            f"the host cannot be called with the units that grew behind {widened[0]!r} ({error}): its code goes by the "
+            "number of units that it had; save the growing model by esper.save"
+        ) from error
     if not expected and inserted:
         raise ExportError(f"whether the model runs a block behind {inserted[0]!r} {_UNKNOWN}")
-    if not expected and merged:
-        warnings.warn(f"whether the layer behind {merged[0]!r} alone reads its weight {_UNKNOWN}", stacklevel=5)
+    if not expected and (merged or widened):
+        first = (merged + widened)[0]
+        warnings.warn(f"whether the layer behind {first!r} alone reads its weight {_UNKNOWN}", stacklevel=5)
     equal = _are_close(plain, expected, computed)
     when = ""
-    # In training a model may read weights that it does not read otherwise. Inserted blocks draw other random numbers.
-    if equal and merged and not inserted:
+    # In training a model may read weights that it does not read otherwise. Inserted blocks and further units draw other
+    # random numbers.
+    if equal and merged and not inserted and not widened:
         equal = _are_close(plain, *_compute_both(model, plain, kept, training_blocks=blocks))
         when = " in training mode"
     if equal:
@@ -320,6 +350,11 @@ def _require_equal(
         f"what was added to the weight of {name!r} does not do what its seed did{when}: something else reads that "
         "weight, too, or changes what the layer returns"
         for name in merged[:1]
+    ]
+    causes += [
+        f"the units that were added to the layers of {name!r} do not do what their seed did: something else reads the "
+        "weights, too, or changes what the layers return"
+        for name in widened[:1]
     ]
     causes += [f"a copy of the block {name!r} does not do what its seed did" for name in blocks[:1]]
     raise ExportError(f"{', or '.join(causes)}; save the growing model by esper.save")

@@ -13,7 +13,7 @@ from esper.errors import SlotError
 from esper.growth.passes import PassGate
 from esper.growth.sharding import require_sharded_host, require_whole, reshard
 from esper.growth.slot import Slot
-from esper.growth.taps import find_hook_tables, list_named_modules
+from esper.growth.taps import SourceTap, find_hook_tables, list_named_modules
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -96,13 +96,14 @@ def require_called(model: GrowingModel) -> None:
         SlotError: a submodule was replaced since slots were attached, or the model was released.
     """
     modules = dict(list_named_modules(model.host, remove_duplicate=False))
-    # The slot must be among the hooks of the module that has its name by now.
+    # The slot must be among the hooks of the module that has its name by now, and so must what it needs.
     for name, slot in model.slots.items():
-        if name not in modules or slot not in _list_hooks(modules[name]):
-            raise SlotError(
-                f"slot {name!r} is not called any more: the model was released, or its submodule {name!r} was replaced "
-                "or lost its hooks since esper.attach; rebuild the host first and attach then"
-            )
+        for place, hook in ((name, slot), *((maker, slot.source) for maker in slot.makers[:1])):
+            if place not in modules or hook not in _list_hooks(modules[place]):
+                raise SlotError(
+                    f"slot {name!r} is not called any more: the model was released, or its submodule {place!r} was "
+                    "replaced or lost its hooks since esper.attach; rebuild the host first and attach then"
+                )
 
 
 def hide_growth(model: GrowingModel) -> AbstractContextManager[None]:
@@ -141,16 +142,18 @@ def _run_eagerly() -> AbstractContextManager[None]:
 def _remove_hooks(model: GrowingModel) -> Generator[None]:
     """Within the block the host does not call its slots."""
     # Taken out of torch's tables and put back, since the handles cannot do so.
-    tables = [table for name in model.slots for table in find_hook_tables(model.host.get_submodule(name))]
+    names = {name: None for slot in model.slots.values() for name in (slot.name, *slot.makers)}
+    tables = [table for name in names for table in find_hook_tables(model.host.get_submodule(name))]
     before = [dict(table) for table in tables]
+    kinds = (Slot, SourceTap)
     for table in tables:
-        for key in [key for key, hook in table.items() if isinstance(hook, Slot)]:
+        for key in [key for key, hook in table.items() if isinstance(hook, kinds)]:
             del table[key]
     try:
         yield
     finally:
         for table, hooks in zip(tables, before, strict=True):
-            merged = {key: hook for key, hook in hooks.items() if key in table or isinstance(hook, Slot)} | dict(table)
+            merged = {key: hook for key, hook in hooks.items() if key in table or isinstance(hook, kinds)} | dict(table)
             table.clear()  # to restore the order of calls, too
             table.update(merged)
 

@@ -179,13 +179,21 @@ def look(
         modules = {name: host.get_submodule(name) for name in slots}
         at_slots = FeatureRecorder(modules, first=False, arguments=False)
         at_layers = FeatureRecorder(host_layers, first=True, arguments=True)
+        makers = {name: host.get_submodule(slot.makers[0]) for name, slot in slots.items() if slot.makers}
+        at_makers = FeatureRecorder(makers, first=False, arguments=False)
         try:
             seen, mean_loss = record_gradients(
-                model, (at_slots, at_layers), loss, batches, examples, lambda: inputs.append(tap.get_inputs().detach())
+                model,
+                (at_slots, at_layers, at_makers),
+                loss,
+                batches,
+                examples,
+                lambda: inputs.append(tap.get_inputs().detach()),
             )
         finally:
             at_slots.remove()
             at_layers.remove()
+            at_makers.remove()
         with torch.autocast(tap.get_inputs().device.type, enabled=False):
             # Measure the candidates.
             rows: list[Candidate] = []
@@ -196,6 +204,8 @@ def look(
                         "first: call the model once there, as a whole"
                     )
                 record = at_slots.records[slot.name]
+                if slot.name in at_makers.records:
+                    record.sources = at_makers.records[slot.name].first_arguments
                 keys = [(seed, index, draw) for draw in range(draws)]
                 rows += [measure_promise(slot, get(name), record, inputs, keys) for name in slot.blueprints]
             # Measure the host's own layers, as they are without what grew on them.
@@ -241,7 +251,7 @@ def measure_promise(
     grams: list[Tensor] = []
     first_values: list[Tensor] = []
     for draw in draws:
-        newborn: nn.Module = kind(slot.site, module_generator(*draw)).to(like.device, like.dtype)
+        newborn: nn.Module = kind(slot.site, module_generator(*draw)).to(like.device, like.dtype).eval()
         newborn = _FeaturesOnlyCall(newborn) if kind.context is Context.CALL else newborn
         values = [parameter.detach() for parameter in newborn.parameters()]
         if grams and all(map(torch.equal, values, first_values)):
@@ -272,6 +282,8 @@ def _find_contexts(
             contexts = record.first_arguments
         case Context.CALL:
             contexts = record.features if record.single_argument else []
+        case Context.HIDDEN:
+            contexts = record.sources
         case Context.NOTHING:
             return record.features
     # Calls without a first tensor, or with further arguments, were not recorded as such.

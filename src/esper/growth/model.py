@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
@@ -152,6 +153,7 @@ class GrowingModel(nn.Module):
     Args:
         host: Any module.
         slots: Names of the submodules to hook, with the blueprints that may germinate there; None: all that fit.
+        makers: By submodule, the layers that make the hidden units which it reads, where such units may grow.
         example_input: Arguments of the host: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
         causal: As in `esper.growth.probe.probe`.
         apart: As in `esper.growth.probe.probe`.
@@ -169,6 +171,7 @@ class GrowingModel(nn.Module):
         *,
         causal: bool | None = None,
         apart: bool | None = None,
+        makers: Mapping[str, Sequence[str]] = MappingProxyType({}),
         frozen: Sequence[str] = (),
     ) -> None:
         super().__init__()
@@ -177,7 +180,14 @@ class GrowingModel(nn.Module):
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         blocks = [name for name, offer in offers.items() if any(get(kind).needs_branch_outputs for kind in offer or ())]
         probed = probe(
-            host, list(slots), example_input, causal=causal, apart=apart, with_branch_outputs=blocks, frozen=frozen
+            host,
+            list(slots),
+            example_input,
+            causal=causal,
+            apart=apart,
+            with_branch_outputs=blocks,
+            makers=makers,
+            frozen=frozen,
         )
         self.host = host
         self.host_record = describe_host(host)
@@ -208,6 +218,9 @@ class GrowingModel(nn.Module):
         self._hooks.append(host.register_forward_hook(OutputTap(self.tap)))
         for name, slot in slots_by_name.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot, with_kwargs=True))
+            if slot.source is not None:  # of layers with the same input, the first has the hook
+                maker = host.get_submodule(slot.makers[0])
+                self._hooks.append(maker.register_forward_pre_hook(slot.source, with_kwargs=True))
         self._hooks.append(host.register_forward_hook(PassEnd(self.tap), always_call=True))
         self.slots = Slots(slots_by_name)
         self.training = host.training
@@ -533,10 +546,13 @@ class GrowingModel(nn.Module):
 
         A copy of a block (`block_copy`, `block_zero`) with a weight of 1 is the next module of the `nn.ModuleList` or
         `nn.Sequential` that the block is in, and the configuration counts it (see `esper.growth.depth`): the copy is an
-        ordinary deeper model. With another weight it runs behind its block, with a warning.
+        ordinary deeper model. With another weight it runs behind its block, with a warning. New hidden units
+        (`units_8`) are further outputs and inputs of the layers between which they grew, at any weight: the copy is an
+        ordinary wider model.
 
         If a class has ``save_pretrained`` and ``push_to_hub``, as Hugging Face's have, these raise AssertionError if
-        ``from_pretrained`` would lose growth, so not in a model that only became deeper. Calls with ``state_dict``, as
+        ``from_pretrained`` would lose growth, so not in a model that only became deeper, or wider by as many units in
+        each layer, if the configuration can state it. Calls with ``state_dict``, as
         their Trainer makes for its checkpoints, pass with a warning: the finalized model itself can load these.
 
         Args:
@@ -549,7 +565,7 @@ class GrowingModel(nn.Module):
             ConfigError: ``unfinished`` is something else.
             SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``; or a slot is not called any more.
             ExportError: `torch.export` cannot trace the blueprint of a seed; the copy of a block cannot follow it, as
-                it is in a container that its owner does not run module by module; or a weight that something was added
-                to is read elsewhere, too.
+                it is in a container that its owner does not run module by module; a weight that something was added
+                to is read elsewhere, too; or the host's code goes by the number of hidden units that it had.
         """
         return finalize(self, Unfinished(unfinished))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Hashable
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +33,8 @@ class RunningPass:
     """The network's input."""
     hints: PositionHints | None = None
     """Masks and caches among the host's arguments."""
+    sources: dict[Hashable, Tensor] = field(default_factory=dict[Hashable, Tensor])
+    """Inputs of layers that make hidden units, by the hook that keeps each."""
 
 
 class PassGate:

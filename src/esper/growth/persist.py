@@ -120,7 +120,13 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
         try:
             offers = {record.name: record.blueprints for record in saved.slots}
             model = GrowingModel(
-                host, offers, example_input, causal=saved.causal, apart=saved.apart, frozen=saved.frozen
+                host,
+                offers,
+                example_input,
+                causal=saved.causal,
+                apart=saved.apart,
+                makers={record.name: record.makers for record in saved.slots if record.makers},
+                frozen=saved.frozen,
             )
             after_error.callback(model.release)
             for record in saved.slots:
@@ -264,6 +270,8 @@ class SavedSlot(Settings):
     """The record of a slot and its seed, if there is one."""
 
     name: _Name
+    makers: tuple[_Name, ...] = ()
+    """Names of the layers that make the hidden units which the slot's layer reads, where such units may grow."""
     site: SavedSite
     blueprints: tuple[_Name, ...]
     enabled: bool
@@ -271,10 +279,11 @@ class SavedSlot(Settings):
 
 
 class Topology(Manifest):
-    """The JSON file. Version 1 had no ``apart``, 2 no frozen parts, 3 no ``fixed`` parameters, 4 no ``host``."""
+    """The JSON file. Version 1 had no ``apart``, 2 no frozen parts, 3 no ``fixed`` parameters, 4 no ``host``, and 5 no
+    ``makers``."""
 
     format: Literal["esper-model"] = "esper-model"
-    version: Literal[1, 2, 3, 4, 5] = 5
+    version: Literal[1, 2, 3, 4, 5, 6] = 6
     slots: tuple[SavedSlot, ...]
     frozen: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
     frozen_sha256: str = ""
@@ -288,6 +297,7 @@ class Topology(Manifest):
         slots = tuple(
             SavedSlot(
                 name=slot.name,
+                makers=slot.makers,
                 site=SavedSite.from_site(slot.site),
                 blueprints=slot.blueprints,
                 enabled=slot.enabled,
@@ -313,7 +323,7 @@ class Topology(Manifest):
 
 _FORMAT = StateFormat(
     name="esper-model",
-    versions=(1, 2, 3, 4, 5),
+    versions=(1, 2, 3, 4, 5, 6),
     manifest=Topology,
     what="saved model's",
     damaged_advice=": take another copy of the saved model",

@@ -76,6 +76,12 @@ _DEEPER = (
     "or blocks depend on their number in another way than it states; keep the model itself by torch.save, or "
     "write it by esper.export, or save the growing model by esper.save before finalize()"
 )
+_WIDER = (
+    "from_pretrained would build another model than this wider one: its configuration has no number of hidden units, "
+    "or one number for layers of which only some became wider, or not by as many; let as many units grow in each of "
+    "them, keep the model itself by torch.save, or write it by esper.export, or save the growing model by esper.save "
+    "before finalize()"
+)
 _CHECKPOINT = (
     "this checkpoint is for the finalized model alone, to be read by its load_state_dict: from_pretrained would lose "
     "what grew in it"
@@ -126,13 +132,18 @@ def guard_saving(model: GrowingModel) -> list[SaveGuard]:
 
 
 def refuse_saving(
-    plain: nn.Module, grown: Iterable[str], inserted: Iterable[str] = (), losing: Iterable[nn.Module] = ()
+    plain: nn.Module,
+    grown: Iterable[str],
+    inserted: Iterable[str] = (),
+    widened: Iterable[str] = (),
+    losing: Iterable[nn.Module] = (),
 ) -> None:
     """Refuse to save parts of ``plain``, by methods of Hugging Face's, that ``from_pretrained`` would build otherwise.
 
-    Those are the parts with a submodule in which something grew, and those with ``inserted`` blocks that the
-    configuration does not count, or that depend on their place in another way than the configuration states; and the
-    parts ``losing``, which would tie a weight again to which something was added.
+    Those are the parts with a submodule in which something grew; those with ``inserted`` blocks that the configuration
+    does not count, or that depend on their place in another way than the configuration states; those with ``widened``
+    layers whose width the configuration does not state; and the parts ``losing``, which would tie a weight again to
+    which something was added.
 
     The refusal needs no Esper: it is made of torch and Python alone, and copies and pickles with the module. Calls with
     ``state_dict``, which write checkpoints, pass with a warning.
@@ -143,10 +154,15 @@ def refuse_saving(
         (part, method, _PLAIN) for part in losing for method in METHODS if callable(getattr(type(part), method, None))
     ]
     parts = {part for part, _, _ in refused}
-    # Parts that became deeper, if the class does not build them from their configuration.
-    deeper = [(part, method) for part, method in _list_methods(plain, inserted) if part not in parts]
-    unlike = {part: not is_built_alike(part) for part in {part for part, _ in deeper}}
-    refused += [(part, method, _DEEPER) for part, method in deeper if unlike[part]]
+    # Parts that became deeper or wider, if the class does not build them from their configuration.
+    changed = {
+        (part, method): reason
+        for names, reason in ((widened, _WIDER), (inserted, _DEEPER))
+        for part, method in _list_methods(plain, names)
+        if part not in parts
+    }
+    unlike = {part: not is_built_alike(part) for part in {part for part, _ in changed}}
+    refused += [(part, method, reason) for (part, method), reason in changed.items() if unlike[part]]
     # Put a refusal in the place of each method.
     for part, method, reason in refused:
         # A graph cannot unpack arguments; a thread that is run, and not started, calls its target at once with them.

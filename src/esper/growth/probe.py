@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, cast
 
 import torch
@@ -15,6 +16,7 @@ from esper.config.arguments import Advice
 from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import copy_block
+from esper.growth.hidden import LayerPair, find_hidden, is_unaltered
 from esper.growth.positions import (
     CallRecorder,
     drop_caches,
@@ -98,7 +100,7 @@ class _OutputRecorder:
             output=_pad_if_nested(find_features(output)),
             in_tuple=holds_features(output),
             keeps_shape=keeps_shape,
-            unaltered=_is_unaltered(module, call, output),
+            unaltered=type(module).forward not in _PLAIN_LAYERS or is_unaltered(module, call, output),
             call=call,
         )
         self.records.setdefault(name, []).append(record)
@@ -150,6 +152,7 @@ def probe(
     causal: bool | None = None,
     apart: bool | None = None,
     with_branch_outputs: Collection[str] = (),
+    makers: Mapping[str, Sequence[str]] = MappingProxyType({}),
     frozen: Collection[str] = (),
 ) -> ProbeResult:
     """Run the host on ``example_input`` and describe the output of every submodule in ``names``.
@@ -166,12 +169,14 @@ def probe(
         causal: Whether no token may depend on later ones; None: found by changing the last token, of two or more.
         apart: Whether no position may depend on any other; None: found by the arguments of the host's modules.
         with_branch_outputs: Names of the submodules of which to find the `Layer.branch_outputs`, too.
+        makers: By submodule, the layers that make the hidden units which it reads: to find its `Layer.hidden`, too.
         frozen: Names of the submodules that will stay in evaluation mode; ``""`` is the host itself.
 
     Raises:
         SlotError: the example input is no batch of two or more; a name matches no submodule, is listed twice, stands
             for a module that runs more than once in a forward pass or not at all, or yields something that is no
-            tensor of rank 2 to 4 with the batch first, nor a tuple that begins with one on which the output depends.
+            tensor of rank 2 to 4 with the batch first, nor a tuple that begins with one on which the output depends; or
+            no units can be added between a submodule and its ``makers``.
     """
     modules = _resolve_modules(host, names)
     inputs = first_tensor(example_input)
@@ -196,6 +201,8 @@ def probe(
         calls.remove()
         outputs.remove()
     # Describe the layers and their features.
+    pairs = [LayerPair(tuple(layers), reader) for reader, layers in makers.items()]
+    hidden = find_hidden(host, pairs, lambda: call_host(host, example_input)) if pairs else {}
     for name in names:
         records = outputs.records.get(name, [])
         problem = _find_problem(name, [record.output for record in records], len(inputs))
@@ -224,6 +231,7 @@ def probe(
             trainable=frozenset(path for path, values in module.named_parameters() if values.requires_grad),
             unaltered=record.unaltered,
             in_tuple=record.in_tuple,
+            hidden=hidden.get(name),
         )
         if name in with_branch_outputs and layer.keeps_shape and not layer.quantised:
             layer = replace(layer, branch_outputs=find_branch_outputs(module, record.call))
@@ -297,23 +305,6 @@ def first_tensor(arguments: Arguments) -> Tensor:
 
 
 _PLAIN_LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward)
-
-
-def _is_unaltered(module: nn.Module, call: LayerCall, output: Any) -> bool:
-    """`Layer.unaltered`, within rounding. A hook that changes nothing does not count."""
-    if type(module).forward not in _PLAIN_LAYERS:
-        return True
-    # The output is compared with that of the class, without hooks and without a forward of the instance.
-    try:
-        expected = _pad_if_nested(type(module).forward(module, *call.arguments, **call.keywords))
-    except (TypeError, RuntimeError, AttributeError):  # other arguments, or the weight is elsewhere
-        return False
-    output = _pad_if_nested(output)
-    if expected.is_meta:  # no values to compare
-        return True
-    if not isinstance(output, Tensor) or (expected.shape, expected.dtype) != (output.shape, output.dtype):
-        return False
-    return torch.allclose(expected, output, rtol=0.01, atol=0.01 * float(expected.abs().max()), equal_nan=True)
 
 
 def _pad_if_nested(output: Any) -> Any:

@@ -89,6 +89,8 @@ class RecordedGradients:
     """First arguments of the calls; fewer than there were calls, if one was no tensor."""
     single_argument: bool = True
     """Whether no call had a second argument with a value."""
+    sources: list[Tensor] = field(default_factory=list[Tensor])
+    """Inputs of the layers that make the hidden units which the module reads, if a slot behind it has such."""
 
 
 @dataclass

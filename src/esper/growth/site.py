@@ -30,6 +30,36 @@ IN_ORDER = frozenset({Layout.TOKENS, Layout.SEQUENCE})
 
 
 @dataclass(frozen=True, eq=False)
+class Step:
+    """What a host does to hidden units, to each by itself: a module of its, or a function as a module."""
+
+    module: nn.Module
+    name: str = ""
+    """Name of the module in the host; empty for a function."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """Hidden units of a host, which some layers make and one layer reads, and to which others can be added.
+
+    One layer makes them, or two of which the outputs are multiplied, as in a gated MLP.
+    """
+
+    names: tuple[str, ...]
+    """Names of the layers that make them."""
+    layers: tuple[nn.Module, ...]
+    """These layers; all have the same input."""
+    steps: tuple[tuple[Step, ...], ...]
+    """What follows each layer, before any product."""
+    after: tuple[Step, ...]
+    """What follows the product; empty if there is one layer."""
+    width: int
+    """Number of units."""
+    positions: int
+    """Positions for which a layer makes them, of one example: tokens, samples or pixels; 1 for plain features."""
+
+
+@dataclass(frozen=True, eq=False)
 class Layer:
     """A module of a host that a slot follows."""
 
@@ -54,6 +84,8 @@ class Layer:
     """Whether it returns a tuple that begins with the features."""
     blank: nn.Module | None = None
     """A copy from before the module was sharded, without values; None if it is whole."""
+    hidden: Hidden | None = None
+    """The hidden units that it reads, if the slot was attached to more layers than this one."""
 
     @property
     def quantised(self) -> bool:

@@ -24,7 +24,7 @@ from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, re
 from esper.growth.seed import Seed
 from esper.growth.sharding import add_blank_copy, require_sharded_host, require_whole, reshard, shard
 from esper.growth.site import IN_ORDER, Site
-from esper.growth.taps import GrowthHook, InputTap, find_features, replace_features
+from esper.growth.taps import GrowthHook, InputTap, SourceTap, find_features, replace_features
 from esper.lifecycle.actions import Blend
 
 
@@ -87,6 +87,11 @@ class Slot(GrowthHook):
         self.copies = copies
         self.compilations = compilations
         self.depth = depth
+        hidden = None if site.layer is None else site.layer.hidden
+        self.source = None if hidden is None else SourceTap(tap.gate)
+        """Keeps the input of the layers that make the hidden units which the slot's layer reads, if units may grow."""
+        self.makers: tuple[str, ...] = () if hidden is None else hidden.names
+        """Names of these layers."""
         self.blueprints = _choose_blueprints(name, site, blueprints)
         """Names of the blueprints that may germinate here."""
         self.enabled = True
@@ -126,6 +131,8 @@ class Slot(GrowthHook):
         # In this order, setting the hook recompiles nothing.
         if not torch.compiler.is_compiling() and self.feature_hook is not None:
             features = self.feature_hook(self, call, features)
+        if self.source is not None:
+            self.source.clear()
         return replace_features(output, features)
 
     def _run(self, occupant: SlotModule, module: nn.Module, call: LayerCall, output: Tensor) -> Tensor:
@@ -156,6 +163,12 @@ class Slot(GrowthHook):
                     raise SlotError(f"the layer that slot {self.name!r} follows was called without a first tensor")
             case Context.CALL:
                 inputs = call
+            case Context.HIDDEN:
+                inputs = None if self.source is None else self.source.get()
+                if inputs is None:
+                    raise SlotError(
+                        f"the layer that slot {self.name!r} follows was called without those that make its hidden units"
+                    )
         if not output.is_nested:
             return occupant(output, inputs)
         # Nested tensors are padded by zeros where an example has ended, and cut again.
@@ -167,7 +180,7 @@ class Slot(GrowthHook):
         features = pad_nested(output, inputs.shape[1] if context is Context.NETWORK else self.site.positions)
         if context is Context.NOTHING:
             inputs = features
-        elif context is Context.LAYER:
+        elif context in (Context.LAYER, Context.HIDDEN):
             inputs = pad_nested(inputs, self.site.positions)
         return cut_to_lengths(occupant(features, inputs), output)
 

@@ -171,6 +171,44 @@ class InputTap(nn.Module):
         return {**self.__dict__, "_inputs": None, "_hints": NO_HINTS, "pass_counters": []}
 
 
+class SourceTap(GrowthHook):
+    """Forward pre-hook of a layer that makes hidden units: keeps its input until the layer that reads them was called.
+
+    Copies of the model do not have the input.
+
+    Args:
+        gate: Of the model, by which each thread has its own input.
+    """
+
+    def __init__(self, gate: PassGate) -> None:
+        super().__init__()
+        self.gate = gate
+        self._inputs: Tensor | None = None
+
+    def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        inputs: Any = next(iter((*arguments, *keywords.values())), None)
+        running = None if torch.compiler.is_compiling() else self.gate.running
+        if running is None:  # compiled, or a part of the host is called alone
+            self._inputs = inputs
+        else:
+            running.sources[self] = inputs
+
+    def get(self) -> Tensor | None:
+        """The input of the last call in this thread; None if there was none since `clear`."""
+        running = None if torch.compiler.is_compiling() else self.gate.running
+        return self._inputs if running is None else running.sources.get(self, self._inputs)
+
+    def clear(self) -> None:
+        """Drop the input of the last call in this thread."""
+        running = None if torch.compiler.is_compiling() else self.gate.running
+        if running is not None:
+            running.sources.pop(self, None)
+        self._inputs = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_inputs": None}
+
+
 class OutputTap:
     """Forward hook of the host that passes the outputs to pass counters, if a backward pass may follow."""
 

@@ -3,7 +3,7 @@
 Importing this package registers the built-in ones.
 """
 
-from esper.growth.blueprints import blocks, channels, lora, spatial, tokens
+from esper.growth.blueprints import blocks, channels, lora, spatial, tokens, units
 from esper.growth.blueprints.registry import Blueprint, Family, for_site, get, names, register
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "register",
     "spatial",
     "tokens",
+    "units",
 ]

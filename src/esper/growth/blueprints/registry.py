@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -47,6 +48,8 @@ class Context(StrEnum):
     """The first argument of the layer that its slot follows."""
     CALL = "call"
     """All arguments of that layer, as a `LayerCall`."""
+    HIDDEN = "hidden"
+    """The first argument of the layers that make the hidden units which that layer reads."""
 
 
 class LayerCall(NamedTuple):
@@ -83,9 +86,11 @@ class Folded(StrEnum):
     """Its weights were added to parameters of the host."""
     INSERTED = "inserted"
     """It was inserted behind the submodule, in the same container: modules behind it have other names now."""
+    WIDENED = "widened"
+    """Its units were added to layers of the host, which have more outputs and inputs now."""
 
 
-LAYER_CONTEXTS = frozenset({Context.LAYER, Context.CALL})
+LAYER_CONTEXTS = frozenset({Context.LAYER, Context.CALL, Context.HIDDEN})
 """Contexts of blueprints that are made for one layer of one host; populations and ``"auto"`` offer none of these."""
 
 
@@ -157,7 +162,8 @@ class Blueprint(nn.Module, ABC):
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
         """Make this blueprint part of a plain ``host``, if that is better than a graph that runs behind a submodule.
 
-        A blueprint with the context `Context.LAYER` has to, as such a graph does not get the layer's input.
+        A blueprint with the context `Context.LAYER` or `Context.HIDDEN` has to, as such a graph does not get the input
+        of a layer.
 
         Args:
             host: A finalized model.
@@ -202,6 +208,9 @@ _RENAMED_MEMBERS = {
 """Present names of class members by their former names; ``is_causal`` is the opposite of ``looks_ahead``."""
 
 _registry: dict[str, type[Blueprint]] = {}
+_sizes: dict[str, Callable[[int], type[Blueprint]]] = {}
+"""By the name of a blueprint, what makes the one of another size."""
+_SIZED = re.compile(r"(\w+)_([1-9]\d*)")
 
 _B = TypeVar("_B", bound=Blueprint)
 
@@ -223,6 +232,11 @@ def register(kind: type[_B]) -> type[_B]:
     return kind
 
 
+def register_sizes(name: str, make: Callable[[int], type[Blueprint]]) -> None:
+    """Let ``NAME_K`` name the blueprint ``make(K)``, the same class for the same K, for any whole number K above 0."""
+    _sizes[name] = make
+
+
 def get(name: str) -> type[Blueprint]:
     """The blueprint called ``name``.
 
@@ -230,13 +244,16 @@ def get(name: str) -> type[Blueprint]:
         UnknownBlueprintError: no such blueprint is registered.
     """
     if name not in _registry:
+        sized = _SIZED.fullmatch(name)
+        if sized is not None and sized[1] in _sizes:
+            return _sizes[sized[1]](int(sized[2]))
         hint = did_you_mean(name, _registry) or f"; known are {', '.join(names())}"
         raise UnknownBlueprintError(f"unknown blueprint {name!r}{hint}")
     return _registry[name]
 
 
 def names() -> tuple[str, ...]:
-    """Names of all registered blueprints, sorted."""
+    """Names of all registered blueprints, sorted; of those of any size (`register_sizes`) the one without a number."""
     return tuple(sorted(_registry))
 
 

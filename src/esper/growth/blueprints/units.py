@@ -1,0 +1,187 @@
+"""More hidden units between two layers of a host, which become part of these layers when the model is finalized."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from esper.errors import ExportError
+from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, register, register_sizes
+from esper.growth.depth import copy_block
+from esper.growth.site import Hidden, Layout, Site, Step
+from esper.growth.widening import (
+    add_channels,
+    add_inputs,
+    add_outputs,
+    find_channel_axis,
+    get_weight,
+    is_plain_norm,
+    is_widenable,
+    make_with_channels,
+    make_with_inputs,
+    make_with_outputs,
+)
+
+_SHARE = 8
+"""``units`` adds one unit for so many that there are."""
+
+
+@register
+class Units(Blueprint):
+    """``s = W2' f(W1' x + b1')``: more units between two layers ``W2 f(W1 x + b1) + b2``; ``W2' = 0`` at birth.
+
+    x is the input of the first layer, f what the host does between both, such as an activation, dropout, and batch
+    normalisation with channels of its own. In a gated MLP ``f(G' x) * (U' x)`` takes the place of ``f(W1' x + b1')``.
+    The layers are linear, or convolutions with the options of the host's own. When the model is finalized, ``W1'`` and
+    ``b1'`` become further outputs of the first layer, and ``W2'`` further inputs of the second.
+
+    Widening as in Net2Net (Chen et al. 2015, arXiv 1511.05641), with new units that do nothing at birth as in GradMax
+    (Evci et al. 2022, arXiv 2201.05125), under alpha. ``units_K`` adds K units, ``units`` an eighth of those that there
+    are, at least one.
+
+    Unlike other blueprints it has dropout and running statistics if the host has them there.
+    """
+
+    name: ClassVar[str] = "units"
+    family: ClassVar[Family] = Family.CHANNEL
+    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
+    mixes_positions: ClassVar[bool] = False  # more than the host itself does
+    context: ClassVar[Context] = Context.HIDDEN
+    size: ClassVar[int | None] = None
+    """Number of units; None: a share of those that there are."""
+
+    kept: Tensor
+
+    def __init__(self, site: Site, generator: torch.Generator) -> None:
+        super().__init__(site, generator)
+        hidden, last, units = _require_hidden(site), _require_last(site), self.count_units(site)
+        self.layers = nn.ModuleList(make_with_outputs(layer, units, generator) for layer in hidden.layers)
+        self.steps = nn.ModuleList(_make_steps(steps, units, generator) for steps in hidden.steps)
+        self.after = _make_steps(hidden.after, units, generator)
+        self.last = make_with_inputs(last, units, generator)
+        # All units, until some of them are pruned.
+        self.register_buffer("kept", torch.ones(units, dtype=torch.bool, device=generator.device))
+        self._channel_axis = find_channel_axis(last)
+        self._names = hidden.names
+        chains = [*zip(self.steps, hidden.steps, strict=True), (self.after, hidden.after)]
+        self._norms = [
+            (step.name, number, place)
+            for number, (_, steps) in enumerate(chains)
+            for place, step in enumerate(steps)
+            if is_plain_norm(step.module)
+        ]
+        """Of each normalisation its name in the host, the number of its chain (the last is ``after``), its place."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A class of some size is in no module.
+        return make_empty, (self.size,), self.__getstate__()
+
+    def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
+        factors = [steps(layer(inputs)) for layer, steps in zip(self.layers, self.steps, strict=True)]
+        hidden: Tensor = self.after(math.prod(factors[1:], start=factors[0]))
+        kept = self.kept if self._channel_axis == -1 else self.kept.view(-1, *[1] * (hidden.dim() - 2))
+        contribution: Tensor = self.last(hidden * kept)
+        return contribution
+
+    def rank_units(self) -> list[int]:
+        """The units that are kept, in order of the product of the norms of their weights, the smallest first."""
+        outgoing = self.last.get_parameter("weight").detach().transpose(0, 1)
+        incoming = [layer.get_parameter("weight").detach() for layer in self.layers]
+        squares = [weight.flatten(1).square().sum(dim=1) for weight in (outgoing, *incoming)]
+        kept = self.kept.nonzero().flatten()
+        order = math.prod(squares[1:], start=squares[0])[kept].argsort()
+        return cast("list[int]", kept[order].tolist())
+
+    @torch.no_grad()
+    def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
+        """Add the units to the layers of the host.
+
+        Raises:
+            ExportError: a weight is no parameter any more.
+        """
+        layers, last = [host.get_submodule(path) for path in self._names], host.get_submodule(name)
+        for path, layer in zip((*self._names, name), (*layers, last), strict=True):
+            if not is_widenable(layer):
+                raise ExportError(
+                    f"the weight of {path!r} is computed from other tensors since {self.name!r} grew there, as by a "
+                    "weight norm or pruning, so no units can be added to it: take that off again before finalize()"
+                )
+        kept = self.kept.nonzero().flatten()
+        for layer, added in zip(layers, self.layers, strict=True):
+            add_outputs(layer, added, kept)
+        chains = [*self.steps, self.after]
+        for path, number, place in self._norms:
+            add_channels(host.get_submodule(path), cast("nn.Sequential", chains[number])[place], kept)
+        add_inputs(last, self.last, kept, weight)
+        return Folded.WIDENED
+
+    @classmethod
+    def count_units(cls, site: Site) -> int:
+        """Number of units at ``site``."""
+        return cls.size or max(_require_hidden(site).width // _SHARE, 1)
+
+    @classmethod
+    def parameters_at(cls, site: Site) -> int:
+        hidden, last = _require_hidden(site), _require_last(site)
+        # Of one unit: a row of each layer with its bias, a column of the last one, channels of norms.
+        one = get_weight(last)[:, 0].numel()
+        for layer in hidden.layers:
+            one += get_weight(layer)[0].numel() + ("bias" in dict(layer.named_parameters(recurse=False)))
+        for step in (*(step for steps in hidden.steps for step in steps), *hidden.after):
+            one += len(list(step.module.parameters()))
+        return cls.count_units(site) * one
+
+    @classmethod
+    def flops_at(cls, site: Site) -> int:
+        hidden, last = _require_hidden(site), _require_last(site)
+        # Not the site's positions: a linear layer has its channels last, also where features look like images.
+        positions = math.prod(site.shape) // len(get_weight(last))
+        one = positions * get_weight(last)[:, 0].numel()
+        one += sum(hidden.positions * get_weight(layer)[0].numel() for layer in hidden.layers)
+        return 2 * cls.count_units(site) * one
+
+    @classmethod
+    def supports(cls, site: Site) -> bool:
+        return super().supports(site) and site.layer is not None and site.layer.hidden is not None
+
+
+def _make_steps(steps: Iterable[Step], units: int, generator: torch.Generator) -> nn.Sequential:
+    """The steps for so many units: modules as they are, batch normalisation with other channels."""
+    return nn.Sequential(
+        *(
+            make_with_channels(step.module, units, generator) if is_plain_norm(step.module) else copy_block(step.module)
+            for step in steps
+        )
+    )
+
+
+def _require_hidden(site: Site) -> Hidden:
+    assert site.layer is not None, "call supports(site) first"
+    assert site.layer.hidden is not None, "call supports(site) first"
+    return site.layer.hidden
+
+
+def _require_last(site: Site) -> nn.Module:
+    assert site.layer is not None, "call supports(site) first"
+    return site.layer.module
+
+
+@cache
+def make_size(size: int) -> type[Units]:
+    """The blueprint ``units_K`` for a number of units."""
+    members = {"__module__": __name__, "__doc__": f"{size} more hidden units.", "name": f"units_{size}", "size": size}
+    return type(f"Units{size}", (Units,), members)
+
+
+def make_empty(size: int | None) -> Units:
+    """An instance without any state, for copies and pickles."""
+    kind = Units if size is None else make_size(size)
+    return kind.__new__(kind)
+
+
+register_sizes(Units.name, make_size)

@@ -1,0 +1,189 @@
+"""Linear layers, convolutions and batch normalisation of a host with more outputs or inputs.
+
+A linear layer of Hugging Face's `Conv1D`, as GPT-2 has, keeps its weight transposed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init  # pyright: ignore[reportUnknownVariableType]
+
+from esper.growth.depth import CONFIGURATION
+from esper.growth.site import Hidden
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_TRANSPOSED = "transformers.pytorch_utils.Conv1D"
+"""Class of linear layers whose weight is ``[inputs, outputs]``."""
+
+
+def is_widenable(module: nn.Module) -> bool:
+    """Whether a module is a linear layer or a convolution whose weight can get more rows and columns.
+
+    Not subclasses with a forward of their own, grouped convolutions, weights that are computed from others (weight
+    norm, pruning and other parametrizations), and whole numbers.
+    """
+    plain = _is_transposed(module) or any(type(module).forward is kind.forward for kind in (nn.Linear, *CONVOLUTIONS))
+    if not plain or (isinstance(module, CONVOLUTIONS) and module.groups != 1):
+        return False
+    parameters = dict(module.named_parameters(recurse=False))
+    return "weight" in parameters and parameters["weight"].is_floating_point()
+
+
+def is_plain_norm(module: nn.Module) -> bool:
+    """Whether a module is batch normalisation as torch computes it, whose channels can become more."""
+    return any(type(module).forward is kind.forward for kind in NORMS) and isinstance(module, NORMS)
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    return f"{type(layer).__module__}.{type(layer).__qualname__}" == _TRANSPOSED
+
+
+def get_weight(layer: nn.Module) -> Tensor:
+    """The weight of a layer, ``[outputs, inputs, *kernel]``."""
+    weight = layer.get_parameter("weight")
+    return weight.T if _is_transposed(layer) else weight
+
+
+def find_channel_axis(layer: nn.Module) -> int:
+    """The axis of the channels in a layer's input and output."""
+    return 1 if isinstance(layer, CONVOLUTIONS) else -1
+
+
+def make_with_outputs(layer: nn.Module, outputs: int, generator: torch.Generator) -> nn.Module:
+    """A layer for the same inputs as ``layer`` with so many ``outputs``, with torch's initial values."""
+    made = _make_like(layer, get_weight(layer).shape[1], outputs, _has_bias(layer), generator)
+    # As `nn.Linear.reset_parameters`, with an explicit generator.
+    weight = made.get_parameter("weight")
+    nn.init.kaiming_uniform_(weight, math.sqrt(5), generator=generator)
+    if _has_bias(made):
+        bound = 1 / math.sqrt(max(weight[0].numel(), 1))
+        nn.init.uniform_(made.get_parameter("bias"), -bound, bound, generator=generator)
+    return made
+
+
+def make_with_inputs(layer: nn.Module, inputs: int, generator: torch.Generator) -> nn.Module:
+    """A layer for the same outputs as ``layer`` with so many ``inputs``, of zeros and without a bias."""
+    made = _make_like(layer, inputs, get_weight(layer).shape[0], False, generator)
+    nn.init.zeros_(made.get_parameter("weight"))
+    return made
+
+
+def make_with_channels(norm: nn.Module, channels: int, generator: torch.Generator) -> nn.Module:
+    """Fresh batch normalisation of so many ``channels``, with the options of ``norm``."""
+    assert isinstance(norm, NORMS)
+    kind = nn.BatchNorm1d if isinstance(norm, nn.BatchNorm1d) else nn.BatchNorm2d
+    return kind(channels, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, device=generator.device)
+
+
+def _make_like(layer: nn.Module, inputs: int, outputs: int, bias: bool, generator: torch.Generator) -> nn.Module:
+    """A layer of the same kind and options, without values."""
+    if not isinstance(layer, CONVOLUTIONS):
+        return skip_init(nn.Linear, inputs, outputs, bias=bias, device=generator.device)
+    options: dict[str, Any] = {
+        name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+    }
+    kind = nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
+    return skip_init(kind, inputs, outputs, bias=bias, device=generator.device, **options)
+
+
+def _has_bias(layer: nn.Module) -> bool:
+    return "bias" in dict(layer.named_parameters(recurse=False))
+
+
+@torch.no_grad()
+def add_outputs(layer: nn.Module, added: nn.Module, kept: Tensor) -> None:
+    """Give ``layer`` the outputs ``kept`` of ``added``, behind its own.
+
+    Inputs that ``layer`` got since ``added`` was made do not reach the new outputs.
+    """
+    weight = get_weight(layer)
+    rows = added.get_parameter("weight")[kept].to(weight)
+    padded = rows.new_zeros(len(rows), *weight.shape[1:])
+    padded[:, : rows.shape[1]] = rows
+    _set_weight(layer, torch.cat([weight, padded]))
+    if _has_bias(layer):
+        bias = layer.get_parameter("bias")
+        _set_parameter(layer, "bias", torch.cat([bias, added.get_parameter("bias")[kept].to(bias)]))
+
+
+@torch.no_grad()
+def add_inputs(layer: nn.Module, added: nn.Module, kept: Tensor, factor: float) -> None:
+    """Give ``layer`` the inputs ``kept`` of ``added``, behind its own, with ``factor`` times their weights.
+
+    The new inputs do not reach outputs that ``layer`` got since ``added`` was made.
+    """
+    weight = get_weight(layer)
+    columns = factor * added.get_parameter("weight")[:, kept].to(weight)
+    padded = columns.new_zeros(len(weight), *columns.shape[1:])
+    padded[: len(columns)] = columns
+    _set_weight(layer, torch.cat([weight, padded], dim=1))
+
+
+@torch.no_grad()
+def add_channels(norm: nn.Module, added: nn.Module, kept: Tensor) -> None:
+    """Give batch normalisation the channels ``kept`` of ``added``, behind its own, with their running statistics."""
+    for name, parameter in list(norm.named_parameters(recurse=False)):
+        _set_parameter(norm, name, torch.cat([parameter, added.get_parameter(name)[kept].to(parameter)]))
+    for name, buffer in list(norm.named_buffers(recurse=False)):
+        if buffer.dim():  # all but the count of batches
+            setattr(norm, name, torch.cat([buffer, added.get_buffer(name)[kept].to(buffer)]))
+    setattr(norm, "num_features", cast("Any", norm).num_features + len(kept))  # noqa: B010
+
+
+WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "encoder_ffn_dim", "decoder_ffn_dim")
+"""Names that a configuration, or a module, may use for the number of hidden units; None stands for its default."""
+
+
+def widen_configurations(host: nn.Module, widened: Mapping[str, Hidden]) -> None:
+    """State the new widths in the configuration that counts the hidden units of layers, and in the modules around them.
+
+    A configuration is changed if all layers that became wider under it have one width now; whether it then states that
+    of the others, too, is for `esper.growth.pretrained.is_built_alike` to find out.
+
+    Args:
+        host: With layers that became wider.
+        widened: By the layer that reads the units, what they were before.
+    """
+    changes: dict[int, tuple[Any, str, set[int]]] = {}
+    for reader, hidden in widened.items():
+        width = get_weight(host.get_submodule(reader)).shape[1]
+        counted = False
+        # From the layer outwards: plain attributes, and the nearest configuration.
+        parts = reader.split(".")
+        for length in range(len(parts) - 1, -1, -1):
+            module = host.get_submodule(".".join(parts[:length]))
+            for name in WIDTHS:
+                if type(vars(module).get(name)) is int and vars(module)[name] == hidden.width:
+                    setattr(module, name, width)
+            configuration = vars(module).get(CONFIGURATION)
+            values = {name: getattr(configuration, name, hidden) for name in WIDTHS}
+            for before in (hidden.width, None):
+                name = next((name for name, value in values.items() if value == before), None)
+                if name is not None and not counted:
+                    changes.setdefault(id(configuration), (configuration, name, set()))[2].add(width)
+                    counted = True
+    for configuration, name, found in changes.values():
+        if len(found) == 1:
+            setattr(configuration, name, *found)
+
+
+def _set_weight(layer: nn.Module, weight: Tensor) -> None:
+    """Set another weight ``[outputs, inputs, *kernel]``, and the numbers of both in the layer's attributes."""
+    transposed = _is_transposed(layer)
+    _set_parameter(layer, "weight", weight.T.contiguous() if transposed else weight)
+    names = ("nf", "nx") if transposed else ("out_features", "in_features")
+    names = ("out_channels", "in_channels") if isinstance(layer, CONVOLUTIONS) else names
+    for name, size in zip(names, weight.shape[:2], strict=True):
+        setattr(layer, name, size)
+
+
+def _set_parameter(module: nn.Module, name: str, values: Tensor) -> None:
+    """A new parameter in the place of another: a module that shares the other keeps it."""
+    learns = module.get_parameter(name).requires_grad
+    module.register_parameter(name, nn.Parameter(values, learns))
