@@ -6,11 +6,12 @@ import functools
 import inspect
 import math
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from inspect import Parameter
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -22,6 +23,7 @@ from esper.growth.depth import DepthTracker, deepen
 from esper.growth.fossils import (
     ALPHA,
     BLOCK,
+    FormerWidth,
     make_block_mixer,
     make_mixer,
     put_features,
@@ -33,11 +35,11 @@ from esper.growth.fossils import (
 from esper.growth.hooks import require_attached
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import refuse_saving
-from esper.growth.probe import call_host, fit_example
+from esper.growth.probe import Arguments, call_host, fit_example
 from esper.growth.seed import Seed
 from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
-from esper.growth.taps import find_tensors, list_named_modules
+from esper.growth.taps import find_features, find_tensors, list_named_modules
 from esper.growth.tying import TiedWeights
 from esper.growth.widening import widen_configurations
 from esper.lifecycle.rules import Isolation
@@ -88,15 +90,20 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     names = {name: name for name in kept}
     blocks: dict[str, nn.Module] = {}
     by_way: dict[Folded, list[str]] = {way: [] for way in Folded}
-    # Wider layers first: they are found by their own names.
-    for name in sorted(kept, key=lambda name: grown.seeds[name].context is not Context.HIDDEN):
+    # First what is added to weights as they are, then wider layers, while all modules have their own names.
+    turns = {Context.LAYER: 0, Context.HIDDEN: 1}
+    former: dict[str, FormerWidth] | None = None
+    for name in sorted(kept, key=lambda name: turns.get(grown.seeds[name].context, 2)):
         slot, seed = grown.slots[name], grown.seeds[name]
+        if former is None and seed.context not in turns:
+            widening = bool(by_way[Folded.WIDENED])
+            former = _find_former_widths(model, host, [grown.slots[other] for other in kept]) if widening else {}
         way = seed.blueprint.fold(host, names[name], float(seed.alpha))
         by_way[way].append(name)
         if way is Folded.INSERTED:
             names = {other: _shift_path(path, names[name]) for other, path in names.items()}
         if way is Folded.NOT:
-            block = _add_fossil(host, names[name], slot, seed, grown.tap.place)
+            block = _add_fossil(host, names[name], slot, seed, grown.tap.place, (former or {}).get(name))
             if block is not None:
                 blocks[name] = block
     # Count the new blocks in the host's configuration.
@@ -166,7 +173,50 @@ def _shift_path(path: str, inserted: str) -> str:
     return ".".join(part for part in (parent, str(int(first) + 1)) if part) + dot + rest
 
 
-def _add_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed, place: int | str) -> nn.Module | None:
+def _find_former_widths(model: GrowingModel, host: nn.Module, slots: Sequence[Slot]) -> dict[str, FormerWidth]:
+    """The former widths of features at ``slots`` where layers of a plain ``host`` became wider."""
+    if model.example.arguments is None:
+        raise ExportError(f"which features became more {_UNKNOWN}")
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def record(name: str, _: nn.Module, __: Any, output: Any) -> None:
+        shapes[name] = tuple(find_features(output).shape[1:])
+
+    handles = [
+        host.get_submodule(slot.name).register_forward_hook(functools.partial(record, slot.name)) for slot in slots
+    ]
+    try:
+        with keep_modes(host), torch.no_grad(), side_pass(host, ()):
+            _call_wider(host, fit_example(host, model.example.arguments, slots[0].anchor), slots[0].name)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {
+        slot.name: FormerWidth(1 + axis, before)
+        for slot in slots
+        for axis, (before, now) in enumerate(zip(slot.site.shape, shapes[slot.name], strict=True))
+        if now > before
+    }
+
+
+def _call_wider(host: nn.Module, example: Arguments, slot: str) -> Any:
+    """Call a host, some of whose layers became wider.
+
+    Raises:
+        ExportError: its code goes by their former widths.
+    """
+    try:
+        return call_host(host.eval(), example)
+    except RuntimeError as error:
+        raise ExportError(
+            f"the host cannot be called with the units that grew behind {slot!r} ({error}): its code goes by the "
+            "number of units that it had; save the growing model by esper.save"
+        ) from error
+
+
+def _add_fossil(
+    host: nn.Module, path: str, slot: Slot, seed: Seed, place: int | str, former: FormerWidth | None
+) -> nn.Module | None:
     """Run a seed behind the host's submodule ``path``: a copy of a block as it is, any other seed as a graph.
 
     A block may be called with more than features, and in training drop out or gather statistics: a graph does not. If
@@ -178,6 +228,7 @@ def _add_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed, place: int |
         slot: That of the seed.
         seed: Live or fossilized.
         place: Of the network's input among the host's arguments.
+        former: Width of the features for which the seed was made, if there are more by now.
 
     Returns:
         The block, if it runs as it is.
@@ -190,6 +241,11 @@ def _add_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed, place: int |
         raise ExportError(
             f"{what} counts with {alpha:.2f} in a module that runs all its children: with a weight of 1 it can be part "
             "of a plain model; save the growing model by esper.save"
+        )
+    if block is not None and former is not None:
+        raise ExportError(
+            f"{what} is a copy of a layer to which units were added behind it: only one of both can be part of a plain "
+            "model; save the growing model by esper.save"
         )
     if block is not None and (alpha != 1 or runs_children):
         how = ", as a graph, which neither drops out nor gathers statistics in training" if runs_children else ""
@@ -229,7 +285,9 @@ def _add_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed, place: int |
         else:
             owner.register_buffer(attributes[name], tensor)
     # An identity within a module is called with the features alone.
-    owner.register_forward_hook(traced.make_hook(attributes, inputs, in_tuple=in_tuple and owner is followed))
+    owner.register_forward_hook(
+        traced.make_hook(attributes, inputs, in_tuple=in_tuple and owner is followed, former=former)
+    )
     refuse_scripting(owner)
     return None
 
@@ -317,15 +375,10 @@ def _require_equal(
     seed was ``merged`` into, or go by the width of layers that were ``widened``, and ``blocks`` may not be called as
     before.
     """
-    try:
-        expected, computed = _compute_both(model, plain, kept)
-    except RuntimeError as error:
-        if not widened:
-            raise
-        raise ExportError(
-            f"the host cannot be called with the units that grew behind {widened[0]!r} ({error}): its code goes by the "
-            "number of units that it had; save the growing model by esper.save"
-        ) from error
+    if widened and model.example.arguments is not None:
+        with keep_modes(plain), torch.no_grad(), side_pass(plain, ()):
+            _call_wider(plain, fit_example(plain, model.example.arguments, model.slots[widened[0]].anchor), widened[0])
+    expected, computed = _compute_both(model, plain, kept)
     if not expected and inserted:
         raise ExportError(f"whether the model runs a block behind {inserted[0]!r} {_UNKNOWN}")
     if not expected and (merged or widened):

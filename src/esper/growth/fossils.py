@@ -25,6 +25,18 @@ TRACING_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupErr
 
 
 @dataclass(frozen=True)
+class FormerWidth:
+    """How many features there were along an axis before layers became wider."""
+
+    axis: int
+    width: int
+
+    def select(self, part: slice) -> tuple[slice, ...]:
+        """An index of a part of the features."""
+        return (*[slice(None)] * self.axis, part)
+
+
+@dataclass(frozen=True)
 class TracedFossil:
     """A traced seed: a graph of torch operations and its tensors."""
 
@@ -34,17 +46,27 @@ class TracedFossil:
     reads_inputs: bool
     """Whether the graph needs the network's input."""
 
-    def make_hook(self, names: Mapping[str, str], inputs: str | None, *, in_tuple: bool = False) -> fx.GraphModule:
+    def make_hook(
+        self,
+        names: Mapping[str, str],
+        inputs: str | None,
+        *,
+        in_tuple: bool = False,
+        former: FormerWidth | None = None,
+    ) -> fx.GraphModule:
         """A forward hook of a module that has the tensors as attributes.
 
         Args:
             names: Names of the attributes, by the names in `tensors`.
             inputs: Name of the attribute in which `relay_input` keeps the network's input; None: it is not needed.
             in_tuple: Whether the module returns a tuple that begins with the features.
+            former: The first features are those that the seed was made for, if there are more by now.
         """
         graph = fx.Graph()
         module, _, output = (graph.placeholder(name) for name in ("module", "arguments", "features"))
-        features = take_features(graph, output, in_tuple=in_tuple)
+        features = all_features = take_features(graph, output, in_tuple=in_tuple)
+        if former is not None:
+            features = graph.call_function(operator.getitem, (all_features, former.select(slice(former.width))))
         inputs_of_seed = [features]
         if inputs is not None:
             inputs_of_seed.append(graph.call_function(operator.getitem, (_attribute(graph, module, inputs), INPUT)))
@@ -69,7 +91,12 @@ class TracedFossil:
                 else:
                     copies[node] = _attribute(graph, module, names[target.removeprefix(_TRACED_PREFIX)])
             elif node.op == "output":
-                graph.output(put_features(graph, output, copies[node.args[0][0]], in_tuple=in_tuple))
+                changed = copies[node.args[0][0]]
+                if former is not None:
+                    select_rest = former.select(slice(former.width, None))
+                    rest = graph.call_function(operator.getitem, (all_features, select_rest))
+                    changed = graph.call_function(torch.cat, ((changed, rest), former.axis))
+                graph.output(put_features(graph, output, changed, in_tuple=in_tuple))
             elif not is_assertion(node):
                 copied = copies[node] = graph.node_copy(node, copies.__getitem__)
                 with graph.inserting_before(copied):

@@ -232,10 +232,6 @@ class _Called:
     inner: list[_Called] = field(default_factory=list["_Called"])
 
 
-class _Stuck(Exception):  # noqa: N818 (no error: another way may be left)
-    """No module takes the values further; the argument says what is in the way."""
-
-
 class _Trace:
     """Traces what becomes of the outputs of some layers until another layer reads it.
 
@@ -410,11 +406,7 @@ class _Trace:
             called = next((called for called in left if _is_same(called.inputs, value)), None)
             if called is not None:
                 left.remove(called)
-                try:
-                    inner, value = self._take(called)
-                except _Stuck as stuck:
-                    problem = str(stuck)
-                    break
+                inner, value = self._take(called)
                 steps += inner
                 continue
             if _is_same(value, self._target):
@@ -440,7 +432,7 @@ class _Trace:
         """The steps of one call of a module, and its output."""
         what = f"{called.name!r} ({type(called.module).__name__})"
         if called.output is None:
-            raise _Stuck(f"{what} returns no tensor")
+            raise self._refuse(f"{what} returns no tensor")
         state = [*called.module.parameters(), *called.module.buffers()]
         if is_plain_norm(called.module) or (not state and self._is_unitwise(called)):
             return [Step(called.module, called.name)], called.output
@@ -449,13 +441,13 @@ class _Trace:
             value, steps = called.inputs, list[Step]()
             for inner in called.inner:
                 if not _is_same(inner.inputs, value):
-                    raise _Stuck(f"{what} calls something else than modules in turn")
+                    raise self._refuse(f"{what} calls something else than modules in turn")
                 more, value = self._take(inner)
                 steps += more
             if _is_same(value, called.output):
                 return steps, value
         why = "has parameters or buffers that its units share" if state else "mixes units"
-        raise _Stuck(f"{what} {why}, where only activations, dropout, pooling and batch normalisation may be")
+        raise self._refuse(f"{what} {why}, where only activations, dropout, pooling and batch normalisation may be")
 
     def _is_unitwise(self, called: _Called) -> bool:
         """Whether a module does the same to each unit, and to each by itself."""
@@ -464,14 +456,20 @@ class _Trace:
         assert output is not None
         if output.dim() <= axis or output.shape[axis] != called.inputs.shape[axis]:
             return False
-        # The order of units must not matter, nor what the others are.
-        flipped: Any = called.module(called.inputs.flip(axis))
-        changed = called.inputs.clone()
+        # Neither the order of units may matter, nor what the others are, nor how many there are.
+        inputs, width = called.inputs, called.inputs.shape[axis]
+        changed = inputs.clone()
         changed.narrow(axis, 0, 1).neg_().add_(1)
-        other: Any = called.module(changed)
-        rest = output.shape[axis] - 1
-        parts = (tensor.narrow(axis, 1, rest) for tensor in (other, output))
-        return _is_close(flipped.flip(axis), output) and _is_close(*parts)
+        more = torch.cat([inputs, inputs.narrow(axis, 0, 1)], axis)
+        expected = torch.cat([output, output.narrow(axis, 0, 1)], axis)
+        try:
+            return (
+                _is_close(called.module(inputs.flip(axis)).flip(axis), output)
+                and _is_close(*(part.narrow(axis, 1, width - 1) for part in (called.module(changed), output)))
+                and _is_close(called.module(more), expected)
+            )
+        except RuntimeError:  # it goes by the number of units
+            return False
 
     def _multiply(self, steps: Sequence[list[Step]], values: Sequence[Tensor]) -> list[Step]:
         """The steps after the product of two values; one of them may have another function before it."""
