@@ -19,8 +19,8 @@ PAGES = [
     DOCS / "start.md",
     *(page for page in sorted((DOCS / "how-to").glob("*.md")) if BLOCK.search(page.read_text())),
 ]
-NEEDED = {"lightning": "lightning", "hugging-face": "transformers"}
-GROWS = {"start", "lightning", "hugging-face", "several-processes", "language-model", "own-controller"}
+NEEDED = {"lightning": "lightning", "hugging-face": "transformers", "width": "transformers"}
+GROWS = {"start", "lightning", "hugging-face", "several-processes", "language-model", "own-controller", "width"}
 """Pages on which something is to be seen that grew."""
 
 

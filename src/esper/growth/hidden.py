@@ -22,7 +22,7 @@ from esper.growth.blueprints.registry import LayerCall
 from esper.growth.positions import drop_caches, list_argument_names, pad_nested
 from esper.growth.site import Hidden, Step
 from esper.growth.taps import find_tensors, list_named_modules
-from esper.growth.widening import find_channel_axis, get_weight, is_plain_norm, is_widenable
+from esper.growth.widening import find_channel_axis, get_weight_shape, is_plain_norm, is_widenable
 from esper.numerics.module_state import keep_generators, keep_modes
 
 _NOISE = 3.0
@@ -263,7 +263,7 @@ class _Trace:
                     f"{name!r} ({type(layer).__name__}) is no plain linear layer or convolution (groups=1) with a "
                     "weight of its own"
                 )
-        if len(self._makers) > 2 or len({get_weight(layer).shape[0] for layer in self._makers}) > 1:
+        if len(self._makers) > 2 or len({get_weight_shape(layer)[0] for layer in self._makers}) > 1:
             raise self._refuse("units are made by one layer, or by two of one width whose outputs are multiplied")
         with _evaluating(self._host):
             # As it is: arguments and outputs of the layers, and what the module around them returns.
@@ -295,7 +295,7 @@ class _Trace:
             maker_axis, reader_axis = map(find_channel_axis, (self._makers[0], self._reader))
             if maker_axis != reader_axis and self._target.dim() > 2:
                 raise self._refuse("one of them has its channels last, and the other behind the batch")
-        width = get_weight(self._makers[0]).shape[0]
+        width = get_weight_shape(self._makers[0])[0]
         return Hidden(
             self._pair.makers,
             tuple(self._makers),

@@ -50,6 +50,12 @@ def get_weight(layer: nn.Module) -> Tensor:
     return weight.T if _is_transposed(layer) else weight
 
 
+def get_weight_shape(layer: nn.Module) -> tuple[int, ...]:
+    """The shape of a layer's weight, ``(outputs, inputs, *kernel)``, also where processes share it."""
+    shape = tuple(layer.get_parameter("weight").shape)
+    return shape[::-1] if _is_transposed(layer) else shape
+
+
 def find_channel_axis(layer: nn.Module) -> int:
     """The axis of the channels in a layer's input and output."""
     return 1 if isinstance(layer, CONVOLUTIONS) else -1
@@ -57,7 +63,7 @@ def find_channel_axis(layer: nn.Module) -> int:
 
 def make_with_outputs(layer: nn.Module, outputs: int, generator: torch.Generator) -> nn.Module:
     """A layer for the same inputs as ``layer`` with so many ``outputs``, with torch's initial values."""
-    made = _make_like(layer, get_weight(layer).shape[1], outputs, _has_bias(layer), generator)
+    made = _make_like(layer, get_weight_shape(layer)[1], outputs, _has_bias(layer), generator)
     # As `nn.Linear.reset_parameters`, with an explicit generator.
     weight = made.get_parameter("weight")
     nn.init.kaiming_uniform_(weight, math.sqrt(5), generator=generator)
@@ -69,7 +75,7 @@ def make_with_outputs(layer: nn.Module, outputs: int, generator: torch.Generator
 
 def make_with_inputs(layer: nn.Module, inputs: int, generator: torch.Generator) -> nn.Module:
     """A layer for the same outputs as ``layer`` with so many ``inputs``, of zeros and without a bias."""
-    made = _make_like(layer, inputs, get_weight(layer).shape[0], False, generator)
+    made = _make_like(layer, inputs, get_weight_shape(layer)[0], False, generator)
     nn.init.zeros_(made.get_parameter("weight"))
     return made
 
@@ -152,7 +158,7 @@ def widen_configurations(host: nn.Module, widened: Mapping[str, Hidden]) -> None
     """
     changes: dict[int, tuple[Any, str, set[int]]] = {}
     for reader, hidden in widened.items():
-        width = get_weight(host.get_submodule(reader)).shape[1]
+        width = get_weight_shape(host.get_submodule(reader))[1]
         counted = False
         # From the layer outwards: plain attributes, and the nearest configuration.
         parts = reader.split(".")

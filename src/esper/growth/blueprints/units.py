@@ -19,7 +19,7 @@ from esper.growth.widening import (
     add_inputs,
     add_outputs,
     find_channel_axis,
-    get_weight,
+    get_weight_shape,
     is_plain_norm,
     is_widenable,
     make_with_channels,
@@ -127,22 +127,23 @@ class Units(Blueprint):
 
     @classmethod
     def parameters_at(cls, site: Site) -> int:
-        hidden, last = _require_hidden(site), _require_last(site)
-        # Of one unit: a row of each layer with its bias, a column of the last one, channels of norms.
-        one = get_weight(last)[:, 0].numel()
+        hidden = _require_hidden(site)
+        # Of one unit: a column of the last layer, a row of each other one with its bias, channels of norms.
+        outputs, _, *kernel = get_weight_shape(_require_last(site))
+        one = math.prod((outputs, *kernel))
         for layer in hidden.layers:
-            one += get_weight(layer)[0].numel() + ("bias" in dict(layer.named_parameters(recurse=False)))
+            one += math.prod(get_weight_shape(layer)[1:]) + ("bias" in dict(layer.named_parameters(recurse=False)))
         for step in (*(step for steps in hidden.steps for step in steps), *hidden.after):
             one += len(list(step.module.parameters()))
         return cls.count_units(site) * one
 
     @classmethod
     def flops_at(cls, site: Site) -> int:
-        hidden, last = _require_hidden(site), _require_last(site)
-        # Not the site's positions: a linear layer has its channels last, also where features look like images.
-        positions = math.prod(site.shape) // len(get_weight(last))
-        one = positions * get_weight(last)[:, 0].numel()
-        one += sum(hidden.positions * get_weight(layer)[0].numel() for layer in hidden.layers)
+        hidden = _require_hidden(site)
+        # A column of the last layer for each of its outputs, whichever axis has the channels, and rows of the others.
+        _, _, *kernel = get_weight_shape(_require_last(site))
+        one = math.prod((*site.shape, *kernel))
+        one += sum(hidden.positions * math.prod(get_weight_shape(layer)[1:]) for layer in hidden.layers)
         return 2 * cls.count_units(site) * one
 
     @classmethod
