@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ import tiny_transformers
 from esper.errors import SlotError
 from esper.growth.hidden import FUNCTIONS, LayerPair, find_hidden, find_pairs
 from growth.growing import generator, random
+from growth.hosts import EncoderClassifier
 
 PAIR = LayerPair(("fc1",), "fc2")
 
@@ -214,6 +216,29 @@ def test_one_slot_behind_a_layer_is_enough() -> None:
     net = nn.Sequential(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)))
     with pytest.raises(SlotError, match="the slot of '0' is behind '0.2'"):
         esper.attach(net, {"0": ["units"], "0.2": ["mlp"]}, random(4, 5))
+
+
+def test_two_submodules_around_one_pair_are_refused() -> None:
+    net = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))))
+    with pytest.raises(SlotError, match=r"the slot of '0.0' is behind '0.0.2'"):
+        esper.attach(net, {"0": ["units"], "0.0": ["units"]}, random(4, 5))
+
+
+def test_units_grow_where_padded_tokens_are_nested_tensors() -> None:
+    host = EncoderClassifier().eval()
+    tokens, padding = random(3, 6, 16), torch.zeros(3, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    places: Any = {f"encoder.layers.{layer}": ["units_3"] for layer in (0, 1)}
+    with pytest.raises(SlotError, match="leave padding out of the example input"), torch.no_grad():
+        esper.attach(copy.deepcopy(host), places, (tokens, padding))
+    model = esper.attach(host, places, tokens)
+    for slot in model.slots.values():
+        for parameter in slot.germinate("units_3", generator(1), alpha=1.0).parameters():
+            nn.init.normal_(parameter, generator=generator(2))
+        slot.fossilize()
+    plain = model.finalize().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(tokens, padding), plain(tokens, padding))
 
 
 IDS = torch.randint(0, 20, (2, 6), generator=generator(0))

@@ -170,7 +170,7 @@ def attach(
     # Slots of units are behind the last of their layers.
     pairs = find_pairs(model, widened, lambda: call_host(model, example_input)) if widened else {}
     for name, pair in pairs.items():
-        if pair.reader in blueprints_by_name:
+        if pair.reader in blueprints_by_name or pair.reader in makers:
             raise SlotError(f"the slot of {name!r} is behind {pair.reader!r}, which has another slot: name one of them")
         makers[pair.reader] = pair.makers
     blueprints_by_name = {

@@ -331,7 +331,12 @@ class _Trace:
         for name, recorded in calls.items():
             if len(recorded) != 1:
                 raise self._refuse(f"{name!r} is called {len(recorded)} times in a forward pass, and not once")
-            call, _, unaltered = recorded[0]
+            call, output, unaltered = recorded[0]
+            if not isinstance(output, Tensor) or output.is_nested:
+                raise self._refuse(
+                    f"{name!r} returns no dense tensor: leave padding out of the example input, or build torch's "
+                    "TransformerEncoder with enable_nested_tensor=False"
+                )
             if not call.has_single_argument or call.first_argument is None:
                 raise self._refuse(f"{name!r} is called with something else than one tensor")
             if not unaltered:

@@ -120,15 +120,10 @@ def add_outputs(layer: nn.Module, added: nn.Module, kept: Tensor) -> None:
 
 @torch.no_grad()
 def add_inputs(layer: nn.Module, added: nn.Module, kept: Tensor, factor: float) -> None:
-    """Give ``layer`` the inputs ``kept`` of ``added``, behind its own, with ``factor`` times their weights.
-
-    The new inputs do not reach outputs that ``layer`` got since ``added`` was made.
-    """
+    """Give ``layer`` the inputs ``kept`` of ``added``, behind its own, with ``factor`` times their weights."""
     weight = get_weight(layer)
     columns = factor * added.get_parameter("weight")[:, kept].to(weight)
-    padded = columns.new_zeros(len(weight), *columns.shape[1:])
-    padded[: len(columns)] = columns
-    _set_weight(layer, torch.cat([weight, padded], dim=1))
+    _set_weight(layer, torch.cat([weight, columns], dim=1))
 
 
 @torch.no_grad()
