@@ -20,7 +20,9 @@ from esper.errors import ExportError, SlotError, UnknownBlueprintError
 from esper.growth.blueprints.registry import get
 from esper.growth.blueprints.units import Units
 from esper.growth.model import GrowingModel
+from esper.growth.promise import compute_promise
 from esper.lifecycle.actions import Blend
+from esper.numerics.random_streams import module_generator
 from growth.growing import generator, random
 
 
@@ -383,6 +385,8 @@ def test_without_growth_the_host_computes_as_before_and_hooks_go_with_the_slots(
         assert not torch.equal(model(x), before)
         with model.without_growth():
             assert torch.equal(model(x), before)
+            assert not (host.linear1._forward_pre_hooks)
+            assert not (host.linear2._forward_hooks)
         assert not torch.equal(model(x), before)
     model.release()
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in host.modules())
@@ -395,15 +399,35 @@ def test_a_part_of_the_host_that_was_called_alone_is_named() -> None:
         model.host[2](random(4, 9).double())
 
 
-def test_looking_promises_what_planted_units_do() -> None:
-    """The gradient of units is that of the last layer alone: K is the product of two Gram matrices."""
-    model, x = attached(CASES["linear"]), random(24, 5).double()
-    labels = torch.arange(24) % 3
-    looked = model.look(lambda model, batch: F.cross_entropy(model(batch), labels, reduction="none"), [x], draws=1)
-    (row,) = looked.rows
-    assert (row.slot, row.blueprint) == ("2", "units_4")
-    assert row.parameters == Units.parameters_at(model.slots["2"].site) * 4
-    assert 0 < row.promise < 1
+def test_copies_do_not_keep_the_input_of_a_layer_that_was_called_alone() -> None:
+    model = attached(CASES["linear"])
+    model.host[0](random(4, 5).double().requires_grad_() * 2)
+    source = copy.deepcopy(model).slots["2"].source
+    assert source is not None
+    assert source.get() is None
+
+
+@pytest.mark.parametrize("case", ["linear", "gated", "norm", "images to features"])
+def test_looking_promises_what_planted_units_do(case: str) -> None:
+    """Against K by planting them at full weight, and differentiating the loss of each example."""
+    model, count = attached(CASES[case]), 12
+    x = random(count, *CASES[case][2].shape[1:]).double()
+    labels = torch.arange(count) % 3
+
+    def losses(model: nn.Module, batch: Tensor) -> Tensor:
+        logits = model(batch)
+        return F.cross_entropy(logits if logits.dim() == 2 else logits.mean(1), labels, reduction="none")
+
+    (row,) = model.look(losses, [x], draws=1).rows
+    slot = model.slots[slot_of(model)]
+    seed = slot.germinate("units_4", module_generator(0, 0, 0), alpha=1.0)
+    assert row.parameters == seed.parameter_count
+    rows: list[Tensor] = []
+    for loss in losses(model.eval(), x):
+        gradients = torch.autograd.grad(loss, list(seed.parameters()), retain_graph=True)
+        rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    stacked = torch.stack(rows)
+    assert row.promise == pytest.approx(float(compute_promise(stacked @ stacked.mT)), abs=1e-6)
 
 
 def test_checkpointed_layers_are_computed_again() -> None:

@@ -177,7 +177,7 @@ def _list_around(names: Sequence[str]) -> list[str]:
 def _record_calls(
     modules: Mapping[str, nn.Module], host: nn.Module, run: Callable[[], object]
 ) -> tuple[dict[str, list[LayerCall]], list[str]]:
-    """All calls of ``modules`` while the host runs in evaluation mode, and their names in the order of their ends."""
+    """All calls of ``modules`` while the host runs in evaluation mode, and their names in the order of first calls."""
     calls: dict[str, list[LayerCall]] = {}
     order: dict[str, None] = {}
 
@@ -268,11 +268,9 @@ class _Trace:
         with _evaluating(self._host):
             # As it is: arguments and outputs of the layers, and what the module around them returns.
             calls, outputs, returned = self._call_plainly()
-            source = calls[0].first_argument
-            assert source is not None
-            # With noise in place of the outputs, while the last layer reads what it read before.
             first = calls[-1].first_argument
             assert first is not None
+            # With noise in place of the outputs, while the last layer reads what it read before.
             like = outputs[0]
             generator = torch.Generator(like.device).manual_seed(0)
             noises = [
@@ -280,8 +278,7 @@ class _Trace:
                 for output in outputs[:-1]
             ]
             others = self._call_with_noise(noises, first)
-            same = len(returned) == len(others) and all(map(_is_same, returned, others))
-            if not same:
+            if len(returned) != len(others) or not all(map(_is_same, returned, others)):
                 raise self._refuse("what the first layer returns is read elsewhere, too")
             # Follow each noise, then the product.
             steps, ends = zip(*(self._follow(noise) for noise in noises), strict=True)
@@ -312,7 +309,7 @@ class _Trace:
     def _call_plainly(self) -> tuple[list[LayerCall], list[Tensor], list[Tensor]]:
         """Calls and outputs of the layers, and the tensors that the module around them returns."""
         layers = {**dict(zip(self._pair.makers, self._makers, strict=True)), self._pair.reader: self._reader}
-        calls: dict[str, list[tuple[LayerCall, Tensor, bool]]] = {name: [] for name in layers}
+        calls: dict[str, list[tuple[LayerCall, Any, bool]]] = {name: [] for name in layers}
 
         def record(
             name: str, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
