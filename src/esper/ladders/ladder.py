@@ -6,10 +6,9 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import torch
-from pydantic import Field
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -28,7 +27,8 @@ from esper.errors import ConfigError
 from esper.growth.copies import copy_with
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.probe import Arguments, PlainModule, find_input_place, first_tensor
-from esper.ladders.plan import DECAY, SHARE, LadderPlan, make_plan, read_targets
+from esper.ladders.plan import ADVICE as PLAN_ADVICE
+from esper.ladders.plan import DECAY, SHARE, LadderPlan, Sizes, make_plan
 from esper.ladders.rungs import Ladder, RungFolder
 from esper.ladders.training import Evaluate, LadderTraining, require_plain
 from esper.numerics.module_state import global_generators, keep_generators
@@ -45,16 +45,11 @@ WRITING_SHARE = 0.05
 """Largest share of the time that checkpoints may take."""
 _RANDOM, _EPOCH = "random.", "epoch."
 
-Sizes = Annotated[Sequence[PositiveInt], Field(min_length=1)]
 ADVICE = {
+    **PLAN_ADVICE,
     "learn": "give a function learn(model, optimizer, batch) that makes one optimizer step",
-    "depths": "give numbers of blocks that increase, such as [1, 2, 4]",
-    "parameters": "give numbers of parameters that increase, such as [100_000, 200_000]",
-    "flops": "give FLOPs of a forward pass of one example that increase, such as [1e6, 2e6]",
     "optimizer": "give a torch.optim optimizer of the model's parameters",
     "evaluate": "give a function evaluate(model) that returns the loss",
-    "blocks": "give a list of names of an nn.ModuleList or nn.Sequential, such as ['transformer.h']",
-    "rates": "give a factor per size, such as [1, 1, 0.5]",
     "data": "give batches that can be iterated more than once, such as a DataLoader or a list",
 }
 
@@ -135,9 +130,18 @@ def ladder(
     if optimizer is None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     example, passes = _find_example(model, learn, data, optimizer, example_input)
-    targets = read_targets(depths, parameters, flops)
     plan = make_plan(
-        model, example, targets, steps=steps, share=share, decay=decay, rates=rates, blocks=blocks, passes=passes
+        model,
+        example,
+        passes,
+        steps=steps,
+        depths=depths,
+        parameters=parameters,
+        flops=flops,
+        blocks=blocks,
+        share=share,
+        decay=decay,
+        rates=rates,
     )
     training = LadderTraining(model, plan, example, Path(folder), evaluate)
     training.link(optimizer)
@@ -229,9 +233,18 @@ def plan_ladder(
     if optimizer is None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     example, passes = _find_example(model, learn, data, optimizer, example_input)
-    targets = read_targets(depths, parameters, flops)
     plan = make_plan(
-        model, example, targets, steps=steps, share=share, decay=decay, rates=rates, blocks=blocks, passes=passes
+        model,
+        example,
+        passes,
+        steps=steps,
+        depths=depths,
+        parameters=parameters,
+        flops=flops,
+        blocks=blocks,
+        share=share,
+        decay=decay,
+        rates=rates,
     )
     if folder is not None:
         RungFolder(Path(folder), plan)

@@ -7,10 +7,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+from pydantic import Field
 from torch import nn
 
+from esper.config.arguments import Flops, NonNegativeFloat, PositiveInt, check_arguments
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, plural
 from esper.grower.spending import warmup_stable_decay
@@ -26,6 +28,15 @@ SHARE, DECAY = 0.2, 0.2
 DEEPEST = 10_000
 """Most blocks that targets in parameters or FLOPs may lead to."""
 Measure = Literal["depths", "parameters", "flops"]
+Sizes = Annotated[Sequence[PositiveInt], Field(min_length=1)]
+ADVICE = {
+    "depths": "give numbers of blocks that increase, such as [1, 2, 4]",
+    "parameters": "give numbers of parameters that increase, such as [100_000, 200_000]",
+    "flops": "give FLOPs of a forward pass of one example that increase, such as [1e6, 2e6]",
+    "blocks": "give a list of names of an nn.ModuleList or nn.Sequential, such as ['transformer.h']",
+    "rates": "give a factor per size, such as [1, 1, 0.5]",
+}
+"""Advice in errors about arguments of a plan."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,13 @@ class LadderPlan:
             factor = warmup_stable_decay(phase.step / self.steps, decay=0) if phase.rung == 0 else 1.0
         return self.rungs[phase.rung].rate * factor
 
+    def compute_flops(self, step: int) -> float:
+        """FLOPs of all training before the step with this number."""
+        phase = self.find_phase(step)
+        rung = self.rungs[phase.rung]
+        done = phase.step + (rung.steps if phase.decays else 0)
+        return rung.flops - (rung.steps + rung.decay_steps - done) * rung.flops_alone / self.steps
+
     def describe(self) -> dict[str, Any]:
         """The plan as JSON values, by which a folder recognises its ladder."""
         return json.loads(json.dumps(asdict(self)))
@@ -172,35 +190,41 @@ def _describe_copies(copies: Mapping[str, Sequence[int]]) -> str:
     )
 
 
+@check_arguments(ConfigError, **ADVICE)
 def make_plan(
     model: nn.Module,
     example: Arguments,
-    targets: tuple[Measure, Sequence[int | float]],
-    *,
-    steps: int,
-    share: float,
-    decay: float,
-    rates: Sequence[float] | None,
-    blocks: Sequence[str] | None,
     passes: float = 1.0,
+    *,
+    steps: PositiveInt,
+    depths: Sizes | None = None,
+    parameters: Sizes | None = None,
+    flops: Sequence[Flops] | None = None,
+    blocks: Sequence[str] | None = None,
+    share: NonNegativeFloat = SHARE,
+    decay: NonNegativeFloat = DECAY,
+    rates: Sequence[NonNegativeFloat] | None = None,
 ) -> LadderPlan:
     """The plan for these sizes; a copy of the model is made as deep as the last one, and called at each size.
 
     Args:
         model: The first rung.
         example: Its arguments.
-        targets: In what the sizes are given, and the sizes.
-        steps: As in `esper.ladder`.
-        share: As in `esper.ladder`.
-        decay: As in `esper.ladder`.
-        rates: As in `esper.ladder`.
-        blocks: As in `esper.ladder`.
         passes: Forward passes of the size of the example input in each step.
+        steps: As in `esper.ladder`, like all that follow.
+        depths: The sizes; or ``parameters``, or ``flops``.
+        parameters: The sizes.
+        flops: The sizes.
+        blocks: Names of the lists of blocks to copy.
+        share: Of the steps at each size but the first.
+        decay: Of the steps of each branch.
+        rates: Factors of the learning rates.
 
     Raises:
         ConfigError: the sizes cannot be made, or an argument does not fit.
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
     """
+    targets = read_targets(depths, parameters, flops)
     # Steps of each phase.
     if share <= 0 or not 0 < decay < 1:
         raise ConfigError(f"share is {share:g} and decay {decay:g}: share must be above 0, decay between 0 and 1")
@@ -216,28 +240,28 @@ def make_plan(
     towers = find_towers(model, example, blocks)
     examples = len(first_tensor(example))
     probe = copy_module(model, ConfigError)
-    flops, uncounted = count_forward(probe, example)
-    depths = _find_depths(probe, towers, example, targets, flops / examples, uncounted)
-    if rates is not None and (len(rates) != len(depths) or min(rates) <= 0):
-        raise ConfigError(f"rates are {list(rates)}: give a factor above 0 for each of the {len(depths)} sizes")
-    by_rung: list[tuple[Mapping[str, tuple[int, ...]], int, float]] = [({}, _count_parameters(probe), flops)]
+    forward, uncounted = count_forward(probe, example)
+    sizes = _find_depths(probe, towers, example, targets, forward / examples, uncounted)
+    if rates is not None and (len(rates) != len(sizes) or min(rates) <= 0):
+        raise ConfigError(f"rates are {list(rates)}: give a factor above 0 for each of the {len(sizes)} sizes")
+    by_rung: list[tuple[Mapping[str, tuple[int, ...]], int, float]] = [({}, _count_parameters(probe), forward)]
     present = towers
-    for depth in depths[1:]:
+    for depth in sizes[1:]:
         copies = plan_copies(present, depth)
         deepen_in_place(probe, copies)
-        present, before = grow_towers(present, copies), flops
-        flops, uncounted = count_forward(probe, example)
-        if not flops > before:
+        present, before = grow_towers(present, copies), forward
+        forward, uncounted = count_forward(probe, example)
+        if not forward > before:
             names = ", ".join(repr(tower.name) for tower in towers)
             raise ConfigError(
                 f"the copies in {names} are not run: the model does not go through that list in turn; name another one "
                 "in blocks"
             )
-        by_rung.append((copies, _count_parameters(probe), flops))
+        by_rung.append((copies, _count_parameters(probe), forward))
     pretrained = any(callable(getattr(type(model), method, None)) for method in METHODS)
 
     # What it costs, step by step.
-    trunks = [trunk, *[later] * (len(depths) - 1)]
+    trunks = [trunk, *[later] * (len(sizes) - 1)]
     costs = [TRAINING_PASSES * passes * forward for _, _, forward in by_rung]
     spent = accumulate(cost * (long + branch) for cost, long in zip(costs, trunks, strict=True))
     return LadderPlan(
@@ -255,7 +279,7 @@ def make_plan(
                 flops_alone=cost * steps,
             )
             for depth, (copies, parameters, forward), long, cost, up_to_here, rate in zip(
-                depths, by_rung, trunks, costs, spent, rates or [1.0] * len(depths), strict=True
+                sizes, by_rung, trunks, costs, spent, rates or [1.0] * len(sizes), strict=True
             )
         ),
         steps,

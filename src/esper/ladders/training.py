@@ -259,19 +259,16 @@ class LadderTraining:
             )
         self.step = step
         spent = self.folder.find_spent(step)
-        if spent is not None:
-            self.spent.flops = spent
+        self.spent.flops = self.plan.compute_flops(step) if spent is None else spent
 
-    def grow_as_loaded(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Grow the model to the size of a state dict that is about to be loaded into it.
+    def follow_loading(self) -> None:
+        """Grow the model from now on to the size of any state dict that is loaded into it.
 
-        Args:
-            state_dict: Of the model, or of a module that holds it.
-            prefix: Of the names of the model's tensors there.
-
-        Raises:
-            CheckpointError: no rung has that size.
+        Loading raises CheckpointError if no rung has that size.
         """
+        self.model.register_load_state_dict_pre_hook(self._grow_as_loaded)
+
+    def _grow_as_loaded(self, _: nn.Module, state_dict: Mapping[str, Any], prefix: str, *__: Any) -> None:
         found = read_depths(self.plan.towers, prefix, state_dict)
         towers = self.plan.towers
         for index, rung in enumerate(self.plan.rungs):
