@@ -340,6 +340,10 @@ def _find_depths(
         unit = 1 if len(towers) == 1 else first
         depths = [first + unit * round((size - least) / slope / unit) for size in sizes]
         near = ", ".join(f"{size:g} is {depth}" for size, depth in zip(sizes, depths, strict=True))
+        if depths[0] != first:
+            raise ConfigError(
+                f"{measure} begin at {sizes[0]:g}, but the model given, the first size, has {least:g}: begin with that"
+            )
         if any(before >= after for before, after in pairwise(depths)):
             raise ConfigError(f"{measure}: sizes are too near to differ by a block ({near} blocks): give others")
     if depths[0] != first or depths[-1] > DEEPEST:
