@@ -506,10 +506,10 @@ def test_a_ladder_of_sizes_comes_from_one_trainer(rungs: Any) -> None:
     for rung, depth in zip(rungs, (1, 2, 4), strict=True):
         net = transformers.AutoModelForCausalLM.from_pretrained(rung.path).eval()
         assert net.config.n_layer == depth == rung.depth
-        assert float(net(input_ids=WORDS, labels=WORDS).loss) == pytest.approx(rung.loss)
+        assert net(input_ids=WORDS, labels=WORDS).loss.item() == pytest.approx(rung.loss)
 
 
-@pytest.mark.parametrize("last", [14, 21, 35])
+@pytest.mark.parametrize("last", [14, 35])
 def test_a_ladder_goes_on_from_any_checkpoint_of_its_trainer(last: int, rungs: Any, tmp_path: Path) -> None:
     trainer, _ = climb(tmp_path, last)
     with pytest.raises(KeyboardInterrupt):
@@ -534,7 +534,7 @@ def test_a_trainer_that_a_ladder_cannot_steer_is_refused(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match=message):
             LadderCallback(trainer, depths=[1, 2], steps=20, folder=tmp_path)
 
-    trainer, callback = climb(tmp_path)
+    trainer, _ = climb(tmp_path)
     refuse(trainer, "a schedule")
     trainer.lr_scheduler = None
     refuse(trainer, "max_steps is 36, but the ladder takes 28")

@@ -266,9 +266,10 @@ class LadderTraining:
 
         Loading raises CheckpointError if no rung has that size.
         """
-        self.model.register_load_state_dict_pre_hook(self._grow_as_loaded)
+        self.model.register_load_state_dict_pre_hook(_LoadingHook(self))
 
-    def _grow_as_loaded(self, _: nn.Module, state_dict: Mapping[str, Any], prefix: str, *__: Any) -> None:
+    def grow_as_loaded(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Grow the model to the size of a state dict, whose names of this model begin with ``prefix``."""
         found = read_depths(self.plan.towers, prefix, state_dict)
         towers = self.plan.towers
         for index, rung in enumerate(self.plan.rungs):
@@ -295,6 +296,23 @@ class LadderTraining:
     def _get_optimizer(self) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "link an optimizer first"
         return self._optimizer
+
+
+class _LoadingHook:
+    """Hook of a model before it loads a state dict, which copies and pickles of the model lack."""
+
+    def __init__(self, training: LadderTraining | None = None) -> None:
+        self._training = training
+
+    def __call__(self, _: nn.Module, state_dict: Mapping[str, Any], prefix: str, *__: Any) -> None:
+        if self._training is not None:
+            self._training.grow_as_loaded(state_dict, prefix)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> _LoadingHook:
+        return _LoadingHook()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _LoadingHook, ()
 
 
 def require_plain(model: nn.Module) -> None:
