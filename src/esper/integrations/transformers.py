@@ -26,7 +26,7 @@ from esper.growth.probe import Arguments
 from esper.integrations.trainer_callback import MeanLoss, finish_grower, step_grower
 from esper.ladders.plan import make_plan
 from esper.ladders.training import Evaluate as EvaluateRung
-from esper.ladders.training import LadderTraining, require_plain
+from esper.ladders.training import LadderTraining
 from esper.numerics.module_state import keep_generators
 
 try:
@@ -186,7 +186,6 @@ class LadderCallback(TrainerCallback):
         **options: Any,
     ) -> None:
         model, args = cast("nn.Module", trainer.model), trainer.args
-        require_plain(model)
         if trainer.lr_scheduler is not None:
             raise ConfigError(
                 "the Trainer has a schedule, but a ladder sets the rates: give optimizers=(optimizer, None)"

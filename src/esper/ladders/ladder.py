@@ -28,9 +28,9 @@ from esper.growth.copies import copy_with
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.probe import Arguments, PlainModule, find_input_place, first_tensor
 from esper.ladders.plan import ADVICE as PLAN_ADVICE
-from esper.ladders.plan import DECAY, SHARE, LadderPlan, Sizes, make_plan
+from esper.ladders.plan import DECAY, SHARE, LadderPlan, Sizes, make_plan, require_plain
 from esper.ladders.rungs import Ladder, RungFolder
-from esper.ladders.training import Evaluate, LadderTraining, require_plain
+from esper.ladders.training import Evaluate, LadderTraining
 from esper.numerics.module_state import global_generators, keep_generators
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 

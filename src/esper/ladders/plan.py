@@ -10,13 +10,14 @@ from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
-from torch import nn
+from torch import distributed, nn
 
 from esper.config.arguments import Flops, NonNegativeFloat, PositiveInt, check_arguments
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, plural
 from esper.grower.spending import warmup_stable_decay
 from esper.growth.copies import copy_module
+from esper.growth.model import GrowingModel
 from esper.growth.pretrained import METHODS, is_built_alike
 from esper.growth.probe import Arguments, first_tensor
 from esper.growth.summary import align_columns
@@ -224,6 +225,7 @@ def make_plan(
         ConfigError: the sizes cannot be made, or an argument does not fit.
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
     """
+    require_plain(model)
     targets = read_targets(depths, parameters, flops)
     # Steps of each phase.
     if share <= 0 or not 0 < decay < 1:
@@ -286,6 +288,20 @@ def make_plan(
         uncounted,
         pretrained and is_built_alike(probe),
     )
+
+
+def require_plain(model: nn.Module) -> None:
+    """Refuse what cannot grow in place.
+
+    Raises:
+        ConfigError: the model has slots, or several processes train it.
+    """
+    if any(isinstance(part, GrowingModel) for part in model.modules()):
+        raise ConfigError("the model has slots from esper.attach: give the plain model, which grows by whole blocks")
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ConfigError("a ladder grows its model in place, which no wrapper for several processes follows: use one")
+    if next(model.parameters(), None) is None:
+        raise ConfigError("the model has no parameters")
 
 
 def read_targets(

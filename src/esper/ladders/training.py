@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from esper.config.arguments import describe_value, read_number
 from esper.dash.output import print_line
 from esper.errors import CheckpointError, ConfigError, plural
 from esper.growth.followers import unwrap_optimizer
-from esper.growth.model import GrowingModel
 from esper.growth.probe import Arguments
 from esper.ladders.flops import TrainingFlops, count_forward
 from esper.ladders.plan import LadderPlan
@@ -51,7 +50,6 @@ class LadderTraining:
 
     Raises:
         CheckpointError: the folder holds another ladder.
-        ConfigError: the model cannot be grown in place.
     """
 
     def __init__(
@@ -64,7 +62,6 @@ class LadderTraining:
         *,
         keep: int = 1,
     ) -> None:
-        require_plain(model)
         self.model, self.plan, self.step = model, plan, 0
         self.folder = RungFolder(folder, plan)
         self._example, self._evaluate, self._console = example, evaluate, Console()
@@ -162,14 +159,14 @@ class LadderTraining:
         rung = self.folder.add_rung(
             self.model,
             Rung(
-                planned.depth,
-                planned.parameters,
-                planned.forward_flops,
-                spent,
-                planned.flops_alone,
-                loss,
-                latency,
-                Path(),
+                depth=planned.depth,
+                parameters=planned.parameters,
+                forward_flops=planned.forward_flops,
+                flops=spent,
+                flops_alone=planned.flops_alone,
+                loss=loss,
+                latency=latency,
+                path=self.folder.path,
             ),
         )
         result = "" if loss is None else f"loss {loss:.4f}, "
@@ -313,17 +310,3 @@ class _LoadingHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _LoadingHook, ()
-
-
-def require_plain(model: nn.Module) -> None:
-    """Refuse what cannot grow in place.
-
-    Raises:
-        ConfigError: the model has slots, or several processes train it.
-    """
-    if any(isinstance(part, GrowingModel) for part in model.modules()):
-        raise ConfigError("the model has slots from esper.attach: give the plain model, which grows by whole blocks")
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise ConfigError("a ladder grows its model in place, which no wrapper for several processes follows: use one")
-    if next(model.parameters(), None) is None:
-        raise ConfigError("the model has no parameters")
