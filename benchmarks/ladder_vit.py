@@ -22,10 +22,10 @@ import tyro
 from families import ALONE, DEPTHS, Family, Result, Results
 from rich.console import Console
 from rich.table import Table
-from tiny_gpt import Stream, measure
+from tiny_gpt import Stream
 from torch import Tensor, nn
 from torch.nn import functional as F
-from zoo.data import Labelled, load
+from zoo.data import load
 from zoo.hosts import PATCHES, TransformerBlock
 
 from esper.dash.output import print_line
@@ -58,20 +58,18 @@ def make_family(task: str, steps: int) -> Family:
     parts = load(task)
     train = replace(parts.train, inputs=parts.train.inputs[:EXAMPLES], labels=parts.train.labels[:EXAMPLES])
 
-    def find_accuracy(network: nn.Module, part: Labelled) -> float:
-        with torch.no_grad():
-            right = [(network(inputs).argmax(1) == labels).float() for inputs, labels in part.in_order(500)]
-        return 100 * float(torch.cat(right).mean())
+    @torch.no_grad()
+    def measure(network: nn.Module) -> tuple[float, float]:
+        losses = [F.cross_entropy(network(x), y, reduction="sum") for x, y in parts.validation.in_order(500)]
+        right = [(network(x).argmax(1) == y).sum() for x, y in parts.test.in_order(500)]
+        return float(sum(losses)) / len(parts.validation), 100 * float(sum(right)) / len(parts.test)
 
     return Family(
         task,
         build=lambda depth: ViT(depth, train.inputs.shape[-1], parts.classes),
         minibatches=lambda seed: Stream(train, seed),
         compute_loss=lambda model, minibatch: F.cross_entropy(model(minibatch[0]), minibatch[1]),
-        measure=lambda network: (
-            measure(network, parts.validation.in_order(500)),
-            find_accuracy(network, parts.test),
-        ),
+        measure=measure,
         steps=steps,
         rate=math.nan,
     )
