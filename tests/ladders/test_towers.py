@@ -150,8 +150,20 @@ def test_unclear_blocks_are_refused_and_can_be_named() -> None:
         find_towers(Two(), torch.rand(2, 4, 8), ["rigth"])
     with pytest.raises(ConfigError, match="none was found"):
         find_towers(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.rand(2, 3), None)
+
+
+def test_blocks_that_do_not_run_in_turn_are_refused() -> None:
+    class Backwards(Decoder):
+        def forward(self, indices: Tensor) -> Tensor:
+            hidden = self.embed(indices)
+            for block in reversed(self.blocks):
+                hidden = block(hidden)
+            return self.head(hidden)
+
+    with pytest.raises(ConfigError, match="none was found"):
+        find_towers(Backwards(2), WORDS, None)
     with pytest.raises(ConfigError, match="not called once each"):
-        find_towers(Decoder(), WORDS, ["blocks.0.mlp"])
+        find_towers(Backwards(2), WORDS, ["blocks"])
 
 
 def test_several_lists_grow_by_one_factor() -> None:
