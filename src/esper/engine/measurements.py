@@ -19,6 +19,16 @@ def score_losses(losses: Floats, chance_loss: float) -> Floats:
     return np.fmax(1 - losses / chance_loss, WORST_SCORE)
 
 
+def compute_significance(contribution: Floats, error: Floats) -> Floats:
+    """Contributions in their standard errors, of any shape; NaN where none was measured.
+
+    Where no error is known, only the sign of a contribution counts: it is then infinite, unless the contribution is 0.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = contribution / np.nan_to_num(error)
+    return np.where(contribution == 0, 0.0, ratio)
+
+
 @dataclass(frozen=True)
 class TrainingReport:
     """Training since the last decision, per network."""
@@ -56,6 +66,11 @@ class Evaluation:
     """``[E, S]``: whether contributions were measured now; elsewhere they are as last known."""
     progress: Floats | None = None
     """What must fall for an episode to make progress, ``[E]``; None: the loss."""
+
+    @property
+    def loss_significance(self) -> Floats:
+        """``[E, S]``: as `compute_significance` of the loss contributions and their errors."""
+        return compute_significance(self.loss_contribution, self.loss_error)
 
     def fill_missing(self, **earlier: Floats) -> Evaluation:
         """This evaluation with ``earlier`` contributions and errors ``[E, S]``, by field, where none are fresh."""

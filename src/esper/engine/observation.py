@@ -18,6 +18,7 @@ from torch import Tensor
 
 from esper.engine.budget import Charge, Costs
 from esper.engine.history import LOOKBACK, History
+from esper.engine.measurements import compute_significance
 from esper.engine.promises import PromiseRecord, find_largest
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.site import Layout
@@ -293,6 +294,12 @@ def _compute_loss_contribution(inputs: FeatureInputs) -> Floats:
     return _scale_contribution(inputs, np.nan_to_num(inputs.history.loss_contribution))
 
 
+def _compute_loss_significance(inputs: FeatureInputs) -> Floats:
+    """``[E, S]``: the loss contribution in its standard errors; the limit, with its sign, where no error is known."""
+    significance = compute_significance(inputs.history.loss_contribution, inputs.history.loss_error)
+    return np.nan_to_num(significance, posinf=LOG_LIMIT, neginf=-LOG_LIMIT)
+
+
 def _compute_contribution_velocity(inputs: FeatureInputs) -> Floats:
     change = inputs.history.loss_contribution - inputs.history.loss_contribution_before
     return _scale_contribution(inputs, np.nan_to_num(change))
@@ -346,6 +353,7 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("evidence_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.evidence.contribution_age)),
     Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
     Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _compute_loss_contribution),
+    Feature("loss_significance", -LOG_LIMIT, LOG_LIMIT, _compute_loss_significance),
     Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _compute_contribution_velocity),
     Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _compute_gradient_ratio),
     Feature("gradient_healthy", 0, 1, lambda v: v.networks.evidence.gradient_healthy),
