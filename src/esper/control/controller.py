@@ -55,7 +55,7 @@ def get_promise_settings(controller: Controller) -> PromiseSettings | None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What seeds are worth and must be worth to be kept, ``[E, S]`` each; NaN where it is not known.
+    """What seeds are worth and must be worth to be kept, ``[E, S]`` each; NaN where that is not known.
 
     Two conditions decide. By the score a seed must be worth its price; by the loss, the finer measure of the two, it
     must be better than nothing beyond noise.
@@ -69,15 +69,17 @@ class Judgement:
     """Rent that the seed adds to the network's, in units of the score."""
     threshold: Figures
     """Contribution from which the seed is kept, its price included."""
-    significance: Figures
-    """How much lower the loss is with the seed, in standard errors of that difference over validation examples."""
-    evidence: Figures
-    """Significance from which the seed is kept; NaN where only the score decides."""
+    loss_gain: Figures
+    """How much lower the validation loss is with the seed, as a share of the present loss."""
+    loss_error: Figures
+    """Standard error of ``loss_gain`` over validation examples; 0 where it is not known."""
+    loss_threshold: Figures
+    """``loss_gain`` from which the seed is kept; NaN where only the score decides."""
 
     @property
     def worth_keeping(self) -> Bools:
         """Whether the seed reaches both, ``[E, S]``; False where its contribution was not measured."""
-        return (self.contribution >= self.threshold) & ~(self.significance < self.evidence)
+        return (self.contribution >= self.threshold) & ~(self.loss_gain < self.loss_threshold)
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ prune), and then germinates. `ActionBuilder` turns each step into legal actions 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -91,24 +91,20 @@ def compute_marginal_rents(rent: Numbers, cost: Numbers, total: Numbers) -> Numb
     return rent[:, None] * (np.log1p(without + cost) - np.log1p(without))
 
 
-def judge_seeds(features: FeatureReader, margin: float = 0.0, evidence: float = np.nan) -> Judgement:
-    """Judge every seed by its contribution, its price and the evidence.
-
-    It is kept if its contribution to the score exceeds its rent by ``margin``, and the loss is lower with it by
-    ``evidence`` standard errors; NaN: only the score decides.
-    """
+def judge_seeds(features: FeatureReader, margin: float = 0.0) -> Judgement:
+    """Judge every seed: it is kept if its contribution to the score exceeds its rent by ``margin``."""
     measured = features.slot("measured") > 0
-    contribution, significance = (
-        np.where(measured, features.slot(name), np.nan) for name in ("accuracy_contribution", "loss_significance")
-    )
+    names = "accuracy_contribution", "loss_gain", "loss_gain_error"
+    contribution, loss_gain, loss_error = (np.where(measured, features.slot(name), np.nan) for name in names)
     price, unknown = compute_seed_rents(features), np.full_like(contribution, np.nan)
     return Judgement(
         contribution=contribution,
         error=unknown,
         price=price,
         threshold=price + margin,
-        significance=significance,
-        evidence=np.full_like(contribution, evidence),
+        loss_gain=loss_gain,
+        loss_error=loss_error,
+        loss_threshold=unknown,
     )
 
 
@@ -448,7 +444,8 @@ class LookRule:
 
     def judge(self, observation: Observation) -> Judgement:
         """The judgement of every seed."""
-        return judge_seeds(FeatureReader(observation), evidence=self._settings.evidence)
+        judgement = judge_seeds(FeatureReader(observation))
+        return replace(judgement, loss_threshold=self._settings.evidence * judgement.loss_error)
 
     def rate_candidates(self, observation: Observation) -> CandidateRating:
         """What is left of the promise of every candidate after its rent.

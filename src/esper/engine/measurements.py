@@ -14,19 +14,13 @@ WORST_SCORE = -1.0
 """Lower bound of the score of a loss, so that one diverged network does not outweigh all others, as for accuracies."""
 
 
+TINY = 1e-8
+"""Least loss that others are divided by."""
+
+
 def score_losses(losses: Floats, chance_loss: float) -> Floats:
     """``1 - loss / chance_loss``, the fraction of a guess's loss that is removed, at least `WORST_SCORE`."""
     return np.fmax(1 - losses / chance_loss, WORST_SCORE)
-
-
-def compute_significance(contribution: Floats, error: Floats) -> Floats:
-    """Contributions in their standard errors, of any shape; NaN where none was measured.
-
-    Where no error is known, only the sign of a contribution counts: it is then infinite, unless the contribution is 0.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = contribution / np.nan_to_num(error)
-    return np.where(contribution == 0, 0.0, ratio)
 
 
 @dataclass(frozen=True)
@@ -67,10 +61,9 @@ class Evaluation:
     progress: Floats | None = None
     """What must fall for an episode to make progress, ``[E]``; None: the loss."""
 
-    @property
-    def loss_significance(self) -> Floats:
-        """``[E, S]``: as `compute_significance` of the loss contributions and their errors."""
-        return compute_significance(self.loss_contribution, self.loss_error)
+    def divide_by_loss(self, values: Floats) -> Floats:
+        """Values ``[E, S]`` as shares of the present loss."""
+        return values / np.maximum(np.abs(self.loss), TINY)[:, None]
 
     def fill_missing(self, **earlier: Floats) -> Evaluation:
         """This evaluation with ``earlier`` contributions and errors ``[E, S]``, by field, where none are fresh."""

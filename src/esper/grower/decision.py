@@ -171,26 +171,29 @@ def describe_judgements(
         judgement: What the controller goes by; None if no threshold decides.
     """
     unknown = np.full_like(prices, np.nan)
-    thresholds, evidence = (unknown, unknown) if judgement is None else (judgement.threshold, judgement.evidence)
+    thresholds, loss_thresholds = unknown, unknown
+    if judgement is not None:
+        # The controller has seen the price in single precision.
+        thresholds = prices + (judgement.threshold - judgement.price)
+        loss_thresholds = judgement.loss_threshold
     return {
-        slot: _describe_judgement(evaluation, place, prices, thresholds, evidence) for place, slot in enumerate(slots)
+        slot: _describe_judgement(evaluation, place, prices, thresholds, loss_thresholds)
+        for place, slot in enumerate(slots)
     }
 
 
 def _describe_judgement(
-    evaluation: Evaluation, place: int, prices: Floats, thresholds: Figures, evidence: Figures, note: str = ""
+    evaluation: Evaluation, place: int, prices: Floats, thresholds: Figures, loss_thresholds: Figures, note: str = ""
 ) -> ModuleJudgement:
     """The figures of the module in the slot number ``place`` of a single model."""
-    error, loss = float(evaluation.loss_error[0, place]), abs(float(evaluation.loss[0])) or 1.0
     return ModuleJudgement(
         contribution=read_figure(float(evaluation.accuracy_contribution[0, place])),
         error=read_figure(float(evaluation.accuracy_error[0, place])),
         price=float(prices[0, place]),
         threshold=read_figure(float(thresholds[0, place])),
-        loss_gain=read_figure(float(evaluation.loss_contribution[0, place]) / loss),
-        loss_error=read_figure(error / loss),
-        # Where no error is known, the sign decides.
-        loss_threshold=read_figure(float(evidence[0, place]) * (0.0 if math.isnan(error) else error / loss)),
+        loss_gain=read_figure(float(evaluation.divide_by_loss(evaluation.loss_contribution)[0, place])),
+        loss_error=read_figure(float(evaluation.divide_by_loss(evaluation.loss_error)[0, place])),
+        loss_threshold=read_figure(float(loss_thresholds[0, place])),
         note=note,
     )
 
@@ -294,7 +297,7 @@ def resolve_unfinished(
     # The others may depend on each other. So the least valuable goes if it is not worth keeping, and the rest is
     # measured again, until all that are left are.
     margin = np.zeros_like(prices) if judgement is None else judgement.threshold - judgement.price
-    evidence = np.full_like(prices, np.nan) if judgement is None else judgement.evidence
+    loss_thresholds = np.full_like(prices, np.nan) if judgement is None else judgement.loss_threshold
     judgements = {
         slot: ModuleJudgement(None, None, prices[0, place], prices[0, place] + margin[0, place], note=notes[0, place])
         for place, slot in enumerate(slots)
@@ -303,11 +306,11 @@ def resolve_unfinished(
     while (live := network.table.live).any():
         evaluation, unfit = measure(live)
         prices = compute_prices(network, rent)
-        # A module that could not be measured is worth nothing; one without evidence goes before one below its price.
+        # A module that could not be measured is worth nothing; what does too little for the loss goes first.
         worth = np.nan_to_num(evaluation.accuracy_contribution - prices - margin, nan=-math.inf)
-        lacking = live & (evaluation.loss_significance < evidence)
-        ranked = np.where(lacking, evaluation.loss_significance - evidence, worth)
-        ranked = np.where(lacking if lacking.any() else live, ranked, math.inf)
+        surplus = evaluation.divide_by_loss(evaluation.loss_contribution) - loss_thresholds
+        lacking = live & (surplus < 0)
+        ranked = np.where(lacking, surplus, math.inf) if lacking.any() else np.where(live, worth, math.inf)
         fit = live & ~lacking & (worth >= 0)
         kept = live if not unfit and (fit == live).all() else no_slots
         pruned = no_slots.copy()
@@ -315,7 +318,9 @@ def resolve_unfinished(
             pruned.flat[ranked.argmin()] = True
         for place in np.flatnonzero(live[0]).tolist():
             note = _UNFIT if pruned[0, place] and fit[0, place] else ""
-            judgements[slots[place]] = _describe_judgement(evaluation, place, prices, prices + margin, evidence, note)
+            judgements[slots[place]] = _describe_judgement(
+                evaluation, place, prices, prices + margin, loss_thresholds, note
+            )
             contributions[slots[place]] = float(evaluation.accuracy_contribution[0, place])
         parts.append(resolve(kept, pruned))
     changes = list_changes(slots, network.blueprints, concatenate_transitions(parts), judgements)
