@@ -1,20 +1,28 @@
 """Several sizes of a language model from one training that grows: what do they lose, and what do they save?
 
     python benchmarks/ladder.py FOLDER alone        # each depth by itself: learning rates, then five seeds
-    python benchmarks/ladder.py FOLDER climb        # one training that doubles its depth: shares, then five seeds
+    python benchmarks/ladder.py FOLDER climb        # `esper.ladder`, which doubles its depth: shares, then five seeds
+    python benchmarks/ladder.py FOLDER joint        # one network with an exit at each depth, for the ladder's FLOPs
+    python benchmarks/ladder.py FOLDER star         # each depth from the first one at once: times 2, 4 and 8
     python benchmarks/ladder.py FOLDER distil       # the deepest, pruned and distilled
-    python benchmarks/ladder.py FOLDER other        # the first two on another text, with the same settings
+    python benchmarks/ladder.py FOLDER other        # the first three on another text, with the same settings
+    python benchmarks/ladder.py FOLDER time         # seconds of the ladder and of all sizes alone, in turns
     python benchmarks/ladder.py FOLDER table
+
+Another width or budget belongs in another folder: ``--width 32 --steps 9600`` with each of these.
 
 Depths 1, 2, 4 and 8. *Alone*, each is trained for the same number of steps: warm-up, stable, decay. The *ladder*
 trains one block, as long as alone; a branch decays and is the first rung, while the model itself gains a copy behind
-each block, with the block's moments of AdamW, and trains on for a share of the steps; and so on. *Distilled* networks
+each block, with the block's moments of AdamW, and trains on for a share of the steps; and so on. *Joint*, one network
+of the greatest depth has an exit after each of the depths, with a norm and a head of its own, and learns the mean of
+their losses for the FLOPs of the ladder, with and without layer dropout. In a *star* every size comes from the model
+with one block, with the ladder's share, so for the same FLOPs. *Distilled* networks
 keep every other block of the deepest network, and so on, and learn side by side from its answers, which are computed
 once for all of them. All training FLOPs are counted, the teacher's, too: with 80% of those of all sizes alone,
 distillation has more than the ladder takes.
 Seed 0 chooses by validation loss: learning rates, and the ladder's share, the least by which all rungs are within 1%
 of what they are alone, or else the greatest. Seeds 1 to 5 and the text's last tenth, which nothing else reads, are
-reported.
+reported. What was killed goes on: each result is kept as soon as it is there, and a ladder from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +31,9 @@ import copy
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -34,14 +44,20 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import load_file
 from tiny_gpt import (
+    BATCH,
     CHOOSING_TEXT,
     OTHER_TEXT,
+    WIDTH,
+    WINDOW,
     Gpt,
+    Stream,
     TextName,
     attach,
     endless,
     learn,
+    make_adamw,
     make_optimizer,
     measure,
     step_down,
@@ -53,6 +69,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import esper
 from esper.dash.output import print_line
+from esper.ladders.flops import count_forward
 
 DEPTHS = (1, 2, 4, 8)
 STEPS, DECAY = 4800, 0.2
@@ -63,10 +80,14 @@ decay left out."""
 DISTILLED, DISTILLING = 0.8, tuple(itertools.product((12e-3, 24e-3, 48e-3), (0.25, 0.5, 1.0)))
 """Share of the FLOPs of all sizes alone that the deepest network and those distilled of it take together; learning
 rates and weights of the teacher's answers in the loss, to choose from."""
+JOINT = tuple(itertools.product(RATES, (0.0, 0.1)))
+"""Learning rates and layer dropout of the network with exits, to choose from."""
+TURNS = 3
+"""How often the time of both ways is measured."""
 ENOUGH = 0.01
 """By which share of its loss a rung may be above the network of its size that was trained alone."""
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
-Step = Literal["alone", "climb", "distil", "other", "table"]
+Step = Literal["alone", "climb", "joint", "star", "distil", "other", "time", "table"]
 Setting = tuple[float, ...]
 
 
@@ -77,20 +98,23 @@ class Result:
     way: str
     depth: int
     setting: Setting
-    """What seed 0 chooses: a rate; a share; a rate and a weight."""
+    """What seed 0 chooses: a rate; a share; a rate and a weight, or layer dropout."""
     seed: int
     validation: float
     test: float
     flops: float
-    """Of its own training; of the ladder, of all up to here; of what is distilled, with its part of the answers, and
-    without the teacher's training."""
+    """Of its own training; of the ladder, of all up to here; of a star, of its own part; of exits, of all of them; of
+    what is distilled, with its part of the answers, and without the teacher's training."""
 
 
 class Store:
     """Results on one text, kept as JSON lines, and the networks to distil."""
 
-    def __init__(self, folder: Path, text: TextName = CHOOSING_TEXT) -> None:
+    def __init__(
+        self, folder: Path, text: TextName = CHOOSING_TEXT, steps: int | None = None, width: int = WIDTH
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.steps, self.width = steps or STEPS, width
         self.folder, self.text = folder, text
         self._path = folder / ("ladder.jsonl" if text == CHOOSING_TEXT else f"ladder-{text}.jsonl")
         self.results = _read(self._path)
@@ -117,11 +141,17 @@ class Store:
         return sorted((one for one in known if one.seed != CHOOSING), key=lambda one: one.seed)
 
     def best(self, way: str, depth: int) -> Setting:
-        """The setting with the least validation loss of the seed that chooses; of the ladder, the least share by which
-        every rung is within `ENOUGH` of what it is alone, or else the greatest."""
+        """The setting with the least validation loss of the seed that chooses, of exits in the mean; of the ladder, the
+        least share by which every rung is within `ENOUGH` of what it is alone, or else the greatest. A star has it too.
+        """
+        if way == "star":
+            return self.best("climb", DEPTHS[-1])
         known = [one for one in self.choices if (one.way, one.depth) == (way, depth)]
         if not known:
             raise SystemExit(f"nothing is known of step {way} yet: run that before")
+        if way == "joint":
+            settings = {one.setting for one in known}
+            return min(settings, key=lambda setting: (self._mean(way, setting), setting))
         if way != "climb":
             return min(known, key=lambda one: one.validation).setting
         shares = sorted(one.setting for one in known)
@@ -130,6 +160,11 @@ class Store:
     def suffices(self, share: Setting) -> bool:
         """Whether every rung is within `ENOUGH` of what it is alone, for the seed that chooses."""
         return self._worst(share) <= ENOUGH
+
+    def _mean(self, way: str, setting: Setting) -> float:
+        """Of validation losses over depths, for the seed that chooses."""
+        found = [one.validation for one in self.choices if (one.way, one.setting) == (way, setting)]
+        return sum(found) / len(found)
 
     def _worst(self, share: Setting) -> float:
         """By how much the worst rung is above what it is alone, for the seed that chooses."""
@@ -154,75 +189,135 @@ def begin(store: Store, seed: int, depth: int) -> tuple[Gpt, Iterator[tuple[Tens
     """A network and its minibatches."""
     torch.manual_seed(seed)
     parts = text(store.text)
-    return Gpt(depth, parts.classes), endless(parts.train, np.random.default_rng(seed))
+    return Gpt(depth, parts.classes, store.width), endless(parts.train, np.random.default_rng(seed))
 
 
 def train_alone(store: Store, depth: int, setting: Setting, seed: int) -> None:
-    """Warm-up, stable, decay."""
-    network, minibatches = begin(store, seed, depth)
-    model = attach(network)
-    optimizer, spending = make_optimizer(model, *setting), esper.Spending(model)
-    scheduler = LambdaLR(optimizer, lambda step: esper.warmup_stable_decay(step / STEPS, decay=DECAY))
-    for _ in range(STEPS):
-        learn(model, optimizer, next(minibatches))
-        scheduler.step()
-    flops = spending.flops
+    """As `train_by_itself`, and kept."""
+    network, flops = train_by_itself(store, depth, setting, seed)
     torch.save(network.state_dict(), store.network_path(depth, setting, seed))
     store.add(Result("alone", depth, setting, seed, *judge(store, network), flops))
 
 
+def train_by_itself(store: Store, depth: int, setting: Setting, seed: int) -> tuple[Gpt, float]:
+    """A network, and its FLOPs: warm-up, stable, decay."""
+    network, minibatches = begin(store, seed, depth)
+    model = attach(network)
+    optimizer, spending = make_optimizer(model, *setting), esper.Spending(model)
+    scheduler = LambdaLR(optimizer, lambda step: esper.warmup_stable_decay(step / store.steps, decay=DECAY))
+    for _ in range(store.steps):
+        learn(model, optimizer, next(minibatches))
+        scheduler.step()
+    return network, spending.flops
+
+
 def climb(store: Store, setting: Setting, seed: int) -> None:
     """One training with a branch at each depth, which is decayed; the rates are those that are best alone."""
-    (share,) = setting
-    network, minibatches = begin(store, seed, DEPTHS[0])
-    model = attach(network)
-    optimizer, total = make_optimizer(model, *store.best("alone", DEPTHS[0])), esper.Spending(model)
-    results = list[Result]()
-    for depth in DEPTHS:
-        first = depth == DEPTHS[0]
-        (rate,) = store.best("alone", depth)
-        for step in range(round(STEPS * (1 - DECAY if first else share))):
-            set_rate(optimizer, rate * (esper.warmup_stable_decay(step / STEPS, decay=0) if first else 1))
-            learn(model, optimizer, next(minibatches))
-        rung = esper.branch(model, optimizer, counted_in=total)
-        steps = round(STEPS * DECAY)
-        for step in range(steps):
-            set_rate(rung.optimizer, rate * esper.warmup_stable_decay(step / steps, warmup=0, decay=1))
-            learn(rung.model, rung.optimizer, next(minibatches))
-        flops = total.flops
-        results.append(Result("climb", depth, setting, seed, *judge(store, rung.model.finalize()), flops))
-        if depth != DEPTHS[-1]:
-            model, optimizer = double(model, optimizer)
-            esper.Spending(model, counted_in=total)  # the grown network counts there, too
-    store.add(*results)
+    judged = train_ladder(store, DEPTHS, setting, seed)
+    store.add(*(Result("climb", depth, setting, seed, *losses, flops) for depth, (losses, flops) in judged.items()))
+
+
+def train_ladder(
+    store: Store, depths: Sequence[int], setting: Setting, seed: int
+) -> dict[int, tuple[tuple[float, float], float]]:
+    """By depth, validation and test loss, and the FLOPs up to there."""
+    (share,), (rate,) = setting, store.best("alone", depths[0])
+    network, _ = begin(store, seed, depths[0])
+    minibatches = Stream(text(store.text).train, seed)
+    folder = store.folder / f"rungs-{store.text}-{depths[-1]}-{share:g}-{seed}"
+    made = esper.ladder(
+        network,
+        lambda model, optimizer, step: learn(model, optimizer, minibatches[step]),
+        depths=depths,
+        steps=store.steps,
+        share=share,
+        decay=DECAY,
+        rates=[store.best("alone", depth)[0] / rate for depth in depths],
+        optimizer=make_adamw(network.parameters(), rate),
+        example_input=torch.zeros(BATCH, WINDOW, dtype=torch.int64),
+        folder=folder,
+    )
+    judged: dict[int, tuple[tuple[float, float], float]] = {}
+    for rung in made.rungs:
+        plain, _ = begin(store, seed, rung.depth)
+        plain.load_state_dict(load_file(rung.path / "model.safetensors"))
+        judged[rung.depth] = (judge(store, plain), rung.flops)
+    shutil.rmtree(folder)
+    return judged
+
+
+def train_star(store: Store, setting: Setting, seed: int) -> None:
+    """A ladder of two rungs for each depth, whose first one is the same, and counts once."""
+    for depth in DEPTHS[1:]:
+        judged = train_ladder(store, (DEPTHS[0], depth), setting, seed)
+        (losses, flops), (_, first) = judged[depth], judged[DEPTHS[0]]
+        store.add(Result("star", depth, setting, seed, *losses, flops - first))
+
+
+class Exits(nn.Module):
+    """A network with an exit after each of the depths: indices int64 ``[B, T]`` to logits ``[exits, B, T, classes]``.
+
+    In training each block is left out with the probability ``dropout`` (Fan et al. 2019, arXiv 1909.11556).
+    """
+
+    def __init__(self, network: Gpt, dropout: float, seed: int) -> None:
+        super().__init__()
+        self.network, self.dropout, self._rng = network, dropout, np.random.default_rng((seed, 1))
+        self.norms = nn.ModuleDict({str(depth): copy.deepcopy(network.norm) for depth in DEPTHS})
+        self.heads = nn.ModuleDict({str(depth): copy.deepcopy(network.head) for depth in DEPTHS})
+
+    def forward(self, indices: Tensor) -> Tensor:
+        network = self.network
+        hidden = network.characters(indices) + network.positions.weight[: indices.shape[1]]
+        logits = list[Tensor]()
+        for depth, block in enumerate(network.blocks, start=1):
+            if not self.training or self._rng.random() >= self.dropout:
+                hidden = block(hidden)
+            if depth in DEPTHS:
+                logits.append(self.heads[str(depth)](self.norms[str(depth)](hidden)))
+        return torch.stack(logits)
+
+
+class Exit(nn.Module):
+    """One of them."""
+
+    def __init__(self, exits: Exits, index: int) -> None:
+        super().__init__()
+        self.exits, self.index = exits, index
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return self.exits(indices)[self.index]
+
+
+def train_joint(store: Store, setting: Setting, seed: int) -> None:
+    """All depths in one network, for as many FLOPs as the ladder takes, without those of blocks that are left out."""
+    rate, dropout = setting
+    network, minibatches = begin(store, seed, DEPTHS[-1])
+    exits, example = Exits(network, dropout, seed), torch.zeros(BATCH, WINDOW, dtype=torch.int64)
+    one, two = (count_forward(begin(store, seed, depth)[0], example)[0] for depth in (1, 2))
+    cost = 3 * (count_forward(exits.eval(), example)[0] - dropout * DEPTHS[-1] * (two - one))
+    steps = round(find_ladder_flops(store) / cost)
+    optimizer = make_adamw(exits.train().parameters(), rate)
+    for step in range(steps):
+        set_rate(optimizer, rate * esper.warmup_stable_decay(step / steps, decay=DECAY))
+        inputs, targets = next(minibatches)
+        logits = exits(inputs)
+        loss = F.cross_entropy(logits.flatten(0, 2), targets.flatten().repeat(len(DEPTHS)))
+        step_down(exits, optimizer, loss)
+    for index, depth in enumerate(DEPTHS):
+        store.add(Result("joint", depth, setting, seed, *judge(store, Exit(exits, index)), steps * cost))
+
+
+def find_ladder_flops(store: Store) -> float:
+    """Of the ladder with the share that was chosen; it is the same for all seeds."""
+    share = store.best("climb", DEPTHS[-1])
+    found = [one.flops for one in (*store.results, *store.choices) if one.way == "climb" and one.setting == share]
+    return max(found)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-def double(model: esper.GrowingModel, optimizer: torch.optim.Optimizer) -> tuple[esper.GrowingModel, torch.optim.AdamW]:
-    """A copy behind each block, with the moments of that block, and slots behind all."""
-    for slot in model.slots.values():
-        slot.germinate("block_copy", alpha=1.0)
-        slot.fossilize()
-    plain = model.finalize()
-    assert isinstance(plain, Gpt)
-    grown = attach(plain)
-    successor = make_optimizer(grown, optimizer.param_groups[0]["lr"])
-    blocks = list(model.host.get_submodule("blocks").children())
-    for index, block in enumerate(plain.blocks):
-        hand_on(blocks[index // 2], optimizer, block, successor)
-    for name in ("characters", "positions", "norm", "head"):
-        hand_on(model.host.get_submodule(name), optimizer, plain.get_submodule(name), successor)
-    return grown, successor
-
-
-def hand_on(old: nn.Module, of: torch.optim.Optimizer, new: nn.Module, to: torch.optim.Optimizer) -> None:
-    """Moments."""
-    for parameter, heir in zip(old.parameters(), new.parameters(), strict=True):
-        to.state[heir] = copy.deepcopy(of.state[parameter])
 
 
 class Student:
@@ -270,9 +365,9 @@ def prune(teacher: Gpt, depth: int, last: bool) -> Gpt:
 
 def afford(store: Store) -> int:
     """Steps of distillation, the same for each depth, by which all sizes cost `DISTILLED` of what they cost alone."""
-    each = {depth: store.of("alone", depth)[0].flops / STEPS for depth in DEPTHS}
+    each = {depth: store.of("alone", depth)[0].flops / store.steps for depth in DEPTHS}
     deepest = each[DEPTHS[-1]]
-    left = (DISTILLED * sum(each.values()) - deepest) * STEPS
+    left = (DISTILLED * sum(each.values()) - deepest) * store.steps
     teachers_answer = deepest / 3  # the forward pass
     return round(left / (sum(each[depth] for depth in DEPTHS[:-1]) + teachers_answer))
 
@@ -294,14 +389,23 @@ def run(
         print_line(Console(), f"{way}, seed {seed}: done")
 
 
-def main(folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step]) -> None:
+def main(
+    folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step], steps: int | None = None, width: int = WIDTH
+) -> None:
     """Run a step of the experiment, or what is missing of it; `table` prints what is known."""
     torch.set_num_threads(1)
-    stores = {name: Store(folder, name) for name in (CHOOSING_TEXT, OTHER_TEXT)}
-    ways = {"alone": run_alone, "climb": run_climb, "distil": run_distil}
+    stores = {name: Store(folder, name, steps, width) for name in (CHOOSING_TEXT, OTHER_TEXT)}
+    ways = {
+        "alone": run_alone,
+        "climb": run_climb,
+        "joint": run_joint,
+        "star": run_star,
+        "distil": run_distil,
+        "time": measure_time,
+    }
     if step == "other":
-        run_alone(stores[OTHER_TEXT])
-        run_climb(stores[OTHER_TEXT])
+        for way in (run_alone, run_climb, run_joint):
+            way(stores[OTHER_TEXT])
     elif step != "table":
         ways[step](stores[CHOOSING_TEXT])
     for store in stores.values():
@@ -317,6 +421,32 @@ def run_climb(store: Store) -> None:
     run(store, "climb", DEPTHS[-1:], shares, lambda _, share, seed: climb(store, share, seed))
 
 
+def run_joint(store: Store) -> None:
+    run(store, "joint", DEPTHS[-1:], list(JOINT), lambda _, setting, seed: train_joint(store, setting, seed))
+
+
+def run_star(store: Store) -> None:
+    run(store, "star", DEPTHS[-1:], [], lambda _, share, seed: train_star(store, share, seed))
+
+
+def measure_time(store: Store) -> None:
+    """Seconds of training of the ladder and of all sizes alone, in turns, with seed 0 and the settings chosen."""
+    share, rows = store.best("climb", DEPTHS[-1]), list[dict[str, float]]()
+    for _ in range(TURNS):
+        row = dict[str, float]()
+        began = time.perf_counter()
+        for depth in DEPTHS:
+            train_by_itself(store, depth, store.best("alone", depth), CHOOSING)
+        row["alone"] = time.perf_counter() - began
+        began = time.perf_counter()
+        train_ladder(store, DEPTHS, share, CHOOSING)
+        row["ladder"] = time.perf_counter() - began
+        rows.append(row)
+        less = 1 - row["ladder"] / row["alone"]
+        print_line(Console(), f"alone {row['alone']:.0f} s, ladder {row['ladder']:.0f} s, {less:.0%} less")
+    (store.folder / "time.json").write_text(json.dumps(rows) + "\n")
+
+
 def run_distil(store: Store) -> None:
     """All settings with the seed that chooses, and for each depth its best one with the others."""
     for setting in DISTILLING:
@@ -330,37 +460,51 @@ def run_distil(store: Store) -> None:
 
 
 def show(store: Store, console: Console) -> None:
-    """Test losses beside those of the twins that trained alone, and what all sizes cost together."""
+    """Test losses beside those of the twins that trained alone and of the ladder, and what all sizes cost together."""
     if not knows(store, "alone"):
         print_line(console, f"{store.text}: not all depths have been trained alone by all seeds yet")
         return
-    table = Table("depth", "alone", "ladder", "beside alone", "distilled", "beside alone", box=None)
+    ways = {"climb": "ladder", "joint": "joint exits", "star": "star", "distil": "distilled"}
+    known = {way: title for way, title in ways.items() if knows(store, way)}
+    table = Table("blocks", "way", "test loss", "beside alone", "beside the ladder", box=None)
     for depth in DEPTHS:
         alone = store.of("alone", depth)
-        climbed = store.of("climb", depth, store.best("climb", DEPTHS[-1])) if knows(store, "climb") else []
-        distilled = store.of("distil", depth) if depth != DEPTHS[-1] and knows(store, "distil") else []
-        compared = [(spread(found), beside(found, alone)) for found in (climbed, distilled)]
-        table.add_row(str(depth), spread(alone), *(cell for pair in compared for cell in pair))
+        climbed = store.of("climb", depth, store.best("climb", DEPTHS[-1])) if "climb" in known else []
+        table.add_row(str(depth), "alone", spread(alone), "", beside(alone, climbed) if climbed else "")
+        for way, title in known.items():
+            if depth in list_depths(way):
+                found = climbed if way == "climb" else store.of(way, depth)
+                ladder = beside(found, climbed) if climbed and way != "climb" else ""
+                table.add_row("", title, spread(found), beside(found, alone), ladder)
     console.print(table)
     alone = sum(store.of("alone", depth)[0].flops for depth in DEPTHS)
     print_line(console, f"{store.text}: FLOPs of all four sizes: alone {alone:.3g}")
-    if knows(store, "climb"):
+    first, deepest = (store.of("alone", depth)[0].flops for depth in (DEPTHS[0], DEPTHS[-1]))
+    if "climb" in known:
         ladder = store.of("climb", DEPTHS[-1])[0].flops
         print_line(console, f"the ladder {ladder:.3g}, {1 - ladder / alone:.0%} less")
-    if knows(store, "distil"):
-        deepest = store.of("alone", DEPTHS[-1])[0].flops
+    if "joint" in known:
+        print_line(console, f"joint exits {store.of('joint', DEPTHS[-1])[0].flops:.3g}")
+    if "star" in known:
+        print_line(console, f"the star {first + sum(store.of('star', depth)[0].flops for depth in DEPTHS[1:]):.3g}")
+    if "distil" in known:
         distilled = deepest + sum(store.of("distil", depth)[0].flops for depth in DEPTHS[:-1])
         print_line(console, f"the deepest and what was distilled of it {distilled:.3g}")
-    for way in ("alone", "climb", "distil"):
+    for way in ("alone", "climb", "joint", "distil"):
         for one in sorted(store.results, key=lambda one: (one.depth, one.validation)):
             if one.way == way and one.seed == CHOOSING:
                 chosen = ", ".join(f"{value:g}" for value in one.setting)
                 print_line(console, f"{way}, depth {one.depth}, {chosen}: validation {one.validation:.4f}")
 
 
+def list_depths(way: str) -> tuple[int, ...]:
+    """Those that a way makes by itself."""
+    return {"distil": DEPTHS[:-1], "star": DEPTHS[1:]}.get(way, DEPTHS)
+
+
 def knows(store: Store, way: str) -> bool:
     """Whether all seeds that chose nothing have made all there is to show of it."""
-    depths = DEPTHS[:-1] if way == "distil" else DEPTHS
+    depths = list_depths(way)
     if not any(one.way == way for one in store.results):
         return False
     settings = {depth: store.best(way, DEPTHS[-1] if way == "climb" else depth) for depth in depths}

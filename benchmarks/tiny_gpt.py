@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,11 +30,11 @@ OTHER_TEXT: TextName = "asyncio"
 class Gpt(nn.Module):
     """Indices int64 ``[B, T]`` to logits ``[B, T, classes]``."""
 
-    def __init__(self, depth: int, classes: int) -> None:
+    def __init__(self, depth: int, classes: int, width: int = WIDTH) -> None:
         super().__init__()
-        self.characters, self.positions = nn.Embedding(classes, WIDTH), nn.Embedding(WINDOW, WIDTH)
-        self.blocks = nn.ModuleList(TransformerBlock(WIDTH, HEADS, causal=True) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, classes)
+        self.characters, self.positions = nn.Embedding(classes, width), nn.Embedding(WINDOW, width)
+        self.blocks = nn.ModuleList(TransformerBlock(width, HEADS, causal=True) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, indices: Tensor) -> Tensor:
         hidden = self.characters(indices) + self.positions.weight[: indices.shape[1]]
@@ -51,9 +51,14 @@ def attach(network: Gpt) -> esper.GrowingModel:
 
 def make_optimizer(model: esper.GrowingModel, rate: float) -> torch.optim.AdamW:
     """Of the model's groups, to which growth belongs."""
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=rate), betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY)
+    optimizer = make_adamw(model.parameter_groups(lr=rate), rate)
     model.link(optimizer)
     return optimizer
+
+
+def make_adamw(parameters: Iterable[Any], rate: float) -> torch.optim.AdamW:
+    """Of parameters or groups."""
+    return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY)
 
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer, minibatch: tuple[Tensor, Tensor]) -> Tensor:
@@ -87,6 +92,25 @@ def endless(part: Labelled | Windows, rng: np.random.Generator) -> Iterator[tupl
     """Minibatches, epoch after epoch."""
     while True:
         yield from part.epoch(BATCH, rng)
+
+
+class Stream:
+    """Minibatches by the number of the step, so that a training that was killed goes on with the same ones."""
+
+    def __init__(self, part: Labelled | Windows, seed: int) -> None:
+        self._part, self._seed = part, seed
+        self._restart()
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        if step < self._next:
+            self._restart()
+        for _ in range(self._next, step):
+            next(self._minibatches)
+        self._next = step + 1
+        return next(self._minibatches)
+
+    def _restart(self) -> None:
+        self._minibatches, self._next = endless(self._part, np.random.default_rng(self._seed)), 0
 
 
 @torch.no_grad()

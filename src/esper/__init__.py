@@ -37,7 +37,9 @@ if TYPE_CHECKING:
         attach,
         branch,
         export,
+        ladder,
         load,
+        plan_ladder,
         save,
         warmup_stable_decay,
     )
@@ -64,7 +66,9 @@ __all__ = [
     "attach",
     "branch",
     "export",
+    "ladder",
     "load",
+    "plan_ladder",
     "save",
     "warmup_stable_decay",
 ]

@@ -20,6 +20,7 @@ from esper.growth.attach import attach
 from esper.growth.export import export
 from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
+from esper.ladders.ladder import ladder, plan_ladder
 
 __all__ = [
     "Constrained",
@@ -39,7 +40,9 @@ __all__ = [
     "attach",
     "branch",
     "export",
+    "ladder",
     "load",
+    "plan_ladder",
     "save",
     "warmup_stable_decay",
 ]

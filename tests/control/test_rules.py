@@ -143,9 +143,11 @@ def periodic(**settings: object) -> Periodic:
 
 
 def look(**settings: object) -> LookRule:
-    return LookRule(LookSettings.model_validate({"trial": 6, "fitted": 0.5, "margin": 0.0, **settings}), HORIZON)
+    defaults = {"trial": 6, "fitted": 0.5, "price": 0.0, "size": 0.0, "early": 0.2}
+    return LookRule(LookSettings.model_validate({**defaults, **settings}), HORIZON)
 
 
+MARGINS = pytest.mark.parametrize("judge", [heuristic, periodic], ids=["heuristic", "periodic"])
 JUDGES = pytest.mark.parametrize("judge", [heuristic, periodic, look], ids=["heuristic", "periodic", "look"])
 
 
@@ -193,18 +195,52 @@ def test_a_seed_is_judged_after_its_trial_and_not_before(judge) -> None:
 
 
 @JUDGES
-def test_judging_is_aware_of_rent_and_margin(judge) -> None:
+def test_judging_is_aware_of_rent(judge) -> None:
     free, dear = contributing(0.05, NAN, NAN, rent=0.0), contributing(0.05, NAN, NAN, rent=0.5)
     assert decide(judge(), free)[0] == Op.FOSSILIZE
     assert decide(judge(), dear)[0] == Op.PRUNE
-    assert decide(judge(margin=0.06), free)[0] == Op.PRUNE
+
+
+@MARGINS
+def test_judging_is_aware_of_the_margin(judge) -> None:
+    assert decide(judge(margin=0.06), contributing(0.05, NAN, NAN, rent=0.0))[0] == Op.PRUNE
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "evidence", "kept"),
+    [
+        (0.05, 0.02, 1.0, True),
+        (0.05, 0.06, 1.0, False),
+        (0.05, 0.06, 0.5, True),
+        (-0.05, 0.06, 0.0, False),
+        # Without an error the sign decides.
+        (1e-6, NAN, 2.0, True),
+        (-1e-6, NAN, 2.0, False),
+    ],
+)
+@pytest.mark.parametrize("slot", range(SLOTS))
+def test_a_seed_is_kept_where_the_loss_is_lower_beyond_noise(
+    loss: float, error: float, evidence: float, kept: bool, slot: int
+) -> None:
+    contribution, losses, errors = np.full((3, SLOTS), NAN)
+    contribution[slot], losses[slot], errors[slot] = 0.2, loss, error
+    situation = contributing(*contribution, history={"loss_contribution": losses, "loss_error": errors})
+    assert decide(look(evidence=evidence), situation)[:2] == [Op.FOSSILIZE if kept else Op.PRUNE, slot]
+
+
+def test_a_lower_loss_does_not_pay_the_rent_of_a_seed() -> None:
+    history = {"loss_contribution": (0.5, NAN, NAN), "loss_error": (0.01, NAN, NAN)}
+    assert decide(look(), contributing(0.05, NAN, NAN, rent=0.0, history=history))[0] == Op.FOSSILIZE
+    assert decide(look(), contributing(0.05, NAN, NAN, rent=0.5, history=history))[0] == Op.PRUNE
+    assert decide(look(), contributing(-0.01, NAN, NAN, rent=0.0, history=history))[0] == Op.PRUNE
 
 
 @JUDGES
 @pytest.mark.parametrize("rent", [0.0, 0.08, 0.5])
 @pytest.mark.parametrize("margin", [0.0, 0.02])
 def test_the_judgement_that_explains_is_the_one_that_decides(judge, rent: float, margin: float) -> None:
-    rule = judge(margin=margin)
+    margin = 0.0 if judge is look else margin
+    rule = judge() if judge is look else judge(margin=margin)
     for contribution in np.linspace(-0.05, 0.35, 9):
         situation = contributing(contribution, NAN, NAN, rent=rent)
         judgement = rule.judge(situation.observe()[0])
@@ -417,37 +453,56 @@ def promising(**settings: object) -> Situation:
 
 
 def test_what_promises_most_is_planted() -> None:
-    assert decide(look(price=0.0), promising()) == [Op.GERMINATE, 1, NORM]
-    assert decide(look(price=0.0, fitted=1.0), promising()) == [Op.GERMINATE, 2, MLP]
-    assert decide(look(price=0.0, fitted=0.0), promising()) == [Op.GERMINATE, 1, NORM]
+    assert decide(look(), promising()) == [Op.GERMINATE, 1, NORM]
+    assert decide(look(fitted=1.0), promising()) == [Op.GERMINATE, 2, MLP]
+    assert decide(look(fitted=0.0), promising()) == [Op.GERMINATE, 1, NORM]
 
 
-def test_a_promise_is_worth_less_the_more_it_costs() -> None:
+def test_a_promise_is_worth_less_the_more_rent_it_costs() -> None:
     both = {(1, "norm"): (0.4, 0.4), (1, "mlp"): (0.5, 0.5)}
-    assert decide(look(price=0.0), promising(promises=both)) == [Op.GERMINATE, 1, MLP]
-    assert decide(look(price=2.0, threshold=-1.0), promising(promises=both)) == [Op.GERMINATE, 1, NORM]
+    assert decide(look(price=2.0), promising(promises=both, rent=0.0)) == [Op.GERMINATE, 1, MLP]
+    assert decide(look(), promising(promises=both, rent=1.0)) == [Op.GERMINATE, 1, MLP]
+    assert decide(look(price=2.0, threshold=-1.0), promising(promises=both, rent=1.0)) == [Op.GERMINATE, 1, NORM]
+
+
+def test_of_two_candidates_above_the_threshold_the_large_one_is_preferred() -> None:
+    both = {(1, "norm"): (0.5, 0.5), (1, "mlp"): (0.4, 0.4)}
+    free = promising(promises=both, rent=0.0)
+    assert decide(look(size=0.0), free) == [Op.GERMINATE, 1, NORM]
+    assert decide(look(size=2.0), free) == [Op.GERMINATE, 1, MLP]
+    assert decide(look(size=2.0, threshold=0.45), free) == [Op.GERMINATE, 1, NORM], "size does not make up for promise"
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.45, 0.7])
 @pytest.mark.parametrize("price", [0.0, 0.3])
-def test_the_rating_that_explains_is_the_one_that_decides(threshold: float, price: float) -> None:
-    rule, situation = look(threshold=threshold, price=price), promising()
+@pytest.mark.parametrize("size", [0.0, 1.0])
+def test_the_rating_that_explains_is_the_one_that_decides(threshold: float, price: float, size: float) -> None:
+    rule, situation = look(threshold=threshold, price=price, size=size), promising()
     rating = rule.rate_candidates(situation.observe()[0])
     assert rating.threshold == threshold
     assert np.isfinite(rating.worth).sum() == 3
-    best = np.unravel_index(rating.worth[0].argmax(), rating.worth[0].shape)
-    planted = [Op.GERMINATE, *map(int, best)]
-    assert decide(rule, situation) == (planted if rating.worth.max() > threshold else [Op.WAIT, 0, 0])
+    rank = np.where(rating.worth > threshold, rating.rank, -np.inf)[0]
+    planted = [Op.GERMINATE, *map(int, np.unravel_index(rank.argmax(), rank.shape))]
+    assert decide(rule, situation) == (planted if np.isfinite(rank).any() else [Op.WAIT, 0, 0])
+
+
+@pytest.mark.parametrize("unfinished", range(SLOTS))
+def test_early_on_a_seed_is_planted_at_every_decision(unfinished: int) -> None:
+    slots = {slot: holding("mlp", age=1) for slot in range(unfinished)}
+    promised = {(slot, "norm"): (0.5, 0.5) for slot in range(SLOTS)}
+    early = {"slots": slots, "promises": promised, "promise_age": 1, "accuracy_contribution": (NAN,) * SLOTS}
+    assert decide(look(early=0.1), promising(progress=0.1, **early))[0] == Op.GERMINATE
+    assert decide(look(early=0.1), promising(progress=0.15, **early))[0] == Op.WAIT
 
 
 @pytest.mark.parametrize(
     ("why", "rule", "situation"),
     [
-        ("too little is promised", look(threshold=0.61, price=0.0), promising()),
+        ("too little is promised", look(threshold=0.61), promising()),
         ("nothing was measured yet", look(threshold=-1.0), promising(promises={})),
-        ("the promise is old", look(), promising(promise_age=1)),
-        ("it is late", look(stop_after=0.05), promising()),
-        ("a seed is unfinished", look(), promising(slots={0: holding("mlp", age=1)})),
+        ("the promise is old", look(early=0.0), promising(promise_age=1)),
+        ("it is late", look(early=0.0, stop_after=0.05), promising()),
+        ("a seed is unfinished", look(early=0.0), promising(slots={0: holding("mlp", age=1)})),
         ("no slot is free", look(), promising(slots=dict.fromkeys(range(SLOTS), fossil("mlp")))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -459,9 +514,9 @@ def test_nothing_is_planted_where(why: str, rule: LookRule, situation: Situation
 def test_what_was_tried_is_not_tried_again_and_taken_slots_are_passed_over() -> None:
     tries = np.zeros((SLOTS, len(SUITE.blueprints)))
     tries[1, NORM] = 1
-    assert decide(look(price=0.0), promising(history={"tries": tries})) == [Op.GERMINATE, 2, MLP]
+    assert decide(look(), promising(history={"tries": tries})) == [Op.GERMINATE, 2, MLP]
     taken = promising(slots={1: fossil("mlp")})
-    assert decide(look(price=0.0), taken) == [Op.GERMINATE, 2, MLP]
+    assert decide(look(), taken) == [Op.GERMINATE, 2, MLP]
 
 
 def test_a_rule_that_looks_needs_to_be_shown_something() -> None:

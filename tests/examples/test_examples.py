@@ -26,6 +26,7 @@ NEEDED = {
 }
 DEEPER = ["deeper_gpt", "deeper_gpt_compiled", "deeper_gpt_sharded"]
 LAUNCHED = {"deeper_gpt_sharded": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]}
+LADDERS = ["ladder_gpt", "ladder_vit"]
 SCORES = re.compile(r"accuracy without growth ([01]\.\d+), with growth ([01]\.\d+)")
 
 
@@ -47,6 +48,27 @@ def test_an_example_grows_and_tells_the_scores(name: str, tmp_path: Path):
     scores = SCORES.search(result.stdout)
     assert scores is not None
     assert float(scores[2]) > 1 / 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LADDERS)
+def test_an_example_makes_three_sizes(name: str, tmp_path: Path):
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs transformers")
+    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    result = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert "3 sizes from one training" in result.stdout
+    accuracies = re.findall(r"test loss [\d.]+, accuracy ([01]\.\d+)", result.stdout)
+    assert len(accuracies) == 3
+    assert all(float(accuracy) > 0.6 for accuracy in accuracies)
 
 
 @pytest.mark.slow
@@ -81,7 +103,7 @@ def test_the_sweep_at_weights_and_biases_has_the_same_space(monkeypatch: pytest.
 
 
 def test_every_example_is_run():
-    elsewhere = {"grow", "look", "adapt"}  # in test_practice.py
+    elsewhere = {"grow", "look", "adapt", *LADDERS}  # the first three in test_practice.py
     shared = {"counting", "digits", "own_suite", "search_settings", *elsewhere}
     named = set(test_an_example_grows_and_tells_the_scores.pytestmark[0].args[1])
     assert {path.stem for path in EXAMPLES.glob("*.py")} - shared == named

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.landing
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = README.with_name("docs") / "grow-your-model.md"
 BLOCK_OF_TEXT = re.compile(r"(?<=\n\n)```\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LOOK, ADAPT, LANGUAGE, INTEROP, RELIABILITY = (
-    GUIDE.with_name(f"{name}.md") for name in ("look", "adapt", "language", "interop", "reliability")
+LOOK, ADAPT, LANGUAGE, LADDER, INTEROP, RELIABILITY = (
+    GUIDE.with_name(f"{name}.md") for name in ("look", "adapt", "language", "ladder", "interop", "reliability")
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -71,6 +71,19 @@ def test_the_page_on_adapting_runs_from_top_to_bottom(tmp_path: Path, monkeypatc
     assert type(names["plain"]).__name__ == "ViTForImageClassification"
     assert names["careful"].retention.rise <= 0.1
     assert names["decision"].number == 20
+
+
+@pytest.mark.slow
+def test_the_page_on_ladders_runs_from_top_to_bottom_and_shows_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks(LADDER)
+    assert str(names["plan"]) == BLOCK_OF_TEXT.findall(LADDER.read_text())[0].strip()
+    assert [rung.depth for rung in names["made"].rungs] == [1, 2, 4]
+    assert names["ladder"].training.finished
 
 
 @pytest.mark.slow

@@ -87,14 +87,20 @@ def test_a_rule_s_decision_has_the_figures_and_the_threshold_that_it_went_by(con
     judged = [one for one in play(loop, 2 * DECISIONS) if one.op in (Op.FOSSILIZE, Op.PRUNE)]
     assert judged
     for decision in judged:
-        figures, (change,) = decision.judgement, decision.changes[-1:]
+        figures, ends = decision.judgement, (Stage.FOSSILIZED, Stage.PRUNED)
+        (change,) = [one for one in decision.changes if one.slot == decision.slot and one.after in ends]
         assert figures is not None
         assert figures == change.judgement
         assert figures.contribution == decision.contributions[str(decision.slot)]
         assert figures.threshold is not None
         assert (figures.price > 0) == (rent > 0)
         assert figures.threshold >= figures.price
-        assert (decision.op is Op.FOSSILIZE) == (figures.contribution >= figures.threshold - 1e-6)
+        reached = figures.contribution >= figures.threshold - 1e-6
+        if controller == "look":
+            assert figures.loss_gain is not None
+            assert figures.loss_threshold is not None
+            reached &= figures.loss_gain >= figures.loss_threshold - 1e-6
+        assert (decision.op is Op.FOSSILIZE) == reached
         verb, place = decision.op.name.lower(), f"{decision.blueprint} in {decision.slot}"
         assert f"{verb} {place}: {figures}; loss" in str(decision)
         (module,) = [one for one in loop.model.tried if one.judged == decision.number]

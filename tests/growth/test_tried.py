@@ -10,15 +10,17 @@ from esper.growth.tried import ModuleJudgement, TriedModule, count_tried
 from growth.hosts import mlp
 
 TRIED = (
-    TriedModule("0", "mlp", 1280, 4, 9, False, "look", ModuleJudgement(0.016, 0.0041, 0.0, 0.02)),
+    TriedModule("0", "mlp", 1280, 4, 9, False, "look", ModuleJudgement(0.016, 0.0041, 0.0, 0.0, 0.012, 0.02, 0.03)),
     TriedModule("2", "norm", 1, 10, 12, True, "heuristic", ModuleJudgement(0.5, None, 0.1, 0.12)),
     TriedModule("2", "mlp", 36, 13, 14, False, "governor"),
-    TriedModule("4", "mlp", 36, 14, 16, False, "finish", ModuleJudgement(None, None, 0.1, 0.1, "did not count yet")),
+    TriedModule(
+        "4", "mlp", 36, 14, 16, False, "finish", ModuleJudgement(None, None, 0.1, 0.1, note="did not count yet")
+    ),
     TriedModule("0", "norm", 36, 15),
 )
 SENTENCES = (
-    "pruned mlp in 0 at decision 9 by look: contribution +0.016 ± 0.0041, rent 0, kept from +0.02 "
-    "(planted at decision 4, 1,280 parameters)",
+    "pruned mlp in 0 at decision 9 by look: contribution +0.016 ± 0.0041, rent 0, kept from 0; "
+    "loss lower by 1.20% ± 2.00%, kept from 3.00% (planted at decision 4, 1,280 parameters)",
     "kept norm in 2 at decision 12 by heuristic: contribution +0.5, rent 0.1, kept from +0.12 "
     "(planted at decision 10, 1 parameter)",
     "pruned mlp in 2 at decision 14 by governor (planted at decision 13, 36 parameters)",
@@ -37,7 +39,12 @@ def test_a_module_reads_as_a_sentence(module: TriedModule, sentence: str) -> Non
     [
         (ModuleJudgement(-0.016, None, 0.0, None), "contribution -0.016, rent 0"),
         (ModuleJudgement(0.0, None, 0.25, 0.25), "contribution 0, rent 0.25, kept from +0.25"),
-        (ModuleJudgement(0.1, None, 0.0, 0.0, "so"), "contribution +0.1, rent 0, kept from 0; so"),
+        (ModuleJudgement(0.1, None, 0.0, 0.0, note="so"), "contribution +0.1, rent 0, kept from 0; so"),
+        (
+            ModuleJudgement(0.1, 0.02, 0.0, 0.0, -0.005, None, 0.0),
+            "contribution +0.1 ± 0.02, rent 0, kept from 0; loss higher by 0.50%, kept from 0.00%",
+        ),
+        (ModuleJudgement(0.1, 0.02, 0.0, 0.0, 0.005, 0.01, None), "contribution +0.1 ± 0.02, rent 0, kept from 0"),
         (ModuleJudgement(None, None, 0.0, 0.02), "contribution not measured"),
     ],
 )
@@ -56,12 +63,13 @@ def test_a_summary_lists_what_was_tried() -> None:
     model.tried = TRIED
     lines = str(model.summary()).splitlines()
     start = lines.index("5 modules tried, 1 kept, 1 on trial")
-    titles = "slot blueprint outcome by planted judged parameters contribution error rent kept from"
-    assert lines[start + 1].split() == titles.split()
+    names = "slot blueprint outcome by planted judged parameters"
+    figures = "contribution error rent kept from loss lower by loss error loss kept from"
+    assert lines[start + 1].split() == f"{names} {figures}".split()
     assert [line.split() for line in lines[start + 2 :]] == [
-        ["0", "mlp", "pruned", "look", "4", "9", "1,280", "+0.016", "0.0041", "0", "+0.02"],
-        ["2", "norm", "kept", "heuristic", "10", "12", "1", "+0.5", "-", "0.1", "+0.12"],
-        ["2", "mlp", "pruned", "governor", "13", "14", "36", "-", "-", "-", "-"],
-        ["4", "mlp", "pruned", "finish", "14", "16", "36", "-", "-", "0.1", "+0.1"],
-        ["0", "norm", "on", "trial", "-", "15", "-", "36", "-", "-", "-", "-"],
+        ["0", "mlp", "pruned", "look", "4", "9", "1,280", "+0.016", "0.0041", "0", "0", "1.20%", "2.00%", "3.00%"],
+        ["2", "norm", "kept", "heuristic", "10", "12", "1", "+0.5", "-", "0.1", "+0.12", *"---"],
+        ["2", "mlp", "pruned", "governor", "13", "14", "36", *"-------"],
+        ["4", "mlp", "pruned", "finish", "14", "16", "36", "-", "-", "0.1", "+0.1", *"---"],
+        ["0", "norm", "on", "trial", "-", "15", "-", "36", *"-------"],
     ]

@@ -22,10 +22,11 @@ from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import describe_structure
 from esper.lifecycle.stages import Stage
 from grower.training_loop import APART, HELD, SLOTS, data, growing, host, last_layer_moved, remembered, validate
+from ladders.small import Decoder, compute_loss, evaluate, tokens
 
 lightning = pytest.importorskip("lightning.pytorch")
 torchmetrics = pytest.importorskip("torchmetrics")
-from esper.integrations.lightning import GrowerCallback  # noqa: E402
+from esper.integrations.lightning import GrowerCallback, LadderCallback  # noqa: E402
 
 pytestmark = pytest.mark.landing
 
@@ -481,3 +482,89 @@ def test_a_fit_with_a_finetuning_callback_resumes_with_live_seeds(finetuning: An
     if finetuning is not FINETUNING["unfreezing_before"]:  # Lightning unfreezes nothing again when it resumes
         for mine, theirs in zip(again.parameters(), whole.parameters(), strict=True):
             assert torch.equal(mine, theirs)
+
+
+class Language(lightning.LightningModule):
+    """A decoder that becomes several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Decoder(dropout=0)
+
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+        return compute_loss(self.net, batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+class End(lightning.Callback):
+    """Ends the process after so many steps, if that is a number."""
+
+    def __init__(self, last: int | None) -> None:
+        self.last = last
+
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        if trainer.global_step == self.last:
+            raise RuntimeError("the end")
+
+
+def climb(folder: Path, last: int | None = None, resume: Path | None = None, **options: Any) -> tuple[Any, Any]:
+    """A ladder, five minibatches an epoch, with a checkpoint after each epoch; Lightning resumes data at an epoch."""
+    torch.manual_seed(0)
+    ladder = LadderCallback(
+        tokens(8), network="net", depths=[1, 2, 4], steps=20, folder=folder / "sizes", evaluate=evaluate
+    )
+    checkpoints = lightning.callbacks.ModelCheckpoint(
+        folder, filename="{step}", every_n_train_steps=5, save_top_k=-1, enable_version_counter=False
+    )
+    trainer = lightning.Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[ladder, End(last), checkpoints],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(Language(), DataLoader(TensorDataset(tokens(40)), batch_size=8), ckpt_path=resume)
+    return ladder.training.result, trainer
+
+
+def test_a_ladder_of_sizes_comes_from_one_fit_and_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
+    whole, trainer = climb(tmp_path / "whole", deterministic=True)
+    assert [rung.depth for rung in whole.rungs] == [1, 2, 4]
+    assert trainer.global_step == whole.plan.total_steps == 36
+    assert [rung.flops for rung in whole.rungs] == pytest.approx([rung.flops for rung in whole.plan.rungs])
+    # After checkpoints in the first size and in the third.
+    for last in (16, 33):
+        folder = tmp_path / str(last)
+        with pytest.raises(RuntimeError, match="the end"):
+            climb(folder, last)
+        found, trainer = climb(folder, None, folder / f"step={last // 5 * 5}.ckpt")
+        assert trainer.global_step == 36
+        assert [rung.depth for rung in found.rungs] == [1, 2, 4]
+        assert [rung.flops for rung in found.rungs] == [rung.flops for rung in whole.rungs]
+        assert [rung.loss for rung in found.rungs] == [rung.loss for rung in whole.rungs]
+
+
+def test_accumulated_gradients_are_in_the_plan_of_a_ladder(tmp_path: Path) -> None:
+    whole, trainer = climb(tmp_path, accumulate_grad_batches=5)
+    assert trainer.global_step == 36
+    assert [rung.flops for rung in whole.rungs] == pytest.approx([rung.flops for rung in whole.plan.rungs])
+
+
+def test_a_module_without_the_network_or_with_several_optimizers_has_no_ladder(tmp_path: Path) -> None:
+    class Several(Language):
+        def configure_optimizers(self) -> Any:
+            self.automatic_optimization = False
+            return [torch.optim.SGD(self.parameters(), lr=1e-2) for _ in range(2)]
+
+    def refuse(module: Any, message: str, **options: Any) -> None:
+        ladder = LadderCallback(tokens(8), depths=[1, 2], steps=10, folder=tmp_path, **options)
+        trainer = lightning.Trainer(callbacks=[ladder], accelerator="cpu", logger=False, enable_progress_bar=False)
+        with pytest.raises(ConfigError, match=message):
+            trainer.fit(module, DataLoader(TensorDataset(tokens(40)), batch_size=8))
+
+    refuse(Language(), "has no module 'model'")
+    refuse(Several(), "has 2 optimizers", network="net")

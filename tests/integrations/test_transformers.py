@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+import tiny_transformers
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import describe_structure
@@ -23,7 +24,7 @@ from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_move
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
-from esper.integrations.transformers import GrowerCallback  # noqa: E402
+from esper.integrations.transformers import GrowerCallback, LadderCallback  # noqa: E402
 
 pytestmark = pytest.mark.landing
 
@@ -463,3 +464,80 @@ def test_a_grower_may_be_made_once_the_trainer_has_wrapped_its_optimizer(tmp_pat
     assert trainer.optimizer is not growth.grower.optimizer
     again = GrowerCallback(trainer, validate, controller="none", horizon=2)
     assert again.grower.optimizer is growth.grower.optimizer
+
+
+WORDS = torch.randint(11, (40, 6), generator=torch.Generator().manual_seed(1))
+
+
+def climb(folder: Path, last: int | None = None, **settings: Any) -> Any:
+    """The ladder of a GPT-2 with dropout; the process ends after the checkpoint of step ``last``, and begins again."""
+    net = tiny_transformers.gpt2(n_layer=1, vocab_size=11)
+    torch.manual_seed(0)
+    net.apply(lambda module: module.reset_parameters() if isinstance(module, nn.Linear | nn.LayerNorm) else None)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    trainer = trainer_for(net, folder / "out", save_strategy="steps", save_steps=7, **settings)
+    trainer.train_dataset = [{"input_ids": word, "labels": word} for word in WORDS]
+
+    @torch.no_grad()
+    def validate_words(model: nn.Module) -> Tensor:
+        return model(input_ids=WORDS, labels=WORDS).loss
+
+    callback = LadderCallback(trainer, depths=[1, 2, 4], steps=20, folder=folder / "sizes", evaluate=validate_words)
+    trainer.add_callback(callback)
+
+    class End(transformers.TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == last:
+                raise KeyboardInterrupt
+
+    trainer.add_callback(End())
+    return trainer, callback
+
+
+@pytest.fixture(scope="module")
+def rungs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    trainer, callback = climb(tmp_path_factory.mktemp("whole"))
+    trainer.train()
+    return callback.training.result.rungs
+
+
+def test_a_ladder_of_sizes_comes_from_one_trainer(rungs: Any) -> None:
+    for rung, depth in zip(rungs, (1, 2, 4), strict=True):
+        net = transformers.AutoModelForCausalLM.from_pretrained(rung.path).eval()
+        assert net.config.n_layer == depth == rung.depth
+        assert net(input_ids=WORDS, labels=WORDS).loss.item() == pytest.approx(rung.loss)
+
+
+@pytest.mark.parametrize("last", [14, 35])
+def test_a_ladder_goes_on_from_any_checkpoint_of_its_trainer(last: int, rungs: Any, tmp_path: Path) -> None:
+    trainer, _ = climb(tmp_path, last)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer, callback = climb(tmp_path)
+    trainer.train(resume_from_checkpoint=True)
+    found = callback.training.result.rungs
+    assert [(rung.depth, rung.loss) for rung in found] == [(rung.depth, rung.loss) for rung in rungs]
+    assert [rung.flops for rung in found] == pytest.approx([rung.flops for rung in rungs])
+
+
+def test_accumulated_gradients_are_in_the_plan_of_a_ladder(tmp_path: Path) -> None:
+    trainer, callback = climb(tmp_path, gradient_accumulation_steps=2, per_device_train_batch_size=20)
+    trainer.train()
+    result = callback.training.result
+    assert trainer.state.global_step == result.plan.total_steps == trainer.args.max_steps
+    assert [rung.flops for rung in result.rungs] == pytest.approx([rung.flops for rung in result.plan.rungs])
+
+
+def test_a_trainer_that_a_ladder_cannot_steer_is_refused(tmp_path: Path) -> None:
+    def refuse(trainer: Any, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            LadderCallback(trainer, depths=[1, 2], steps=20, folder=tmp_path)
+
+    trainer, _ = climb(tmp_path)
+    refuse(trainer, "a schedule")
+    trainer.lr_scheduler = None
+    refuse(trainer, "max_steps is 36, but the ladder takes 28")
+    trainer.args.load_best_model_at_end = True
+    refuse(trainer, "load_best_model_at_end")
+    refuse(trainer_for(classifier(), tmp_path), "slots")

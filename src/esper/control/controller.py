@@ -55,21 +55,31 @@ def get_promise_settings(controller: Controller) -> PromiseSettings | None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What seeds are worth and must be worth, ``[E, S]`` each, in units of the score; NaN where it is not known."""
+    """What seeds are worth and must be worth to be kept, ``[E, S]`` each; NaN where that is not known.
+
+    Two conditions decide. By the score a seed must be worth its price; by the loss, the finer measure of the two, it
+    must be better than nothing beyond noise.
+    """
 
     contribution: Figures
-    """Measured contribution of the seed."""
+    """Measured contribution of the seed to the score."""
     error: Figures
     """Standard error of the contribution."""
     price: Figures
-    """Rent that the seed adds to the network's."""
+    """Rent that the seed adds to the network's, in units of the score."""
     threshold: Figures
     """Contribution from which the seed is kept, its price included."""
+    loss_gain: Figures
+    """How much lower the validation loss is with the seed, as a share of the present loss."""
+    loss_error: Figures
+    """Standard error of ``loss_gain`` over validation examples; 0 where it is not known."""
+    loss_threshold: Figures
+    """``loss_gain`` from which the seed is kept; NaN where only the score decides."""
 
     @property
     def worth_keeping(self) -> Bools:
-        """Whether the seed reaches its threshold, ``[E, S]``; False where it was not measured."""
-        return self.contribution >= self.threshold
+        """Whether the seed reaches both, ``[E, S]``; False where its contribution was not measured."""
+        return (self.contribution >= self.threshold) & ~(self.loss_gain < self.loss_threshold)
 
 
 @runtime_checkable
@@ -89,6 +99,8 @@ class CandidateRating:
     """What is left of a candidate's promise after its price, ``[E, S, K]``; -inf where no promise was measured."""
     threshold: float
     """A candidate may be planted if its worth is above it."""
+    rank: Figures
+    """Of those the one with the largest rank is planted, ``[E, S, K]``."""
 
 
 @runtime_checkable

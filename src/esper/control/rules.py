@@ -7,7 +7,7 @@ prune), and then germinates. `ActionBuilder` turns each step into legal actions 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -91,12 +91,21 @@ def compute_marginal_rents(rent: Numbers, cost: Numbers, total: Numbers) -> Numb
     return rent[:, None] * (np.log1p(without + cost) - np.log1p(without))
 
 
-def judge_seeds(features: FeatureReader, margin: float) -> Judgement:
-    """Judge every seed: it is kept if its accuracy contribution exceeds its rent by ``margin``."""
+def judge_seeds(features: FeatureReader, margin: float = 0.0) -> Judgement:
+    """Judge every seed: it is kept if its contribution to the score exceeds its rent by ``margin``."""
     measured = features.slot("measured") > 0
-    contribution = np.where(measured, features.slot("accuracy_contribution"), np.nan)
-    price = compute_seed_rents(features)
-    return Judgement(contribution, np.full_like(contribution, np.nan), price, price + margin)
+    names = "accuracy_contribution", "loss_gain", "loss_gain_error"
+    contribution, loss_gain, loss_error = (np.where(measured, features.slot(name), np.nan) for name in names)
+    price, unknown = compute_seed_rents(features), np.full_like(contribution, np.nan)
+    return Judgement(
+        contribution=contribution,
+        error=unknown,
+        price=price,
+        threshold=price + margin,
+        loss_gain=loss_gain,
+        loss_error=loss_error,
+        loss_threshold=unknown,
+    )
 
 
 def keep_or_prune(decisions: ActionBuilder, features: FeatureReader, trial: float, judgement: Judgement) -> None:
@@ -387,32 +396,37 @@ class Heuristic:
 
 
 class LookSettings(Settings):
-    """When the look-ahead rule plants, and how it judges. One set for every host, tuned on the token suite's training
-    instances."""
+    """When the look-ahead rule plants what, and how it judges: one set for every host."""
 
     promise: PromiseSettings = PromiseSettings()
     """How promise is measured."""
     fitted: float = Field(default=0.75, ge=0, le=1)
     """Weight of the fitted promise; the held-out one has the rest."""
-    price: float = Field(default=0.05, ge=0, le=10)
-    """What ``log1p(parameters / host parameters)`` of a candidate takes from its promise."""
+    price: float = Field(default=0.6, ge=0, le=100)
+    """What a candidate's rent takes from its promise: a factor, since promise is a share of the loss."""
     threshold: float = Field(default=0.05, ge=-1, le=1)
     """What must be left of a promise for a seed to be planted."""
-    trial: int = Field(default=3, ge=1, le=1000)
+    size: float = Field(default=0.2, ge=-10, le=10)
+    """What ``log1p(parameters / host parameters)`` adds when candidates are compared: one gradient step undervalues
+    what a large module learns in many."""
+    early: float = Field(default=0.2, ge=0, le=1)
+    """Share of the episode in which seeds are planted decision after decision; later one at a time."""
+    trial: int = Field(default=4, ge=1, le=1000)
     """Decisions a seed is held before it is judged."""
-    margin: float = Field(default=0.02, ge=-1, le=1)
-    """Accuracy points above its rent that a seed must contribute to be kept."""
+    evidence: float = Field(default=1.0, ge=-10, le=10)
+    """Standard errors by which the loss must be lower with a seed for it to be kept."""
     stop_after: float = Field(default=0.75, ge=0, le=1)
     """Share of the episode after which nothing new germinates."""
 
 
 def rate_candidates(features: FeatureReader, settings: LookSettings) -> CandidateRating:
-    """What is left of each candidate's promise after its price."""
+    """What is left of each candidate's promise after its rent, and its rank, by which large ones are preferred."""
     fitted, held_out = features.blueprint("promise"), features.blueprint("promise_held_out")
     worth: Floats = settings.fitted * fitted + (1 - settings.fitted) * held_out
-    worth = worth - settings.price * features.blueprint("cost")
+    worth = worth - settings.price * features.blueprint("rent_due")
     # A promise of exactly 0 was not measured, or is of a module that no step can help.
-    return CandidateRating(np.where((fitted != 0) | (held_out != 0), worth, -np.inf), settings.threshold)
+    worth = np.where((fitted != 0) | (held_out != 0), worth, -np.inf)
+    return CandidateRating(worth, settings.threshold, rank=worth + settings.size * features.blueprint("cost"))
 
 
 class LookRule:
@@ -430,10 +444,11 @@ class LookRule:
 
     def judge(self, observation: Observation) -> Judgement:
         """The judgement of every seed."""
-        return judge_seeds(FeatureReader(observation), self._settings.margin)
+        judgement = judge_seeds(FeatureReader(observation))
+        return replace(judgement, loss_threshold=self._settings.evidence * judgement.loss_error)
 
     def rate_candidates(self, observation: Observation) -> CandidateRating:
-        """What is left of the promise of every candidate after its price.
+        """What is left of the promise of every candidate after its rent.
 
         Raises:
             ConfigError: the observation has no features of promise.
@@ -452,17 +467,19 @@ class LookRule:
 
         # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])
-        keep_or_prune(decisions, features, settings.trial / self._horizon, judge_seeds(features, settings.margin))
+        keep_or_prune(decisions, features, settings.trial / self._horizon, self.judge(observation))
 
-        # One seed at a time, and only by what was measured just now: an older promise is of another network.
-        early = features.network("progress") <= settings.stop_after + ROUNDING
-        due = early & (features.network("promise_age") == 0) & (count_unfinished_seeds(features) == 0)
+        # Early on a seed is planted at every decision: most of what a module earns it learns together with the host.
+        # Later one at a time, and only by what was measured just now: an older promise is of another network.
+        progress = features.network("progress")
+        alone = (features.network("promise_age") == 0) & (count_unfinished_seeds(features) == 0)
+        due = (progress <= settings.early + ROUNDING) | (alone & (progress <= settings.stop_after + ROUNDING))
 
-        # The legal and untried candidate with the most promise less its price.
+        # Of the legal and untried candidates that are worth their rent, the one with the highest rank.
         rating = rate_candidates(features, settings)
         possible = masks.blueprint & masks.slot[:, Op.GERMINATE, :, None] & (features.blueprint("tries") == 0)
-        worth = np.where(possible, rating.worth, -np.inf)
-        slot, blueprint = np.divmod(worth.reshape(len(worth), -1).argmax(1), worth.shape[2])
-        enough = worth[np.arange(len(worth)), slot, blueprint] > rating.threshold
-        decisions.germinate(slot, blueprint, enough & due)
+        possible &= rating.worth > rating.threshold
+        rank = np.where(possible, rating.rank, -np.inf)
+        slot, blueprint = np.divmod(rank.reshape(len(rank), -1).argmax(1), rank.shape[2])
+        decisions.germinate(slot, blueprint, possible.any((1, 2)) & due)
         return decisions.actions, None

@@ -248,7 +248,8 @@ class NetworkView:
                 seed.setdefault(_STAGE_COLUMNS[stage], change.get("step"))
             if stage in ("fossilized", "pruned"):
                 seed["outcome"] = stage
-                seed |= {name: change.get(name) for name in ("cause", "contribution", "error", "price", "threshold")}
+                figures = ("contribution", "error", "price", "threshold", "loss_gain", "loss_error", "loss_threshold")
+                seed |= {name: change.get(name) for name in ("cause", *figures)}
         return rows
 
 

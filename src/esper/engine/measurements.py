@@ -14,6 +14,10 @@ WORST_SCORE = -1.0
 """Lower bound of the score of a loss, so that one diverged network does not outweigh all others, as for accuracies."""
 
 
+TINY = 1e-8
+"""Least loss that others are divided by."""
+
+
 def score_losses(losses: Floats, chance_loss: float) -> Floats:
     """``1 - loss / chance_loss``, the fraction of a guess's loss that is removed, at least `WORST_SCORE`."""
     return np.fmax(1 - losses / chance_loss, WORST_SCORE)
@@ -56,6 +60,10 @@ class Evaluation:
     """``[E, S]``: whether contributions were measured now; elsewhere they are as last known."""
     progress: Floats | None = None
     """What must fall for an episode to make progress, ``[E]``; None: the loss."""
+
+    def divide_by_loss(self, values: Floats) -> Floats:
+        """Values ``[E, S]`` as shares of the present loss."""
+        return values / np.maximum(np.abs(self.loss), TINY)[:, None]
 
     def fill_missing(self, **earlier: Floats) -> Evaluation:
         """This evaluation with ``earlier`` contributions and errors ``[E, S]``, by field, where none are fresh."""

@@ -293,6 +293,12 @@ def _compute_loss_contribution(inputs: FeatureInputs) -> Floats:
     return _scale_contribution(inputs, np.nan_to_num(inputs.history.loss_contribution))
 
 
+def _divide_by_loss(inputs: FeatureInputs, values: Floats) -> Floats:
+    """``[E, S]``: values as shares of the present validation loss; 0 where they are not known."""
+    losses = np.maximum(np.abs(inputs.history.losses[:, :1]), TINY)
+    return np.nan_to_num(values) / losses
+
+
 def _compute_contribution_velocity(inputs: FeatureInputs) -> Floats:
     change = inputs.history.loss_contribution - inputs.history.loss_contribution_before
     return _scale_contribution(inputs, np.nan_to_num(change))
@@ -346,6 +352,8 @@ SLOT_FEATURES: tuple[Feature, ...] = (
     Feature("evidence_age", 0, 1, lambda v: _divide_by_horizon(v, v.networks.evidence.contribution_age)),
     Feature("accuracy_contribution", -1, 1, lambda v: np.nan_to_num(v.history.accuracy_contribution)),
     Feature("loss_contribution", -LOG_LIMIT, LOG_LIMIT, _compute_loss_contribution),
+    Feature("loss_gain", -LOG_LIMIT, LOG_LIMIT, lambda v: _divide_by_loss(v, v.history.loss_contribution)),
+    Feature("loss_gain_error", 0, LOG_LIMIT, lambda v: _divide_by_loss(v, v.history.loss_error)),
     Feature("contribution_velocity", -LOG_LIMIT, LOG_LIMIT, _compute_contribution_velocity),
     Feature("gradient_ratio", -LOG_LIMIT, LOG_LIMIT, _compute_gradient_ratio),
     Feature("gradient_healthy", 0, 1, lambda v: v.networks.evidence.gradient_healthy),

@@ -27,7 +27,7 @@ from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.scores import LOSS, ConstraintSet, Metrics, Scores
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.lifecycle.transitions import Transitions
-from esper.numerics.arrays import Bools, Floats
+from esper.numerics.arrays import Bools
 from esper.numerics.deferred import Deferred
 
 
@@ -133,17 +133,17 @@ class ModelBackend:
         """Whether all parameters, gradients and moments are finite."""
         return self._processes.run_on_model(lambda: self._snapshot.is_finite(gradients=not self._scaled))
 
-    def measure_dependence(self, slots: Bools) -> tuple[Floats, Floats, bool]:
-        """Contributions ``[1, S]`` of the modules in ``slots``, bool ``[1, S]``, by switching them off now.
+    def measure_dependence(self, slots: Bools) -> tuple[Evaluation, bool]:
+        """The model and the modules in ``slots``, bool ``[1, S]``, measured by switching them off now.
 
-        Their standard errors ``[1, S]`` follow, and whether none of them is to be kept: the model's output is the same
-        for all examples, or it breaks a constraint.
+        Also whether none of them is to be kept: the model's output is the same for all examples, or it breaks a
+        constraint.
         """
         measurement = self._run(slots, None)
         evaluation = compute_contributions(measurement, self.networks.model, self.networks.table, self._scores)
         broken = bool(self._constraints.find_broken(measurement.baseline))
         unfit = measurement.constant_output or broken
-        return evaluation.accuracy_contribution, evaluation.accuracy_error, unfit
+        return evaluation, unfit
 
     def measure_score(self) -> float:
         """Score of the model as it is now; higher is better, and NaN before any decision."""

@@ -125,6 +125,15 @@ class Timing:
         every = min(default.every, max((latest - first) // (MIN_LOOKS - 1), 1))
         return default.model_copy(update={"first": first, "every": every})
 
+    def fit_early(self, default: float, first: int, slots: int) -> float:
+        """The share of growth in which a rule plants decision after decision: ``default``, or more in a short growth.
+
+        It is then long enough for every slot, one decision each from the ``first`` look on, but ends with the first
+        third of growth.
+        """
+        needed = min(first + slots - 1, self.horizon // PLANTING_PART)
+        return max(default, needed / self.horizon)
+
 
 ALL_AT_START = "all_at_start"
 ALL_AT_PLATEAU = "all_at_plateau"
@@ -168,7 +177,7 @@ def choose_controller(
     origin = load_settings(PolicyOrigin, run.config)
     timing = Timing(horizon, rules or origin.rules)
     timing.require_growth()
-    return ControllerChoice(restore_controller(run, origin, partial(_make_look, timing)), timing, origin)
+    return ControllerChoice(restore_controller(run, origin, partial(_make_look, timing, spec)), timing, origin)
 
 
 def _make_rule(name: str, spec: ModelSpec, timing: Timing) -> Controller:
@@ -178,7 +187,7 @@ def _make_rule(name: str, spec: ModelSpec, timing: Timing) -> Controller:
     if name == Uniform.name:
         return Uniform()
     if name == LookRule.name:
-        return _make_look(timing, LookSettings())
+        return _make_look(timing, spec, LookSettings())
     parameters = spec.costs.parameters.blueprints[0]
     compatible = spec.compatible[0]
 
@@ -204,12 +213,13 @@ def _make_rule(name: str, spec: ModelSpec, timing: Timing) -> Controller:
     return Heuristic(HeuristicSettings(preferences=offers, trial=trial, stop_after=stop_after), timing.horizon)
 
 
-def _make_look(timing: Timing, default: LookSettings) -> LookRule:
+def _make_look(timing: Timing, spec: ModelSpec, default: LookSettings) -> LookRule:
     trial = timing.fit_trial(default.trial)
     stop_after = timing.fit_stop_after(default.stop_after, trial, 1)
     promise = timing.fit_promise(default.promise, stop_after)
-    settings = default.model_copy(update={"promise": promise, "trial": trial, "stop_after": stop_after})
-    return LookRule(settings, timing.horizon)
+    early = timing.fit_early(default.early, promise.first, spec.compatible.shape[1])
+    update = {"promise": promise, "early": early, "trial": trial, "stop_after": stop_after}
+    return LookRule(default.model_copy(update=update), timing.horizon)
 
 
 def require_time_to_plant(controller: Controller, plateau: int | None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.control.controller import Judgement
+from esper.control.controller import Figures, Judgement
 from esper.control.rules import compute_marginal_rents
 from esper.engine.measurements import Evaluation
 from esper.grower.governor import Rollback
@@ -170,16 +170,32 @@ def describe_judgements(
         prices: What each module adds to the rent, ``[1, S]``.
         judgement: What the controller goes by; None if no threshold decides.
     """
-    contributions: Floats = evaluation.accuracy_contribution
-    unknown = np.full_like(contributions, np.nan)
-    judged = Judgement(contributions, unknown, prices, unknown) if judgement is None else judgement
-    errors = np.where(np.isnan(judged.error), evaluation.accuracy_error, judged.error)
-    columns = (contributions, errors, judged.price, judged.threshold)
-    rows = zip(*(column[0].tolist() for column in columns), strict=True)
+    unknown = np.full_like(prices, np.nan)
+    thresholds, loss_thresholds = unknown, unknown
+    if judgement is not None:
+        # The controller has seen the price in single precision.
+        thresholds = prices + (judgement.threshold - judgement.price)
+        loss_thresholds = judgement.loss_threshold
     return {
-        slot: ModuleJudgement(read_figure(contribution), read_figure(error), price, read_figure(threshold))
-        for slot, (contribution, error, price, threshold) in zip(slots, rows, strict=True)
+        slot: _describe_judgement(evaluation, place, prices, thresholds, loss_thresholds)
+        for place, slot in enumerate(slots)
     }
+
+
+def _describe_judgement(
+    evaluation: Evaluation, place: int, prices: Floats, thresholds: Figures, loss_thresholds: Figures, note: str = ""
+) -> ModuleJudgement:
+    """The figures of the module in the slot number ``place`` of a single model."""
+    return ModuleJudgement(
+        contribution=read_figure(float(evaluation.accuracy_contribution[0, place])),
+        error=read_figure(float(evaluation.accuracy_error[0, place])),
+        price=float(prices[0, place]),
+        threshold=read_figure(float(thresholds[0, place])),
+        loss_gain=read_figure(float(evaluation.divide_by_loss(evaluation.loss_contribution)[0, place])),
+        loss_error=read_figure(float(evaluation.divide_by_loss(evaluation.loss_error)[0, place])),
+        loss_threshold=read_figure(float(loss_thresholds[0, place])),
+        note=note,
+    )
 
 
 def compute_prices(network: GrowingNetwork, rent: float) -> Floats:
@@ -244,21 +260,24 @@ _UNFIT = "none may be kept, since a constraint is broken or the output is the sa
 def resolve_unfinished(
     network: GrowingNetwork,
     rent: float,
-    measure: Callable[[Bools], tuple[Floats, Floats, bool]],
+    measure: Callable[[Bools], tuple[Evaluation, bool]],
     resolve: Callable[[Bools, Bools], Transitions],
     slots: Sequence[str],
     *,
+    judgement: Judgement | None,
     unreached: Bools,
 ) -> Ending:
-    """End growth: keep the unfinished modules that contribute at least their rent, and prune the others.
+    """End growth: keep the unfinished modules that are worth it by the controller's thresholds, and prune the others.
 
     Args:
         network: The model, whose table ``resolve`` changes.
         rent: Price of growth, as in `esper.GrowerConfig`.
-        measure: Measures contributions ``[1, S]`` and their standard errors of the modules in the slots ``bool [1, S]``
-            that it is called with, and whether the model is unfit, so that no module may be kept.
+        measure: Measures the model and the modules in the slots ``bool [1, S]`` that it is called with, and whether the
+            model is unfit, so that no module may be kept.
         resolve: Fossilizes the modules in its first slots and prunes those in its second; returns what changed.
         slots: Names of the slots.
+        judgement: A judgement of the controller, for what it demands beyond the rent and of the loss; None: a module
+            must only contribute its rent.
         unreached: Slots whose module has learned nothing, since no gradient reached it, bool ``[1, S]``.
 
     Returns:
@@ -275,28 +294,35 @@ def resolve_unfinished(
     notes[idle & unreached] = "no gradient reached it"
     prices = compute_prices(network, rent)
     parts = [resolve(no_slots, idle)]
-    # The others may depend on each other. So the least valuable goes if it is not worth its rent, and the rest is
-    # measured again, until all that are left are worth theirs.
-    contributions = errors = np.full(table.stage.shape, np.nan)
-    while (live := network.table.live).any():
-        measured, error, unfit = measure(live)
-        contributions, errors = np.where(live, measured, contributions), np.where(live, error, errors)
-        prices = np.where(live, compute_prices(network, rent), prices)
-        # A module that could not be measured is worth nothing.
-        worth = contributions - prices
-        worth = np.where(live, np.where(np.isnan(worth), -math.inf, worth), math.inf)
-        if worth.min() >= 0 and not unfit:
-            parts.append(resolve(live, no_slots))
-        else:
-            least = no_slots.copy()
-            least.flat[worth.argmin()] = True
-            parts.append(resolve(no_slots, least))
-            notes[least & (worth >= 0)] = _UNFIT
-    columns = (column[0].tolist() for column in (contributions, errors, prices, notes))
+    # The others may depend on each other. So the least valuable goes if it is not worth keeping, and the rest is
+    # measured again, until all that are left are.
+    margin = np.zeros_like(prices) if judgement is None else judgement.threshold - judgement.price
+    loss_thresholds = np.full_like(prices, np.nan) if judgement is None else judgement.loss_threshold
     judgements = {
-        slot: ModuleJudgement(read_figure(contribution), read_figure(error), price, price, note)
-        for slot, contribution, error, price, note in zip(slots, *columns, strict=True)
+        slot: ModuleJudgement(None, None, prices[0, place], prices[0, place] + margin[0, place], note=notes[0, place])
+        for place, slot in enumerate(slots)
     }
+    contributions: dict[str, float] = {}
+    while (live := network.table.live).any():
+        evaluation, unfit = measure(live)
+        prices = compute_prices(network, rent)
+        # A module that could not be measured is worth nothing; what does too little for the loss goes first.
+        worth = np.nan_to_num(evaluation.accuracy_contribution - prices - margin, nan=-math.inf)
+        surplus = evaluation.divide_by_loss(evaluation.loss_contribution) - loss_thresholds
+        lacking = live & (surplus < 0)
+        ranked = np.where(lacking, surplus, math.inf) if lacking.any() else np.where(live, worth, math.inf)
+        fit = live & ~lacking & (worth >= 0)
+        kept = live if not unfit and (fit == live).all() else no_slots
+        pruned = no_slots.copy()
+        if not kept.any():
+            pruned.flat[ranked.argmin()] = True
+        for place in np.flatnonzero(live[0]).tolist():
+            note = _UNFIT if pruned[0, place] and fit[0, place] else ""
+            judgements[slots[place]] = _describe_judgement(
+                evaluation, place, prices, prices + margin, loss_thresholds, note
+            )
+            contributions[slots[place]] = float(evaluation.accuracy_contribution[0, place])
+        parts.append(resolve(kept, pruned))
     changes = list_changes(slots, network.blueprints, concatenate_transitions(parts), judgements)
-    pairs = zip(slots, contributions[0].tolist(), strict=True)
-    return Ending(changes, {slot: contribution for slot, contribution in pairs if math.isfinite(contribution)})
+    in_order = {slot: contributions[slot] for slot in slots if math.isfinite(contributions.get(slot, math.nan))}
+    return Ending(changes, in_order)

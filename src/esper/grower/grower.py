@@ -18,7 +18,7 @@ from esper.control.rules import ActionBuilder
 from esper.engine.backend import Promises
 from esper.engine.engine import GrowthEngine, Situation
 from esper.engine.governor import Governor, Intervention, Vitals
-from esper.engine.measurements import TrainingReport
+from esper.engine.measurements import Evaluation, TrainingReport
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError, plural
 from esper.former import warn_of_former
 from esper.grower.backend import ModelBackend
@@ -66,7 +66,7 @@ from esper.lifecycle.actions import Op, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate_transitions, finish_growth
-from esper.numerics.arrays import Bools, Floats
+from esper.numerics.arrays import Bools
 from esper.numerics.deferred import Deferred
 from esper.serialization.state_files import from_plain, to_plain
 
@@ -496,11 +496,11 @@ class Grower:
         return structures
 
     def finish(self) -> Ending:
-        """End growth: measure all unfinished modules now, keep those that are worth their rent, and prune the others.
+        """End growth: measure all unfinished modules now, keep those that are worth keeping, and prune the others.
 
         Call it after training, however early that ended, and before `GrowingModel.finalize` or `esper.save`. A module
-        is kept, at the alpha that it has, if it counts and contributes at least what it adds to the rent: the rule by
-        which controllers judge modules that they have held for long enough. The least valuable is judged first, and the
+        is kept, at the alpha that it has, if it counts and reaches the thresholds of the controller; under one without
+        thresholds it must contribute at least what it adds to the rent. The least valuable is judged first, and the
         others are measured again without it. None is kept while a constraint is broken, or while the model's output is
         the same for all examples, as that of a dead network. Where nothing is unfinished, nothing changes. The result
         lists all that was ever tried, with the figures by which it was kept or pruned. You may train on all the same:
@@ -530,6 +530,7 @@ class Grower:
             self._measure_dependence,
             self._resolve,
             list(self.model.slots),
+            judgement=self._judge() if unfinished else None,
             unreached=self._unreached,
         )
         self.trials.settle(ending.changes, self.decisions, "finish")
@@ -621,12 +622,18 @@ class Grower:
             self._notify(lambda callback: callback.on_failure(self, failure))
             raise
 
-    def _measure_dependence(self, slots: Bools) -> tuple[Floats, Floats, bool]:
-        """Contributions ``[1, S]`` of the modules in ``slots``, their errors, and whether none may be kept; for
-        `finish`."""
-        contributions, errors, unfit = self.backend.measure_dependence(slots)
-        store_contributions(self.model, contributions)
-        return contributions, errors, unfit
+    def _measure_dependence(self, slots: Bools) -> tuple[Evaluation, bool]:
+        """The model with the modules in ``slots`` as measured now, and whether none may be kept; for `finish`."""
+        evaluation, unfit = self.backend.measure_dependence(slots)
+        store_contributions(self.model, evaluation.accuracy_contribution)
+        return evaluation, unfit
+
+    def _judge(self) -> Judgement | None:
+        """The controller's judgement of the modules as they were last measured; None if no threshold decides."""
+        controller, situation = self.controller, self._describe_situation()
+        if not isinstance(controller, Judge):
+            return None
+        return self._processes.broadcast(lambda: controller.judge(self.engine.observe(situation)))
 
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the modules in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""

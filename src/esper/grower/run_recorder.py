@@ -380,6 +380,9 @@ def _describe_change(
         error=None if judgement is None else judgement.error,
         price=None if judgement is None else judgement.price,
         threshold=None if judgement is None else judgement.threshold,
+        loss_gain=None if judgement is None else judgement.loss_gain,
+        loss_error=None if judgement is None else judgement.loss_error,
+        loss_threshold=None if judgement is None else judgement.loss_threshold,
     )
 
 

@@ -11,7 +11,7 @@ from esper.errors import plural
 
 @dataclass(frozen=True)
 class ModuleJudgement:
-    """The figures by which a module was kept or pruned, in units of the score."""
+    """The figures by which a module was kept or pruned: its contribution to the score, and its effect on the loss."""
 
     contribution: float | None
     """Measured contribution; None where it was not measured, as of a module that does not count yet."""
@@ -22,17 +22,28 @@ class ModuleJudgement:
     threshold: float | None
     """Contribution from which the module is kept, its price included; None where no threshold decides, as under a
     trained policy."""
+    loss_gain: float | None = None
+    """How much lower the validation loss is with the module, as a share of the loss; None where not measured."""
+    loss_error: float | None = None
+    """Standard error of ``loss_gain``; None where it is not known."""
+    loss_threshold: float | None = None
+    """``loss_gain`` from which the module is kept; None where only the score decides."""
     note: str = ""
     """What settled the matter if it was not the figures, such as that the module did not count yet; mostly empty."""
 
     def __str__(self) -> str:
-        """``contribution +0.016 ± 0.004, rent 0, kept from +0.02``."""
+        """``contribution +0.016 ± 0.004, rent 0, kept from 0; loss lower by 1.2% ± 0.3%, kept from 0.3%``."""
         error = "" if self.error is None else f" ± {self.error:.2g}"
         if self.contribution is None:
             return self.note or "contribution not measured"
         kept_from = "" if self.threshold is None else f", kept from {format_signed(self.threshold)}"
+        loss = ""
+        if self.loss_gain is not None and self.loss_threshold is not None:
+            direction = "lower" if self.loss_gain >= 0 else "higher"
+            loss_error = "" if self.loss_error is None else f" ± {self.loss_error:.2%}"
+            loss = f"; loss {direction} by {abs(self.loss_gain):.2%}{loss_error}, kept from {self.loss_threshold:.2%}"
         note = f"; {self.note}" if self.note else ""
-        return f"contribution {format_signed(self.contribution)}{error}, rent {self.price:.3g}{kept_from}{note}"
+        return f"contribution {format_signed(self.contribution)}{error}, rent {self.price:.3g}{kept_from}{loss}{note}"
 
 
 @dataclass(frozen=True)

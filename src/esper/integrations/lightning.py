@@ -1,19 +1,20 @@
-"""Growth under Lightning's Trainer (extra ``lightning``)."""
+"""Growth, and models of several sizes, under Lightning's Trainer (extra ``lightning``)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from itertools import chain
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from esper.config.arguments import PositiveInt, check_arguments
+from esper.config.arguments import FilePath, Name, PositiveInt, check_arguments
 from esper.errors import ConfigError
 from esper.extras import describe_missing
 from esper.grower import Grower
@@ -21,7 +22,11 @@ from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import KEY, GrowthInStateDict
 from esper.growth.followers import SLOT_KEY, unwrap_optimizer
 from esper.growth.model import GrowingModel
+from esper.growth.probe import Arguments
 from esper.integrations.trainer_callback import MeanLoss, finish_grower, step_grower
+from esper.ladders.plan import make_plan
+from esper.ladders.training import Evaluate as EvaluateRung
+from esper.ladders.training import LadderTraining
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -174,6 +179,126 @@ class GrowerCallback(Callback):
             return
         log_metrics = partial(pl_module.log_dict, rank_zero_only=True)
         trainer.should_stop |= step_grower(self.grower, self._losses, log_metrics, _log)
+
+
+class LadderCallback(Callback):
+    """Models of several sizes from one training of a LightningModule, as `esper.ladder` makes them.
+
+    ```python
+    class Language(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Decoder(blocks=1)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+    ladder = LadderCallback(tokens[:8], depths=[1, 2, 4], steps=1000, folder="sizes")
+    Trainer(callbacks=[ladder], max_epochs=-1).fit(Language(), loader)
+    ```
+
+    The network grows in place, and the optimizer with it. The callback sets the learning rates, of which those of the
+    optimizer are the highest, and ends ``fit`` when the last rung is saved. Checkpoints are Lightning's: with all
+    objects made in the same way, ``trainer.fit(module, loader, ckpt_path=...)`` goes on from any of them, with
+    ``folder`` as it was left.
+
+    Args:
+        example_input: Arguments of the network, of the size of a minibatch.
+        folder: As in `esper.ladder`.
+        network: Name of the module's attribute that holds the network, the first size.
+        evaluate: As in `esper.ladder`; it gets the network.
+        options: Arguments of `esper.ladder`: ``steps``, ``depths`` or ``parameters`` or ``flops``, ``blocks``,
+            ``share``, ``decay``, ``rates``.
+
+    Raises:
+        ConfigError: in `setup`, as `esper.ladder`, or the module has no such network; when training begins, if there
+            are several optimizers.
+        SlotError: in `setup`, as `esper.ladder`.
+        CheckpointError: in `setup`, if the folder holds another ladder.
+    """
+
+    @check_arguments(ConfigError, folder="give the path of a folder")
+    def __init__(
+        self,
+        example_input: Arguments,
+        *,
+        folder: FilePath,
+        network: Name = "model",
+        evaluate: EvaluateRung | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.training: LadderTraining | None = None
+        """The ladder, once `setup` has planned it; its ``result`` has the rungs."""
+        self._example, self._folder, self._network = example_input, Path(folder), network
+        self._evaluate, self._options = evaluate, options
+        self._counting = ExitStack()
+        self._step = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Plan the ladder, before a checkpoint is loaded."""
+        if stage != "fit" or self.training is not None:
+            return
+        try:
+            network = pl_module.get_submodule(self._network)
+        except AttributeError as error:
+            raise ConfigError(
+                f"{type(pl_module).__name__} has no module {self._network!r}: name the attribute with the network, as "
+                "in LadderCallback(..., network='net')"
+            ) from error
+        plan = make_plan(network, self._example, float(trainer.accumulate_grad_batches), **self._options)
+        training = LadderTraining(network, plan, self._example, self._folder, self._evaluate, keep=len(plan.rungs))
+        # A checkpoint of another size is loaded into a network of that size.
+        training.follow_loading()
+        self.training = training
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the plan; the optimizer exists by now, and a checkpoint has been loaded."""
+        training = self._get_training()
+        if len(trainer.optimizers) != 1:
+            raise ConfigError(f"the module has {len(trainer.optimizers)} optimizers: a ladder needs exactly one")
+        training.link(trainer.optimizers[0])
+        training.start()
+        training.resume_at(trainer.global_step)
+        self._step = trainer.global_step
+        self._counting.enter_context(training.spent.counting())
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Set the learning rates of the step."""
+        self._get_training().begin_step()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the step, if the optimizer made one: a rung may branch off, or be finished."""
+        training = self._get_training()
+        if trainer.global_step != self._step and not training.finished:
+            self._step = trainer.global_step
+            training.end_step()
+            trainer.should_stop |= training.finished
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note what was spent up to a checkpoint."""
+        training = self._get_training()
+        training.folder.record_spent(trainer.global_step, training.spent.flops)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop counting."""
+        self._counting.close()
+        training = self._get_training()
+        if not training.finished:
+            _log.warning("training ended before the ladder did: %s", training.describe_phase())
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stop counting."""
+        self._counting.close()
+
+    def _get_training(self) -> LadderTraining:
+        assert self.training is not None, "setup has made it"
+        return self.training
 
 
 def _find_model(module: LightningModule) -> GrowingModel:

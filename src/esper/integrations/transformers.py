@@ -1,24 +1,33 @@
-"""Growth under Hugging Face's Trainer (extra ``hf``)."""
+"""Growth, and models of several sizes, under Hugging Face's Trainer (extra ``hf``)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import wraps
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-from esper.config.arguments import PositiveInt, check_arguments
+from esper.config.arguments import FilePath, PositiveInt, check_arguments
 from esper.errors import ConfigError
 from esper.extras import describe_missing
 from esper.grower import Grower
 from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
+from esper.growth.followers import unwrap_optimizer
 from esper.growth.model import GrowingModel
+from esper.growth.probe import Arguments
 from esper.integrations.trainer_callback import MeanLoss, finish_grower, step_grower
+from esper.ladders.plan import make_plan
+from esper.ladders.training import Evaluate as EvaluateRung
+from esper.ladders.training import LadderTraining
+from esper.numerics.module_state import keep_generators
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -134,6 +143,106 @@ class GrowerCallback(TrainerCallback):
     def _decide(self, control: TrainerControl) -> None:
         self._due = False
         control.should_training_stop |= step_grower(self.grower, self._losses, self._trainer.log, _log)
+
+
+class LadderCallback(TrainerCallback):
+    """Models of several sizes from one training of a Trainer, as `esper.ladder` makes them.
+
+    ```python
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1))
+    trainer = Trainer(model, TrainingArguments("out", learning_rate=1e-3), train_dataset=train)
+    trainer.add_callback(LadderCallback(trainer, depths=[1, 2, 4], steps=1000, folder="sizes"))
+    trainer.train()
+    ```
+
+    The Trainer's model grows in place, and its optimizer with it. The callback sets the learning rates, of which those
+    of the optimizer are the highest, and ends the training when the last rung is saved. Checkpoints are the Trainer's:
+    with all objects made in the same way, ``trainer.train(resume_from_checkpoint=...)`` goes on from any of them, with
+    ``folder`` as it was left.
+
+    Args:
+        trainer: The Trainer, with a plain model, the first size. Without an optimizer it makes its usual one.
+        folder: As in `esper.ladder`.
+        evaluate: As in `esper.ladder`, such as ``lambda model: trainer.evaluate()["eval_loss"]``.
+        example_input: Arguments of the model; None: the first minibatch of the Trainer.
+        options: Arguments of `esper.ladder`: ``steps``, ``depths`` or ``parameters`` or ``flops``, ``blocks``,
+            ``share``, ``decay``, ``rates``.
+
+    Raises:
+        ConfigError: as `esper.ladder`; or the Trainer has a schedule, ``max_steps`` other than the ladder's, or is to
+            load its best model at the end.
+        SlotError: as `esper.ladder`.
+        CheckpointError: the folder holds another ladder.
+    """
+
+    @check_arguments(ConfigError, folder="give the path of a folder")
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        folder: FilePath,
+        evaluate: EvaluateRung | None = None,
+        example_input: Arguments | None = None,
+        **options: Any,
+    ) -> None:
+        model, args = cast("nn.Module", trainer.model), trainer.args
+        if trainer.lr_scheduler is not None:
+            raise ConfigError(
+                "the Trainer has a schedule, but a ladder sets the rates: give optimizers=(optimizer, None)"
+            )
+        if args.load_best_model_at_end:
+            raise ConfigError("load_best_model_at_end would load a model of another size: leave it out")
+        if example_input is None:
+            with keep_generators(model):
+                example_input = dict(next(iter(cast("Iterable[Mapping[str, Any]]", trainer.get_train_dataloader()))))
+        plan = make_plan(model, example_input, float(args.gradient_accumulation_steps), **options)
+        if args.max_steps not in (-1, plan.total_steps):
+            raise ConfigError(
+                f"max_steps is {args.max_steps}, but the ladder takes {plan.total_steps}: leave max_steps out"
+            )
+        args.max_steps = plan.total_steps
+        # The optimizer, and a schedule that shows in the Trainer's logs what the ladder sets.
+        if trainer.optimizer is None:
+            trainer.create_optimizer()
+        optimizer = unwrap_optimizer(cast("Optimizer", trainer.optimizer))
+        self.training = LadderTraining(model, plan, example_input, Path(folder), evaluate, keep=len(plan.rungs))
+        """The ladder; its ``result`` has the rungs."""
+        self.training.link(optimizer)
+        trainer.lr_scheduler = LambdaLR(optimizer, lambda _: plan.compute_rate(self.training.step))
+        # A checkpoint of another size is loaded into a model of that size.
+        self.training.follow_loading()
+        self._counting = ExitStack()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Print the plan; the Trainer has loaded its checkpoint by now."""
+        self.training.start()
+        self.training.resume_at(state.global_step)
+        self._counting.enter_context(self.training.spent.counting())
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Set the learning rates of the step."""
+        self.training.begin_step()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count the step: a rung may branch off, or be finished."""
+        self.training.end_step()
+        control.should_training_stop |= self.training.finished
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Note what was spent up to a checkpoint."""
+        self.training.folder.record_spent(state.global_step, self.training.spent.flops)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop counting."""
+        self._counting.close()
+        if not self.training.finished:
+            _log.warning("training ended before the ladder did: %s", self.training.describe_phase())
 
 
 def _construct_grower(trainer: Trainer, growing: GrowingModel, optimizer: Optimizer, **options: Any) -> Grower:

@@ -243,7 +243,7 @@ class PolicyLooked(NetworkEvent):
     """Probabilities per head that the decision read, given the choices before it; 0 for illegal choices."""
 
 
-@register_event("lifecycle_transition", version=3)
+@register_event("lifecycle_transition", version=4)
 class LifecycleTransition(NetworkEvent):
     """A slot changed its stage."""
 
@@ -260,11 +260,17 @@ class LifecycleTransition(NetworkEvent):
     """The seed's contribution, as in ``step_taken``, at that time."""
     error: float | None = None
     """Standard error of the contribution by which a seed was kept or pruned; None where it is not known. This field and
-    the next two are only in runs of a `Grower`, and only where a seed was judged."""
+    those that follow are only in runs of a `Grower`, and only where a seed was judged."""
     price: float | None = None
     """What that seed added to the rent."""
     threshold: float | None = None
     """Contribution from which it would have been kept, rent included; None where no threshold decides."""
+    loss_gain: float | None = None
+    """How much lower the validation loss was with the seed, as a share of the loss."""
+    loss_error: float | None = None
+    """Standard error of ``loss_gain``; None where it is not known."""
+    loss_threshold: float | None = None
+    """``loss_gain`` from which it would have been kept; None where only the score decides."""
 
 
 @register_event("gate_judged")
@@ -272,7 +278,7 @@ class GateJudged(NetworkEvent):
     """The gate ahead of a seed changed its verdict.
 
     A gate says what is allowed, not what is worth it: a seed whose gate has passed may still be pruned, because its
-    contribution is below the controller's threshold (`lifecycle_transition` has both).
+    contribution, or its effect on the loss, is below the controller's threshold (`lifecycle_transition` has all four).
     """
 
     slot: int

@@ -48,7 +48,10 @@ WITH changes AS (
         json_extract(payload, '$.contribution') AS contribution,
         json_extract(payload, '$.error') AS error,
         json_extract(payload, '$.price') AS price,
-        json_extract(payload, '$.threshold') AS threshold
+        json_extract(payload, '$.threshold') AS threshold,
+        json_extract(payload, '$.loss_gain') AS loss_gain,
+        json_extract(payload, '$.loss_error') AS loss_error,
+        json_extract(payload, '$.loss_threshold') AS loss_threshold
     FROM events WHERE type = 'lifecycle_transition'
 ), lives AS (
     SELECT *, SUM(after = 'germinated' OR cause = 'start')
@@ -69,7 +72,10 @@ SELECT episode, environment, slot, life,
     MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN contribution END) AS contribution,
     MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN error END) AS error,
     MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN price END) AS price,
-    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN threshold END) AS threshold
+    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN threshold END) AS threshold,
+    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN loss_gain END) AS loss_gain,
+    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN loss_error END) AS loss_error,
+    MAX(CASE WHEN after IN ('fossilized', 'pruned') THEN loss_threshold END) AS loss_threshold
 FROM lives WHERE life > 0
 GROUP BY episode, environment, slot, life
 """
@@ -211,6 +217,7 @@ VIEWS: Mapping[str, View] = {
             *_NETWORK,
             *("slot", "before", "after", "blueprint", "cause", "reason"),
             *("contribution", "error", "price", "threshold"),
+            *("loss_gain", "loss_error", "loss_threshold"),
         ),
     ),
     "gates": View("one new verdict of a gate", _columns("gate_judged", *_NETWORK, "slot", "gate", "passed", "reason")),

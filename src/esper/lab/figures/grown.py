@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch, Rectangle
 
-from esper.dash.formats import count, difference, measure, signed_percent
+from esper.dash.formats import count, difference, measure, percent, signed_percent
 from esper.lab.figures.drawing import (
     BLUE,
     COLOURS,
@@ -173,11 +173,13 @@ def grown_tables(metadata: Mapping[str, Any]) -> list[Table]:
             "seeds",
             "The life of each seed, by the decisions with which it entered a stage, and why it was kept or pruned: its "
             "contribution, the standard error where that is known, the rent that it added, and the contribution from "
-            f"which it is kept, rent included. {describe_contributions(metadata)}",
+            "which it is kept, rent included; then how much lower the loss was with it, as a share, the standard "
+            f"error, and the share from which it is kept. {describe_contributions(metadata)}",
             Query(f"""\
 SELECT {_SLOT_NAME} AS slot_name, blueprint,
     germinated + 1 AS germinated, trained + 1 AS trained, blended + 1 AS blended, held + 1 AS held,
-    COALESCE(fossilized, pruned) + 1 AS ended, outcome, cause, contribution, error, price, threshold
+    COALESCE(fossilized, pruned) + 1 AS ended, outcome, cause, contribution, error, price, threshold,
+    loss_gain, loss_error, loss_threshold
 FROM seeds ORDER BY germinated, slot
 """),
             (
@@ -189,6 +191,9 @@ FROM seeds ORDER BY germinated, slot
                 Column("error", measure),
                 Column("price", measure, "rent"),
                 Column("threshold", difference, "kept from"),
+                Column("loss_gain", percent, "loss lower by"),
+                Column("loss_error", percent, "error of the loss"),
+                Column("loss_threshold", percent, "loss kept from"),
             ),
             "no seed has germinated",
         ),
@@ -197,13 +202,17 @@ FROM seeds ORDER BY germinated, slot
             "Every decision with which something happened: what was decided, which slots changed their stage (finish: "
             "when growth ended after it), new verdicts of the gates ahead of seeds, and the "
             f"{_name_measures(metric)} on validation data that it was made on. A gate says what is allowed, the "
-            "threshold what is worth it: a seed whose gate has passed is pruned if it contributes less than that.",
+            "thresholds what is worth it: a seed whose gate has passed is pruned if its contribution, or its effect on "
+            "the loss, is below one.",
             Query(f"""\
 WITH changed AS (
     SELECT iteration, group_concat({_SLOT_NAME} || ' ' || before || ' to ' || after
         || CASE WHEN cause = 'finish' THEN ' (finish)' ELSE '' END
         || CASE WHEN threshold IS NULL THEN ''
-            ELSE printf(': contribution %+.3g, kept from %+.3g', contribution, threshold) END, '; ') AS changes
+            ELSE printf(': contribution %+.3g, kept from %+.3g', contribution, threshold) END
+        || CASE WHEN loss_threshold IS NULL THEN ''
+            ELSE printf(', loss lower by %.2g%%, kept from %.2g%%', 100 * loss_gain, 100 * loss_threshold) END,
+        '; ') AS changes
     FROM (SELECT * FROM transitions ORDER BY id) GROUP BY iteration
 ), judged AS (
     SELECT iteration,

@@ -31,6 +31,12 @@ export const pValue = (p) => (p < 0.001 ? "<0.001" : p.toFixed(3));
 
 export const percent = (value) => (isNumber(value) ? `${(100 * value).toFixed(1)}%` : "–");
 
+/** How a seed changes the loss, with the standard error where that is known: "1.6% ± 0.4% lower". */
+export function lossGain({ loss_gain: gain, loss_error: error }) {
+  if (!isNumber(gain)) return "–";
+  return `${percent(Math.abs(gain))}${isNumber(error) ? ` ± ${percent(error)}` : ""} ${gain < 0 ? "higher" : "lower"}`;
+}
+
 /** As short as four digits allow. */
 export function brief(value) {
   if (!isNumber(value)) return "–";

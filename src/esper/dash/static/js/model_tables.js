@@ -1,7 +1,7 @@
 // The decisions about one model, in words.
 
 import { element, figure, table } from "./dom.js";
-import { difference, estimate, measure, named, whole, words } from "./formats.js";
+import { difference, estimate, lossGain, measure, named, percent, whole, words } from "./formats.js";
 
 /** Whether growth is about the loss alone. */
 export const isLoss = (data) => data.about.metric === "loss";
@@ -46,7 +46,8 @@ function decided(one, data) {
 function judged(change) {
   if (typeof change.contribution !== "number" || typeof change.price !== "number") return "";
   const threshold = typeof change.threshold === "number" ? `, kept from ${difference(change.threshold)}` : "";
-  return `: contribution ${estimate(change.contribution, change.error)}, rent ${measure(change.price)}${threshold}`;
+  const loss = typeof change.loss_threshold === "number" ? `; loss ${lossGain(change)}, kept from ${percent(change.loss_threshold)}` : "";
+  return `: contribution ${estimate(change.contribution, change.error)}, rent ${measure(change.price)}${threshold}${loss}`;
 }
 
 const ALLOWS = { G1: "may start to learn", G2: "may blend", G3: "may be held", G5: "may be kept" };

@@ -1,7 +1,7 @@
 // What befell the seeds of one network, as tables.
 
 import { element, figure, table } from "./dom.js";
-import { difference, estimate, measure, named, whole, words } from "./formats.js";
+import { difference, estimate, lossGain, measure, named, percent, whole, words } from "./formats.js";
 
 const none = (sentence) => element("p", { className: "note" }, sentence);
 
@@ -11,7 +11,7 @@ const moment = (step, unit) => figure(whole(typeof step === "number" && unit ===
 /** One row per seed; the `newest` decision has what seeds contribute now, where that is recorded. */
 export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
   if (!seeds.length) return none("No seed has germinated.");
-  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Contributed", ...(newest ? ["Rent", "Kept from", "Contributes now"] : [])];
+  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Contributed", ...(newest ? ["Rent", "Kept from", "Loss with it", "Loss kept from", "Contributes now"] : [])];
   const residents = new Map(seeds.map((seed) => [seed.slot, seed])); // the last in each slot
   const resident = (seed) => residents.get(seed.slot) === seed && seed.outcome !== "pruned";
   const now = (seed, name) => (resident(seed) ? newest[name]?.[seed.slot] : null);
@@ -26,7 +26,7 @@ export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
     words(seed.cause),
     figure(estimate(seed.contribution, seed.error)),
     ...(newest
-      ? [figure(measure(seed.price)), figure(difference(keptFrom(seed))), figure(estimate(now(seed, "contributions"), now(seed, "contribution_errors")))]
+      ? [figure(measure(seed.price)), figure(difference(keptFrom(seed))), figure(lossGain(seed)), figure(percent(seed.loss_threshold)), figure(estimate(now(seed, "contributions"), now(seed, "contribution_errors")))]
       : []),
   ]);
   return table(heads, rows, `Lives of the seeds; numbers are ${unit}s`);

@@ -81,7 +81,7 @@ class ModelView {
       element("div", { className: "cards pairs" }, parts.charts.map((one) => one.node)),
       wide(
         card("Seeds", "What each contributed when it was kept or pruned, the rent it added, and the contribution from which it is kept, rent included; and what those that are there contribute now. Numbers are decisions.", parts.seeds),
-        card("Decisions", "The newest first, with what they were made on, what changed, and new verdicts of the gates. A gate says what is allowed, the threshold what is worth it: a seed whose gate has passed is pruned if it contributes less than the threshold.", parts.decisions),
+        card("Decisions", "The newest first, with what they were made on, what changed, and new verdicts of the gates. A gate says what is allowed, the thresholds what is worth it: a seed whose gate has passed is pruned if its contribution, or its effect on the loss, is below a threshold.", parts.decisions),
         card("Rollbacks", null, parts.rollbacks),
       ),
     );

@@ -1,0 +1,1 @@
+"""`esper.ladder`: models of several sizes from one training, in which the model grows deeper in place."""

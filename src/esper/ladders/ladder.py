@@ -1,0 +1,372 @@
+"""`esper.ladder`: train models of several sizes in one training, by a function that makes one step."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from esper.config.arguments import (
+    Batches,
+    FilePath,
+    Flops,
+    NonNegativeFloat,
+    PositiveInt,
+    check_arguments,
+    describe_value,
+)
+from esper.dash.output import print_line
+from esper.dash.reporter import report_progress
+from esper.errors import ConfigError
+from esper.growth.copies import copy_with
+from esper.growth.followers import unwrap_optimizer
+from esper.growth.probe import Arguments, PlainModule, find_input_place, first_tensor
+from esper.ladders.plan import ADVICE as PLAN_ADVICE
+from esper.ladders.plan import DECAY, SHARE, LadderPlan, Sizes, make_plan, require_plain
+from esper.ladders.rungs import Ladder, RungFolder
+from esper.ladders.training import Evaluate, LadderTraining
+from esper.numerics.module_state import global_generators, keep_generators
+from esper.serialization.checkpoints import Checkpoint, Checkpoints
+
+Learn = Callable[..., Any]
+"""``learn(model, optimizer, batch)``: one optimizer step."""
+LEARNING_RATE = 1e-3
+CHECKPOINTS = "checkpoints"
+"""Subfolder with the newest checkpoints."""
+CHECKPOINT_SECONDS = 60.0
+"""Seconds from one checkpoint to the next; more where writing one takes more than a twentieth of that."""
+WRITING_SHARE = 0.05
+"""Largest share of the time that checkpoints may take."""
+_RANDOM, _EPOCH = "random.", "epoch."
+
+ADVICE = {
+    **PLAN_ADVICE,
+    "learn": "give a function learn(model, optimizer, batch) that makes one optimizer step",
+    "optimizer": "give a torch.optim optimizer of the model's parameters",
+    "evaluate": "give a function evaluate(model) that returns the loss",
+    "data": "give batches that can be iterated more than once, such as a DataLoader or a list",
+}
+
+
+@check_arguments(ConfigError, **ADVICE)
+def ladder(
+    model: PlainModule,
+    learn: Learn,
+    *,
+    steps: PositiveInt,
+    folder: FilePath,
+    depths: Sizes | None = None,
+    parameters: Sizes | None = None,
+    flops: Sequence[Flops] | None = None,
+    data: Batches | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    evaluate: Evaluate | None = None,
+    example_input: Arguments | None = None,
+    blocks: Sequence[str] | None = None,
+    share: NonNegativeFloat = SHARE,
+    decay: NonNegativeFloat = DECAY,
+    rates: Sequence[NonNegativeFloat] | None = None,
+) -> Ladder:
+    """Train models of several sizes in one training that grows; returns them with their losses and costs.
+
+    ```python
+    def learn(model, optimizer, batch):
+        loss = model(input_ids=batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1))
+    made = esper.ladder(gpt2, learn, depths=[1, 2, 4, 8], steps=5000, data=loader, folder="sizes")
+    AutoModelForCausalLM.from_pretrained(made.rungs[2].path)  # four blocks
+    ```
+
+    The model trains as the first size would alone. Then a branch decays to its end and is the first rung, while the
+    model itself goes on from where the rung branched off: a copy is put behind each block, with the block's values and
+    its moments in the optimizer, it trains for a share of the steps, the next branch decays, and so on. The model given
+    grows in place, and ends as the largest rung.
+
+    The plan is printed before anything is trained (`esper.plan_ladder` makes it alone). A process that was killed goes
+    on when the same script runs again: the folder has a checkpoint of at most a minute ago, and all rungs before.
+
+    Args:
+        model: The first size: any module with an `nn.ModuleList` or `nn.Sequential` of blocks that run in turn, such as
+            GPT-2, Llama, ViT, or the stages of a ResNet. It has no slots.
+        learn: ``learn(model, optimizer, batch)`` makes one optimizer step, and leaves the learning rates alone. Without
+            ``data`` it is called as ``learn(model, optimizer)``, or with the number of the step, from 0, if it takes
+            three arguments.
+        steps: Optimizer steps of a training of one size alone: the first rung gets as many.
+        folder: Gets a folder per rung, the table ``ladder.json``, and checkpoints.
+        depths: The sizes as numbers of blocks, the first of which is the model's. Give one of ``depths``,
+            ``parameters`` and ``flops``.
+        parameters: The sizes as numbers of parameters, of which the nearest that blocks can make are taken.
+        flops: The sizes as FLOPs of a forward pass of one example, likewise.
+        data: Batches for ``learn``, begun anew whenever they end.
+        optimizer: Of the model's parameters, with the highest learning rates; parameter groups are kept, and copies
+            join those of their originals. None: AdamW at 0.001.
+        evaluate: ``evaluate(model)``, the loss of a rung once it is finished, in evaluation mode and without gradients.
+        example_input: Arguments of the model, as for `esper.attach`. None: found by a step of ``learn`` on a copy.
+        blocks: Names of the lists of blocks to copy; None: those that run in turn.
+        share: Share of ``steps`` that the model trains at each size but the first, before its rung branches off.
+        decay: Share of ``steps`` in which a rung's learning rates fall to zero.
+        rates: Factors of the learning rates, by size; None: 1 for all.
+
+    Raises:
+        ConfigError: an argument is of another kind, sizes are given in no way or in several, do not increase or cannot
+            be made of this model's blocks; blocks are not clear, or copies of them would not run; ``learn`` does not
+            call the model; several processes train it.
+        SlotError: a block cannot be copied, or the model's configuration cannot count it.
+        CheckpointError: the folder holds another ladder, or is damaged.
+        RunError: the folder cannot be written.
+    """
+    # Plan, and print it.
+    if optimizer is None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    example, passes = _find_example(model, learn, data, optimizer, example_input)
+    plan = make_plan(
+        model,
+        example,
+        passes,
+        steps=steps,
+        depths=depths,
+        parameters=parameters,
+        flops=flops,
+        blocks=blocks,
+        share=share,
+        decay=decay,
+        rates=rates,
+    )
+    training = LadderTraining(model, plan, example, Path(folder), evaluate)
+    training.link(optimizer)
+    training.start()
+
+    # Go on where the folder's newest checkpoint was written, if there is one.
+    model.train()
+    batches = _Batches(model, data)
+    checkpoints = Checkpoints(Path(folder) / CHECKPOINTS, keep=2)
+    if checkpoints.iterations():
+        newest = checkpoints.latest()
+        training.grow_to(plan.find_phase(newest.iteration).rung)
+        training.restore_state(newest)
+        training.resume_at(newest.iteration)
+        training.spent.flops = newest.state["flops"]
+        batches.restore_state(newest)
+
+    # Train; checkpoints are written at every change of size, and about once a minute.
+    takes = _count_arguments(learn)
+    due, pause = time.monotonic() + CHECKPOINT_SECONDS, CHECKPOINT_SECONDS
+    with (
+        training.spent.counting(),
+        report_progress(Console(), training.describe_phase(), plan.total_steps) as reporter,
+    ):
+        reporter.skip_to(training.step)
+        while not training.finished:
+            training.begin_step()
+            third = training.step if data is None else batches.take()
+            learn(*(model, optimizer, third)[:takes])
+            grown = training.end_step()
+            reporter.update(training.step, name=training.describe_phase())
+            if grown or training.finished or time.monotonic() > due:
+                began = time.monotonic()
+                (tensors, state), (more, counts) = training.take_state(), batches.take_state()
+                checkpoints.save(training.step, {**tensors, **more}, {**state, **counts})
+                pause = max(CHECKPOINT_SECONDS, (time.monotonic() - began) / WRITING_SHARE)
+                due = time.monotonic() + pause
+    print_line(Console(), str(training.result))
+    return training.result
+
+
+@check_arguments(ConfigError, **ADVICE)
+def plan_ladder(
+    model: PlainModule,
+    learn: Learn | None = None,
+    *,
+    steps: PositiveInt,
+    folder: FilePath | None = None,
+    depths: Sizes | None = None,
+    parameters: Sizes | None = None,
+    flops: Sequence[Flops] | None = None,
+    data: Batches | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    example_input: Arguments | None = None,
+    blocks: Sequence[str] | None = None,
+    share: NonNegativeFloat = SHARE,
+    decay: NonNegativeFloat = DECAY,
+    rates: Sequence[NonNegativeFloat] | None = None,
+) -> LadderPlan:
+    """The plan of `esper.ladder` for these arguments, without training; print it.
+
+    A copy of the model grows to every size, so what cannot be done is refused here already.
+
+    ```python
+    print(esper.plan_ladder(gpt2, example_input={"input_ids": tokens}, depths=[1, 2, 4, 8], steps=5000))
+    ```
+
+    Args:
+        model: As in `esper.ladder`.
+        learn: As in `esper.ladder`; not needed with ``example_input``, whose size is then that of a step.
+        steps: As in `esper.ladder`.
+        folder: Of a ladder that is to go on, which must have the same plan.
+        depths: As in `esper.ladder`.
+        parameters: As in `esper.ladder`.
+        flops: As in `esper.ladder`.
+        data: As in `esper.ladder`.
+        optimizer: As in `esper.ladder`.
+        example_input: As in `esper.ladder`.
+        blocks: As in `esper.ladder`.
+        share: As in `esper.ladder`.
+        decay: As in `esper.ladder`.
+        rates: As in `esper.ladder`.
+
+    Raises:
+        ConfigError: as `esper.ladder`; or there is neither ``learn`` nor ``example_input``.
+        SlotError: as `esper.ladder`.
+        CheckpointError: the folder holds another ladder.
+    """
+    if optimizer is None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    example, passes = _find_example(model, learn, data, optimizer, example_input)
+    plan = make_plan(
+        model,
+        example,
+        passes,
+        steps=steps,
+        depths=depths,
+        parameters=parameters,
+        flops=flops,
+        blocks=blocks,
+        share=share,
+        decay=decay,
+        rates=rates,
+    )
+    if folder is not None:
+        RungFolder(Path(folder), plan)
+    return plan
+
+
+def _count_arguments(learn: Learn) -> int:
+    """How many of model, optimizer and batch a function of the user's takes: two only if it needs no third."""
+    try:
+        signature = inspect.signature(learn)
+    except (TypeError, ValueError):
+        return 3
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return 3
+    return 2
+
+
+def _find_example(
+    model: nn.Module, learn: Learn | None, data: Any, optimizer: torch.optim.Optimizer, given: Arguments | None
+) -> tuple[Arguments, float]:
+    """Arguments of the model, and how many passes of that size a step makes.
+
+    Raises:
+        ConfigError: they cannot be found, or the data can be iterated only once.
+    """
+    require_plain(model)
+    if isinstance(data, Iterator):
+        raise ConfigError(
+            f"data is {describe_value(cast('object', data))}, which ends for good: give a DataLoader or a list; "
+            "for an endless stream leave data out, and let learn(model, optimizer, step) make its batch by the step"
+        )
+    if learn is None and given is None:
+        raise ConfigError(
+            "give example_input, such as {'input_ids': tokens}, or the learn function that calls the model"
+        )
+    if learn is None or given is not None:
+        assert given is not None
+        return given, 1.0
+
+    # One step on a copy shows how the model is called.
+    with keep_generators(model):
+        other, other_optimizer = copy_with(model, (model, unwrap_optimizer(optimizer)), ConfigError)
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+        def record(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            if torch.is_grad_enabled():
+                calls.append((arguments, dict(keywords)))
+
+        other.register_forward_pre_hook(record, with_kwargs=True)
+        other.train()
+        batch = 0 if data is None else next(iter(data), None)
+        learn(*(other, other_optimizer, batch)[: 3 if data is not None else _count_arguments(learn)])
+    if not calls:
+        raise ConfigError(
+            "learn(model, optimizer, batch) does not call the model as a whole: compute the loss from model(...)"
+        )
+    examples = [_bind(other, arguments, keywords) for arguments, keywords in calls]
+    sizes = [first_tensor(example).numel() for example in examples]
+    return examples[0], sum(sizes) / sizes[0]
+
+
+def _bind(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
+    """The arguments of a call, without graphs: positional ones alone, or all by keyword."""
+    plain = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
+    named = {name: value.detach() if isinstance(value, Tensor) else value for name, value in keywords.items()}
+    example: Arguments = tuple(plain)
+    if named:
+        names = [*inspect.signature(model.forward).parameters][: len(plain)]
+        example = {**dict(zip(names, plain, strict=True)), **named}
+    find_input_place(example)
+    return example
+
+
+class _Batches:
+    """Batches of data, epoch after epoch, which can go on in the middle of one.
+
+    An epoch begins with the state that torch's random generators had when it first began, so that a shuffling loader
+    has the same order again.
+    """
+
+    def __init__(self, model: nn.Module, data: Any) -> None:
+        self._data, self._generators = data, global_generators(model)
+        self._batches: Iterator[Any] | None = None
+        self._beginning: list[Tensor] = []
+        self._taken = 0
+
+    def take(self) -> Any:
+        """The next batch.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        nothing = object()
+        for _ in range(2):
+            if self._batches is None:
+                self._beginning, self._taken = [generator.get_state() for generator in self._generators], 0
+                self._batches = iter(self._data)
+            batch = next(self._batches, nothing)
+            if batch is not nothing:
+                self._taken += 1
+                return batch
+            self._batches = None
+        raise ConfigError("data holds no batch: give a DataLoader or a list with at least one")
+
+    def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON values."""
+        states = {f"{_RANDOM}{index}": generator.get_state() for index, generator in enumerate(self._generators)}
+        states |= {f"{_EPOCH}{index}": state for index, state in enumerate(self._beginning)}
+        return states, {"taken": self._taken if self._batches is not None else 0}
+
+    def restore_state(self, checkpoint: Checkpoint) -> None:
+        """Go on behind the batches that were taken, with the random generators as they were."""
+        taken = checkpoint.state.get("taken", 0)
+        if taken:
+            self._set_generators(checkpoint, _EPOCH)
+            for _ in range(taken):
+                self.take()
+        self._set_generators(checkpoint, _RANDOM)
+
+    def _set_generators(self, checkpoint: Checkpoint, prefix: str) -> None:
+        for index, generator in enumerate(self._generators):
+            if f"{prefix}{index}" in checkpoint.tensors:
+                generator.set_state(checkpoint.tensors[f"{prefix}{index}"])

@@ -1,0 +1,374 @@
+"""The plan of a ladder: which blocks are copied when, how long each rung trains and decays, and what it costs."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+from torch import distributed, nn
+
+from esper.config.arguments import Flops, NonNegativeFloat, PositiveInt, check_arguments
+from esper.engine.budget import TRAINING_PASSES
+from esper.errors import ConfigError, plural
+from esper.grower.spending import warmup_stable_decay
+from esper.growth.copies import copy_module
+from esper.growth.model import GrowingModel
+from esper.growth.pretrained import METHODS, is_built_alike
+from esper.growth.probe import Arguments, first_tensor
+from esper.growth.summary import align_columns
+from esper.ladders.flops import count_forward
+from esper.ladders.towers import Towers, count_blocks, deepen_in_place, find_towers, grow_towers, plan_copies
+
+SHARE, DECAY = 0.2, 0.2
+"""Defaults: the share of the steps that the model trains at each depth but the first, and that of each decay."""
+DEEPEST = 10_000
+"""Most blocks that targets in parameters or FLOPs may lead to."""
+Measure = Literal["depths", "parameters", "flops"]
+Sizes = Annotated[Sequence[PositiveInt], Field(min_length=1)]
+ADVICE = {
+    "depths": "give numbers of blocks that increase, such as [1, 2, 4]",
+    "parameters": "give numbers of parameters that increase, such as [100_000, 200_000]",
+    "flops": "give FLOPs of a forward pass of one example that increase, such as [1e6, 2e6]",
+    "blocks": "give a list of names of an nn.ModuleList or nn.Sequential, such as ['transformer.h']",
+    "rates": "give a factor per size, such as [1, 1, 0.5]",
+}
+"""Advice in errors about arguments of a plan."""
+
+
+@dataclass(frozen=True)
+class PlannedRung:
+    """One size of a ladder, before it is trained."""
+
+    depth: int
+    """Number of blocks."""
+    copies: Mapping[str, tuple[int, ...]]
+    """By list of blocks, how many copies are put behind each block of the rung before; the first rung has none."""
+    parameters: int
+    """Scalars of the model at this size."""
+    forward_flops: float
+    """FLOPs of a forward pass, per example."""
+    steps: int
+    """Steps that the model trains at this depth before the rung branches off."""
+    decay_steps: int
+    """Steps of the branch, at rates that fall to zero."""
+    rate: float
+    """Factor of the optimizer's learning rates at this depth."""
+    flops: float
+    """FLOPs of all training up to the end of this rung."""
+    flops_alone: float
+    """FLOPs of a separate training of this size alone."""
+
+
+class Phase(NamedTuple):
+    """Where a step lies in a ladder."""
+
+    rung: int
+    """Index of the rung."""
+    decays: bool
+    """Whether the branch of the rung is trained."""
+    step: int
+    """Steps of the phase that come before this one."""
+    steps: int
+    """Steps of the phase."""
+
+
+@dataclass(frozen=True, repr=False)
+class LadderPlan:
+    """What `esper.ladder` will do. Prints as a page."""
+
+    towers: Towers
+    """The lists of blocks that grow, as they are in the model given."""
+    rungs: tuple[PlannedRung, ...]
+    """From the smallest size on."""
+    steps: int
+    """Steps of a training of one size alone, and of the first rung."""
+    uncounted: str
+    """What of the FLOPs torch cannot count; empty if all are counted."""
+    pretrained: bool
+    """Whether rungs are saved by ``save_pretrained``."""
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole ladder."""
+        return sum(rung.steps + rung.decay_steps for rung in self.rungs)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the whole ladder."""
+        return self.rungs[-1].flops
+
+    @property
+    def flops_alone(self) -> float:
+        """FLOPs of separate trainings of all sizes."""
+        return sum(rung.flops_alone for rung in self.rungs)
+
+    def find_phase(self, step: int) -> Phase:
+        """The phase of the step with this number, from 0; beyond the end, that of the last one."""
+        begin = 0
+        for index, rung in enumerate(self.rungs):
+            for decays, steps in ((False, rung.steps), (True, rung.decay_steps)):
+                if step < begin + steps:
+                    return Phase(index, decays, step - begin, steps)
+                begin += steps
+        last = self.rungs[-1].decay_steps
+        return Phase(len(self.rungs) - 1, True, last, last)
+
+    def find_branch_step(self, rung: int) -> int:
+        """The number of the first step of the branch of a rung."""
+        return sum(each.steps + each.decay_steps for each in self.rungs[:rung]) + self.rungs[rung].steps
+
+    def compute_rate(self, step: int) -> float:
+        """The factor of the learning rates at a step.
+
+        It rises once, at the beginning, stays constant, and falls to zero on the branch of each rung.
+        """
+        phase = self.find_phase(step)
+        if phase.decays:
+            factor = warmup_stable_decay(phase.step / max(phase.steps, 1), warmup=0, decay=1)
+        else:
+            factor = warmup_stable_decay(phase.step / self.steps, decay=0) if phase.rung == 0 else 1.0
+        return self.rungs[phase.rung].rate * factor
+
+    def compute_flops(self, step: int) -> float:
+        """FLOPs of all training before the step with this number."""
+        phase = self.find_phase(step)
+        rung = self.rungs[phase.rung]
+        done = phase.step + (rung.steps if phase.decays else 0)
+        return rung.flops - (rung.steps + rung.decay_steps - done) * rung.flops_alone / self.steps
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as JSON values, by which a folder recognises its ladder."""
+        return json.loads(json.dumps(asdict(self)))
+
+    def __repr__(self) -> str:
+        first, last = self.rungs[0], self.rungs[-1]
+        titles = ("blocks", "copied", "parameters", "FLOPs forward", "steps", "decay", "FLOPs so far", "FLOPs alone")
+        rows = [
+            (
+                f"{rung.depth:,}",
+                _describe_copies(rung.copies),
+                f"{rung.parameters:,}",
+                f"{rung.forward_flops:.3g}",
+                f"{rung.steps:,}",
+                f"{rung.decay_steps:,}",
+                f"{rung.flops:.3g}",
+                f"{rung.flops_alone:.3g}",
+            )
+            for rung in self.rungs
+        ]
+        names = ", ".join(repr(tower.name) for tower in self.towers)
+        lines = [
+            f"{plural(len(self.rungs), 'size')} from one training, {first.depth:,} to "
+            f"{plural(last.depth, 'block')} in {names}: {plural(self.total_steps, 'step')}.",
+            align_columns([titles, *rows], numbers_from=2),
+            f"All sizes together: {self.flops:.3g} FLOPs; each alone for {plural(self.steps, 'step')}: "
+            f"{self.flops_alone:.3g}, so {abs(1 - self.flops / self.flops_alone):.0%} "
+            f"{'less' if self.flops < self.flops_alone else 'more'}.",
+            "Each rung is saved by save_pretrained."
+            if self.pretrained
+            else "Each rung is saved as model.safetensors, the state dict of the deeper model, and rung.json.",
+        ]
+        if self.uncounted:
+            lines.append(f"FLOPs are without what torch cannot count: {self.uncounted}.")
+        return "\n".join(lines)
+
+
+def _describe_copies(copies: Mapping[str, Sequence[int]]) -> str:
+    """``each 1 time``, or which blocks."""
+    counts = [count for by_block in copies.values() for count in by_block]
+    if not counts:
+        return "none"
+    if len(set(counts)) == 1:
+        return "each once" if counts[0] == 1 else f"each {counts[0]} times"
+    return "; ".join(
+        ", ".join(f"{index}" + (f" x{count}" if count > 1 else "") for index, count in enumerate(by_block) if count)
+        for by_block in copies.values()
+    )
+
+
+@check_arguments(ConfigError, **ADVICE)
+def make_plan(
+    model: nn.Module,
+    example: Arguments,
+    passes: float = 1.0,
+    *,
+    steps: PositiveInt,
+    depths: Sizes | None = None,
+    parameters: Sizes | None = None,
+    flops: Sequence[Flops] | None = None,
+    blocks: Sequence[str] | None = None,
+    share: NonNegativeFloat = SHARE,
+    decay: NonNegativeFloat = DECAY,
+    rates: Sequence[NonNegativeFloat] | None = None,
+) -> LadderPlan:
+    """The plan for these sizes; a copy of the model is made as deep as the last one, and called at each size.
+
+    Args:
+        model: The first rung.
+        example: Its arguments.
+        passes: Forward passes of the size of the example input in each step.
+        steps: As in `esper.ladder`, like all that follow.
+        depths: The sizes; or ``parameters``, or ``flops``.
+        parameters: The sizes.
+        flops: The sizes.
+        blocks: Names of the lists of blocks to copy.
+        share: Of the steps at each size but the first.
+        decay: Of the steps of each branch.
+        rates: Factors of the learning rates.
+
+    Raises:
+        ConfigError: the sizes cannot be made, or an argument does not fit.
+        SlotError: a block cannot be copied, or the model's configuration cannot count it.
+    """
+    require_plain(model)
+    targets = read_targets(depths, parameters, flops)
+    # Steps of each phase.
+    if share <= 0 or not 0 < decay < 1:
+        raise ConfigError(f"share is {share:g} and decay {decay:g}: share must be above 0, decay between 0 and 1")
+    trunk, branch = round(steps * (1 - decay)), round(steps * decay)
+    later = round(steps * share)
+    if min(trunk, branch, later) < 1:
+        raise ConfigError(
+            f"{plural(steps, 'step')} with share {share:g} and decay {decay:g} leave phases of {later} and {branch} "
+            "steps: give more steps"
+        )
+
+    # A copy climbs to each size, which shows that it can, and what it costs there.
+    towers = find_towers(model, example, blocks)
+    examples = len(first_tensor(example))
+    probe = copy_module(model, ConfigError)
+    forward, uncounted = count_forward(probe, example)
+    sizes = _find_depths(probe, towers, example, targets, forward / examples, uncounted)
+    if rates is not None and (len(rates) != len(sizes) or min(rates) <= 0):
+        raise ConfigError(f"rates are {list(rates)}: give a factor above 0 for each of the {len(sizes)} sizes")
+    by_rung: list[tuple[Mapping[str, tuple[int, ...]], int, float]] = [({}, _count_parameters(probe), forward)]
+    present = towers
+    for depth in sizes[1:]:
+        copies = plan_copies(present, depth)
+        deepen_in_place(probe, copies)
+        present, before = grow_towers(present, copies), forward
+        forward, uncounted = count_forward(probe, example)
+        if not forward > before:
+            names = ", ".join(repr(tower.name) for tower in towers)
+            raise ConfigError(
+                f"the copies in {names} are not run: the model does not go through that list in turn; name another one "
+                "in blocks"
+            )
+        by_rung.append((copies, _count_parameters(probe), forward))
+    pretrained = any(callable(getattr(type(model), method, None)) for method in METHODS)
+
+    # What it costs, step by step.
+    trunks = [trunk, *[later] * (len(sizes) - 1)]
+    costs = [TRAINING_PASSES * passes * forward for _, _, forward in by_rung]
+    spent = accumulate(cost * (long + branch) for cost, long in zip(costs, trunks, strict=True))
+    return LadderPlan(
+        towers,
+        tuple(
+            PlannedRung(
+                depth=depth,
+                copies=copies,
+                parameters=parameters,
+                forward_flops=forward / examples,
+                steps=long,
+                decay_steps=branch,
+                rate=rate,
+                flops=up_to_here,
+                flops_alone=cost * steps,
+            )
+            for depth, (copies, parameters, forward), long, cost, up_to_here, rate in zip(
+                sizes, by_rung, trunks, costs, spent, rates or [1.0] * len(sizes), strict=True
+            )
+        ),
+        steps,
+        uncounted,
+        pretrained and is_built_alike(probe),
+    )
+
+
+def require_plain(model: nn.Module) -> None:
+    """Refuse what cannot grow in place.
+
+    Raises:
+        ConfigError: the model has slots, or several processes train it.
+    """
+    if any(isinstance(part, GrowingModel) for part in model.modules()):
+        raise ConfigError("the model has slots from esper.attach: give the plain model, which grows by whole blocks")
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ConfigError("a ladder grows its model in place, which no wrapper for several processes follows: use one")
+    if next(model.parameters(), None) is None:
+        raise ConfigError("the model has no parameters")
+
+
+def read_targets(
+    depths: Sequence[int] | None, parameters: Sequence[int] | None, flops: Sequence[float] | None
+) -> tuple[Measure, Sequence[int | float]]:
+    """In what the sizes of a ladder are given, and the sizes.
+
+    Raises:
+        ConfigError: they are given in none of the ways, or in several; or do not increase.
+    """
+    given: dict[Measure, Sequence[int | float] | None] = {"depths": depths, "parameters": parameters, "flops": flops}
+    chosen: list[tuple[Measure, Sequence[int | float]]] = [
+        (name, sizes) for name, sizes in given.items() if sizes is not None
+    ]
+    if len(chosen) != 1:
+        raise ConfigError(
+            "give the sizes in one way: depths=[1, 2, 4] (blocks), parameters=[...] (scalars of the model), or "
+            "flops=[...] (of a forward pass of one example)"
+        )
+    measure, sizes = chosen[0]
+    if not sizes or any(not 0 < before < after for before, after in pairwise(sizes)) or not sizes[0] > 0:
+        raise ConfigError(f"{measure} is {list(sizes)}: give sizes that increase, such as depths=[1, 2, 4]")
+    return measure, sizes
+
+
+def _find_depths(
+    model: nn.Module,
+    towers: Towers,
+    example: Arguments,
+    targets: tuple[Measure, Sequence[int | float]],
+    flops: float,
+    uncounted: str,
+) -> list[int]:
+    """The depths of a ladder; of targets in other units, those that come nearest."""
+    measure, sizes = targets
+    first = count_blocks(towers)
+    if measure == "depths":
+        depths = [int(size) for size in sizes]
+    else:
+        if measure == "flops" and uncounted:
+            raise ConfigError(f"flops: torch cannot count {uncounted}; give depths or parameters")
+        # One more round of copies shows what depth costs: in a tower every block costs the same.
+        deeper = copy.deepcopy(model)
+        deepen_in_place(deeper, plan_copies(towers, 2 * first))
+        costs: dict[str, Callable[[], tuple[float, float]]] = {
+            "parameters": lambda: (_count_parameters(model), _count_parameters(deeper)),
+            "flops": lambda: (flops, count_forward(deeper, example)[0] / len(first_tensor(example))),
+        }
+        least, more = costs[measure]()
+        slope = (more - least) / first
+        # Several lists of blocks grow together, by whole factors.
+        unit = 1 if len(towers) == 1 else first
+        depths = [first + unit * round((size - least) / slope / unit) for size in sizes]
+        near = ", ".join(f"{size:g} is {depth}" for size, depth in zip(sizes, depths, strict=True))
+        if depths[0] != first:
+            raise ConfigError(
+                f"{measure} begin at {sizes[0]:g}, but the model given, the first size, has {least:g}: begin with that"
+            )
+        if any(before >= after for before, after in pairwise(depths)):
+            raise ConfigError(f"{measure}: sizes are too near to differ by a block ({near} blocks): give others")
+    if depths[0] != first or depths[-1] > DEEPEST:
+        raise ConfigError(
+            f"{measure} is {list(sizes)}, from {plural(depths[0], 'block')} to {depths[-1]:,}; but the model given, "
+            f"the first size, has {plural(first, 'block')}: build a model of {depths[0]}, or begin with {first}"
+        )
+    return depths
+
+
+def _count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,229 @@
+"""The rungs of a ladder: each a folder with a plain model, and all of them in one table, which is a JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from esper.config.loading import parse_json
+from esper.config.settings import Settings
+from esper.errors import CheckpointError, RunError
+from esper.files import TEMPORARY_SUFFIX, read_bounded, write_atomically
+from esper.growth.pretrained import METHODS
+from esper.growth.probe import Arguments, call_host, fit_example
+from esper.growth.summary import align_columns
+from esper.ladders.plan import LadderPlan
+from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
+from esper.serialization.state_files import MOST_MANIFEST_BYTES, copy_to_cpu
+
+TABLE = "ladder.json"
+"""The file with the table, in the folder of a ladder."""
+RUNG = "rung.json"
+"""The file about a rung, in its own folder."""
+TENSORS = "model.safetensors"
+"""The state dict of a rung, in its own folder."""
+LATENCY_SECONDS, LATENCY_PASSES = 0.5, 30
+"""Latency is measured for so long, or so many passes, whichever comes first."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A model of one size that a ladder has made."""
+
+    depth: int
+    """Number of blocks."""
+    parameters: int
+    """Scalars of the model."""
+    forward_flops: float
+    """FLOPs of a forward pass, per example."""
+    flops: float
+    """FLOPs of all training up to the end of this rung; evaluation is not counted."""
+    flops_alone: float
+    """FLOPs of a separate training of this size, by the plan."""
+    loss: float | None
+    """What ``evaluate`` returned."""
+    latency: float
+    """Median seconds of a forward pass of the example input on the machine that made the rung."""
+    path: Path
+    """Folder with the model: as ``save_pretrained`` writes it, or `TENSORS` with its state dict."""
+
+
+@dataclass(frozen=True, repr=False)
+class Ladder:
+    """The result of `esper.ladder`. Prints as a table."""
+
+    plan: LadderPlan
+    """What was to be done."""
+    rungs: tuple[Rung, ...]
+    """The sizes that have been made, from the smallest on."""
+    folder: Path
+    """Holds `TABLE`, and a folder per rung."""
+
+    def __repr__(self) -> str:
+        titles = ("blocks", "loss", "parameters", "FLOPs forward", "FLOPs so far", "FLOPs alone", "latency")
+        rows = [
+            (
+                f"{rung.depth:,}",
+                "" if rung.loss is None else f"{rung.loss:.4f}",
+                f"{rung.parameters:,}",
+                f"{rung.forward_flops:.3g}",
+                f"{rung.flops:.3g}",
+                f"{rung.flops_alone:.3g}",
+                f"{1000 * rung.latency:.3g} ms",
+            )
+            for rung in self.rungs
+        ]
+        return f"{align_columns([titles, *rows], numbers_from=0)}\nin {self.folder}"
+
+
+class _SavedRung(Settings):
+    """The record of a rung."""
+
+    depth: Annotated[int, Field(ge=1)]
+    parameters: Annotated[int, Field(ge=0)]
+    forward_flops: float
+    flops: float
+    flops_alone: float
+    loss: float | None
+    latency: float
+
+
+class _Table(Settings):
+    """The JSON file of a ladder: its plan, the rungs, and the FLOPs spent up to some steps."""
+
+    format: Literal["esper-ladder"] = "esper-ladder"
+    version: Literal[1] = 1
+    plan: dict[str, Any]
+    rungs: tuple[_SavedRung, ...] = ()
+    spent: dict[str, float] = {}
+
+
+class RungFolder:
+    """The folder of a ladder. What it holds already goes on.
+
+    Args:
+        path: Is made if need be.
+        plan: The ladder's.
+
+    Raises:
+        CheckpointError: the folder holds another ladder, or a damaged table.
+    """
+
+    def __init__(self, path: Path, plan: LadderPlan) -> None:
+        self.path, self.plan = path, plan
+        self._table = _Table(plan=plan.describe())
+        if (path / TABLE).exists():
+            self._table = _read_table(path / TABLE)
+            if self._table.plan != plan.describe():
+                raise CheckpointError(
+                    f"{path} holds a ladder with another plan: give another folder, or the model and the arguments of "
+                    "that one to go on with it"
+                )
+
+    def create(self) -> None:
+        """Make the folder, with a table.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make {self.path} ({error.strerror}): choose another folder") from error
+        self._write(self._table)
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """The rungs that are there, from the smallest on."""
+        return tuple(
+            Rung(**record.model_dump(), path=self._find_path(record.depth))
+            for record in sorted(self._table.rungs, key=lambda record: record.depth)
+        )
+
+    def add_rung(self, model: nn.Module, rung: Rung) -> Rung:
+        """Write a rung's model, and then the rung into the table; one of the same depth is replaced."""
+        # A folder appears complete or not at all.
+        path = self._find_path(rung.depth)
+        temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            if self.plan.pretrained:
+                save_pretrained: Callable[[Path], Any] = getattr(model, METHODS[0])
+                save_pretrained(temporary)
+            else:
+                tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+                (temporary / TENSORS).write_bytes(save(copy_to_cpu(tensors)))
+            record = _SavedRung(**{name: value for name, value in asdict(rung).items() if name != "path"})
+            content = {"class": type(model).__qualname__, **record.model_dump()}
+            (temporary / RUNG).write_text(json.dumps(content, indent=2) + "\n")
+            for file in temporary.rglob("*"):
+                _sync(file)
+            shutil.rmtree(path, ignore_errors=True)
+            temporary.rename(path)
+            _sync(self.path)
+        except OSError as error:
+            raise RunError(f"cannot write {path} ({error.strerror}): free some space") from error
+        others = tuple(each for each in self._table.rungs if each.depth != rung.depth)
+        self._write(self._table.model_copy(update={"rungs": (*others, record)}))
+        return replace(rung, path=path)
+
+    def record_spent(self, step: int, flops: float) -> None:
+        """Note the FLOPs that were spent before a step."""
+        self._write(self._table.model_copy(update={"spent": {**self._table.spent, str(step): flops}}))
+
+    def find_spent(self, step: int) -> float | None:
+        """What `record_spent` noted; None: nothing."""
+        return self._table.spent.get(str(step))
+
+    def _find_path(self, depth: int) -> Path:
+        return self.path / f"depth-{depth}"
+
+    def _write(self, table: _Table) -> None:
+        self._table = table
+        write_atomically(self.path / TABLE, json.dumps(table.model_dump(), indent=2) + "\n")
+
+
+def _read_table(path: Path) -> _Table:
+    try:
+        return _Table.model_validate(parse_json(read_bounded(path, MOST_MANIFEST_BYTES)))
+    except (OSError, ValueError, ValidationError) as error:
+        raise CheckpointError(f"{path} is not the table of a ladder, or damaged: give another folder") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def measure_latency(model: nn.Module, example: Arguments) -> float:
+    """Median seconds of a forward pass of the example input in evaluation mode, on the model's device."""
+    arguments = fit_example(model, example, next(model.parameters()))
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    found = list[float]()
+    with torch.no_grad(), keep_modes(model), keep_buffers(model), keep_generators(model):
+        model.eval()
+        call_host(model, arguments)
+        end = time.perf_counter() + LATENCY_SECONDS
+        while len(found) < LATENCY_PASSES and (not found or time.perf_counter() < end):
+            began = time.perf_counter()
+            call_host(model, arguments)
+            if accelerator is not None:
+                torch.accelerator.synchronize()
+            found.append(time.perf_counter() - began)
+    return statistics.median(found)

@@ -1,0 +1,253 @@
+"""The blocks of a model that may be copied: where they are, and how the model grows deeper in place.
+
+A tower is an `nn.ModuleList` or `nn.Sequential` whose blocks run one after the other. A copy of a block becomes the
+next module of its tower, with the values, the parameter group and the optimizer state of the block that it is made of.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.errors import ConfigError, did_you_mean
+from esper.growth.blueprints.registry import LayerCall
+from esper.growth.depth import copy_block, deepen, find_configuration
+from esper.growth.probe import Arguments, call_host
+from esper.growth.taps import find_features, list_named_modules
+from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A list of blocks that run one after the other."""
+
+    name: str
+    """Name of the list in the model."""
+    copyable: tuple[bool, ...]
+    """By block: whether its output can be its input, as of all but those that change the width or the resolution."""
+
+    def __len__(self) -> int:
+        return len(self.copyable)
+
+    def count_copies(self, depth: int) -> tuple[int, ...]:
+        """How many copies of each block make the tower ``depth`` blocks deep, as evenly as possible."""
+        sources, extra = sum(self.copyable), depth - len(self)
+        # The k-th source gets what is added between k / sources and (k + 1) / sources of all copies.
+        ends = iter([extra * (rank + 1) // sources for rank in range(sources)])
+        copies, given = list[int](), 0
+        for is_source in self.copyable:
+            end = next(ends) if is_source else given
+            copies.append(end - given)
+            given = end
+        return tuple(copies)
+
+    def grow(self, copies: Sequence[int]) -> Tower:
+        """The tower with so many copies behind each block."""
+        grown = [
+            source for source, count in zip(self.copyable, copies, strict=True) for source in [source] * (count + 1)
+        ]
+        return replace(self, copyable=tuple(grown))
+
+
+Towers = tuple[Tower, ...]
+
+
+def count_blocks(towers: Towers) -> int:
+    """The depth of a model: the number of blocks in all of its towers."""
+    return sum(map(len, towers))
+
+
+def plan_copies(towers: Towers, depth: int) -> dict[str, tuple[int, ...]]:
+    """How many copies of each block, by tower, make a model ``depth`` blocks deep; all towers grow by one factor.
+
+    Raises:
+        ConfigError: a tower would have a part of a block.
+    """
+    before = count_blocks(towers)
+    copies: dict[str, tuple[int, ...]] = {}
+    for tower in towers:
+        if len(tower) * depth % before:
+            sizes = ", ".join(f"{len(each)} in {each.name!r}" for each in towers)
+            raise ConfigError(
+                f"depth {depth} cannot be made of {before} blocks ({sizes}), since all lists grow by the same factor: "
+                f"give multiples of {before}, or name fewer lists in blocks"
+            )
+        copies[tower.name] = tower.count_copies(len(tower) * depth // before)
+    return copies
+
+
+def grow_towers(towers: Towers, copies: Mapping[str, Sequence[int]]) -> Towers:
+    """The towers with so many copies behind each block."""
+    return tuple(tower.grow(copies[tower.name]) for tower in towers)
+
+
+def deepen_in_place(
+    model: nn.Module, copies: Mapping[str, Sequence[int]], optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Put copies behind the blocks of a model, and count them in its configuration.
+
+    Args:
+        model: Any module with these towers.
+        copies: By tower, how many copies of each block to put behind it.
+        optimizer: One that trains the model. A copied parameter joins the group of its original, with a copy of the
+            original's state; groups keep the order of the model's parameters.
+
+    Raises:
+        SlotError: a block cannot be copied, or the configuration cannot count it.
+    """
+    heirs: list[tuple[nn.Parameter, nn.Parameter]] = []
+    inserted: dict[str, str] = {}
+    for name, counts in copies.items():
+        container = model.get_submodule(name)
+        assert isinstance(container, nn.Sequential | nn.ModuleList)
+        place = 0
+        for index, (block, count) in enumerate(zip(list(container.children()), counts, strict=True)):
+            for _ in range(count):
+                place += 1
+                made = copy_block(block)
+                container.insert(place, made)
+                inserted[_join(name, place)] = _join(name, index)
+                heirs += zip(block.parameters(), made.parameters(), strict=True)
+            place += 1
+    deepen(model, inserted)
+    if optimizer is None:
+        return
+
+    # Every copied parameter learns as its original does.
+    optimizer.zero_grad()
+    order: dict[object, int] = {parameter: place for place, parameter in enumerate(model.parameters())}
+
+    def find_place(parameter: object) -> int:
+        return order.get(parameter, -1)
+
+    for group in optimizer.param_groups:
+        members = set(group["params"])
+        group["params"] += [heir for original, heir in heirs if original in members]
+        group["params"].sort(key=find_place)
+    for original, heir in heirs:
+        if original in optimizer.state:
+            optimizer.state[heir] = copy.deepcopy(optimizer.state[original])
+
+
+def _join(container: str, index: int) -> str:
+    return f"{container}.{index}" if container else str(index)
+
+
+# Finding them ---------------------------------------------------------------------------------------------------------
+
+
+def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | None) -> Towers:
+    """The towers of a model, by a forward pass.
+
+    Without ``names`` they are the lists of blocks of one class, each of which is called once and takes what the one
+    before it returned; if the model has a configuration with the number of its blocks, the list that it counts.
+
+    Raises:
+        ConfigError: there is none; several lists are candidates; or a list of that name is none.
+    """
+    modules = dict(list_named_modules(model))
+    lists = {name: module for name, module in modules.items() if isinstance(module, nn.Sequential | nn.ModuleList)}
+    lists = {name: module for name, module in lists.items() if len(module)}
+    if names is not None:
+        names = list(names)
+        for name in names:
+            if name not in lists:
+                raise ConfigError(
+                    f"blocks: the model has no nn.ModuleList or nn.Sequential {name!r} with blocks in it"
+                    f"{did_you_mean(name, lists) or ': print(model) shows the names'}"
+                )
+        lists = {name: lists[name] for name in names}
+    calls = _record_calls(model, example, [block for blocks in lists.values() for block in blocks.children()])
+
+    # Lists that run in turn, with at least one block that can follow itself.
+    towers: dict[str, Tower] = {}
+    for name, blocks in lists.items():
+        children = list(blocks.children())
+        made = [calls.get(block, []) for block in children]
+        in_turn = all(len(each) == 1 for each in made) and [each[0].order for each in made] == sorted(
+            each[0].order for each in made
+        )
+        if in_turn and any(each[0].keeps_shape for each in made):
+            towers[name] = Tower(name, tuple(each[0].keeps_shape for each in made))
+    if names is not None:
+        for name in lists:
+            if name not in towers:
+                raise ConfigError(
+                    f"blocks: the modules in {name!r} are not called once each, in turn, or none of them returns what "
+                    "it could be called with again: a copy could not follow them"
+                )
+        return tuple(towers.values())
+
+    # Of those, the ones of which a ladder can be sure.
+    counted = [name for name in towers if find_configuration(model, name, len(lists[name])) is not None]
+    for name, tower in list(towers.items()):
+        children = list(lists[name].children())
+        same_class = len({type(block) for block in children}) == 1 and any(True for _ in children[0].children())
+        chained = all(after.takes(before) for before, after in pairwise(calls[block][0] for block in children))
+        if not (same_class and chained) or (counted and name not in counted):
+            del towers[tower.name]
+    classes = {type(next(iter(lists[name].children()))) for name in towers}
+    nested = [name for name in towers for outer in towers if name.startswith(f"{outer}.")]
+    if not towers or len(classes) > 1 or nested:
+        found = f"there are several: {', '.join(map(repr, towers))}" if towers else "none was found"
+        raise ConfigError(
+            f"which blocks to copy is not clear ({found}): name the nn.ModuleList or nn.Sequential that holds them, as "
+            "in blocks=['transformer.h']"
+        )
+    return tuple(towers.values())
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a block."""
+
+    order: int
+    first: Tensor | None
+    features: Any
+    keeps_shape: bool
+
+    def takes(self, other: _Call) -> bool:
+        """Whether the block was called with what the other one returned."""
+        return self.first is not None and self.first is other.features
+
+
+def _record_calls(model: nn.Module, example: Arguments, blocks: Iterable[nn.Module]) -> dict[nn.Module, list[_Call]]:
+    """The calls of blocks in a forward pass in evaluation mode."""
+    calls: dict[nn.Module, list[_Call]] = {}
+    count = 0
+
+    def record(block: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        nonlocal count
+        count += 1
+        first, features = LayerCall(arguments, keywords).first_argument, find_features(output)
+        keeps = False
+        if first is not None and isinstance(features, Tensor) and not features.is_nested:
+            keeps = (first.shape, first.dtype) == (features.shape, features.dtype)
+        calls.setdefault(block, []).append(_Call(count, first, features, keeps))
+
+    hooks = [block.register_forward_hook(record, with_kwargs=True) for block in dict.fromkeys(blocks)]
+    try:
+        with torch.no_grad(), keep_modes(model), keep_buffers(model), keep_generators(model):
+            model.eval()
+            call_host(model, example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def read_depths(towers: Towers, prefix: str, keys: Iterable[str]) -> dict[str, int]:
+    """By tower, the number of its blocks in a state dict, whose names of this model begin with ``prefix``."""
+    names = list(keys)
+    depths: dict[str, int] = {}
+    for tower in towers:
+        block = re.compile(re.escape(prefix + (tower.name and f"{tower.name}.")) + r"(\d+)\.")
+        depths[tower.name] = len({found[1] for found in map(block.match, names) if found})
+    return depths

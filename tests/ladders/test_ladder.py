@@ -1,0 +1,249 @@
+"""Models of several sizes from one training: what they are, what they cost, and that a ladder goes on once killed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import esper
+import tiny_transformers
+from esper.dash import reporter
+from esper.errors import CheckpointError, ConfigError
+from esper.ladders import ladder as loop
+from esper.ladders.rungs import TABLE, Ladder
+from esper.ladders.training import LadderTraining
+from ladders import climbing
+from ladders.climbing import Killed, climb
+from ladders.small import DEPTHS, STEPS, Decoder, evaluate, learn, make_optimizer, tokens
+
+TOTAL = 36
+
+
+def make(folder: Path, model: nn.Module | None = None, **options: Any) -> Ladder:
+    model = Decoder(dropout=0) if model is None else model
+    settings = {"depths": DEPTHS, "steps": STEPS, "data": [tokens(16), tokens(16, seed=4)], "evaluate": evaluate}
+    return esper.ladder(model, learn, **{"optimizer": make_optimizer(model), "folder": folder, **settings, **options})
+
+
+def load(rung: Any) -> dict[str, torch.Tensor]:
+    return load_file(rung.path / "model.safetensors")
+
+
+def test_rungs_are_those_of_branches_that_are_copies(tmp_path: Path) -> None:
+    """The obvious ladder: every branch is a copy, and every deeper model is built anew and filled."""
+    made = make(tmp_path)
+    data, step = [tokens(16), tokens(16, seed=4)], 0
+    model = Decoder(dropout=0)
+    optimizer = make_optimizer(model)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, factors: list[float]) -> None:
+        nonlocal step
+        for _, factor in zip(range(steps), factors, strict=True):
+            for group, rate in zip(optimizer.param_groups, (1e-2, 2e-2), strict=True):
+                group["lr"] = rate * factor
+            learn(model, optimizer, data[step % 2])
+            step += 1
+
+    fall = [esper.warmup_stable_decay(part / 4, warmup=0, decay=1) for part in range(4)]
+    for rung, depth in zip(made.rungs, DEPTHS, strict=True):
+        rise = [esper.warmup_stable_decay(part / STEPS, decay=0) for part in range(16)]
+        train(model, optimizer, 16 if depth == 1 else 4, rise if depth == 1 else [1.0] * 4)
+        branch, branch_optimizer = copy.deepcopy((model, optimizer))
+        train(branch, branch_optimizer, 4, fall)
+        assert load(rung).keys() == branch.state_dict().keys()
+        assert all(torch.equal(value, branch.state_dict()[name]) for name, value in load(rung).items())
+        assert rung.loss == evaluate(branch.eval()).item()
+
+        # The deeper model.
+        deeper = Decoder(2 * depth, dropout=0)
+        origins = {name: name for name, _ in deeper.named_parameters()}
+        for name in origins:
+            if name.startswith("blocks."):
+                _, number, rest = name.split(".", 2)
+                origins[name] = f"blocks.{int(number) // 2}.{rest}"
+        former, successor = dict(model.named_parameters()), make_optimizer(deeper)
+        for name, parameter in deeper.named_parameters():
+            parameter.data.copy_(former[origins[name]].data)
+            successor.state[parameter] = copy.deepcopy(optimizer.state[former[origins[name]]])
+        model, optimizer = deeper, successor
+
+
+def test_the_table_has_every_size_and_its_costs(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    assert [rung.depth for rung in made.rungs] == list(DEPTHS)
+    assert [rung.flops for rung in made.rungs] == [rung.flops for rung in made.plan.rungs]
+    assert all(rung.latency > 0 for rung in made.rungs)
+    table = json.loads((tmp_path / TABLE).read_text())
+    for row, rung in zip(table["rungs"], made.rungs, strict=True):
+        assert row["parameters"] == sum(value.numel() for value in load(rung).values()) == rung.parameters
+        assert (row["loss"], row["flops"], row["latency"]) == (rung.loss, rung.flops, rung.latency)
+        assert json.loads((rung.path / "rung.json").read_text())["depth"] == rung.depth
+    assert len(str(made).splitlines()) == 5
+
+
+def test_the_plan_is_printed_before_training_and_lines_come_regularly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "SECONDS_BETWEEN_LINES", 0.05)
+    printed: list[str] = []
+
+    def note(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        printed.append(capsys.readouterr().out)
+        learn(model, optimizer, batch)
+
+    model = Decoder()
+    esper.ladder(model, note, data=[tokens(16)], depths=[1, 2], steps=100, folder=tmp_path, example_input=tokens(16))
+    assert "2 sizes from one training" in printed[0]
+    lines = "".join(printed) + capsys.readouterr().out
+    assert "of 140 done" in lines
+    assert lines.count("rung of ") >= 2
+
+
+def test_a_language_model_of_hugging_face_becomes_folders_that_from_pretrained_reads(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    gpt2 = tiny_transformers.gpt2(n_layer=1, vocab_size=11)
+    words = tokens(8)
+
+    def learn_words(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(input_ids=words, labels=words).loss.backward()
+        optimizer.step()
+
+    made = esper.ladder(gpt2, depths=[1, 2, 4], learn=learn_words, steps=20, folder=str(tmp_path))
+    assert [rung.loss for rung in made.rungs] == [None] * 3
+    for rung in made.rungs:
+        plain = transformers.AutoModelForCausalLM.from_pretrained(rung.path)
+        assert plain.config.n_layer == rung.depth
+        assert plain.num_parameters() == rung.parameters
+    assert torch.equal(plain.eval()(words).logits, gpt2.eval()(words).logits)
+
+
+def test_without_data_learn_may_take_the_number_of_the_step(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def learn_by_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        seen.append(step)
+        learn(model, optimizer, tokens(8, seed=step))
+
+    esper.ladder(Decoder(), learn_by_step, depths=[1, 2], steps=10, folder=tmp_path, example_input=tokens(8))
+    assert seen == list(range(14))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Ladder:
+    """A ladder that nothing ended."""
+    return climb(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("last", [3, *(pytest.param(last, marks=pytest.mark.landing) for last in (16, 18, 22, 35))])
+def test_a_ladder_that_ended_anywhere_goes_on_to_the_same_rungs(last: int, whole: Ladder, tmp_path: Path) -> None:
+    def end() -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(loop, "WRITING_SHARE", 1e9)
+        with pytest.raises(Killed):
+            climb(tmp_path, last, end)
+    assert max(int(path.stem[-8:]) for path in (tmp_path / loop.CHECKPOINTS).glob("*.json")) == last
+    require_same(climb(tmp_path), whole)
+
+
+def require_same(made: Ladder, whole: Ladder) -> None:
+    assert len(made.rungs) == len(whole.rungs) == len(DEPTHS)
+    for rung, like in zip(made.rungs, whole.rungs, strict=True):
+        assert (rung.depth, rung.loss, rung.flops) == (like.depth, like.loss, like.flops)
+        assert all(torch.equal(value, load(like)[name]) for name, value in load(rung).items())
+
+
+@pytest.mark.landing
+def test_a_killed_process_goes_on_from_its_last_rung(whole: Ladder, tmp_path: Path) -> None:
+    """Checkpoints come once a minute, so what is lost is the work since the last rung."""
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join(str(root / part) for part in ("src", "tests", "examples"))
+    killed = subprocess.run(
+        [sys.executable, climbing.__file__, str(tmp_path), "23"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [row["depth"] for row in json.loads((tmp_path / TABLE).read_text())["rungs"]] == [1]
+    steps = 0
+    original = LadderTraining.end_step
+
+    def count(training: LadderTraining) -> bool:
+        nonlocal steps
+        steps += 1
+        return original(training)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LadderTraining, "end_step", count)
+        made = climb(tmp_path)
+    assert steps == TOTAL - 20
+    require_same(made, whole)
+
+
+def test_a_finished_ladder_is_read_again(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    model = Decoder(dropout=0, seed=5)
+    again = make(tmp_path, model)
+    assert again.rungs == made.rungs
+    assert len(model.blocks) == DEPTHS[-1]
+    assert all(torch.equal(value, load(made.rungs[-1])[name]) for name, value in model.state_dict().items())
+
+
+def test_a_folder_holds_one_ladder(tmp_path: Path) -> None:
+    make(tmp_path)
+    with pytest.raises(CheckpointError, match="another plan"):
+        make(tmp_path, steps=STEPS + 1)
+    with pytest.raises(CheckpointError, match="another plan"):
+        esper.plan_ladder(Decoder(), example_input=tokens(2), depths=[1, 2], steps=STEPS, folder=tmp_path)
+    (tmp_path / TABLE).write_text("{")
+    with pytest.raises(CheckpointError, match="damaged"):
+        make(tmp_path)
+
+
+def test_running_statistics_of_a_branch_do_not_stay(tmp_path: Path) -> None:
+    class Normed(Decoder):
+        def __init__(self) -> None:
+            super().__init__(dropout=0)
+            self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, indices: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.passes += 1
+            return super().forward(indices)
+
+    made = make(tmp_path, Normed(), example_input=tokens(2))
+    assert [int(load(rung)["passes"]) for rung in made.rungs] == [20, 24, 28]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1)}, "no parameter of the model's blocks"),
+        ({"evaluate": lambda model: "low"}, "evaluate\\(model\\) returned a str"),
+        ({"learn": 3}, "learn is"),
+        ({"data": 3}, "data is"),
+        ({"data": [], "example_input": tokens(2)}, "holds no batch"),
+        ({"folder": 3}, "folder is"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = Decoder()
+    settings = {"learn": learn, "depths": [1, 2], "steps": 10, "data": [tokens(8)], "folder": tmp_path / "made"}
+    with pytest.raises(ConfigError, match=message):
+        esper.ladder(model, **{**settings, **options})
