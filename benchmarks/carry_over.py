@@ -1,10 +1,12 @@
 """Does a controller carry over? Rules and policies on suites that nothing was trained or tuned for.
 
     python benchmarks/carry_over.py [--suites recurrent rings/transfer ...] [--generated 2000000 40]
-        [--objective loss] [--runs RUN ...]
+        [--objective loss] [--rent 0] [--arms look none ...] [--controllers benchmarks/former_rule.py:FormerLook]
+        [--runs RUN ...]
 
 Suites are named as in `esper evaluate`, ``NAME/transfer`` for families of a suite that no controller trains on;
-``--generated FIRST COUNT`` adds generated ones, which are reported together. All controllers play the same instances.
+``--generated FIRST COUNT`` adds generated ones, which are reported together. All controllers play the same instances,
+at the rents of the suites or at the one that is given; 0 is what a `Grower` charges unless it is given another.
 What others score less than the rule that looks is a mean, over instances of a suite or over generated suites, ± its
 standard error.
 """
@@ -12,7 +14,7 @@ standard error.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -24,7 +26,9 @@ from rich.table import Table
 from esper.config.loading import load_settings
 from esper.control.controller import Controller
 from esper.control.learned import PolicyOrigin, restore_controller
+from esper.control.own import is_in_file, load_controller
 from esper.control.rules import LookRule
+from esper.errors import ConfigError
 from esper.lab.evaluate import sample_for_evaluation
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Floats
@@ -40,6 +44,8 @@ FILES = {
     "recurrent": HERE / "unseen_suites.py",
     "compass": HERE / "unseen_suites.py",
     "rings": HERE.parent / "examples" / "own_suite.py",
+    "relations": HERE / "strange_suites.py",
+    "orbits": HERE / "strange_suites.py",
 }
 """Where suites are that are not Esper's own."""
 UNSEEN = ("recurrent", "compass", "rings", "rings/transfer", "tokens/transfer")
@@ -54,6 +60,12 @@ class Game:
     split: Split
     instances: int
     seed: int
+    rent: float | None
+    """None: the rents of the suite."""
+    arms: tuple[str, ...]
+    """Baselines by name; none: all."""
+    controllers: tuple[str, ...]
+    """Further controllers, FILE.py:NAME."""
     runs: tuple[Path, ...]
 
 
@@ -74,6 +86,9 @@ def main(
     instances: int = 64,
     each: int = 8,
     seed: int = 0,
+    rent: float | None = None,
+    arms: tuple[str, ...] = (),
+    controllers: tuple[str, ...] = (),
     runs: tuple[Path, ...] = (),
 ) -> None:
     """Print a table per suite, and one of all generated suites.
@@ -85,13 +100,20 @@ def main(
         instances: Of each suite.
         each: Instances of each generated suite.
         seed: Draws them.
+        rent: Of all instances; by default each suite has its own.
+        arms: Baselines; by default all.
+        controllers: Further controllers, FILE.py:NAME.
         runs: Further policies, by the directories of their runs.
     """
     first, count = generated
     about = "" if objective is None else f" about {objective}"
     numbers = islice((number for number in itertools.count(first) if _is_about(number, objective)), count)
-    games = [_game(name, instances, seed, runs) for name in suites]
-    games += [Game(f"{GENERATED}:{number}", "train", each, seed, runs) for number in numbers]
+    for address in controllers:
+        if not is_in_file(address):
+            raise ConfigError(f"controller {address!r} is in no file: give FILE.py:NAME")
+    others = rent, arms, controllers, runs
+    games = [Game(*_find_suite(name), instances, seed, *others) for name in suites]
+    games += [Game(f"{GENERATED}:{number}", "train", each, seed, *others) for number in numbers]
     with LocalWorkers(WORKERS) as workers:
         outcomes = workers.map(play, games)
     console = Console(width=110)
@@ -108,23 +130,28 @@ def _is_about(number: int, objective: Objective | None) -> bool:
     return objective in (None, get_suite(f"{GENERATED}:{number}").objective)
 
 
-def _game(name: str, instances: int, seed: int, runs: tuple[Path, ...]) -> Game:
+def _find_suite(name: str) -> tuple[str, Split]:
+    """The suite's name for `get_suite`, and its split."""
     own, _, split = name.partition("/")
     if own in FILES:
         own = f"{FILES[own]}:{own}"
         allow_files(["--suite", own])
-    return Game(own, "transfer" if split else "heldout", instances, seed, runs)
+    return own, "transfer" if split else "heldout"
 
 
 def play(game: Game) -> Outcome:
     """All controllers on the same instances."""
     suite = get_suite(game.suite)
-    controllers = [*create_baselines(suite), *(_policy_of(run, suite) for run in game.runs)]
+    controllers = [one for one in create_baselines(suite) if not game.arms or one.name in game.arms]
+    controllers += [load_controller(address, suite.steps) for address in game.controllers]
+    controllers += [_policy_of(run, suite) for run in game.runs]
     drawn = (
         sample_for_evaluation(suite, game.split, game.instances, game.seed)
         if game.split != "train"
         else (suite.sample(game.instances, "train", np.random.default_rng(game.seed)))
     )
+    if game.rent is not None:
+        drawn = [replace(instance, rent=game.rent) for instance in drawn]
     with LocalWorkers(1) as workers:
         played = evaluate_controllers(workers, controllers, EvaluationConfig(suite.name, Rules()), drawn)
     named = list(zip((one.name for one in controllers), played, strict=True))

@@ -22,7 +22,7 @@ from rich.console import Console
 from esper.config.loading import format_settings
 from esper.config.settings import Settings
 from esper.control.controller import Controller
-from esper.control.rules import Heuristic, HeuristicSettings, LookRule, LookSettings, Periodic, PeriodicSettings
+from esper.control.rules import Heuristic, HeuristicSettings, Periodic, PeriodicSettings
 from esper.errors import ConfigError, EsperError
 from esper.lab.arms import FIRST_ROUND, SURVIVORS, plan_rounds, score_controllers
 from esper.lifecycle.rules import Rules
@@ -51,7 +51,7 @@ class TuningResult:
 
 
 def tune(kind: str, suite: Suite, rules: Rules, environment_steps: int, seed: int, workers: Workers) -> TuningResult:
-    """Search for settings of the rule ``heuristic``, ``look`` or ``periodic``.
+    """Search for settings of the rule ``heuristic`` or ``periodic``.
 
     Raises:
         ConfigError: the steps are too few for one candidate.
@@ -114,28 +114,15 @@ def draw_periodic(suite: Suite, rng: np.random.Generator) -> PeriodicSettings:
     )
 
 
-def draw_look(_: Suite, rng: np.random.Generator) -> LookSettings:
-    """A candidate for `LookRule`."""
-    return LookSettings(
-        fitted=pick(rng, (0.25, 0.5, 0.75)),
-        price=pick(rng, (0.0, 0.05, 0.1, 0.15, 0.2)),
-        threshold=pick(rng, (0.1, 0.15, 0.2, 0.25, 0.3, 0.4)),
-        trial=int(pick(rng, TRIALS)),
-        margin=pick(rng, MARGINS),
-        stop_after=pick(rng, ENDS),
-    )
-
-
 KINDS: dict[str, tuple[Callable[[Suite, np.random.Generator], Any], Callable[[Any, int], Controller]]] = {
     "heuristic": (draw_heuristic, Heuristic),
-    "look": (draw_look, LookRule),
     "periodic": (draw_periodic, Periodic),
 }
 """How candidates are drawn and built."""
 
 
 def main(
-    rule: Annotated[Literal["heuristic", "look", "periodic"], tyro.conf.Positional],
+    rule: Annotated[Literal["heuristic", "periodic"], tyro.conf.Positional],
     suite: str = "tokens",
     environment_steps: int = 400_000,
     seed: int = 0,

@@ -22,7 +22,7 @@ from esper.train.settings import TrainSettings
 from rl.short import SUITE, episodes, instances
 
 OFTEN = PromiseSettings(every=4, first=2, examples=32)
-RULE = LookSettings(promise=OFTEN, threshold=0.0, margin=0.0)
+RULE = LookSettings(promise=OFTEN, threshold=0.0)
 COUNT = 14
 
 

@@ -411,7 +411,7 @@ class LookSettings(Settings):
     what a large module learns in many."""
     early: float = Field(default=0.2, ge=0, le=1)
     """Share of the episode in which seeds are planted decision after decision; later one at a time."""
-    trial: int = Field(default=3, ge=1, le=1000)
+    trial: int = Field(default=4, ge=1, le=1000)
     """Decisions a seed is held before it is judged."""
     evidence: float = Field(default=1.0, ge=-10, le=10)
     """Standard errors by which the loss must be lower with a seed for it to be kept."""
