@@ -257,7 +257,6 @@ ARMS = {
     ),
     "most promising": Arm("the most promising single seed", grow_most_promising),
     "rule look": Arm("`Grower`, the rule that looks", lambda one: grow_by_controller(one, "look")),
-    "policy esper": Arm("`Grower`, the policy `esper`", lambda one: grow_by_controller(one, "esper")),
     FREE: Arm("**`esper.adapt`**", adapt_by_trying),
     PROTECTING: Arm("`esper.adapt(source=...)`", lambda one: adapt_by_trying(one, protect=True)),
 }

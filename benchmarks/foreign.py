@@ -4,8 +4,8 @@
     python benchmarks/foreign.py FOLDER --half building --controller my_rule.py:MyRule
 
 The models are in `foreign_models`, half of them for building rules and half for reporting. Each is trained bare, with
-everything from the start, with a random candidate under the rule's own trial, by the rule, by the learned policy, by
-``--controller`` if there is one, and bare once more for as many FLOPs as that rule (or else `look`) took. Growers have
+everything from the start, with a random candidate under the rule's own trial, by the rule, by ``--controller`` if there
+is one, and bare once more for as many FLOPs as that rule (or else `look`) took. Growers have
 their defaults, and a decision follows each epoch.
 
 Every run is kept as a file in FOLDER. Stopped, the same command goes on: what is there is only read. Another version of
@@ -41,7 +41,6 @@ import esper
 from esper.control.controller import Actions, Controller, UniformStreams, get_promise_settings
 from esper.control.own import hash_file, is_in_file
 from esper.control.rules import LookRule
-from esper.control.shipped import ESPER
 from esper.dash.output import print_line
 from esper.engine.observation import FeatureReader, Observation
 from esper.errors import ConfigError, EsperError, did_you_mean
@@ -54,9 +53,9 @@ from esper.lifecycle.stages import Stage
 from esper.train.workers import prepare_process
 
 BARE, LONGER, EVERYTHING, RANDOM = "bare", "longer", "all_at_start", "random_candidate"
-ARMS = (BARE, LONGER, EVERYTHING, RANDOM, LookRule.name, ESPER)
+ARMS = (BARE, LONGER, EVERYTHING, RANDOM, LookRule.name)
 """Ways to train: the bare model, the bare model for as many FLOPs as the rule took, the largest module in every slot
-before the first step, a random candidate with the rule's trial, the rule, and the learned policy."""
+before the first step, a random candidate with the rule's trial, and the rule."""
 HALVES = {"building": BUILDING, "reporting": REPORTING, "all": (*BUILDING, *REPORTING)}
 SILENCE = 20.0
 """Most seconds between two lines of output."""

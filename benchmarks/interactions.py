@@ -21,7 +21,7 @@ from esper.train.settings import TrainSettings
 from esper.train.workers import prepare_process
 
 PLAYED = (
-    ("tokens", "esper"),
+    ("tokens", "look"),
     ("tokens", "all_at_start"),
     ("generated:27", "all_at_start"),
     ("generated:7", "all_at_start"),

@@ -1,4 +1,4 @@
-"""Does growth pay on ordinary hosts? Bare, with everything from the start, grown by two rules and by a policy.
+"""Does growth pay on ordinary hosts? Bare, with everything from the start, grown by two rules.
 
 The bare host is trained twice: for as many epochs as the grown ones, and for as many more as the rule that looks spent
 more FLOPs.
@@ -37,7 +37,6 @@ from zoo.training import (
 
 import esper
 from esper.control.rules import Never
-from esper.control.shipped import ESPER
 from esper.dash.output import print_line
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, EsperError, TaskError
@@ -53,7 +52,6 @@ ARMS = {
     "everything from the start": ALL_FROM_START,
     "grown by the heuristic": "heuristic",
     "grown by the rule that looks": "look",
-    "grown by the shipped policy": ESPER,
 }
 """Controllers by what they are called in the table."""
 LONGER = "bare host, as many FLOPs"

@@ -1,9 +1,9 @@
-"""Suites of kinds that no decision about the shipped controller saw: hosts and data unlike those of its training.
+"""Suites of hosts and data unlike those of Esper's own suites.
 
-    esper evaluate --controller esper --suite benchmarks/unseen_suites.py:recurrent --instances 64
+    esper evaluate --controller look --suite benchmarks/unseen_suites.py:recurrent --instances 64
 
 `recurrent` has a recurrent host that reads a series of events, `compass` a residual host on images cut into patches.
-With the rings of `examples/own_suite.py` they are test kinds of docs/results.md, and nothing was ever chosen on them.
+With the rings of `examples/own_suite.py` they are test kinds of docs/results.md.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def main(
     Args:
         task: What to learn: digits, mnist1d, fashion-mnist, cifar10 or charlm.
         host: The network that grows: mlp, conv, resnet, vit, conv1d or gpt; by default as suits the task.
-        controller: Who decides: look, heuristic, none, random, periodic, all_at_start, all_at_plateau, esper (the
-            policy that comes with Esper), or the directory of a run of `esper train`.
+        controller: Who decides: look, heuristic, none, random, periodic, all_at_start, all_at_plateau, or the
+            directory of a run of `esper train`.
         epochs: Passes over the training data, each of which ends with a decision; by default as suits the host.
         seed: All randomness follows from it.
         rent: What growth costs: the score is accuracy - rent * log1p(added / host parameters).

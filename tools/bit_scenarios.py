@@ -405,9 +405,21 @@ def attach(problem: Problem, *, freeze: bool = False) -> esper.GrowingModel:
     return esper.attach(problem.make(), problem.slots, problem.inputs[:2], freeze_host=freeze)
 
 
-CONTROLLERS = ("look", "heuristic", "esper", "random")
+LEARNED = "learned"
+"""The policy of a run; the other controllers are rules."""
+CONTROLLERS = ("look", "heuristic", LEARNED, "random")
 HORIZON = 24
 """Decisions that are planned; fewer are taken where it has to be quick."""
+
+
+def find_controller(name: str, folder: Path) -> str:
+    """A rule by its name; `LEARNED` is the run of a policy that trained for one iteration, made where there is none."""
+    if name != LEARNED:
+        return name
+    run = folder / LEARNED
+    if not run.exists():
+        run_training(run, "seed=3", "shards=1", "iterations=1", *SMALLER)
+    return str(run)
 
 
 def grow(name: str, quick: bool, folder: Path) -> Tree:
@@ -416,7 +428,8 @@ def grow(name: str, quick: bool, folder: Path) -> Tree:
     decisions = 12 if quick else HORIZON
     for controller in CONTROLLERS:
         run = folder / f"grower_{name}_{controller}"
-        loop = Loop(PROBLEMS[name], controller, horizon=HORIZON, run=run, rent=0.01, seed=5)
+        decides = find_controller(controller, folder)
+        loop = Loop(PROBLEMS[name], decides, horizon=HORIZON, run=run, rent=0.01, seed=5)
         tree[controller] = {**loop.run(decisions), **loop.conclude(), **read_run(run)}
     return tree
 
@@ -505,7 +518,7 @@ def resume(quick: bool, folder: Path) -> Tree:
     tree: Tree = {}
     decisions = 9 if quick else 14
     variants: list[tuple[str, str, Tree]] = [
-        ("conv1d", "esper", {}),
+        ("conv1d", LEARNED, {}),
         ("mlp", "heuristic", {"conduct": esper.EpisodeConfig(counterfactual_every=2)}),
         ("mlp", "random", {}),
         ("resnet", "look", {}),
@@ -514,6 +527,7 @@ def resume(quick: bool, folder: Path) -> Tree:
     for name, controller, options in variants[:2] if quick else variants:
         variant = " ".join((name, controller, *options))
         problem, options = PROBLEMS[name], {"horizon": HORIZON, "seed": 4, **options}
+        controller = find_controller(controller, folder)
         loop = Loop(problem, controller, **options)
         saved: list[bytes] = []
         expected: Tree = {}
@@ -816,9 +830,9 @@ def evaluate(quick: bool, folder: Path) -> Tree:
 
 @scenario
 def evaluate_suites(quick: bool, folder: Path) -> Tree:
-    """The shipped policy beside all baselines on suites of other hosts."""
+    """A policy beside all baselines on suites of other hosts than those that it learned on."""
     suites = ("generated:8",) if quick else ("digits", "mnist1d", "mnist1d_conv", "generated:5", "generated:8")
-    options = ("--controller", "esper", "--seed", "3", "--instances", "2" if quick else "4")
+    options = ("--controller", find_controller(LEARNED, folder), "--seed", "3", "--instances", "2" if quick else "4")
     return {suite: run_command("evaluate", "--suite", suite, *options) for suite in suites}
 
 
@@ -909,7 +923,7 @@ def main() -> None:
         sys.exit(f"esper was imported from {esper.__file__} instead of {arguments.source}")
     write_result(arguments.folder, "names", names)
     torch.set_num_threads(1)
-    Loop(PROBLEMS["mlp"], "esper", horizon=HORIZON)  # imports, once for all, what is imported on demand
+    Loop(PROBLEMS["mlp"], "look", horizon=HORIZON)  # imports, once for all, what is imported on demand
     shutil.rmtree(arguments.folder / "work", ignore_errors=True)
     fork = multiprocessing.get_context("fork")
     for name in names:

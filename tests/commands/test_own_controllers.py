@@ -64,7 +64,7 @@ def test_the_page_ends_with_a_command_that_benchmarks_its_controller(file: Path,
     words = command[1].replace("eager.py", str(file)).replace("tokens", "short").replace("256", "4").split()
     assert main([*words, "--json"]) == 0
     printed = capsys.readouterr()
-    known = {"none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look", "esper"}
+    known = {"none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look"}
     assert set(last_json(printed.out)) == {*known, "eager"}
     assert "On 4 held-out instances this controller scores" in printed.err
 

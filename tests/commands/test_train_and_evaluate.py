@@ -285,7 +285,7 @@ def test_any_controller_plays_a_suite_without_a_run(controller: str, run: Path, 
     assert main(["evaluate", "--controller", name, "--suite", "short", "--instances", "4", "--json"]) == 0
     captured = capsys.readouterr()
     scores = last_json(captured.out)
-    known = {"none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look", "esper"}
+    known = {"none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look"}
     assert set(scores) == (known | {"policy"} if controller == "a run" else known)
     for found in scores.values():
         assert found["score_interval"][0] <= found["score"] <= found["score_interval"][1]
@@ -295,11 +295,11 @@ def test_any_controller_plays_a_suite_without_a_run(controller: str, run: Path, 
 
 def test_a_controller_plays_the_families_and_instances_that_are_asked_for(capsys: Capture):
     def scores(*words: str) -> dict[str, Any]:
-        assert main(["evaluate", "--controller", "look", "--suite", "short", "--instances", "2", "--json", *words]) == 0
+        assert main(["evaluate", "--suite", "short", "--instances", "2", "--json", *words]) == 0
         return last_json(capsys.readouterr().out)
 
     usual = scores()
-    assert scores("--seed", "0", "--split", "heldout") == usual
+    assert scores("--seed", "0", "--split", "heldout", "--controller", "look") == usual
     assert scores("--seed", "1") != usual
     assert scores("--split", "transfer") != usual
 
@@ -307,13 +307,14 @@ def test_a_controller_plays_the_families_and_instances_that_are_asked_for(capsys
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "nothing to evaluate: give the directory of a run, or --controller and --suite"),
+        ([], "nothing to evaluate: give the directory of a run, or --suite"),
         (["--controller", "look"], "nothing to evaluate"),
         (["RUN", "--controller", "look"], "--controller does not go with a run"),
         (["RUN", "--split", "transfer"], "--split does not go with a run"),
         (["RUN", "--seed", "0"], "--seed does not go with a run"),
         (["--controller", "look", "--suite", "short", "--transfer", "3"], "--transfer goes with a run"),
         (["--controller", "lok", "--suite", "short"], "no controller 'lok'; did you mean 'look'?"),
+        (["--controller", "esper", "--suite", "short"], "no policy 'esper' since version 0.3: take the rule 'look'"),
         (["--controller", "look", "--suite", "shor"], "no suite is called 'shor'; did you mean 'short'?"),
         (["--controller", "look", "--suite", "short", "--instances", "1"], "take at least 2"),
         (["--controller", "look", "--suite", "short", "--seed", "-1"], "seed"),

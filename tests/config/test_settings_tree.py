@@ -46,7 +46,7 @@ _ISOLATED = "rules.operations=[wait, germinate, advance, fossilize, prune]"
 NAMED = {
     "suite": Named("digits"),
     "mix": Named(["generated"]),
-    "start_from": Named("esper"),
+    "start_from": Named("runs/mine"),
     "devices": Named(["cuda:1"]),
     "device": Named("cuda:1"),
     "deterministic": Named(False, ("devices=[cuda:1]",)),

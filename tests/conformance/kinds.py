@@ -9,7 +9,6 @@ import pytest
 
 from conformance import adaptation, generative, pretrained, sequences, tricks, vision
 from conformance.kind import Kind
-from esper.control.shipped import ESPER
 from esper.errors import EsperError
 
 KINDS: tuple[Kind, ...] = (
@@ -23,7 +22,7 @@ KINDS: tuple[Kind, ...] = (
 REFUSED: tuple[tuple[Kind, str], ...] = (*generative.REFUSED, *tricks.REFUSED)
 LEARNED = "learned"
 """A policy; the others are rules, by their names."""
-CONTROLLERS = ("look", "heuristic", "periodic", "all_at_start", "all_at_plateau", "random", "none", ESPER, LEARNED)
+CONTROLLERS = ("look", "heuristic", "periodic", "all_at_start", "all_at_plateau", "random", "none", LEARNED)
 
 SENTENCES: dict[tuple[str, str], str] = {
     ("pt2", "gru_packed"): "torch.export cannot trace Gru",

@@ -27,13 +27,11 @@ from conformance.kinds import (
     every_kind,
     right_or_a_sentence,
 )
-from esper.config.loading import load_settings
 from esper.errors import EsperError
 from esper.growth.model import GrowingModel
 from esper.growth.probe import call_host, first_tensor
 from esper.lifecycle.stages import Stage
-from esper.train.settings import TrainSettings
-from train.runs import TINY, started
+from train.runs import create_untrained_run
 
 pytestmark = pytest.mark.landing
 
@@ -141,16 +139,14 @@ def controllers() -> list[Any]:
 
 def test_every_controller_is_among_them() -> None:
     rules = ", ".join(name for name in CONTROLLERS if name != LEARNED)
-    with pytest.raises(EsperError, match=f"give one of {rules}, or the directory of a run"):
+    with pytest.raises(EsperError, match=f"give one of {rules}, the directory of a run"):
         Training.of(KINDS[0], "nobody")
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The run of one that has learned nothing yet, and was made eager to plant."""
-    path = tmp_path_factory.mktemp("learned") / "run"
-    with started(path, load_settings(TrainSettings, None, (*TINY, "suite=tokens", "policy.op_prior.germinate=5"))):
-        return str(path)
+    return create_untrained_run(tmp_path_factory.mktemp("learned") / "run", "policy.op_prior.germinate=5")
 
 
 @pytest.mark.parametrize(("kind", "controller"), controllers())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Op
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
+from train.runs import create_untrained_run
 
 CLASSES, WIDTH = 3, 8
 
@@ -84,9 +86,11 @@ def go(model: GrowingModel, optimizer: torch.optim.Optimizer, steps: int = 20) -
 
 
 @pytest.mark.landing
-@pytest.mark.parametrize("controller", ["look", "heuristic", "all_at_start", "random", "esper"])
-def test_what_would_forget_is_pruned_and_the_source_is_kept(controller: str) -> None:
-    model, optimizer, grower = adapting(controller, horizon=16)
+@pytest.mark.filterwarnings("ignore:the policy was trained on")
+@pytest.mark.parametrize("controller", ["look", "heuristic", "all_at_start", "random", "a run"])
+def test_what_would_forget_is_pruned_and_the_source_is_kept(controller: str, tmp_path: Path) -> None:
+    name = create_untrained_run(tmp_path / "run") if controller == "a run" else controller
+    model, optimizer, grower = adapting(name, horizon=16)
     before = both(model)["source"]
     pruned = 0
     for _ in range(16):

@@ -11,12 +11,10 @@ import torch
 from torch import nn
 
 import esper
-from esper.config.loading import load_settings
 from esper.tasks.registry import get_suite
 from esper.tasks.token_suite import RENT
-from esper.train.settings import TrainSettings
 from grower.training_loop import growing, validate
-from train.runs import TINY, started
+from train.runs import create_untrained_run
 
 SUITE = get_suite("tokens")
 KNOWN: dict[str, Any] = {"classes": SUITE.classes, "rent": RENT, "horizon": SUITE.steps}
@@ -25,9 +23,7 @@ KNOWN: dict[str, Any] = {"classes": SUITE.classes, "rent": RENT, "horizon": SUIT
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The run of a policy that has learned nothing yet, on the default suite."""
-    path = tmp_path_factory.mktemp("familiarity") / "run"
-    with started(path, load_settings(TrainSettings, None, (*TINY, "suite=tokens"))):
-        return str(path)
+    return create_untrained_run(tmp_path_factory.mktemp("familiarity") / "run")
 
 
 def said(controller: str, model: esper.GrowingModel, **circumstances: Any) -> list[str]:

@@ -40,6 +40,12 @@ def started(path: Path, settings: TrainSettings) -> Iterator[Trainer]:
         yield Trainer.open(run, settings, store, workers)
 
 
+def create_untrained_run(path: Path, *overrides: str) -> str:
+    """The directory of a run whose policy has learned nothing yet, on the token suite."""
+    with started(path, tiny("suite=tokens", *overrides)):
+        return str(path)
+
+
 @contextmanager
 def resumed(path: Path) -> Iterator[Trainer]:
     run = RunDirectory.open(path)

@@ -22,5 +22,4 @@ def test_every_suite_has_baselines_that_fit_it(name: str) -> None:
         "periodic",
         "heuristic",
         "look",
-        "esper",
     ]

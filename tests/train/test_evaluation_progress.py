@@ -33,7 +33,7 @@ from train.short_suite import short_suite
 
 pytestmark = pytest.mark.landing
 
-HERE = {"policy": "abc", "esper": "1"}
+HERE = {"policy": "abc"}
 
 
 @pytest.fixture(scope="module", autouse=True)

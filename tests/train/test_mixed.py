@@ -10,20 +10,17 @@ import pytest
 import torch
 
 from esper.cli import main
-from esper.config.loading import load_settings
 from esper.control.controller import get_promise_settings
-from esper.control.learned import PolicyOrigin
-from esper.control.shipped import ESPER, open_policy
+from esper.control.learned import POLICY
 from esper.errors import ConfigError
 from esper.lab.evaluate import count_trainings, find_controller
-from esper.lifecycle.rules import Rules
 from esper.rl.rollout import Rollout, concatenate_by_shape
 from esper.runs.events import EpisodeStarted
 from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.registry import get_suite
 from esper.train.collect import ShardTask, collect_rollout, create_policy
-from esper.train.evaluation import load_shipped_policy
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import Shared
@@ -91,77 +88,59 @@ def test_rollouts_of_one_shape_are_joined() -> None:
     assert [one.environments for one in concatenate_by_shape(rollouts(mixed))] == [4, 4]
 
 
-SHIPPED = load_settings(PolicyOrigin, open_policy(ESPER).config)
-
-
-def test_the_shipped_policy_is_small_whole_and_advised() -> None:
-    run = open_policy(ESPER)
-    files = [path for path in run.path.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 2_000_000
-    newest = Checkpoints(run.checkpoints).latest()
-    assert all(name.startswith("policy.") for name in newest.tensors), "the optimizer is not shipped"
-    assert "@@" not in (run.path / "CARD.md").read_text()
-    assert SHIPPED.policy.advice is not None
-    assert SHIPPED.rules == Rules(), "baselines play by the default rules"
-    settings = load_settings(TrainSettings, run.config)
-    assert newest.iteration == settings.iterations, "trained to its end"
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one iteration, from whose policy others start."""
+    path = tmp_path_factory.mktemp("origin") / "run"
+    with short_suite(), started(path, tiny("iterations=1")) as trainer:
+        trainer.train(ignore)
+    return path
 
 
 @pytest.mark.parametrize("suite", ["tokens", "mnist1d_conv", "generated:11"])
-def test_it_plays_any_suite_by_its_name(suite: str) -> None:
-    controller, terms = find_controller(ESPER, get_suite(suite))
-    assert controller.name == ESPER
+def test_a_policy_plays_any_suite_by_its_name(origin: Path, suite: str) -> None:
+    controller, terms = find_controller(str(origin), get_suite(suite))
+    assert controller.name == POLICY
     assert terms.suite == suite
-    assert get_promise_settings(controller) == SHIPPED.promise
-    assert load_shipped_policy(get_suite(suite)).name == ESPER
+    assert get_promise_settings(controller) == tiny().promise
 
 
-def test_a_run_starts_from_it(tmp_path: Path) -> None:
-    settings = load_settings(
-        TrainSettings,
-        None,
-        ("suite=short", "environments=8", "shards=1", "ppo.group=4", "start_from=esper", "iterations=1"),
-    )
-    shipped = Checkpoints(open_policy(ESPER).checkpoints).latest().tensors
-    with started(tmp_path / "run", settings) as trainer:
+def test_a_run_starts_from_the_policy_of_another(origin: Path, tmp_path: Path) -> None:
+    saved = Checkpoints(RunDirectory.open(origin).checkpoints).latest().tensors
+    with started(tmp_path / "run", tiny(f"start_from={origin}", "seed=1")) as trainer:
         weights = trainer.policy.state_dict()
-        assert all(torch.equal(weights[name.removeprefix("policy.")], value) for name, value in shipped.items())
-        trainer.train(ignore)
-    with started(tmp_path / "on", tiny(f"start_from={tmp_path / 'run'}", *same_policy(settings))) as other:
-        assert torch.equal(other.policy.state_dict()["value_head.body.bias"], weights["value_head.body.bias"])
+        assert weights
+        assert all(torch.equal(saved[f"policy.{name}"], value) for name, value in weights.items())
 
 
-def same_policy(settings: TrainSettings) -> tuple[str, ...]:
-    return (f"policy.hidden={settings.policy.hidden}", f"policy.width={settings.policy.width}")
+def test_a_run_cannot_start_from_a_policy_of_another_kind(origin: Path, tmp_path: Path) -> None:
+    start = f"start_from={origin}"
+    with pytest.raises(ConfigError, match=r"the policy of .* has other settings \(hidden, width\): set"):
+        started(tmp_path / "small", tiny(start, "policy.hidden=8", "policy.width=8")).__enter__()
+    with pytest.raises(ConfigError, match=r"the policy of .* has no head for tempo, as its rules left one choice"):
+        started(tmp_path / "wider", tiny(start, "rules.tempos=[3, 5]")).__enter__()
+    with pytest.raises(ConfigError, match="no policy 'none': give the directory of a run of `esper train`"):
+        started(tmp_path / "none", tiny("start_from='none'")).__enter__()
 
 
-def test_a_run_cannot_start_from_a_policy_of_another_kind(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the policy of esper has other settings \(hidden, width\): set"):
-        started(tmp_path / "small", tiny("start_from=esper")).__enter__()
-    wider = tiny("start_from=esper", "policy.hidden=128", "policy.width=64", "rules.tempos=[3, 5]")
-    with pytest.raises(ConfigError, match="the policy of esper has no head for tempo, as its rules left one choice"):
-        started(tmp_path / "wider", wider).__enter__()
-    with pytest.raises(ConfigError, match="no controller 'espr'; did you mean 'esper'"):
-        started(tmp_path / "none", tiny("start_from=espr")).__enter__()
-
-
-def test_a_start_that_is_none_leaves_no_run_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", "espr"]) == 2
-    assert "no controller 'espr'; did you mean 'esper'" in capsys.readouterr().err
-    assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", "esper", "--set", "policy.hidden=32"]) == 2
+def test_a_start_that_is_none_leaves_no_run_behind(
+    origin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", "esper"]) == 2
+    assert "there is no policy 'esper' since version 0.3: take the rule 'look'" in capsys.readouterr().err
+    assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", str(origin)]) == 2
+    assert "has other settings" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_costs_begin_with_those_of_the_start(tmp_path: Path) -> None:
+def test_costs_begin_with_those_of_the_start(origin: Path, tmp_path: Path) -> None:
     suite = get_suite("short")
-    shipped = count_trainings(ESPER, suite)
-    assert shipped == 24 * 256
-    settings = tiny(
-        "start_from=esper", "ppo.no_growth_baseline=true", "iterations=1", "policy.hidden=128", "policy.width=64"
-    )
-    with started(tmp_path / "run", settings) as trainer:
+    assert count_trainings(str(origin), suite) == 8
+    with started(
+        tmp_path / "run", tiny(f"start_from={origin}", "ppo.no_growth_baseline=true", "iterations=1")
+    ) as trainer:
         trainer.train(ignore)
-    assert count_trainings(str(tmp_path / "run"), suite) == shipped + 8 + 2
+    assert count_trainings(str(tmp_path / "run"), suite) == 8 + 8 + 2
 
 
 def test_a_search_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from esper.commands.options import Instances, Seed
 from esper.config.loading import Overrides, load_settings
-from esper.control.shipped import ESPER
+from esper.control.rules import LookRule
 from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress
 from esper.errors import ConfigError, plural
@@ -80,7 +80,7 @@ def measure_suite(
 
 
 def measure_search(
-    controller: str = ESPER,
+    controller: str = LookRule.name,
     suite: str = "tokens",
     split: Literal["heldout", "transfer"] = "heldout",
     instances: Instances = 32,
@@ -92,8 +92,8 @@ def measure_search(
     FLOPs of both are those of training, without measurements.
 
     Args:
-        controller: Name of a baseline, or esper, or the directory of a run, or FILE.py:NAME of a class or function that
-            makes a controller of your own for a number of decisions.
+        controller: Name of a baseline, or the directory of a run, or FILE.py:NAME of a class or function that makes a
+            controller of your own for a number of decisions.
         suite: The suite that is played: a name, or FILE.py:NAME of a file that registers it.
         split: Families trained on (heldout), or others (transfer).
         instances: Number of instances; on each, 32 networks are drawn and trained.

@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from esper.commands.options import Instances, Seed, hint_if_stopped
+from esper.control.rules import LookRule
 from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress
 from esper.errors import ConfigError, plural
@@ -50,8 +51,8 @@ def command(
     """Compare a run's policy, or any controller on any suite, with baselines on new instances.
 
     Args:
-        run: Directory of the run, which keeps the results; or give a controller.
-        controller: Name of a baseline, or esper, or the directory of a run, which may be of another suite, or
+        run: Directory of the run, which keeps the results; or give a suite.
+        controller: Name of a baseline, by default look, or the directory of a run, which may be of another suite, or
             FILE.py:NAME of a class or function that makes a controller of your own for a number of decisions.
         suite: The suite that the controller plays: a name, or FILE.py:NAME of a file that registers it.
         split: Families that the controller plays: those trained on (heldout, the default), or others (transfer).
@@ -70,14 +71,14 @@ def command(
         excluded = {f"{name} does not go with a run, which has it in its settings": options[name] for name in options}
     for reason, value in excluded.items():
         if value is not None:
-            raise ConfigError(f"{reason}: give a run, or --controller and --suite")
+            raise ConfigError(f"{reason}: give a run, or --suite")
 
     # A controller on a suite: nothing is kept.
     if run is None:
+        if suite is None:
+            raise ConfigError("nothing to evaluate: give the directory of a run, or --suite")
         families, random_seed = split or "heldout", seed or 0
-        if controller is None or suite is None:
-            raise ConfigError("nothing to evaluate: give the directory of a run, or --controller and --suite")
-        played = get_suite(suite)
+        controller, played = controller or LookRule.name, get_suite(suite)
         print_line(
             console, f"{controller} and the baselines of suite {played.name} play {plural(instances, 'instance')} each"
         )

@@ -46,7 +46,7 @@ def command(
         config: YAML file with settings; settings that it does not name have their defaults.
         run_dir: Directory for the run, new or empty; by default one under runs/ named by the time.
         seed: Short for --set seed=N.
-        start: Short for --set start_from=NAME: start from the policy that comes with Esper (esper) or from a run's.
+        start: Short for --set start_from=RUN: start from the policy of the run in that directory.
         resume: Directory of a run to go on with, from its newest checkpoint and with its own settings.
         logger: Send all metrics live to this tool, which its own environment variables configure; may be given many
             times. TensorBoard reads RUN/loggers/tensorboard.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from esper.control.policy.network import PolicyState
 from esper.control.rules import LookRule, LookSettings
 from esper.engine.observation import Observation, ObservationSpec, list_features, make_mask_tensors
 from esper.engine.promises import PromiseSettings
-from esper.errors import ConfigError
+from esper.errors import ConfigError, did_you_mean
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
@@ -27,6 +28,8 @@ from esper.serialization.state_files import from_plain, require_in_range, strip_
 
 POLICY = "policy"
 """The name of a run's policy in results."""
+_FORMER = "esper"
+"""The name of a policy that came with Esper before version 0.3."""
 
 
 class LearnedState(NamedTuple):
@@ -134,6 +137,30 @@ class PolicyOrigin(Settings):
     def promise(self) -> PromiseSettings | None:
         """How promise was measured for the policy."""
         return self.policy.resolve_promise(self.conduct.promise)
+
+
+def open_policy(name: str, rules: Sequence[str] = ()) -> RunDirectory:
+    """The run of `esper train` in the directory ``name``, whose policy is to be loaded.
+
+    ``rules``: the names of rules, where the caller accepts these and controllers in files too, for the message.
+
+    Raises:
+        ConfigError: there is no such directory.
+        RunError: the directory is not a run of `esper train`.
+    """
+    if Path(name).is_dir():
+        return RunDirectory.open_training_run(Path(name))
+    if name == _FORMER:
+        raise ConfigError(
+            f"there is no policy {name!r} since version 0.3: take the rule {LookRule.name!r}, the default, or train a "
+            "policy with `esper train` and give the directory of its run"
+        )
+    if not rules:
+        raise ConfigError(f"no policy {name!r}: give the directory of a run of `esper train`")
+    raise ConfigError(
+        f"no controller {name!r}{did_you_mean(name, rules)}: give one of {', '.join(rules)}, the directory of a run of "
+        "`esper train`, or FILE.py:NAME of a controller of your own"
+    )
 
 
 def restore_controller(

@@ -66,13 +66,13 @@ class GrowerConfig(Settings):
         str | Path | Controller,
         PlainValidator(_read_controller),
         Advice(
-            "give a rule's name, 'esper', the directory of a run of `esper train`, FILE.py:NAME, or a Controller of "
+            "give a rule's name, the directory of a run of `esper train`, FILE.py:NAME, or a Controller of "
             "esper.control"
         ),
     ] = "look"
-    """``look``, ``heuristic``, ``periodic``, ``all_at_start``, ``all_at_plateau``, ``random``, ``none``, ``esper`` (the
-    policy that comes with Esper), the directory of a run of `esper train`, ``FILE.py:NAME`` of a class or function
-    that makes a controller for a number of decisions, or an `esper.control.controller.Controller`."""
+    """``look``, ``heuristic``, ``periodic``, ``all_at_start``, ``all_at_plateau``, ``random``, ``none``, the directory
+    of a run of `esper train`, ``FILE.py:NAME`` of a class or function that makes a controller for a number of
+    decisions, or an `esper.control.controller.Controller`."""
     horizon: PositiveInt | None = None
     """Number of planned decisions. Controllers see the fraction of them that is over, and plant nothing towards the
     end. None: until you stop; controllers then reckon with 100, and see at most half of them over, so that they go on

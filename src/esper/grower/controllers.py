@@ -14,7 +14,7 @@ import torch
 
 from esper.config.loading import load_settings
 from esper.control.controller import Controller, get_promise_settings
-from esper.control.learned import PolicyOrigin, restore_controller
+from esper.control.learned import PolicyOrigin, open_policy, restore_controller
 from esper.control.own import is_in_file, load_controller
 from esper.control.rules import (
     ROUNDING,
@@ -29,7 +29,6 @@ from esper.control.rules import (
     Schedule,
     Uniform,
 )
-from esper.control.shipped import open_policy
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError, plural
 from esper.grower.network import ModelSpec
@@ -172,7 +171,7 @@ def choose_controller(
     if is_in_file(name):
         timing = Timing(horizon, rules or Rules())
         return ControllerChoice(load_controller(name, timing.horizon), timing, None)
-    # Not a rule: the shipped policy, or the directory of a run.
+    # Not a rule: the directory of a run.
     run = open_policy(name, _RULES)
     origin = load_settings(PolicyOrigin, run.config)
     timing = Timing(horizon, rules or origin.rules)

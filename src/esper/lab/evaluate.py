@@ -11,10 +11,9 @@ from typing import NamedTuple
 from esper.config.loading import load_settings
 from esper.config.settings import compare_settings
 from esper.control.controller import Controller
-from esper.control.learned import POLICY, LearnedController, restore_policy
+from esper.control.learned import POLICY, LearnedController, open_policy, restore_policy
 from esper.control.own import is_in_file, load_controller
 from esper.control.rules import SHUFFLED, Replay, shuffle_actions
-from esper.control.shipped import ESPER, open_policy
 from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder
 from esper.lab.analysis import Claim
@@ -125,7 +124,7 @@ def count_trainings(name: str, suite: Suite) -> float:
         ConfigError: there is no such controller.
         RunError, CheckpointError: the run is unusable.
     """
-    if name != ESPER and name in {rule.name for rule in create_baselines(suite)}:
+    if name in {rule.name for rule in create_baselines(suite)}:
         return load_baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
     if is_in_file(name):
         return 0.0

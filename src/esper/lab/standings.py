@@ -47,7 +47,6 @@ ARM_MEANINGS = {
     "periodic": "a seed every few decisions, kept if it earns its rent; tuned",
     "heuristic": "a hand-written rule that looks at what seeds earn and cost; tuned",
     "look": "plants what promises most by the network's own gradients, keeps it if it earns its rent",
-    "esper": "the policy that comes with Esper",
     "shuffled": "the policy's own actions, each instance's played on another one",
     "sequence": "the best fixed sequence found with the environment steps that the policy's training took",
     "static": "the policy's final network from scratch, its seeds in place from the first step; the same minibatches",

@@ -12,10 +12,9 @@ from torch import Tensor
 from esper.config.loading import load_settings
 from esper.config.settings import compare_settings
 from esper.control.advice import append_advice
-from esper.control.learned import LearnedController, PolicyOrigin, count_policy_features, restore_policy
+from esper.control.learned import LearnedController, PolicyOrigin, count_policy_features, open_policy, restore_policy
 from esper.control.policy import Policy
 from esper.control.rules import LookRule
-from esper.control.shipped import open_policy
 from esper.engine.observation import make_mask_tensors
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, make_wait_actions
@@ -83,7 +82,7 @@ def create_greedy_controller(policy: Policy, settings: TrainSettings) -> Learned
 
 
 def load_start_policy(settings: TrainSettings, name: str) -> dict[str, Tensor]:
-    """The weights and statistics of the policy ``name``, from which a run starts.
+    """The weights and statistics of the policy of the run in the directory ``name``, from which a run starts.
 
     Raises:
         ConfigError: there is none, or its settings are others.

@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 from esper.config.loading import load_settings
 from esper.config.settings import Settings
 from esper.control.controller import Actions, Controller, PromiseReader
-from esper.control.learned import LearnedController, PolicyOrigin, restore_controller
 from esper.control.rules import (
     Heuristic,
     HeuristicSettings,
@@ -33,7 +32,6 @@ from esper.control.rules import (
     Schedule,
     Uniform,
 )
-from esper.control.shipped import ESPER, open_policy
 from esper.engine.config import EpisodeConfig
 from esper.engine.observation import Observation
 from esper.engine.promises import PromiseSettings
@@ -45,7 +43,6 @@ from esper.population.population import Fossils, Strategy
 from esper.population.shapley import ACCURACY, LOSS, attribute_networks
 from esper.rl.episodes import Episodes, FinalScore
 from esper.rl.rewards import RewardSettings
-from esper.serialization.checkpoints import Checkpoints
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
@@ -93,7 +90,7 @@ def load_baseline_settings(suite: Suite) -> BaselineSettings:
 
 
 def create_baselines(suite: Suite) -> list[Controller]:
-    """All baselines: none, random, all_at_start, schedule, periodic, heuristic, look, and the shipped esper."""
+    """All baselines: none, random, all_at_start, schedule, periodic, heuristic and look."""
     settings = load_baseline_settings(suite)
 
     def plant_at_start(plantings: Plantings, name: str) -> Schedule:
@@ -107,15 +104,7 @@ def create_baselines(suite: Suite) -> list[Controller]:
         Periodic(settings.periodic, suite.steps),
         Heuristic(settings.heuristic, suite.steps),
         LookRule(settings.look, suite.steps),
-        load_shipped_policy(suite),
     ]
-
-
-def load_shipped_policy(suite: Suite) -> LearnedController:
-    """The policy that comes with Esper, for a suite that it need not have seen."""
-    run = open_policy(ESPER)
-    origin = load_settings(PolicyOrigin, run.config)
-    return restore_controller(run, origin, lambda rule: LookRule(rule, suite.steps), ESPER)
 
 
 COHORT = 64
@@ -402,8 +391,7 @@ def compute_mean_score(result: EvaluationResult) -> float:
 def describe_evaluation_inputs(settings: TrainSettings, policy_hash: str) -> list[Any]:
     """All that results follow from besides versions, the names of controllers and instances, as JSON values."""
     baselines = load_baseline_settings(get_suite(settings.suite))
-    shipped = Checkpoints(open_policy(ESPER).checkpoints).latest()
-    return [settings.model_dump(mode="json"), baselines.model_dump(mode="json"), policy_hash, shipped.sha256]
+    return [settings.model_dump(mode="json"), baselines.model_dump(mode="json"), policy_hash]
 
 
 class EvaluationProgress:

@@ -59,8 +59,8 @@ class TrainSettings(Settings):
     `generated` stands for a new one of the generated suites every time. Episodes on them are not recorded as events;
     probes, evaluations and reports are on `suite`."""
     start_from: str | None = None
-    """The policy to start from: `esper`, which comes with Esper, or the directory of a run; null: a new policy. Its
-    settings under `policy` must be those of this run."""
+    """The directory of the run whose policy to start from; null: a new policy. Its settings under `policy` must be
+    those of this run."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Random seed from which all randomness of the run follows."""
     # The size of training, and how it is computed

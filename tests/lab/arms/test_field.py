@@ -27,7 +27,7 @@ from train.runs import tiny
 pytestmark = pytest.mark.landing
 
 INSTANCES = 6
-BASELINES = ["none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look", "esper"]
+BASELINES = ["none", "random", "all_at_start", "schedule", "periodic", "heuristic", "look"]
 FOLLOWERS = ["shuffled", "sequence", "static", "static_equal_flops", "none_equal_flops"]
 
 
