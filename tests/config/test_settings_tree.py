@@ -36,7 +36,7 @@ ROOTS: dict[type[Settings], Settings] = {
 """What entry points take, and its defaults."""
 WRITTEN_BY_ESPER = {
     *("_Entry", "SavedSite", "SavedSeed", "SavedSlot", "Topology", "Manifest", "CheckpointManifest"),
-    *("PolicyOrigin", "ObservedConduct"),  # parts of saved files
+    *("PolicyOrigin", "ObservedConduct", "_SavedRung", "_Table"),  # parts of saved files
     *("BaselineSettings", "OptimizerSettings"),  # of a suite
     *("Range", "_SweepFile"),  # what a sweep draws from
     "GrowerConfig",  # keyword arguments
