@@ -40,7 +40,7 @@ class Watching(LookRule):
     """The rule that looks, eager to plant and to keep, and all that it sees."""
 
     def __init__(self) -> None:
-        super().__init__(LookSettings(promise=PROMISE, threshold=-1.0, trial=4, margin=-1.0), EPOCHS)
+        super().__init__(LookSettings(promise=PROMISE, threshold=-1.0, trial=4, evidence=-10.0), EPOCHS)
         self.seen: list[Observation] = []
 
     def act(self, observation: Observation, masks: ActionMasks, state: None) -> Any:

@@ -130,9 +130,10 @@ def by_itself(
     optimizer, clip_norm = optimizer_for(model, one.learning_rate, settings), settings.clip_norm
 
     @torch.no_grad()
-    def evaluate(model: GrowingModel) -> tuple[float, float]:
+    def evaluate(model: GrowingModel) -> tuple[Tensor, Tensor]:
+        # The loss and the hit of every example, so that contributions have standard errors as in the population.
         logits = model(inputs)
-        return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean().item()
+        return F.cross_entropy(logits, labels, reduction="none"), logits.argmax(1) == labels
 
     def loss_of(own: Tensor, answers: Tensor) -> Tensor:
         return F.cross_entropy(model(own), answers)

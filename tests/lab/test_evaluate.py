@@ -118,7 +118,7 @@ def test_shuffled_is_the_policys_actions_on_other_instances(run: RunDirectory, f
     fits = np.array(
         [[abs(one.score - scores[donor][place].score) < 1e-6 for donor in scores] for place, one in enumerate(results)]
     )
-    assert fits.sum() < fits.size / 2, "the donors' actions must lead to scores that tell them apart"
+    assert fits.sum() < 0.75 * fits.size, "the donors' actions must lead to scores that tell them apart"
     np.fill_diagonal(fits, val=False)
     places, donors = linear_sum_assignment(fits, maximize=True)
     assert fits[places, donors].all(), "everybody's actions were handed on once, to somebody else"

@@ -190,5 +190,5 @@ def test_another_policy_takes_nothing_over(tmp_path: Path):
                 evaluate_run(trainer.run, workers, 2, 0, stop, report)
         trainer.train(ignore)
         evaluate_run(trainer.run, workers, 2, 0, taken_over=report)
-    assert counts == [(0, 10), (2, 10), (0, 10)]
+    assert counts == [(0, 9), (2, 9), (0, 9)]
     assert not RunDirectory(tmp_path / "run").evaluation_progress.exists()
