@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 import esper
 import tiny_transformers
@@ -133,6 +133,12 @@ def normed() -> nn.Module:
     return net
 
 
+def computed_bias() -> nn.Module:
+    net = Between(nn.ReLU())
+    parametrize.register_parametrization(net.fc1, "bias", nn.Softplus())
+    return net
+
+
 def tripled() -> nn.Module:
     net = Between(nn.ReLU())
     net.fc2 = Tripled(8, 3)
@@ -161,10 +167,15 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "called twice": (CalledTwice, "called 2 times"),
     "hooked": (hooked, "a hook on 'fc1'"),
     "weight norm": (normed, r"'fc2' \(ParametrizedLinear\) is no plain"),
+    "computed bias": (computed_bias, r"'fc1' \(ParametrizedLinear\) is no plain"),
     "own forward": (tripled, r"'fc2' \(Tripled\) is no plain"),
     "groups": (
         lambda: nn.Sequential(nn.Conv1d(5, 10, 1, groups=5), nn.ReLU(), nn.Conv1d(10, 3, 1)),
         r"'0' \(Conv1d\) is no plain",
+    ),
+    "norm of positions": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)),
+        r"channels of '1' \(BatchNorm1d\) are the second axis",
     ),
     "channels elsewhere": (
         lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Conv1d(5, 3, 1)),

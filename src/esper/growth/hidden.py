@@ -261,7 +261,7 @@ class _Trace:
             if not is_widenable(layer):
                 raise self._refuse(
                     f"{name!r} ({type(layer).__name__}) is no plain linear layer or convolution (groups=1) with a "
-                    "weight of its own"
+                    "weight and a bias of its own"
                 )
         if len(self._makers) > 2 or len({get_weight_shape(layer)[0] for layer in self._makers}) > 1:
             raise self._refuse("units are made by one layer, or by two of one width whose outputs are multiplied")
@@ -436,7 +436,11 @@ class _Trace:
         if called.output is None:
             raise self._refuse(f"{what} returns no tensor")
         state = [*called.module.parameters(), *called.module.buffers()]
-        if is_plain_norm(called.module) or (not state and self._is_unitwise(called)):
+        if is_plain_norm(called.module):
+            if called.inputs.dim() > 2 and find_channel_axis(self._makers[0]) != 1:
+                raise self._refuse(f"the channels of {what} are the second axis, and the units are the last one")
+            return [Step(called.module, called.name)], called.output
+        if not state and self._is_unitwise(called):
             return [Step(called.module, called.name)], called.output
         # A container of modules that are such.
         if called.inner:
@@ -448,8 +452,11 @@ class _Trace:
                 steps += more
             if _is_same(value, called.output):
                 return steps, value
-        why = "has parameters or buffers that its units share" if state else "mixes units"
-        raise self._refuse(f"{what} {why}, where only activations, dropout, pooling and batch normalisation may be")
+        raise self._refuse(
+            f"{what} has parameters or buffers, which only batch normalisation may have here"
+            if state
+            else f"{what} mixes units, where only activations, dropout, pooling and batch normalisation may be"
+        )
 
     def _is_unitwise(self, called: _Called) -> bool:
         """Whether a module does the same to each unit, and to each by itself."""
