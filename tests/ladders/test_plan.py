@@ -60,6 +60,34 @@ def test_every_step_has_a_phase_and_rates_fall_to_zero_on_each_branch() -> None:
     assert [found.find_branch_step(rung) for rung in range(3)] == [90, 130, 170]
 
 
+@pytest.mark.parametrize("decay", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("steps", [5, 7, 15, 25])
+def test_the_first_rung_has_as_many_steps_as_were_asked_for(steps: int, decay: float) -> None:
+    try:
+        found = plan(steps=steps, decay=decay)
+    except ConfigError:  # a phase without steps
+        assert steps * decay <= 0.5
+        return
+    assert found.rungs[0].steps + found.rungs[0].decay_steps == steps
+    assert found.rungs[0].flops == pytest.approx(found.rungs[0].flops_alone)
+
+
+def test_one_size_costs_no_more_than_alone() -> None:
+    assert "so 0% less." in str(plan(depths=[1]))
+
+
+def test_arguments_that_a_model_does_not_name_are_refused() -> None:
+    class Unnamed(Decoder):
+        def forward(self, *inputs: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return scale * super().forward(*inputs)
+
+    def learn_scaled(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+        model(batch, scale=2.0).sum().backward()
+
+    with pytest.raises(ConfigError, match="Unnamed.forward does not name the former: give example_input"):
+        plan(Unnamed(), example_input=None, learn=learn_scaled, data=[tokens(8)])
+
+
 @pytest.mark.parametrize("measure", ["parameters", "flops"])
 def test_sizes_may_be_given_in_another_unit(measure: str) -> None:
     rungs = plan().rungs

@@ -162,13 +162,13 @@ class LadderPlan:
             for rung in self.rungs
         ]
         names = ", ".join(repr(tower.name) for tower in self.towers)
+        ratio = self.flops / self.flops_alone
         lines = [
             f"{plural(len(self.rungs), 'size')} from one training, {first.depth:,} to "
             f"{plural(last.depth, 'block')} in {names}: {plural(self.total_steps, 'step')}.",
             align_columns([titles, *rows], numbers_from=2),
             f"All sizes together: {self.flops:.3g} FLOPs; each alone for {plural(self.steps, 'step')}: "
-            f"{self.flops_alone:.3g}, so {abs(1 - self.flops / self.flops_alone):.0%} "
-            f"{'less' if self.flops < self.flops_alone else 'more'}.",
+            f"{self.flops_alone:.3g}, so {abs(1 - ratio):.0%} {'less' if ratio <= 1 else 'more'}.",
             "Each rung is saved by save_pretrained."
             if self.pretrained
             else "Each rung is saved as model.safetensors, the state dict of the deeper model, and rung.json.",
@@ -230,12 +230,12 @@ def make_plan(
     # Steps of each phase.
     if share <= 0 or not 0 < decay < 1:
         raise ConfigError(f"share is {share:g} and decay {decay:g}: share must be above 0, decay between 0 and 1")
-    trunk, branch = round(steps * (1 - decay)), round(steps * decay)
-    later = round(steps * share)
+    branch, later = round(steps * decay), round(steps * share)
+    trunk = steps - branch
     if min(trunk, branch, later) < 1:
         raise ConfigError(
-            f"{plural(steps, 'step')} with share {share:g} and decay {decay:g} leave phases of {later} and {branch} "
-            "steps: give more steps"
+            f"{plural(steps, 'step')} with share {share:g} and decay {decay:g} leave phases of {trunk}, {later} "
+            f"and {plural(branch, 'step')}: give more steps"
         )
 
     # A copy climbs to each size, which shows that it can, and what it costs there.
