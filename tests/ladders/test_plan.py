@@ -18,7 +18,7 @@ from ladders.small import DEPTHS, STEPS, Decoder, learn, tokens
 
 def plan(model: nn.Module | None = None, **options: Any) -> LadderPlan:
     settings = {"depths": DEPTHS, "steps": STEPS, "example_input": tokens(8)} | options
-    return esper.plan_ladder(model or Decoder(), **settings)
+    return esper.plan_ladder(Decoder() if model is None else model, **settings)
 
 
 def test_a_plan_prints_every_size_and_what_all_of_them_cost_alone() -> None:
@@ -141,6 +141,11 @@ def test_a_model_with_slots_is_refused() -> None:
     growing = esper.attach(Decoder(), {"blocks.0": ["block_copy"]}, tokens(2))
     with pytest.raises(ConfigError, match="slots"):
         plan(growing)
+
+
+def test_a_compiled_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="compiled by torch.compile"):
+        plan(torch.compile(Decoder(), backend="eager"))
 
 
 def test_a_block_that_cannot_be_copied_is_refused() -> None:

@@ -28,6 +28,8 @@ SHARE, DECAY = 0.2, 0.2
 """Defaults: the share of the steps that the model trains at each depth but the first, and that of each decay."""
 DEEPEST = 10_000
 """Most blocks that targets in parameters or FLOPs may lead to."""
+COMPILED = "_orig_mod"
+"""Name of the model within what `torch.compile` makes of it."""
 Measure = Literal["depths", "parameters", "flops"]
 Sizes = Annotated[Sequence[PositiveInt], Field(min_length=1)]
 ADVICE = {
@@ -294,10 +296,12 @@ def require_plain(model: nn.Module) -> None:
     """Refuse what cannot grow in place.
 
     Raises:
-        ConfigError: the model has slots, or several processes train it.
+        ConfigError: the model has slots, is compiled, or several processes train it.
     """
     if any(isinstance(part, GrowingModel) for part in model.modules()):
         raise ConfigError("the model has slots from esper.attach: give the plain model, which grows by whole blocks")
+    if COMPILED in dict(model.named_children()):
+        raise ConfigError("the model is compiled by torch.compile, which does not follow growth: give the plain model")
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ConfigError("a ladder grows its model in place, which no wrapper for several processes follows: use one")
     if next(model.parameters(), None) is None:
