@@ -116,6 +116,17 @@ class CalledTwice(nn.Module):
         return self.fc2(self.fc1(self.fc1(x)))
 
 
+class ChangedInPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.fc1, self.fc2 = nn.Linear(5, 5), nn.Linear(5, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.before(x)
+        hidden = self.fc1(features)
+        return features.relu_() + self.fc2(hidden.relu())
+
+
 class Tripled(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         return 3 * super().forward(input)
@@ -165,6 +176,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "read twice": (ReadTwice, "read elsewhere"),
     "unconnected": (Unconnected, "does not run after|read elsewhere"),
     "called twice": (CalledTwice, "called 2 times"),
+    "input changed": (ChangedInPlace, "input of the first layer is changed in place"),
     "hooked": (hooked, "a hook on 'fc1'"),
     "weight norm": (normed, r"'fc2' \(ParametrizedLinear\) is no plain"),
     "computed bias": (computed_bias, r"'fc1' \(ParametrizedLinear\) is no plain"),

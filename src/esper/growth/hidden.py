@@ -310,11 +310,20 @@ class _Trace:
         """Calls and outputs of the layers, and the tensors that the module around them returns."""
         layers = {**dict(zip(self._pair.makers, self._makers, strict=True)), self._pair.reader: self._reader}
         calls: dict[str, list[tuple[LayerCall, Any, bool]]] = {name: [] for name in layers}
+        read: list[tuple[Tensor, Tensor]] = []
+        changed = False
 
         def record(
             name: str, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
         ) -> None:
+            nonlocal changed
             call = LayerCall(tuple(_copy(value) for value in arguments), {k: _copy(v) for k, v in keywords.items()})
+            if layer is self._reader:
+                changed = not all(_is_same(live, before) for live, before in read)
+            else:
+                live, before = LayerCall(arguments, keywords).first_argument, call.first_argument
+                if live is not None and before is not None and not live.is_nested:
+                    read.append((live, before))
             calls[name].append((call, _copy(output), is_unaltered(layer, LayerCall(arguments, keywords), output)))
 
         handles = [
@@ -338,6 +347,8 @@ class _Trace:
                 raise self._refuse(f"{name!r} is called with something else than one tensor")
             if not unaltered:
                 raise self._refuse(f"a hook on {name!r}, or a forward of the instance, changes what it returns")
+        if changed:
+            raise self._refuse("the input of the first layer is changed in place before the second one runs")
         recorded = [calls[name][0] for name in layers]
         sources = [call.first_argument for call, _, _ in recorded[:-1]]
         if any(other is None or not _is_same(sources[0], other) for other in sources[1:] if sources[0] is not None):
