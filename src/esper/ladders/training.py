@@ -233,7 +233,8 @@ class LadderTraining:
         Raises:
             CheckpointError: they are others.
         """
-        former, present = checkpoint.state["trained_by"], self._describe_optimizer()
+        present = self._describe_optimizer()
+        former = checkpoint.state.get("trained_by", present)  # earlier checkpoints do not say
         if former != present:
             raise CheckpointError(
                 f"the ladder of {checkpoint.path} is trained by {former}, and the optimizer given is {present}: give "
