@@ -185,3 +185,17 @@ def test_what_cannot_be_pruned_is_refused() -> None:
         grower.prune_units("4", 0)
     with pytest.raises(SlotError, match="no slot 'nine'"):
         grower.prune_units("nine", 4)
+
+
+def test_groups_of_unequal_size_do_not_cost_the_best_unit() -> None:
+    """A single unit is more easily done without than two, also if it is the best one."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    model = esper.attach(net, {("0", "2"): ["units_5"]}, torch.zeros(2, 4))
+    units = model.slots["2"].germinate("units_5", alpha=1.0).blueprint
+    assert isinstance(units, Units)
+    nn.init.ones_(units.layers[0].get_parameter("weight"))
+    with torch.no_grad():
+        units.last.get_parameter("weight").copy_(torch.arange(1.0, 6).expand(2, 5))
+    merits = torch.tensor([1, 1, 1, 1, 1.5])
+    prune_units(units, 1, lambda: float(merits[units.kept].sum()))
+    assert units.kept.tolist() == [False, False, False, False, True]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 import esper
 import tiny_transformers
@@ -116,6 +116,17 @@ class CalledTwice(nn.Module):
         return self.fc2(self.fc1(self.fc1(x)))
 
 
+class ChangedInPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.fc1, self.fc2 = nn.Linear(5, 5), nn.Linear(5, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.before(x)
+        hidden = self.fc1(features)
+        return features.relu_() + self.fc2(hidden.relu())
+
+
 class Tripled(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         return 3 * super().forward(input)
@@ -130,6 +141,12 @@ def hooked() -> nn.Module:
 def normed() -> nn.Module:
     net = Between(nn.ReLU())
     parametrizations.weight_norm(net.fc2)
+    return net
+
+
+def computed_bias() -> nn.Module:
+    net = Between(nn.ReLU())
+    parametrize.register_parametrization(net.fc1, "bias", nn.Softplus())
     return net
 
 
@@ -159,12 +176,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "read twice": (ReadTwice, "read elsewhere"),
     "unconnected": (Unconnected, "does not run after|read elsewhere"),
     "called twice": (CalledTwice, "called 2 times"),
+    "input changed": (ChangedInPlace, "input of the first layer is changed in place"),
     "hooked": (hooked, "a hook on 'fc1'"),
     "weight norm": (normed, r"'fc2' \(ParametrizedLinear\) is no plain"),
+    "computed bias": (computed_bias, r"'fc1' \(ParametrizedLinear\) is no plain"),
     "own forward": (tripled, r"'fc2' \(Tripled\) is no plain"),
     "groups": (
         lambda: nn.Sequential(nn.Conv1d(5, 10, 1, groups=5), nn.ReLU(), nn.Conv1d(10, 3, 1)),
         r"'0' \(Conv1d\) is no plain",
+    ),
+    "norm of positions": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)),
+        r"channels of '1' \(BatchNorm1d\) are the second axis",
     ),
     "channels elsewhere": (
         lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Conv1d(5, 3, 1)),

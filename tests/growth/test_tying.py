@@ -82,7 +82,7 @@ def test_of_a_head_that_a_configuration_cannot_untie_alone_you_are_warned(name: 
     torch.manual_seed(0)
     model = grown(SEVERAL[name](), "lm_head", {"input_ids": TOKENS, "decoder_input_ids": TOKENS})
     expected = model(input_ids=TOKENS, decoder_input_ids=TOKENS).logits
-    with pytest.warns(UserWarning, match=r"added to it in 'lm_head.weight' alone.*nothing may tie it again"):
+    with pytest.warns(UserWarning, match=r"something grew in .lm_head.weight.: nothing may tie them again"):
         plain: Any = model.finalize()
     torch.testing.assert_close(plain(input_ids=TOKENS, decoder_input_ids=TOKENS).logits, expected, rtol=1e-4, atol=1e-3)
     assert plain.config.tie_word_embeddings
@@ -124,9 +124,22 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("heads", [1, 2])
 def test_of_a_weight_that_no_configuration_ties_you_are_warned(heads: int) -> None:
     model = grown(Tied(heads=heads), "heads.0")
-    with pytest.warns(UserWarning, match=r"'embedding.weight' and 'heads.0.weight'.*alone, which is apart from now on"):
+    with pytest.warns(UserWarning, match=r"'embedding.weight' and 'heads.0.weight'.* grew in 'heads.0.weight':"):
         plain = model.finalize()
     torch.testing.assert_close(plain(TOKENS), model(TOKENS), rtol=1e-4, atol=1e-3)
+
+
+def test_of_a_weight_that_became_wider_in_two_ways_you_are_warned() -> None:
+    """One place gets further rows, the other further columns."""
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    net[2].weight = net[0].weight
+    x = torch.randn(4, 6)
+    model = esper.attach(net, {("0", "2"): ["units_4"]}, x)
+    model.slots["2"].germinate("units_4", alpha=1.0)
+    model.slots["2"].fossilize()
+    with pytest.warns(UserWarning, match=r"'0.weight' and '2.weight' were one weight, and are apart"):
+        plain = model.finalize()
+    torch.testing.assert_close(plain(x), model(x))
 
 
 def test_of_a_class_that_ties_whatever_its_configuration_states_you_are_warned(tmp_path: Path) -> None:
@@ -147,7 +160,7 @@ def test_of_a_class_that_ties_whatever_its_configuration_states_you_are_warned(t
             """Write nothing."""
 
     model = grown(Stubborn(), "heads.0")
-    with pytest.warns(UserWarning, match="nothing may tie it again"):
+    with pytest.warns(UserWarning, match="nothing may tie them again"):
         plain: Any = model.finalize()
     torch.testing.assert_close(plain(TOKENS), model(TOKENS), rtol=1e-4, atol=1e-3)
     with pytest.raises(AssertionError, match="would lose what grew"):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import esper
 import tiny_transformers
@@ -33,7 +34,8 @@ TOTAL = 36
 def make(folder: Path, model: nn.Module | None = None, **options: Any) -> Ladder:
     model = Decoder(dropout=0) if model is None else model
     settings = {"depths": DEPTHS, "steps": STEPS, "data": [tokens(16), tokens(16, seed=4)], "evaluate": evaluate}
-    return esper.ladder(model, learn, **{"optimizer": make_optimizer(model), "folder": folder, **settings, **options})
+    settings |= {"learn": learn, "optimizer": make_optimizer(model), "folder": folder}
+    return esper.ladder(model, **{**settings, **options})
 
 
 def load(rung: Any) -> dict[str, torch.Tensor]:
@@ -216,6 +218,69 @@ def test_a_folder_holds_one_ladder(tmp_path: Path) -> None:
         make(tmp_path)
 
 
+def test_a_folder_goes_on_with_its_optimizer(tmp_path: Path) -> None:
+    make(tmp_path, depths=[1, 2], steps=5)
+    model = Decoder(dropout=0)
+    for other in (torch.optim.SGD(model.parameters(), lr=1e-2), torch.optim.AdamW(model.parameters(), lr=1e-2)):
+        with pytest.raises(CheckpointError, match="trained by AdamW at 0.01, 0.02, and the optimizer given"):
+            make(tmp_path, model, depths=[1, 2], steps=5, optimizer=other)
+    assert len(model.blocks) == 1
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_loader_with_a_generator_of_its_own_goes_on_where_it_was(sampled: bool, tmp_path: Path) -> None:
+    def climb_until(folder: Path, last: int, **options: Any) -> Ladder:
+        own, done, data = torch.Generator().manual_seed(5), 0, TensorDataset(tokens())
+        order = {"sampler": RandomSampler(data, generator=own)} if sampled else {"shuffle": True, "generator": own}
+
+        def learn_or_end(model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.Tensor]) -> None:
+            nonlocal done
+            if done == last:
+                raise Killed
+            learn(model, optimizer, batch[0])
+            done += 1
+
+        model = Decoder(dropout=0)
+        return make(folder, model, learn=learn_or_end, data=DataLoader(data, 12, **order), depths=[1, 2], **options)
+
+    given = climb_until(tmp_path / "given", -1, example_input=tokens(12))
+    found = climb_until(tmp_path / "found", -1)  # by a step on a copy, with a batch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(loop, "WRITING_SHARE", 1e9)
+        with pytest.raises(Killed):
+            climb_until(tmp_path / "killed", 11, example_input=tokens(12))
+    again = climb_until(tmp_path / "killed", -1, example_input=tokens(12))
+    losses = [[rung.loss for rung in made.rungs] for made in (given, found, again)]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_data_reach_a_learn_function_whose_batch_has_a_default(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def learn_or_not(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any = None) -> None:
+        seen.append(batch)
+        learn(model, optimizer, tokens(16))
+
+    make(tmp_path, learn=learn_or_not, depths=[1, 2], steps=5)
+    assert not any(batch is None for batch in seen)
+
+
+def test_a_learn_function_with_a_scheduler_is_refused(tmp_path: Path) -> None:
+    model = Decoder(dropout=0)
+    optimizer = make_optimizer(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def learn_and_schedule(*arguments: Any) -> None:
+        learn(*arguments)
+        scheduler.step()
+
+    optimizer.step()  # of nothing, as the scheduler expects
+
+    with pytest.raises(ConfigError, match="learn changed a learning rate from 0.01 to 0.005"):
+        make(tmp_path, model, learn=learn_and_schedule, optimizer=optimizer)
+
+
 def test_running_statistics_of_a_branch_do_not_stay(tmp_path: Path) -> None:
     class Normed(Decoder):
         def __init__(self) -> None:
@@ -237,6 +302,9 @@ def test_running_statistics_of_a_branch_do_not_stay(tmp_path: Path) -> None:
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1)}, "no parameter of the model's blocks"),
         ({"evaluate": lambda model: "low"}, "evaluate\\(model\\) returned a str"),
         ({"learn": 3}, "learn is"),
+        ({"learn": lambda model: None}, r"learn\(model\) cannot be called as learn\(model, optimizer, batch\)"),
+        ({"learn": lambda model: None, "data": None}, r"cannot be called as learn\(model, optimizer\[, step\]\)"),
+        ({"learn": lambda model, optimizer: None}, "cannot be called"),
         ({"data": 3}, "data is"),
         ({"data": [], "example_input": tokens(2)}, "holds no batch"),
         ({"folder": 3}, "folder is"),

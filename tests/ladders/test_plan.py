@@ -18,7 +18,7 @@ from ladders.small import DEPTHS, STEPS, Decoder, learn, tokens
 
 def plan(model: nn.Module | None = None, **options: Any) -> LadderPlan:
     settings = {"depths": DEPTHS, "steps": STEPS, "example_input": tokens(8)} | options
-    return esper.plan_ladder(model or Decoder(), **settings)
+    return esper.plan_ladder(Decoder() if model is None else model, **settings)
 
 
 def test_a_plan_prints_every_size_and_what_all_of_them_cost_alone() -> None:
@@ -58,6 +58,34 @@ def test_every_step_has_a_phase_and_rates_fall_to_zero_on_each_branch() -> None:
     assert all(before > after for before, after in pairwise(rates[170:180]))
     assert found.compute_rate(found.total_steps) == 0
     assert [found.find_branch_step(rung) for rung in range(3)] == [90, 130, 170]
+
+
+@pytest.mark.parametrize("decay", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("steps", [5, 7, 15, 25])
+def test_the_first_rung_has_as_many_steps_as_were_asked_for(steps: int, decay: float) -> None:
+    try:
+        found = plan(steps=steps, decay=decay)
+    except ConfigError:  # a phase without steps
+        assert steps * decay <= 0.5
+        return
+    assert found.rungs[0].steps + found.rungs[0].decay_steps == steps
+    assert found.rungs[0].flops == pytest.approx(found.rungs[0].flops_alone)
+
+
+def test_one_size_costs_no_more_than_alone() -> None:
+    assert "so 0% less." in str(plan(depths=[1]))
+
+
+def test_arguments_that_a_model_does_not_name_are_refused() -> None:
+    class Unnamed(Decoder):
+        def forward(self, *inputs: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return scale * super().forward(*inputs)
+
+    def learn_scaled(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+        model(batch, scale=2.0).sum().backward()
+
+    with pytest.raises(ConfigError, match="Unnamed.forward does not name the former: give example_input"):
+        plan(Unnamed(), example_input=None, learn=learn_scaled, data=[tokens(8)])
 
 
 @pytest.mark.parametrize("measure", ["parameters", "flops"])
@@ -113,6 +141,11 @@ def test_a_model_with_slots_is_refused() -> None:
     growing = esper.attach(Decoder(), {"blocks.0": ["block_copy"]}, tokens(2))
     with pytest.raises(ConfigError, match="slots"):
         plan(growing)
+
+
+def test_a_compiled_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="compiled by torch.compile"):
+        plan(torch.compile(Decoder(), backend="eager"))
 
 
 def test_a_block_that_cannot_be_copied_is_refused() -> None:

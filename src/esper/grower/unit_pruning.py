@@ -12,8 +12,9 @@ def prune_units(units: Units, keep: int, measure: Callable[[], float]) -> None:
     """Drop hidden units until ``keep`` are left: always the group without which the model does best.
 
     Units are ranked by the norm of their weights and cut into groups of neighbours. A group is a half of the units that
-    are left, or as many as are still to go if these are fewer. Of groups without which the model does equally well, the
-    one with the smallest norms goes.
+    are left, or as many as are still to go if these are fewer; the group with the smallest norms may have fewer units,
+    since a smaller group is more easily done without. Of groups without which the model does equally well, the one with
+    the smallest norms goes.
 
     Args:
         units: In a slot of the model.
@@ -22,7 +23,8 @@ def prune_units(units: Units, keep: int, measure: Callable[[], float]) -> None:
     """
     while (excess := len(ranked := units.rank_units()) - keep) > 0:
         size = max(1, min(excess, len(ranked) // 2))
-        groups = [ranked[start : start + size] for start in range(0, len(ranked), size)]
+        ends = range(len(ranked), 0, -size)
+        groups = [ranked[max(end - size, 0) : end] for end in reversed(ends)]
         scores: list[float] = []
         for group in groups:
             units.kept[group] = False

@@ -261,7 +261,7 @@ class _Trace:
             if not is_widenable(layer):
                 raise self._refuse(
                     f"{name!r} ({type(layer).__name__}) is no plain linear layer or convolution (groups=1) with a "
-                    "weight of its own"
+                    "weight and a bias of its own"
                 )
         if len(self._makers) > 2 or len({get_weight_shape(layer)[0] for layer in self._makers}) > 1:
             raise self._refuse("units are made by one layer, or by two of one width whose outputs are multiplied")
@@ -310,11 +310,20 @@ class _Trace:
         """Calls and outputs of the layers, and the tensors that the module around them returns."""
         layers = {**dict(zip(self._pair.makers, self._makers, strict=True)), self._pair.reader: self._reader}
         calls: dict[str, list[tuple[LayerCall, Any, bool]]] = {name: [] for name in layers}
+        read: list[tuple[Tensor, Tensor]] = []
+        changed = False
 
         def record(
             name: str, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
         ) -> None:
+            nonlocal changed
             call = LayerCall(tuple(_copy(value) for value in arguments), {k: _copy(v) for k, v in keywords.items()})
+            if layer is self._reader:
+                changed = not all(_is_same(live, before) for live, before in read)
+            else:
+                live, before = LayerCall(arguments, keywords).first_argument, call.first_argument
+                if live is not None and before is not None and not live.is_nested:
+                    read.append((live, before))
             calls[name].append((call, _copy(output), is_unaltered(layer, LayerCall(arguments, keywords), output)))
 
         handles = [
@@ -338,6 +347,8 @@ class _Trace:
                 raise self._refuse(f"{name!r} is called with something else than one tensor")
             if not unaltered:
                 raise self._refuse(f"a hook on {name!r}, or a forward of the instance, changes what it returns")
+        if changed:
+            raise self._refuse("the input of the first layer is changed in place before the second one runs")
         recorded = [calls[name][0] for name in layers]
         sources = [call.first_argument for call, _, _ in recorded[:-1]]
         if any(other is None or not _is_same(sources[0], other) for other in sources[1:] if sources[0] is not None):
@@ -436,7 +447,11 @@ class _Trace:
         if called.output is None:
             raise self._refuse(f"{what} returns no tensor")
         state = [*called.module.parameters(), *called.module.buffers()]
-        if is_plain_norm(called.module) or (not state and self._is_unitwise(called)):
+        if is_plain_norm(called.module):
+            if called.inputs.dim() > 2 and find_channel_axis(self._makers[0]) != 1:
+                raise self._refuse(f"the channels of {what} are the second axis, and the units are the last one")
+            return [Step(called.module, called.name)], called.output
+        if not state and self._is_unitwise(called):
             return [Step(called.module, called.name)], called.output
         # A container of modules that are such.
         if called.inner:
@@ -448,8 +463,11 @@ class _Trace:
                 steps += more
             if _is_same(value, called.output):
                 return steps, value
-        why = "has parameters or buffers that its units share" if state else "mixes units"
-        raise self._refuse(f"{what} {why}, where only activations, dropout, pooling and batch normalisation may be")
+        raise self._refuse(
+            f"{what} has parameters or buffers, which only batch normalisation may have here"
+            if state
+            else f"{what} mixes units, where only activations, dropout, pooling and batch normalisation may be"
+        )
 
     def _is_unitwise(self, called: _Called) -> bool:
         """Whether a module does the same to each unit, and to each by itself."""

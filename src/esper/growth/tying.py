@@ -56,7 +56,7 @@ class TiedWeights:
         losing: list[nn.Module] = []
         for before, places in self._groups.items():
             changed = [(place, place.parameter) for place in places if place.parameter is not before]
-            if not changed or len(changed) == len(places):
+            if len({place.parameter for place in places}) == 1:  # still one
                 continue
             tying = self._find_tying(places)
             stubborn = tying if len(places) - len(changed) > 1 else []
@@ -79,9 +79,9 @@ class TiedWeights:
                     for chosen in (places, [place for place, _ in changed])
                 )
                 warnings.warn(
-                    f"{together} were one weight, and something that grew was added to it in {apart} alone, which is "
-                    "apart from now on: nothing may tie it again, such as tie_weights(), or a class that ties and "
-                    "then loads this model's state dict",
+                    f"{together} were one weight, and are apart from now on, since something grew in {apart}: nothing "
+                    "may tie them again, such as tie_weights(), or a class that ties and then loads this model's state "
+                    "dict",
                     stacklevel=6,
                 )
         return losing

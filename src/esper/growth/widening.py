@@ -25,13 +25,15 @@ _TRANSPOSED = "transformers.pytorch_utils.Conv1D"
 def is_widenable(module: nn.Module) -> bool:
     """Whether a module is a linear layer or a convolution whose weight can get more rows and columns.
 
-    Not subclasses with a forward of their own, grouped convolutions, weights that are computed from others (weight
-    norm, pruning and other parametrizations), and whole numbers.
+    Not subclasses with a forward of their own, grouped convolutions, weights and biases that are computed from others
+    (weight norm, pruning and other parametrizations), and whole numbers.
     """
     plain = _is_transposed(module) or any(type(module).forward is kind.forward for kind in (nn.Linear, *CONVOLUTIONS))
     if not plain or (isinstance(module, CONVOLUTIONS) and module.groups != 1):
         return False
     parameters = dict(module.named_parameters(recurse=False))
+    if cast("Any", module).bias is not None and "bias" not in parameters:
+        return False
     return "weight" in parameters and parameters["weight"].is_floating_point()
 
 

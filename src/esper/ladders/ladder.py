@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from esper.config.arguments import (
     Batches,
@@ -121,9 +122,9 @@ def ladder(
     Raises:
         ConfigError: an argument is of another kind, sizes are given in no way or in several, do not increase or cannot
             be made of this model's blocks; blocks are not clear, or copies of them would not run; ``learn`` does not
-            call the model; several processes train it.
+            call the model, takes other arguments, or changes learning rates; several processes train it.
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
-        CheckpointError: the folder holds another ladder, or is damaged.
+        CheckpointError: the folder holds another ladder, or one that another optimizer trains; or it is damaged.
         RunError: the folder cannot be written.
     """
     # Plan, and print it.
@@ -153,14 +154,16 @@ def ladder(
     checkpoints = Checkpoints(Path(folder) / CHECKPOINTS, keep=2)
     if checkpoints.iterations():
         newest = checkpoints.latest()
+        training.require_optimizer(newest)
         training.grow_to(plan.find_phase(newest.iteration).rung)
         training.restore_state(newest)
         training.resume_at(newest.iteration)
         training.spent.flops = newest.state["flops"]
         batches.restore_state(newest)
+        print_line(Console(), f"going on after step {training.step:,} of {plan.total_steps:,}, from {newest.path}")
 
     # Train; checkpoints are written at every change of size, and about once a minute.
-    takes = _count_arguments(learn)
+    takes = _count_arguments(learn, data)
     due, pause = time.monotonic() + CHECKPOINT_SECONDS, CHECKPOINT_SECONDS
     with (
         training.spent.counting(),
@@ -171,6 +174,7 @@ def ladder(
             training.begin_step()
             third = training.step if data is None else batches.take()
             learn(*(model, optimizer, third)[:takes])
+            training.require_rates()
             grown = training.end_step()
             reporter.update(training.step, name=training.describe_phase())
             if grown or training.finished or time.monotonic() > due:
@@ -251,17 +255,24 @@ def plan_ladder(
     return plan
 
 
-def _count_arguments(learn: Learn) -> int:
-    """How many of model, optimizer and batch a function of the user's takes: two only if it needs no third."""
+def _count_arguments(learn: Learn, data: Any) -> int:
+    """How many of model, optimizer and batch to give to a function of the user's: without data two, if they suffice.
+
+    Raises:
+        ConfigError: it takes other arguments.
+    """
     try:
         signature = inspect.signature(learn)
     except (TypeError, ValueError):
         return 3
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        return 3
-    return 2
+    for count in (2, 3) if data is None else (3,):
+        try:
+            signature.bind(*[None] * count)
+        except TypeError:
+            continue
+        return count
+    forms = "learn(model, optimizer, batch)" if data is not None else "learn(model, optimizer[, step])"
+    raise ConfigError(f"learn{signature} cannot be called as {forms}: give such a function")
 
 
 def _find_example(
@@ -287,7 +298,8 @@ def _find_example(
         return given, 1.0
 
     # One step on a copy shows how the model is called.
-    with keep_generators(model):
+    takes = _count_arguments(learn, data)
+    with keep_generators(model, _list_generators(data)):
         other, other_optimizer = copy_with(model, (model, unwrap_optimizer(optimizer)), ConfigError)
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
@@ -298,7 +310,7 @@ def _find_example(
         other.register_forward_pre_hook(record, with_kwargs=True)
         other.train()
         batch = 0 if data is None else next(iter(data), None)
-        learn(*(other, other_optimizer, batch)[: 3 if data is not None else _count_arguments(learn)])
+        learn(*(other, other_optimizer, batch)[:takes])
     if not calls:
         raise ConfigError(
             "learn(model, optimizer, batch) does not call the model as a whole: compute the loss from model(...)"
@@ -309,26 +321,49 @@ def _find_example(
 
 
 def _bind(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    """The arguments of a call, without graphs: positional ones alone, or all by keyword."""
+    """The arguments of a call, without graphs: positional ones alone, or all by keyword.
+
+    Raises:
+        ConfigError: positional ones have no keyword, as of ``forward(self, *inputs)``.
+    """
     plain = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
     named = {name: value.detach() if isinstance(value, Tensor) else value for name, value in keywords.items()}
     example: Arguments = tuple(plain)
     if named:
-        names = [*inspect.signature(model.forward).parameters][: len(plain)]
+        parameters = list(inspect.signature(model.forward).parameters.values())[: len(plain)]
+        if any(parameter.kind is not parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
+            raise ConfigError(
+                f"learn calls the model with positional and keyword arguments, and {type(model).__name__}.forward does "
+                "not name the former: give example_input, or call the model in learn with either kind"
+            )
+        names = [parameter.name for parameter in parameters]
         example = {**dict(zip(names, plain, strict=True)), **named}
     find_input_place(example)
     return example
 
 
+def _list_generators(data: Any) -> list[torch.Generator]:
+    """Random generators that a loader, or its sampler, has of its own."""
+    if not isinstance(data, DataLoader):
+        return []
+    holders: list[Any] = [data, cast("Any", data).sampler]
+    found: list[Any] = [
+        holder.generator
+        for holder in holders
+        if isinstance(holder, DataLoader | RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
+    ]
+    return list(dict.fromkeys(generator for generator in found if isinstance(generator, torch.Generator)))
+
+
 class _Batches:
     """Batches of data, epoch after epoch, which can go on in the middle of one.
 
-    An epoch begins with the state that torch's random generators had when it first began, so that a shuffling loader
-    has the same order again.
+    An epoch begins with the state that torch's random generators and the loader's own had when it first began, so that
+    a shuffling loader has the same order again.
     """
 
     def __init__(self, model: nn.Module, data: Any) -> None:
-        self._data, self._generators = data, global_generators(model)
+        self._data, self._generators = data, [*global_generators(model), *_list_generators(data)]
         self._batches: Iterator[Any] | None = None
         self._beginning: list[Tensor] = []
         self._taken = 0

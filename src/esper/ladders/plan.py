@@ -28,6 +28,8 @@ SHARE, DECAY = 0.2, 0.2
 """Defaults: the share of the steps that the model trains at each depth but the first, and that of each decay."""
 DEEPEST = 10_000
 """Most blocks that targets in parameters or FLOPs may lead to."""
+COMPILED = "_orig_mod"
+"""Name of the model within what `torch.compile` makes of it."""
 Measure = Literal["depths", "parameters", "flops"]
 Sizes = Annotated[Sequence[PositiveInt], Field(min_length=1)]
 ADVICE = {
@@ -162,13 +164,13 @@ class LadderPlan:
             for rung in self.rungs
         ]
         names = ", ".join(repr(tower.name) for tower in self.towers)
+        ratio = self.flops / self.flops_alone
         lines = [
             f"{plural(len(self.rungs), 'size')} from one training, {first.depth:,} to "
             f"{plural(last.depth, 'block')} in {names}: {plural(self.total_steps, 'step')}.",
             align_columns([titles, *rows], numbers_from=2),
             f"All sizes together: {self.flops:.3g} FLOPs; each alone for {plural(self.steps, 'step')}: "
-            f"{self.flops_alone:.3g}, so {abs(1 - self.flops / self.flops_alone):.0%} "
-            f"{'less' if self.flops < self.flops_alone else 'more'}.",
+            f"{self.flops_alone:.3g}, so {abs(1 - ratio):.0%} {'less' if ratio <= 1 else 'more'}.",
             "Each rung is saved by save_pretrained."
             if self.pretrained
             else "Each rung is saved as model.safetensors, the state dict of the deeper model, and rung.json.",
@@ -230,12 +232,12 @@ def make_plan(
     # Steps of each phase.
     if share <= 0 or not 0 < decay < 1:
         raise ConfigError(f"share is {share:g} and decay {decay:g}: share must be above 0, decay between 0 and 1")
-    trunk, branch = round(steps * (1 - decay)), round(steps * decay)
-    later = round(steps * share)
+    branch, later = round(steps * decay), round(steps * share)
+    trunk = steps - branch
     if min(trunk, branch, later) < 1:
         raise ConfigError(
-            f"{plural(steps, 'step')} with share {share:g} and decay {decay:g} leave phases of {later} and {branch} "
-            "steps: give more steps"
+            f"{plural(steps, 'step')} with share {share:g} and decay {decay:g} leave phases of {trunk}, {later} "
+            f"and {plural(branch, 'step')}: give more steps"
         )
 
     # A copy climbs to each size, which shows that it can, and what it costs there.
@@ -294,10 +296,12 @@ def require_plain(model: nn.Module) -> None:
     """Refuse what cannot grow in place.
 
     Raises:
-        ConfigError: the model has slots, or several processes train it.
+        ConfigError: the model has slots, is compiled, or several processes train it.
     """
     if any(isinstance(part, GrowingModel) for part in model.modules()):
         raise ConfigError("the model has slots from esper.attach: give the plain model, which grows by whole blocks")
+    if COMPILED in dict(model.named_children()):
+        raise ConfigError("the model is compiled by torch.compile, which does not follow growth: give the plain model")
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ConfigError("a ladder grows its model in place, which no wrapper for several processes follows: use one")
     if next(model.parameters(), None) is None:

@@ -8,6 +8,7 @@ from the number of steps done so far.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -113,13 +114,29 @@ class LadderTraining:
 
     def begin_step(self) -> None:
         """Set the learning rates of the next optimizer step."""
-        factor = self.plan.compute_rate(self.step)
-        for group in self._get_optimizer().param_groups:
-            rate = group[INITIAL_RATE] * factor
+        for group, rate in zip(self._get_optimizer().param_groups, self._compute_rates(), strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+
+    def require_rates(self) -> None:
+        """Require the learning rates that `begin_step` set.
+
+        Raises:
+            ConfigError: they are others.
+        """
+        for group, rate in zip(self._get_optimizer().param_groups, self._compute_rates(), strict=True):
+            if not math.isclose(float(group["lr"]), float(rate), rel_tol=1e-6):  # a tensor has fewer digits
+                raise ConfigError(
+                    f"learn changed a learning rate from {float(rate):.3g} to {float(group['lr']):.3g}, but the ladder "
+                    "sets it before each step: leave schedulers out, and give factors by size as rates"
+                )
+
+    def _compute_rates(self) -> list[Any]:
+        """The learning rate of each parameter group at the present step."""
+        factor = self.plan.compute_rate(self.step)
+        return [group[INITIAL_RATE] * factor for group in self._get_optimizer().param_groups]
 
     def end_step(self) -> bool:
         """Count a step; at its end a rung branches off, or is finished. Returns whether the model's size changed.
@@ -208,7 +225,21 @@ class LadderTraining:
                         f"the optimizer keeps {name!r}, {describe_value(value)}, for a parameter: use one that keeps "
                         "tensors and numbers"
                     )
-        return tensors, {"optimizer": values, "flops": self.spent.flops}
+        return tensors, {"optimizer": values, "trained_by": self._describe_optimizer(), "flops": self.spent.flops}
+
+    def require_optimizer(self, checkpoint: Checkpoint) -> None:
+        """Require the optimizer and the highest learning rates of a checkpoint.
+
+        Raises:
+            CheckpointError: they are others.
+        """
+        present = self._describe_optimizer()
+        former = checkpoint.state.get("trained_by", present)  # earlier checkpoints do not say
+        if former != present:
+            raise CheckpointError(
+                f"the ladder of {checkpoint.path} is trained by {former}, and the optimizer given is {present}: give "
+                "that one, or another folder"
+            )
 
     @torch.no_grad()
     def restore_state(self, checkpoint: Checkpoint) -> None:
@@ -289,6 +320,12 @@ class LadderTraining:
             if parameter not in own
         ]
         return {**tensors, **{f"other/{index}": parameter for index, parameter in enumerate(others)}}
+
+    def _describe_optimizer(self) -> str:
+        """Class and highest learning rates of the optimizer."""
+        optimizer = self._get_optimizer()
+        rates = ", ".join(f"{float(group[INITIAL_RATE]):g}" for group in optimizer.param_groups)
+        return f"{type(optimizer).__name__} at {rates}"
 
     def _get_optimizer(self) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "link an optimizer first"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -26,9 +26,9 @@ def keep_buffers(network: nn.Module) -> Generator[None]:
 
 
 @contextmanager
-def keep_generators(network: nn.Module) -> Generator[None]:
-    """Restore the state of torch's random generators after the block."""
-    states = [(generator, generator.get_state()) for generator in global_generators(network)]
+def keep_generators(network: nn.Module, others: Sequence[torch.Generator] = ()) -> Generator[None]:
+    """Restore the state of torch's random generators, and of ``others``, after the block."""
+    states = [(generator, generator.get_state()) for generator in (*global_generators(network), *others)]
     try:
         yield
     finally:
