@@ -98,7 +98,7 @@ class Case:
     blueprints: tuple[str, ...] = VECTORS
 
 
-SEVERAL = ((9, 4), (3, 4), (8, 2), (9, 4))
+SEVERAL = ((17, 4), (3, 4), (8, 2), (17, 4))
 CASES = {
     "stackable": Case(
         lambda *widths: MlpHost(FEATURES, widths, CLASSES, forced(*widths)),
@@ -110,7 +110,7 @@ CASES = {
         plain, SEVERAL, ("1", ("0", "2"), "3", ("2", "4")), lambda first, second: (first, second, second, CLASSES)
     ),
     "mapped": Case(
-        normalised, ((9, 4), (3, 4), (4, 4)), ("1", ("0", "2"), "3"), lambda first, second: (first, second, second)
+        normalised, ((17, 4), (3, 4), (4, 4)), ("1", ("0", "2"), "3"), lambda first, second: (first, second, second)
     ),
     "gated": Case(Gated, SEVERAL, ("embed", ("gate", "up", "down")), lambda width, _: (width, width)),
     "signals": Case(
