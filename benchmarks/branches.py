@@ -1,6 +1,6 @@
 """How much is there to learn beyond the look-ahead rule? Networks that branch off from it at one decision.
 
-    python benchmarks/branches.py FOLDER --workers 2      # half an hour on one core
+    python benchmarks/branches.py FOLDER --workers 2      # 40 minutes on one core
 
 Networks of generated suites are played by the rule. Copies of each are played by the rule too, except at one decision,
 where a copy takes another legal choice. A copy has the same first weights and the same data as its original, so the
@@ -64,7 +64,7 @@ REGRESSIONS: dict[str, Any] = {
 
 def main(
     folder: tyro.conf.Positional[Path],
-    suites: int = 24,
+    suites: int = 32,
     instances: int = 4,
     copies: int = 15,
     workers: int = 1,
