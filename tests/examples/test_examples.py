@@ -86,7 +86,7 @@ def test_a_suite_of_ones_own_is_played(tmp_path: Path):
 @pytest.mark.parametrize("name", ["digits_width", "mnist1d_width"])
 def test_suites_with_hidden_units_on_offer_are_played(name: str, tmp_path: Path):
     suite = f"{EXAMPLES}/width_suite.py:{name}"
-    words = ["evaluate", "--controller", "look", "--suite", suite, "--instances", "1", "--json"]
+    words = ["evaluate", "--controller", "look", "--suite", suite, "--instances", "2", "--json"]
     command = [sys.executable, "-m", "esper", *words]
     result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
