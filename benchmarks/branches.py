@@ -1,14 +1,13 @@
 """How much is there to learn beyond the look-ahead rule? Networks that branch off from it at one decision.
 
-    python benchmarks/branches.py FOLDER --workers 2
+    python benchmarks/branches.py FOLDER --workers 2      # 40 minutes on one core
 
 Networks of generated suites are played by the rule. Copies of each are played by the rule too, except at one decision,
 where a copy takes another legal choice. A copy has the same first weights and the same data as its original, so the
-difference of their test scores is what this one choice was worth. Then a regression learns that worth from what a
-controller observes at the decision, and a controller takes the choice of the largest predicted worth if it is above a
-margin. That is one step of policy improvement with measured advantages; with ``--rounds 2`` the next copies branch off
-from that controller (expert iteration, Anthony et al., 2017, arXiv:1705.08439). The margin is chosen on suites of its
-own, and the result is reported on others. Finished suites are kept in FOLDER; stopped, the same command goes on.
+difference of their test scores is what this one choice was worth: an advantage that is measured and not estimated.
+Regressions then predict that worth from what a controller observes of the choice, on suites that were left out of their
+fit. Where they cannot, one step of policy improvement from these observations leads nowhere. Finished suites are
+kept in FOLDER; stopped, the same command goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +22,12 @@ import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
-from sklearn.ensemble import HistGradientBoostingRegressor
+from scipy.stats import spearmanr
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import GroupKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from esper.control.controller import Actions
 from esper.control.rules import ActionBuilder, LookRule, LookSettings
@@ -34,31 +38,68 @@ from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.tasks.registry import GENERATED, get_suite
-from esper.tasks.suite_files import allow_files
 from esper.train.evaluation import CohortPart, CohortTask, EvaluationConfig, evaluate_cohort
 from esper.train.workers import LocalWorkers
 
-HERE = Path(__file__).parent
-LEARNING, CHOOSING, REPORTING = range(9200, 9260), range(9100, 9112), range(3_000_000, 3_000_040)
-"""Numbers of generated suites; those that report are the ones that `carry_over.py` reports the rule on."""
-UNSEEN = tuple(
-    f"{HERE / file}:{name}"
-    for file, name in (
-        ("unseen_suites.py", "compass"),
-        ("unseen_suites.py", "recurrent"),
-        ("strange_suites.py", "relations"),
-        ("strange_suites.py", "orbits"),
-    )
-)
-"""Suites that report beside the generated ones."""
+FIRST_SUITE = 9200
+"""Number of the first generated suite; no table that reports a rule has these."""
 RENTS = (0.0, None)
 """None: the rents of the suite."""
-MARGINS = (0.0, 0.005, 0.01, 0.02, 0.04)
-"""Predicted worth from which a choice is preferred to the rule's."""
 LATEST = 0.75
 """Share of the episode in which copies branch off."""
+BEST = 0.05
+"""Share of the choices, those of the largest prediction, of which the table has the worth."""
+FOLDS = 8
 OPS = (Op.WAIT, Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE, Op.PRUNE)
 """Operations in which a choice may differ from the rule's; how seeds blend in is not varied."""
+REGRESSIONS: dict[str, Any] = {
+    "ridge": make_pipeline(StandardScaler(), Ridge(1e4)),
+    "boosted trees": HistGradientBoostingRegressor(
+        max_iter=40, learning_rate=0.05, max_leaf_nodes=8, min_samples_leaf=100, max_features=0.3, random_state=0
+    ),
+    "random forest": RandomForestRegressor(100, min_samples_leaf=50, max_features=0.2, random_state=0),
+}
+"""What learns the worth of a choice."""
+
+
+def main(
+    folder: tyro.conf.Positional[Path],
+    suites: int = 32,
+    instances: int = 4,
+    copies: int = 15,
+    workers: int = 1,
+) -> None:
+    """Play the branches that are not there yet, and print what they were worth and whether that can be predicted.
+
+    Args:
+        folder: Keeps the branches.
+        suites: Generated suites.
+        instances: Networks of each suite and rent that are branched off from.
+        copies: Branches of each.
+        workers: Processes.
+    """
+    console = Console(width=120)
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = {
+        folder / f"{number}-{'own' if rent is None else 'free'}-{instances}x{copies}.npz": Collection(
+            f"{GENERATED}:{number}", rent, instances, copies
+        )
+        for number, rent in itertools.product(range(FIRST_SUITE, FIRST_SUITE + suites), RENTS)
+    }
+    missing = [file for file in tasks if not file.exists()]
+    print_line(console, f"{len(tasks)} cohorts, {len(tasks) - len(missing)} of them there already")
+    with LocalWorkers(workers) as pool:
+        played = pool.as_completed(collect_branches, [tasks[file] for file in missing])
+        for done, (index, branches) in enumerate(played, start=1):
+            partial = missing[index].with_suffix(".part")
+            with partial.open("wb") as out:
+                np.savez_compressed(out, **branches)
+            partial.replace(missing[index])
+            mean = float(np.mean(branches["worth"]))
+            print_line(console, f"{done} of {len(missing)}: {missing[index].stem}, mean worth {mean:+.4f}")
+    branches = [dict(np.load(file)) for file in tasks]
+    console.print(tabulate_choices(branches))
+    console.print(tabulate_regressions(branches))
 
 
 class Choices(NamedTuple):
@@ -125,33 +166,6 @@ def take_choices(choices: Choices, masks: ActionMasks, actions: Actions) -> Acti
     return actions
 
 
-class Improved:
-    """The rule, improved by a regression: it takes the choice of the largest predicted worth if that is large enough."""
-
-    def __init__(self, horizon: int, models: Sequence[Any] = (), margin: float = 0.0) -> None:
-        self._rule, self._models, self._margin = LookRule(LookSettings(), horizon), models, margin
-        self.name = f"margin {margin:g}" if models else LookRule.name
-        self.promise = self._rule.promise
-
-    def start(self, seeds: Sequence[int]) -> None:
-        """It has no state."""
-
-    def act(self, observation: Observation, masks: ActionMasks, state: None) -> tuple[Actions, None]:
-        """One decision per network."""
-        actions, _ = self._rule.act(observation, masks, None)
-        if not self._models:
-            return actions, None
-        choices = list_choices(masks)
-        described = describe_choices(observation, choices, actions)
-        worth = np.mean([model.predict(described) for model in self._models], axis=0)
-        worth = np.where(find_same(choices, actions), 0.0, worth)
-        # The best choice of each network; its own if nothing is worth the margin.
-        order = np.lexsort((-worth, choices.row))
-        first = order[np.unique(choices.row[order], return_index=True)[1]]
-        better = first[worth[first] > self._margin]
-        return take_choices(Choices(*(column[better] for column in choices)), masks, actions), None
-
-
 def find_same(choices: Choices, actions: Actions) -> Bools:
     """Which of the choices are those of the networks' actions, ``[N]``."""
     mine = actions[choices.row]
@@ -161,22 +175,22 @@ def find_same(choices: Choices, actions: Actions) -> Bools:
 
 
 class Branching:
-    """A controller's decisions, but for one of each copy, which is drawn from the other legal choices.
+    """The rule's decisions, but for one of each copy, which is drawn from the other legal choices.
 
     An operation is drawn first, of those that are legal; then a slot and a blueprint for it.
 
     Args:
-        base: Decides otherwise.
+        rule: Decides otherwise.
         at: The decision at which each network branches off, or the next one that has another choice; -1: never.
     """
 
-    def __init__(self, base: Improved, at: Ints, seed: int) -> None:
-        self._base, self._at, self.name, self.promise = base, at, "branches", base.promise
+    def __init__(self, rule: LookRule, at: Ints, seed: int) -> None:
+        self._rule, self._at, self.name, self.promise = rule, at, "branches", rule.promise
         self._generators = [np.random.default_rng((seed, row)) for row in range(len(at))]
         self.described: dict[int, Floats] = {}
         """What was observed of the choice of each network that branched off, ``[D]``."""
         self.ops: dict[int, tuple[int, int]] = {}
-        """The operation that was chosen, and that of the base."""
+        """The operation that was chosen, and the rule's."""
 
     def start(self, seeds: Sequence[int]) -> int:
         """Decisions taken."""
@@ -184,7 +198,7 @@ class Branching:
 
     def act(self, observation: Observation, masks: ActionMasks, state: int) -> tuple[Actions, int]:
         """One decision per network."""
-        actions, _ = self._base.act(observation, masks, None)
+        actions, _ = self._rule.act(observation, masks, None)
         choices = list_choices(masks)
         other = ~find_same(choices, actions)
         picked: list[int] = []
@@ -212,142 +226,39 @@ class Collection:
     rent: float | None
     instances: int
     copies: int
-    models: tuple[Any, ...]
-    margin: float
-
-
-def sample_instances(suite: str, rent: float | None, count: int) -> list[Any]:
-    """Instances of a suite, the same each time, at its rents or at one."""
-    drawn = get_suite(suite).sample(count, "train", np.random.default_rng(0))
-    return drawn if rent is None else [replace(instance, rent=rent) for instance in drawn]
 
 
 def collect_branches(task: Collection) -> dict[str, Any]:
     """What each branch that differs observed, the operations, and what it was worth."""
     suite = get_suite(task.suite)
-    instances = [one for one in sample_instances(task.suite, task.rent, task.instances) for _ in range(task.copies + 1)]
+    drawn = suite.sample(task.instances, "train", np.random.default_rng(0))
+    if task.rent is not None:
+        drawn = [replace(instance, rent=task.rent) for instance in drawn]
+    instances = [instance for instance in drawn for _ in range(task.copies + 1)]
+
+    # The first network of each instance is the original; its copies branch off at random decisions.
     rng = np.random.default_rng(suite.steps)
     at = rng.integers(1, int(LATEST * suite.steps) + 1, size=len(instances))
     at[:: task.copies + 1] = -1
-    controller = Branching(Improved(suite.steps, task.models, task.margin), at, seed=int(suite.name.split(":")[1]))
+    controller = Branching(LookRule(LookSettings(), suite.steps), at, seed=int(suite.name.split(":")[1]))
     config = EvaluationConfig(suite.name, Rules()).for_controller(controller)
     (played,) = evaluate_cohort(CohortTask(config, [CohortPart(controller, instances)]))
     scores = np.array([record.score for record in played.records]).reshape(task.instances, -1)
-    worth = (scores - scores[:, :1]).reshape(-1)
     rows = sorted(controller.described)
     return {
         "described": np.array([controller.described[row] for row in rows], np.float32),
         "ops": np.array([controller.ops[row] for row in rows]),
-        "worth": worth[rows],
+        "worth": (scores - scores[:, :1]).reshape(-1)[rows],
         "network": np.array(rows) // (task.copies + 1),
         "when": at[rows] / suite.steps,
     }
 
 
-@dataclass(frozen=True)
-class Game:
-    """The rule and improved controllers on instances of one suite; any process may play it."""
-
-    suite: str
-    rent: float | None
-    instances: int
-    models: tuple[Any, ...]
-    margins: tuple[float, ...]
-
-
-def play(game: Game) -> Floats:
-    """Test scores of the rule and of the improved controllers, ``[1 + margins, instances]``."""
-    horizon = get_suite(game.suite).steps
-    controllers = [Improved(horizon), *(Improved(horizon, game.models, margin) for margin in game.margins)]
-    instances = sample_instances(game.suite, game.rent, game.instances)
-    config = EvaluationConfig(game.suite, Rules()).for_controller(controllers[0])
-    played = evaluate_cohort(CohortTask(config, [CohortPart(one, instances) for one in controllers]))
-    return np.array([[record.score for record in result.records] for result in played])
-
-
-def main(
-    folder: tyro.conf.Positional[Path],
-    suites: int = len(LEARNING),
-    instances: int = 4,
-    copies: int = 15,
-    rounds: int = 1,
-    workers: int = 1,
-) -> None:
-    """Play the branches that are not there yet, fit, choose a margin, and report.
-
-    Args:
-        folder: Keeps the branches.
-        suites: Generated suites to learn on.
-        instances: Networks of each suite and rent that are branched off from.
-        copies: Branches of each.
-        rounds: Steps of policy improvement.
-        workers: Processes.
-    """
-    console = Console(width=120)
-    allow_files([part for name in UNSEEN for part in ("--suite", name)])
-    models: tuple[Any, ...] = ()
-    margin = 0.0
-    with LocalWorkers(workers) as pool:
-        for number in range(rounds):
-            # Play the branches of this round.
-            place = folder / f"round{number}"
-            place.mkdir(parents=True, exist_ok=True)
-            names = [f"{GENERATED}:{suite}" for suite in LEARNING[:suites]]
-            files = {
-                place / f"{name.split(':')[1]}-{'own' if rent is None else 'free'}-{instances}x{copies}.npz": Collection(
-                    name, rent, instances, copies, models, margin
-                )
-                for name, rent in itertools.product(names, RENTS)
-            }
-            missing = [file for file in files if not file.exists()]
-            for done, (index, branches) in enumerate(
-                pool.as_completed(collect_branches, [files[file] for file in missing]), start=1
-            ):
-                partial = missing[index].with_suffix(".part")
-                with partial.open("wb") as out:
-                    np.savez_compressed(out, **branches)
-                partial.replace(missing[index])
-                mean = float(np.mean(branches["worth"]))
-                print_line(console, f"round {number}, {done} of {len(missing)}: {missing[index].stem}, {mean:+.4f}")
-            branches = [dict(np.load(file)) for file in files]
-            console.print(tabulate_branches(branches))
-
-            # Learn what a choice is worth, choose the margin on suites of their own, and report on others.
-            described, worth = (np.concatenate([one[key] for one in branches]) for key in ("described", "worth"))
-            group = np.concatenate([np.full(len(one["worth"]), index // 2) for index, one in enumerate(branches)])
-            console.print(f"R2 on suites that were left out of the fit: {compute_left_out_r2(described, worth, group):+.3f}")
-            models = fit_models(described, worth)
-            chosen = report(console, pool, models, MARGINS, "choosing", CHOOSING, ())
-            margin = MARGINS[int(chosen.argmax())]
-            report(console, pool, models, (margin,), "reporting", REPORTING, UNSEEN)
-
-
-def fit_models(described: Floats, worth: Floats) -> tuple[Any, ...]:
-    """Boosted trees on branches ``[N, D]`` and their worth ``[N]``, from five random seeds."""
-    return tuple(
-        HistGradientBoostingRegressor(
-            max_iter=150, learning_rate=0.05, max_leaf_nodes=15, min_samples_leaf=60, l2_regularization=10.0,
-            max_features=0.3, random_state=seed,
-        ).fit(described, worth)
-        for seed in range(5)
-    )  # fmt: skip
-
-
-def compute_left_out_r2(described: Floats, worth: Floats, group: Ints, folds: int = 5) -> float:
-    """Explained share of the variance of the worth, on groups that were left out of the fit."""
-    error = np.zeros_like(worth)
-    for fold in range(folds):
-        out = group % folds == fold
-        if out.all() or not out.any():
-            return float("nan")
-        models = fit_models(described[~out], worth[~out])
-        error[out] = worth[out] - np.mean([model.predict(described[out]) for model in models], axis=0)
-    return float(1 - np.square(error).mean() / worth.var())
-
-
-def tabulate_branches(branches: Sequence[dict[str, Any]]) -> Table:
+def tabulate_choices(branches: Sequence[dict[str, Any]]) -> Table:
     """What choices were worth by the operation of the rule and the one taken in its place."""
-    table = Table("rule", "taken", "when", "branches", "worth", "spread", title="What one other choice is worth", box=None)
+    table = Table(
+        "rule", "taken", "when", "branches", "worth", "spread", title="What one other choice is worth", box=None
+    )
     ops, worth, when = (np.concatenate([one[key] for one in branches]) for key in ("ops", "worth", "when"))
     for rule, taken in itertools.product(OPS, OPS):
         for title, part in (("first quarter", when <= 0.25), ("later", when > 0.25)):
@@ -359,42 +270,22 @@ def tabulate_branches(branches: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def report(
-    console: Console,
-    pool: LocalWorkers,
-    models: tuple[Any, ...],
-    margins: tuple[float, ...],
-    title: str,
-    numbers: Sequence[int],
-    others: Sequence[str],
-) -> Floats:
-    """Print the scores less the rule's on generated suites together and on others; the mean by margin is returned."""
-    games = [Game(f"{GENERATED}:{number}", rent, 8, models, margins) for number in numbers for rent in RENTS]
-    games += [Game(suite, rent, 48, models, margins) for suite in others for rent in RENTS]
-    scores: list[Floats] = [np.zeros(0)] * len(games)
-    for done, (index, result) in enumerate(pool.as_completed(play, games), start=1):
-        scores[index] = result
-        if done % 5 == 0:
-            print_line(console, f"{title}: {done} of {len(games)} games")
-    table = Table("suites", "rent", "margin", "rule", "less the rule", title=title, box=None)
-    gains = [score[1:] - score[:1] for score in scores]
-    generated = len(numbers) * len(RENTS)
-    for position, rent in enumerate(RENTS):
-        name, mine = "own" if rent is None else "0", range(position, generated, len(RENTS))
-        for column, margin in enumerate(margins):
-            means = np.array([gains[index][column].mean() for index in mine])
-            cell = f"{means.mean():+.4f} ± {means.std(ddof=1) / np.sqrt(len(means)):.4f}"
-            level = np.mean([scores[index][0].mean() for index in mine])
-            table.add_row(f"{len(mine)} generated", name, f"{margin:g}", f"{level:.3f}", cell)
-    for index in range(generated, len(games)):
-        name = "own" if games[index].rent is None else "0"
-        for column, margin in enumerate(margins):
-            gain = gains[index][column]
-            cell = f"{gain.mean():+.4f} ± {gain.std(ddof=1) / np.sqrt(len(gain)):.4f}"
-            suite = games[index].suite.rpartition(":")[2]
-            table.add_row(suite, name, f"{margin:g}", f"{scores[index][0].mean():.3f}", cell)
-    console.print(table)
-    return np.mean([gain.mean(1) for gain in gains[:generated]], axis=0)
+def tabulate_regressions(branches: Sequence[dict[str, Any]]) -> Table:
+    """How well regressions predict what a choice is worth, on suites that were left out of their fit."""
+    described, worth = (np.concatenate([one[key] for one in branches]) for key in ("described", "worth"))
+    # Both rents of a suite are left out together.
+    suite = np.concatenate([np.full(len(one["worth"]), index // len(RENTS)) for index, one in enumerate(branches)])
+    columns = ("regression", "R2", "rank correlation", f"worth of the best {BEST:.0%}")
+    table = Table(*columns, title=f"{len(worth)} choices, predicted on suites left out", box=None)
+    folds = GroupKFold(min(FOLDS, len(np.unique(suite))))
+    for name, regression in REGRESSIONS.items():
+        predicted = cross_val_predict(regression, described, worth, cv=folds, groups=suite)
+        best = worth[predicted > np.quantile(predicted, 1 - BEST)]
+        explained = 1 - np.square(worth - predicted).mean() / worth.var()
+        error = best.std(ddof=1) / np.sqrt(len(best))
+        correlation = spearmanr(predicted, worth).statistic
+        table.add_row(name, f"{explained:+.3f}", f"{correlation:+.3f}", f"{best.mean():+.4f} ± {error:.4f}")
+    return table
 
 
 if __name__ == "__main__":
