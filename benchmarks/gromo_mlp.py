@@ -225,8 +225,17 @@ def main(
     step: tyro.conf.Positional[Step],
     tasks: tuple[str, ...] = TASKS,
     seeds: tuple[int, ...] = SEEDS,
+    longer: bool = True,
 ) -> None:
-    """Do a step, or what is missing of it; `table` prints what is known."""
+    """Do a step, or what is missing of it; `table` prints what is known.
+
+    Args:
+        folder: Keeps the results.
+        step: What to do.
+        tasks: Data sets.
+        seeds: One run per seed and way to train.
+        longer: Whether to train other networks for as many FLOPs as growth, too, which takes half of the time.
+    """
     prepare_process()
     console = Console(width=160)
     arms, scores = Store(folder / "mlp_arms.jsonl", Result), Store(folder / "mlp_scores.jsonl", Score)
@@ -241,7 +250,7 @@ def main(
                 for one in list(score(task, seed, splits)):
                     scores.add(one)
             for arm in list_arms(task, seed) if step == "arms" else ():
-                if arm not in found:
+                if arm not in found and (longer or not arm.equal_flops):
                     found[arm] = do_arm(arm, splits, lambda how, task=task, seed=seed: found[Arm(task, how, seed)])
                     arms.add(found[arm])
                     print_line(console, describe_result(found[arm]))

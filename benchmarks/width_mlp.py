@@ -43,11 +43,12 @@ GROWTHS = [decision for decision in range(EPOCHS) if LOOKS.is_due(np.array([deci
 """The last one would come when the rule plants nothing any more."""
 
 BARE, GROMO, STATIC, UNIFORM = "bare", "gromo", "final shape from scratch", "uniform width"
-ONLY_MODULES, ONLY_WIDTH, BOTH = "look, modules", "look, width", "look, both"
+ONLY_MODULES, ONLY_WIDTH, MORE_WIDTH, BOTH = "look, modules", "look, width", "look, more width", "look, both"
 IN_TURN, THEN_BETTER = "one of each kind in turn", "one of each kind, then the better one"
 OFFERS: dict[str, dict[Any, Any]] = {
     ONLY_MODULES: MODULES,
     ONLY_WIDTH: UNITS,
+    MORE_WIDTH: {pair: ["units_8", "units_24"] for pair in UNITS},
     BOTH: {**MODULES, **UNITS},
     IN_TURN: {**MODULES, **UNITS},
     THEN_BETTER: {**MODULES, **UNITS},

@@ -42,7 +42,7 @@ WIDEST, PROPOSALS = 32, 2000
 """Most units in a layer, and most proposals of a search."""
 
 
-def search(task: str, seed: int, splits: Splits, grown: Result) -> Search:
+def search(task: str, seed: int, splits: Splits, grown: Result, console: Console) -> Search:
     """Networks within the size of ``grown``, for 16 times its FLOPs; larger ones are pruned before they train."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     features = splits.train.inputs[0].numel()
@@ -73,6 +73,9 @@ def search(task: str, seed: int, splits: Splits, grown: Result) -> Search:
         spent += flops
         test = accuracy(net, splits.test.inputs, splits.test.labels)
         trials.append(Trial(widths, modules, right, test, size, round(spent / grown.flops, 3)))
+        print_line(
+            console, f"{task}, seed {seed}: {widths} {modules}, validation {right:.3f}, spent {trials[-1].spent}"
+        )
     return Search(task, seed, tuple(trials), proposed)
 
 
@@ -89,7 +92,7 @@ def main(folder: tyro.conf.Positional[Path], tasks: tuple[str, ...] = TASKS, see
                 continue
             if (task, seed) not in grown:
                 raise SystemExit(f"error: a search has the FLOPs and size of growth: gromo_mlp.py {folder} arms")
-            searches.add(made := search(task, seed, load(task), grown[task, seed]))
+            searches.add(made := search(task, seed, load(task), grown[task, seed], console))
             print_line(console, f"{task}, seed {seed}: {len(made.trials)} trials of {made.proposed} proposals")
     for line in tabulate_search(searches.results, arms.results):
         print_line(console, line)

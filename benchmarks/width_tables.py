@@ -67,21 +67,22 @@ class Search:
 
 
 def tabulate_arms(results: Sequence[Result]) -> list[str]:
-    """Lines of a Markdown table, the tasks beside each other."""
-    tasks = [task for task in TASKS if any(one.arm.task == task for one in results)]
+    """Lines of a Markdown table, the tasks beside each other; without what was not done with all random seeds."""
+    tasks = [task for task in TASKS if select(results, Arm(task, BARE, 0))]
     columns = [f"{task} | parameters | FLOPs" for task in tasks]
     lines = [f"| | {' | '.join(columns)} |", "|---" * (1 + 3 * len(tasks)) + "|"]
     for arm in list_arms("", 0):
         cells: list[str] = []
         for task in tasks:
             own = select(results, Arm(task, arm.how, 0, arm.like, arm.equal_flops))
-            if own:
+            if len(own) == len(select(results, Arm(task, BARE, 0))):
                 right = [100 * one.accuracy for one in own]
                 size, flops = (np.mean([getattr(one, name) for one in own]) for name in ("parameters", "flops"))
                 cells += [f"{np.mean(right):.1f} ± {deviate(right):.1f}", f"{size:,.0f}", f"{flops / 1e6:,.0f} M"]
             else:
                 cells += ["", "", ""]
-        lines.append(f"| {describe(arm)} | {' | '.join(cells)} |")
+        if any(cells):
+            lines.append(f"| {describe(arm)} | {' | '.join(cells)} |")
     return lines
 
 

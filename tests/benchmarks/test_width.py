@@ -1,8 +1,9 @@
-"""The experiments on growth in width: what is compared is alike."""
+"""The experiments on growth in width: the page has the figures measured, and what is compared is alike."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from esper.growth.blueprints import get
 pytestmark = pytest.mark.landing
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "width"
 
 
 @pytest.fixture
@@ -43,6 +45,25 @@ def gpts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def load_digits() -> Any:
     return importlib.import_module("zoo.data").load("digits")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.jsonl")))
+def test_the_page_has_the_tables_that_the_results_give(
+    mlps: ModuleType, tables: ModuleType, gpts: ModuleType, name: str
+) -> None:
+    path, allocations = RESULTS / f"{name}.jsonl", importlib.import_module("allocations")
+    arms = mlps.Store(RESULTS / "mlp_arms.jsonl", mlps.Result).results
+    makers: dict[str, Callable[[], list[list[str]]]] = {
+        "mlp_arms": lambda: [tables.tabulate_arms(arms), tables.tabulate_kinds(arms), tables.tabulate_looks(arms)],
+        "mlp_scores": lambda: [tables.tabulate_scores(mlps.Store(path, tables.Score).results)],
+        "mlp_search": lambda: [tables.tabulate_search(mlps.Store(path, tables.Search).results, arms)],
+        "ffn": lambda: [gpts.tabulate(gpts.Store(path))],
+        "allocations": lambda: [allocations.tabulate(allocations.read(path))],
+    }
+    page = (ROOT / "docs" / "practice.md").read_text().splitlines()
+    for lines in makers[name]():
+        assert len(lines) > 2
+        assert [line for line in lines if line not in page] == []
 
 
 def test_the_final_shape_from_scratch_is_as_large_as_what_grew(mlps: ModuleType) -> None:
