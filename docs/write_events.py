@@ -1,6 +1,6 @@
 """The documentation of all events and views, as Markdown made from the code.
 
-``python docs/write_events.py > docs/events.md`` writes it anew.
+``python docs/write_events.py > docs/reference/events.md`` writes it anew.
 """
 
 import ast
@@ -23,9 +23,9 @@ _INTRODUCTION = """\
 # Events and views of a run
 
 What happens in a run is kept in its `run.db`, an SQLite file, as typed, versioned events. Any tool that reads SQLite
-selects from them, best through the views: [see it grow](ui.md#in-sql-and-pandas) has lines for `sqlite3` and pandas.
+selects from them, best through the views: [see it grow](../ui.md#in-sql-and-pandas) has lines for `sqlite3` and pandas.
 
-This page is made from the code by `python docs/write_events.py > docs/events.md`.
+This page is made from the code by `python docs/write_events.py > docs/reference/events.md`.
 """
 
 _EVENTS = """\

@@ -62,11 +62,13 @@ def test_what_is_no_version_is_refused(version: str) -> None:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a version and a changelog, whose build takes no time."""
     (tmp_path / "version.py").write_text('__version__ = "0.2.0"\n')
+    (tmp_path / "CITATION.cff").write_text("title: Esper\nversion: 0.1.0\ndate-released: 2026-01-01\nlicense: MIT\n")
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n- new\n\n## 0.1.0 - 2026-01-01\n")
     for name, value in {
         "ROOT": tmp_path,
         "VERSION_FILE": tmp_path / "version.py",
         "CHANGELOG": tmp_path / "CHANGELOG.md",
+        "CITATION": tmp_path / "CITATION.cff",
         "build": lambda: tmp_path / "esper.whl",
         "check": lambda _: None,
     }.items():
@@ -88,7 +90,10 @@ def make_release(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 def test_a_release_is_committed_and_tagged_once(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_release(monkeypatch, "0.2.0")
     assert release.read_git("tag") == "v0.2.0"
-    assert "## 0.2.0 - " in (checkout / "CHANGELOG.md").read_text()
+    (heading,) = (line for line in (checkout / "CHANGELOG.md").read_text().splitlines() if "## 0.2.0 - " in line)
+    day = heading.rpartition(" ")[2]
+    citation = f"title: Esper\nversion: 0.2.0\ndate-released: {day}\nlicense: MIT\n"
+    assert (checkout / "CITATION.cff").read_text() == citation
     assert release.read_git("status", "--porcelain") == ""
     for version, why in {"0.2.0": "released already", "0.1.9": "older than", "0.3.0": "nothing below"}.items():
         with pytest.raises(SystemExit, match=why):

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 VERSION_FILE = ROOT / "src" / "esper" / "__init__.py"
 CHANGELOG = ROOT / "CHANGELOG.md"
+CITATION = ROOT / "CITATION.cff"
 START = ROOT / "docs" / "start.md"
 UNRELEASED = "## Unreleased"
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
@@ -45,7 +46,14 @@ def main() -> None:
     try:
         write_version(version)
         check(build())
-        run("git", "commit", "--quiet", "--message", f"Release {version}", str(VERSION_FILE), str(CHANGELOG))
+        run(
+            "git",
+            "commit",
+            "--quiet",
+            "--message",
+            f"Release {version}",
+            *map(str, (VERSION_FILE, CHANGELOG, CITATION)),
+        )
         run("git", "tag", "--annotate", f"v{version}", "--message", f"Esper {version}")
     except BaseException:
         run("git", "reset", "--quiet", "--hard", head)  # nothing was uncommitted
@@ -68,9 +76,13 @@ def require_releasable(version: str) -> None:
 
 
 def write_version(version: str) -> None:
-    """Into the package, and with today's date into the changelog."""
+    """Into the package, and with today's date into changelog and citation."""
+    day = dt.datetime.now(dt.UTC).date()
     VERSION_FILE.write_text(_VERSION.sub(f'__version__ = "{version}"', VERSION_FILE.read_text(), count=1))
-    CHANGELOG.write_text(date_changelog(CHANGELOG.read_text(), version, dt.datetime.now(dt.UTC).date()))
+    CHANGELOG.write_text(date_changelog(CHANGELOG.read_text(), version, day))
+    undated = re.sub(r"^date-released:.*\n", "", CITATION.read_text(), flags=re.MULTILINE)
+    lines = f"version: {version}\ndate-released: {day.isoformat()}"
+    CITATION.write_text(re.sub(r"^version:.*$", lines, undated, count=1, flags=re.MULTILINE))
 
 
 def date_changelog(text: str, version: str, day: dt.date) -> str:

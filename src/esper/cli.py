@@ -67,7 +67,7 @@ MOVED: Mapping[str, str] = {
     **{name: f"{_SCRIPT} examples/{name}.py" for name in ("grow", "look", "adapt")},
     "tune": f"{_SCRIPT} benchmarks/tune_rules.py",
     "watch": "is gone: `esper dash` shows runs in the browser, also over ssh (docs/ui.md)",
-    "query": "is gone: sqlite3 and pandas read a run's run.db, as docs/ui.md shows, and docs/events.md lists its views",
+    "query": "is gone: sqlite3 and pandas read a run's run.db (docs/ui.md); docs/reference/events.md lists its views",
     "export-events": "is gone: pandas writes the events in a run's run.db to any format, as docs/ui.md shows",
     "bridge": "is gone: `esper train --logger tensorboard` (or wandb, mlflow) sends figures live, as docs/ui.md shows",
 }

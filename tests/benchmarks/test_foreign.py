@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -190,3 +192,40 @@ def test_models_of_the_other_half_and_unknown_arms_are_refused(foreign: ModuleTy
     ):
         with pytest.raises(ConfigError, match=sentence):
             foreign.main(tmp_path, **options)
+
+
+def test_the_page_has_what_the_kept_runs_say(foreign: ModuleType) -> None:
+    """The gain, its error and the added parameters of every model and arm in docs/practice.md, and their summary."""
+    lines = (ROOT / "benchmarks/results/foreign/reporting.jsonl").read_text().splitlines()
+    results = [foreign.Result(**json.loads(line), seconds=0.0, decisions=()) for line in lines]
+    comparisons = foreign.compare(results)
+    found = {(one.problem, one.arm): one for one in comparisons}
+    arms = ("longer", "all_at_start", "random_candidate", "former_look", "look")
+    page = (ROOT / "docs/practice.md").read_text()
+    table = page.partition("## Models that nobody prepared")[2].partition("```")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
+    ]
+
+    def read(text: str) -> list[float]:
+        return [float(number) for number in re.findall(r"[+-]?(?:\d+\.?\d*|\.\d+)", text.replace(",", ""))]
+
+    models = {row[0].strip("`"): row for row in rows if row[0].startswith("`")}
+    assert set(models) == {one.problem for one in comparisons}
+    assert len(lines) == len(models) * 5 * (1 + len(arms))
+    for name, row in models.items():
+        values = found[name, "bare"].values
+        digits = 3 if statistics.mean(values) < 10 else 1
+        assert read(row[1]) == [round(statistics.mean(values), digits), round(statistics.stdev(values), digits)]
+        for arm, cell in zip(arms, row[2:], strict=True):
+            one = found[name, arm]
+            shown = read(cell)
+            assert shown[:2] == pytest.approx([one.gain, one.error], abs=0.0501), (name, arm)
+            assert (shown[2] if len(shown) > 2 else 0) == pytest.approx(100 * one.added, abs=0.501), (name, arm)
+
+    summaries = {one.arm: one for one in foreign.summarise(comparisons)}
+    (means,) = (row for row in rows if row[0] == "mean")
+    (counts,) = (row for row in rows if row[0].startswith("above bare"))
+    for arm, mean, count in zip(arms, means[2:], counts[2:], strict=True):
+        assert read(mean) == pytest.approx([summaries[arm].mean_gain], abs=0.00501)
+        assert read(count) == [summaries[arm].wins, summaries[arm].losses]

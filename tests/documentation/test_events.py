@@ -1,4 +1,4 @@
-"""docs/events.md says what the code says."""
+"""docs/reference/events.md says what the code says."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ from docs.write_events import document, event_table, view_table
 from esper.runs.events import event_types
 from esper.runs.views import VIEWS
 
-PAGE = Path(__file__).parents[2] / "docs" / "events.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "events.md"
 
 
 def test_the_page_is_what_the_code_generates():
-    assert PAGE.read_text() == document(), "write it anew: python docs/write_events.py > docs/events.md"
+    assert PAGE.read_text() == document(), "write it anew: python docs/write_events.py > docs/reference/events.md"
 
 
 def test_every_event_has_its_fields_types_defaults_and_meanings():

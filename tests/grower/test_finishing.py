@@ -287,4 +287,36 @@ def test_nothing_is_kept_on_a_network_that_gives_one_answer_to_everything(contro
     assert ending.contributions
     assert all(change.after is Stage.PRUNED for change in ending.changes)
     worth = [module for module in ending.tried if module.by == "finish" and (module.judgement.contribution or -1) >= 0]
-    assert all("none may be kept" in str(module) for module in worth)
+    assert all("no loss shows that the module helps" in str(module) for module in worth)
+
+
+@pytest.mark.parametrize("helps", [True, False])
+@pytest.mark.parametrize("by_example", [True, False])
+def test_a_module_stays_that_lowers_the_loss_of_a_network_that_gives_one_answer_to_everything(
+    helps: bool, by_example: bool
+):
+    inputs = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    targets = inputs.sum(1, keepdim=True).relu()
+    torch.manual_seed(0)
+    model = esper.attach(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)), {"2": ["mlp"]}, inputs[:2])
+    optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
+
+    def evaluate(model: nn.Module) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            losses = (model(inputs) - targets).square().squeeze(1)
+        return {"loss": losses if by_example else losses.mean()}
+
+    grower = Grower(model, optimizer, evaluate, controller="look", horizon=30)
+    while not (grower.network.table.stage == Stage.HOLDING).any():
+        loss = (model(inputs) - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        grower.step(train_loss=loss)
+    # The network dies: it answers 0, and the module changes that to 1 or -1, which is nearer to the targets or farther.
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    *_, bias = model.seeds["2"].parameters()
+    nn.init.constant_(bias, 1.0 if helps else -1.0)
+    (change,) = grower.finish().changes
+    assert change.after is (Stage.FOSSILIZED if helps else Stage.PRUNED)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 import esper
 import tiny_transformers
 from esper.dash import reporter
-from esper.errors import CheckpointError, ConfigError
+from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.ladders import ladder as loop
 from esper.ladders.rungs import TABLE, Ladder
 from esper.ladders.training import LadderTraining
@@ -279,6 +279,20 @@ def test_a_learn_function_with_a_scheduler_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="learn changed a learning rate from 0.01 to 0.005"):
         make(tmp_path, model, learn=learn_and_schedule, optimizer=optimizer)
+
+
+@pytest.mark.parametrize(("spoiled", "finished"), [(3, 0), (22, 1), (35, 2)])
+def test_a_ladder_that_diverged_stops_and_keeps_nothing_of_it(spoiled: int, finished: int, tmp_path: Path) -> None:
+    def learn_until(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        learn(model, optimizer, tokens(16))
+        if step == spoiled:
+            nn.init.constant_(next(model.parameters()), float("nan"))
+
+    with pytest.raises(DivergedError, match=f"training diverged.*{finished} rungs? (is|are) finished"):
+        make(tmp_path, learn=learn_until, data=None)
+    assert len(json.loads((tmp_path / TABLE).read_text())["rungs"]) == finished
+    files = list(tmp_path.rglob("*.safetensors"))
+    assert all(bool(value.isfinite().all()) for file in files for value in load_file(file).values())
 
 
 def test_running_statistics_of_a_branch_do_not_stay(tmp_path: Path) -> None:

@@ -125,15 +125,14 @@ def measure_search(
         cells = (f"{score:.3f}" for score in scores.values())
         table.add_row(name, *cells, format_multiple(report.B[name]), f"{low} to {high}")
     console.print(table)
-    # After how many networks the cost of training the controller is earned back.
-    verdict = "a search does as well with one, so it never pays"
-    if report.break_even is not None:
-        verdict = f"it has paid after {plural(report.break_even, 'network')}"
-    print_line(
-        console,
-        f"{report.controller} scores {report.score:.3f} with one training; it has cost {report.trainings:.0f} of them: "
-        f"{verdict}",
-    )
+    result = f"{report.controller} scores {report.score:.3f} with one training."
+    if report.trainings:
+        result += f" Learning or tuning it took {plural(round(report.trainings), 'training')}"
+        if report.break_even is None:
+            result += ". A search scores as much with one, so that never pays."
+        else:
+            result += f", which pays from {plural(report.break_even, 'network')} on."
+    print_line(console, result)
     if json:
         print_json(asdict(report))
 

@@ -17,7 +17,7 @@ from esper.engine.backend import Measurement, Promises
 from esper.engine.governor import Vitals
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.grower.distributed import Processes
-from esper.grower.evaluation import Evaluate, ModelMeasurement, compute_contributions, measure_model
+from esper.grower.evaluation import DependenceMeasurement, Evaluate, ModelMeasurement, compute_contributions, measure_model
 from esper.grower.governor import ModelSnapshot
 from esper.grower.gradients import GradientRecorder
 from esper.grower.isolated import IsolatedTrainer, SeedlessFork
@@ -133,17 +133,12 @@ class ModelBackend:
         """Whether all parameters, gradients and moments are finite."""
         return self._processes.run_on_model(lambda: self._snapshot.is_finite(gradients=not self._scaled))
 
-    def measure_dependence(self, slots: Bools) -> tuple[Evaluation, bool]:
-        """The model and the modules in ``slots``, bool ``[1, S]``, measured by switching them off now.
-
-        Also whether none of them is to be kept: the model's output is the same for all examples, or it breaks a
-        constraint.
-        """
+    def measure_dependence(self, slots: Bools) -> DependenceMeasurement:
+        """The model and the modules in ``slots``, bool ``[1, S]``, measured by switching them off now."""
         measurement = self._run(slots, None)
         evaluation = compute_contributions(measurement, self.networks.model, self.networks.table, self._scores)
         broken = bool(self._constraints.find_broken(measurement.baseline))
-        unfit = measurement.constant_output or broken
-        return evaluation, unfit
+        return DependenceMeasurement(evaluation, broken, measurement.constant_output)
 
     def measure_score(self) -> float:
         """Score of the model as it is now; higher is better, and NaN before any decision."""

@@ -12,6 +12,7 @@ import numpy as np
 from esper.control.controller import Figures, Judgement
 from esper.control.rules import compute_marginal_rents
 from esper.engine.measurements import Evaluation
+from esper.grower.evaluation import DependenceMeasurement
 from esper.grower.governor import Rollback
 from esper.grower.network import GrowingNetwork
 from esper.growth.tried import ModuleJudgement, TriedModule, count_tried, read_figure
@@ -254,13 +255,14 @@ class Ending:
         return [first, *map(str, self.tried), *self.advice]
 
 
-_UNFIT = "none may be kept, since a constraint is broken or the output is the same for all examples"
+_BROKEN = "none may be kept, since a constraint is broken"
+_CONSTANT = "not kept, since the output is the same for all examples and no loss shows that the module helps"
 
 
 def resolve_unfinished(
     network: GrowingNetwork,
     rent: float,
-    measure: Callable[[Bools], tuple[Evaluation, bool]],
+    measure: Callable[[Bools], DependenceMeasurement],
     resolve: Callable[[Bools, Bools], Transitions],
     slots: Sequence[str],
     *,
@@ -272,8 +274,7 @@ def resolve_unfinished(
     Args:
         network: The model, whose table ``resolve`` changes.
         rent: Price of growth, as in `esper.GrowerConfig`.
-        measure: Measures the model and the modules in the slots ``bool [1, S]`` that it is called with, and whether the
-            model is unfit, so that no module may be kept.
+        measure: Measures the model and the modules in the slots ``bool [1, S]`` that it is called with.
         resolve: Fossilizes the modules in its first slots and prunes those in its second; returns what changed.
         slots: Names of the slots.
         judgement: A judgement of the controller, for what it demands beyond the rent and of the loss; None: a module
@@ -304,20 +305,25 @@ def resolve_unfinished(
     }
     contributions: dict[str, float] = {}
     while (live := network.table.live).any():
-        evaluation, unfit = measure(live)
+        evaluation, constraint_broken, constant_output = measure(live)
         prices = compute_prices(network, rent)
         # A module that could not be measured is worth nothing; what does too little for the loss goes first.
         worth = np.nan_to_num(evaluation.accuracy_contribution - prices - margin, nan=-math.inf)
         surplus = evaluation.divide_by_loss(evaluation.loss_contribution) - loss_thresholds
         lacking = live & (surplus < 0)
-        ranked = np.where(lacking, surplus, math.inf) if lacking.any() else np.where(live, worth, math.inf)
         fit = live & ~lacking & (worth >= 0)
-        kept = live if not unfit and (fit == live).all() else no_slots
+        # On a model that gives one answer to everything only a loss shows what a module is worth: a score is chance.
+        shown = fit & (surplus >= 0) if constant_output else fit
+        kept = live if not constraint_broken and (shown == live).all() else no_slots
         pruned = no_slots.copy()
         if not kept.any():
+            candidates = live if constraint_broken else live & ~shown
+            ranked = np.where(lacking, surplus, math.inf) if lacking.any() else np.where(candidates, worth, math.inf)
             pruned.flat[ranked.argmin()] = True
         for place in np.flatnonzero(live[0]).tolist():
-            note = _UNFIT if pruned[0, place] and fit[0, place] else ""
+            note = ""
+            if pruned[0, place] and fit[0, place]:
+                note = _BROKEN if constraint_broken else _CONSTANT
             judgements[slots[place]] = _describe_judgement(
                 evaluation, place, prices, prices + margin, loss_thresholds, note
             )

@@ -39,7 +39,7 @@ from esper.grower.decision import (
     resolve_unfinished,
 )
 from esper.grower.distributed import Processes
-from esper.grower.evaluation import Evaluate, Number, store_contributions
+from esper.grower.evaluation import DependenceMeasurement, Evaluate, Number, store_contributions
 from esper.grower.evaluators import EVALUATE_ADVICE, read_criterion
 from esper.grower.former_arguments import accept_former_arguments
 from esper.grower.governor import ModelSnapshot, describe_rollback, require_rollbacks_left
@@ -501,9 +501,9 @@ class Grower:
         Call it after training, however early that ended, and before `GrowingModel.finalize` or `esper.save`. A module
         is kept, at the alpha that it has, if it counts and reaches the thresholds of the controller; under one without
         thresholds it must contribute at least what it adds to the rent. The least valuable is judged first, and the
-        others are measured again without it. None is kept while a constraint is broken, or while the model's output is
-        the same for all examples, as that of a dead network. Where nothing is unfinished, nothing changes. The result
-        lists all that was ever tried, with the figures by which it was kept or pruned. You may train on all the same:
+        others are measured again without it. None is kept while a constraint is broken. While the model's output is the
+        same for all examples, as that of a dead network, only modules are kept that lower the loss beyond noise by the
+        controller's threshold. Where nothing is unfinished, nothing changes. The result lists all that was ever tried, with the figures by which it was kept or pruned. You may train on all the same:
         the next `step` decides as ever about slots that are free.
 
         Nothing trains after it, so a module is judged by what the model loses when it is switched off, also under
@@ -622,11 +622,11 @@ class Grower:
             self._notify(lambda callback: callback.on_failure(self, failure))
             raise
 
-    def _measure_dependence(self, slots: Bools) -> tuple[Evaluation, bool]:
-        """The model with the modules in ``slots`` as measured now, and whether none may be kept; for `finish`."""
-        evaluation, unfit = self.backend.measure_dependence(slots)
-        store_contributions(self.model, evaluation.accuracy_contribution)
-        return evaluation, unfit
+    def _measure_dependence(self, slots: Bools) -> DependenceMeasurement:
+        """The model with the modules in ``slots`` as measured now; for `finish`."""
+        measurement = self.backend.measure_dependence(slots)
+        store_contributions(self.model, measurement.evaluation.accuracy_contribution)
+        return measurement
 
     def _judge(self) -> Judgement | None:
         """The controller's judgement of the modules as they were last measured; None if no threshold decides."""

@@ -124,6 +124,7 @@ def ladder(
             be made of this model's blocks; blocks are not clear, or copies of them would not run; ``learn`` does not
             call the model, takes other arguments, or changes learning rates; several processes train it.
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
+        DivergedError: parameters are not finite when a rung ends, or at a checkpoint, which is not written then.
         CheckpointError: the folder holds another ladder, or one that another optimizer trains; or it is damaged.
         RunError: the folder cannot be written.
     """
@@ -179,6 +180,7 @@ def ladder(
             reporter.update(training.step, name=training.describe_phase())
             if grown or training.finished or time.monotonic() > due:
                 began = time.monotonic()
+                training.require_finite()
                 (tensors, state), (more, counts) = training.take_state(), batches.take_state()
                 checkpoints.save(training.step, {**tensors, **more}, {**state, **counts})
                 pause = max(CHECKPOINT_SECONDS, (time.monotonic() - began) / WRITING_SHARE)

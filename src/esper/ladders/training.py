@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from esper.config.arguments import describe_value, read_number
 from esper.dash.output import print_line
-from esper.errors import CheckpointError, ConfigError, plural
+from esper.errors import CheckpointError, ConfigError, DivergedError, plural
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.probe import Arguments
 from esper.ladders.flops import TrainingFlops, count_forward
@@ -142,15 +142,19 @@ class LadderTraining:
         """Count a step; at its end a rung branches off, or is finished. Returns whether the model's size changed.
 
         Raises:
+            DivergedError: a rung ends or branches off with parameters that are not finite.
             ConfigError: ``evaluate`` returned no number.
             CheckpointError: a branching point cannot be written, or read back.
             RunError: a rung cannot be written.
         """
         self.step += 1
         branch = self.plan.find_branch_step(self._rung)
+        ending = self.finished or self.step == branch + self.plan.rungs[self._rung].decay_steps
+        if ending or self.step == branch:
+            self.require_finite()
         if self.step == branch:
             self._branches.save(self.step, *self.take_state())
-        if self.finished or self.step == branch + self.plan.rungs[self._rung].decay_steps:
+        if ending:
             self._finish_rung()
             if not self.finished:
                 # Back to where the rung branched off, and up to the next size.
@@ -158,6 +162,20 @@ class LadderTraining:
                 self.grow_to(self._rung + 1)
                 return True
         return False
+
+    def require_finite(self) -> None:
+        """Require finite parameters, before they are kept.
+
+        Raises:
+            DivergedError: some are not.
+        """
+        if all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
+            return
+        finished = f"{plural(len(self.folder.rungs), 'rung')} {'is' if len(self.folder.rungs) == 1 else 'are'} finished"
+        raise DivergedError(
+            f"training diverged: after step {self.step:,} of {self.plan.total_steps:,} there are parameters that are "
+            f"not finite; {finished}. Start anew in another folder with a lower learning rate, or with clipped gradients"
+        )
 
     def _finish_rung(self) -> None:
         """Measure and save the present rung."""
