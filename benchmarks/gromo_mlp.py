@@ -36,6 +36,7 @@ from width_mlp import (
     BOTH,
     EPOCHS,
     GROMO,
+    GROMO_SHAPE,
     GROWTHS,
     HIDDEN,
     LAYERS,
@@ -158,23 +159,28 @@ def score_gromo(net: GrowingMLP, splits: Splits, neurons: int) -> list[tuple[flo
     ]
 
 
-def do_arm(arm: Arm, splits: Splits, known: Callable[[str], Result]) -> Result:
-    """Train in one way; ``known`` gives growth by its name."""
+def do_arm(arm: Arm, splits: Splits, known: Callable[[Arm], Result]) -> Result:
+    """Train in one way; ``known`` gives what is compared with."""
     if arm.how in OFFERS:
         return grow(arm, splits)
-    other = known(arm.like) if arm.like else None
+    other = known(Arm(arm.task, arm.like, arm.seed)) if arm.like else None
     if other is not None and arm.how == GROMO:
         return grow_gromo(arm, splits, other.parameters, other.flops)
-    began = time.perf_counter()
+    began, features = time.perf_counter(), splits.train.inputs[0].numel()
     net: nn.Module = make_host(splits, arm.seed)
     if other is not None and arm.how == STATIC:
         net = make_final_shape(other.grown, splits, arm.seed)
     elif other is not None and arm.how == UNIFORM:
-        features = splits.train.inputs[0].numel()
         nets = [make_mlp(features, [width] * LAYERS, splits.classes) for width in range(HIDDEN, 4 * HIDDEN)]
         sizes = [abs(count(net) - other.parameters) for net in nets]
         torch.manual_seed(arm.seed)
         net = make_mlp(features, [HIDDEN + int(np.argmin(sizes))] * LAYERS, splits.classes)
+    elif arm.how == GROMO_SHAPE:
+        widths = [HIDDEN] * LAYERS
+        for layer, neurons in known(Arm(arm.task, GROMO, arm.seed, arm.like)).grown:
+            widths[int(layer) - 1] += int(neurons)
+        torch.manual_seed(arm.seed)
+        net = make_mlp(features, widths, splits.classes)
     flops = other.flops if other is not None and arm.equal_flops else None
     net, spent, epochs = train_static(net, splits, arm.seed, flops)
     return conclude(arm, net, splits, (spent, epochs, began))
@@ -251,7 +257,7 @@ def main(
                     scores.add(one)
             for arm in list_arms(task, seed) if step == "arms" else ():
                 if arm not in found and (longer or not arm.equal_flops):
-                    found[arm] = do_arm(arm, splits, lambda how, task=task, seed=seed: found[Arm(task, how, seed)])
+                    found[arm] = do_arm(arm, splits, found.__getitem__)
                     arms.add(found[arm])
                     print_line(console, describe_result(found[arm]))
     for lines in (

@@ -43,6 +43,7 @@ GROWTHS = [decision for decision in range(EPOCHS) if LOOKS.is_due(np.array([deci
 """The last one would come when the rule plants nothing any more."""
 
 BARE, GROMO, STATIC, UNIFORM = "bare", "gromo", "final shape from scratch", "uniform width"
+GROMO_SHAPE = "gromo's final shape from scratch"
 ONLY_MODULES, ONLY_WIDTH, MORE_WIDTH, BOTH = "look, modules", "look, width", "look, more width", "look, both"
 IN_TURN, THEN_BETTER = "one of each kind in turn", "one of each kind, then the better one"
 OFFERS: dict[str, dict[Any, Any]] = {
@@ -92,7 +93,8 @@ def list_arms(task: str, seed: int) -> list[Arm]:
     """In an order in which what others are compared with comes first."""
     compared = [Arm(task, how, seed, like) for like in LIKE for how in (GROMO, STATIC, UNIFORM)]
     longer = [Arm(task, how, seed, LIKE[0], True) for how in (BARE, GROMO, STATIC, UNIFORM)]
-    return [Arm(task, BARE, seed), *(Arm(task, how, seed) for how in OFFERS), *compared, *longer]
+    shape = Arm(task, GROMO_SHAPE, seed, LIKE[0])
+    return [Arm(task, BARE, seed), *(Arm(task, how, seed) for how in OFFERS), *compared, shape, *longer]
 
 
 class Store:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
-from width_mlp import BARE, BOTH, GROWTHS, LAYERS, OFFERS, TASKS, WIDTH_SLOTS, Arm, Result, list_arms
+from width_mlp import BARE, BOTH, GROMO_SHAPE, GROWTHS, LAYERS, OFFERS, TASKS, WIDTH_SLOTS, Arm, Result, list_arms
 
 from esper.control.rules import LookSettings
 
@@ -88,7 +88,7 @@ def tabulate_arms(results: Sequence[Result]) -> list[str]:
 
 def describe(arm: Arm) -> str:
     """What it is in a table."""
-    size = f", size of {arm.like!r}" if arm.like and arm.how != BARE else ""
+    size = f", size of {arm.like!r}" if arm.like and arm.how not in (BARE, GROMO_SHAPE) else ""
     flops = f", FLOPs of {arm.like!r}" if arm.equal_flops else ""
     return arm.how + size + flops
 
