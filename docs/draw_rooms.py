@@ -1,7 +1,7 @@
-"""Draw which room of the code stands on which, from its imports, and list its files, into docs/architecture.md.
+"""Draw the rooms of the code and their imports into docs/architecture.md, and list all files in architecture/rooms.md.
 
 python docs/draw_rooms.py          # draw anew
-python docs/draw_rooms.py --check  # fail if the page shows something else
+python docs/draw_rooms.py --check  # fail if the pages show something else
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "esper"
-PAGE = ROOT / "docs" / "architecture.md"
-MARKS = ("drawing", "files")
-"""Parts of the page that are made here, each between two comments."""
+PAGES = {"drawing": ROOT / "docs" / "architecture.md", "files": ROOT / "docs" / "architecture" / "rooms.md"}
+"""The page of each part that is made here, between two comments."""
 
 Edges = Counter[tuple[str, str]]
 """How many files of the first room import something of the second."""
@@ -98,23 +97,23 @@ def list_files() -> str:
             continue
         room = room_of(inner.with_suffix("").parts) or "at the root"
         rooms.setdefault(room, []).append(f"- `{inner.as_posix()}`: {docstring.partition(chr(10))[0]}")
-    return "\n".join(f"### {room}\n\n" + "\n".join(lines) + "\n" for room, lines in sorted(rooms.items()))
+    return "\n".join(f"## {room}\n\n" + "\n".join(lines) + "\n" for room, lines in sorted(rooms.items()))
 
 
 def main() -> None:
-    """Write both parts between their marks, or compare."""
+    """Write both parts between their comments, or compare them with the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="fail if the page shows something else")
+    parser.add_argument("--check", action="store_true", help="fail if the pages show something else")
     check: bool = parser.parse_args().check
-    page = made = PAGE.read_text()
-    for mark, text in zip(MARKS, (draw(), list_files()), strict=True):
-        begin, end = f"<!-- {mark}: made by docs/draw_rooms.py -->\n", f"<!-- end of {mark} -->\n"
-        before, rest = made.split(begin)
+    for part, text in {"drawing": draw(), "files": list_files()}.items():
+        begin, end = f"<!-- {part}: made by docs/draw_rooms.py -->\n", f"<!-- end of {part} -->\n"
+        page = PAGES[part].read_text()
+        before, rest = page.split(begin)
         made = f"{before}{begin}{text}{end}{rest.split(end)[1]}"
-    if check and made != page:
-        sys.exit(f"{PAGE.name} shows an older layout: run python docs/draw_rooms.py")
-    if not check:
-        PAGE.write_text(made)
+        if not check:
+            PAGES[part].write_text(made)
+        elif made != page:
+            sys.exit(f"{PAGES[part].name} shows an older layout: run python docs/draw_rooms.py")
 
 
 if __name__ == "__main__":
