@@ -42,9 +42,12 @@ class ReferencePopulation:
         self.config = config
         self.networks = list(networks)
         example = config.example_input.to(device=config.device, dtype=config.dtype)
+        self._names = [place if isinstance(place, str) else place[-1] for place in config.slots]
+        makers = {place[-1]: place[:-1] for place in config.slots if not isinstance(place, str)}
+        offers = {name: config.blueprints if name in makers else None for name in self._names}
         self.models = [
             GrowingModel(
-                copy.deepcopy(network.host).to(device=config.device, dtype=config.dtype), config.slots, example
+                copy.deepcopy(network.host).to(device=config.device, dtype=config.dtype), offers, example, makers=makers
             )
             for network in networks
         ]
@@ -77,12 +80,12 @@ class ReferencePopulation:
                 self._prune(*where)
 
     def _slots(self, model: GrowingModel) -> list[Slot]:
-        return [model.slots[name] for name in self.config.slots]
+        return [model.slots[name] for name in self._names]
 
     def _germinate(self, network: int, slot: int, blueprint: str, blend: Blend) -> None:
         generator = module_generator(self.networks[network].seed, slot, int(self.germinations[network, slot]))
         self.germinations[network, slot] += 1
-        place = self.models[network].slots[self.config.slots[slot]]
+        place = self.models[network].slots[self._names[slot]]
         self.seeds[network, slot] = place.germinate(blueprint, generator, blend=blend)
 
     def _prune(self, network: int, slot: int) -> None:
@@ -92,7 +95,7 @@ class ReferencePopulation:
         for parameter in gone:
             optimizer.state.pop(parameter, None)
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if not gone & set(group["params"])]
-        self.models[network].slots[self.config.slots[slot]].remove()
+        self.models[network].slots[self._names[slot]].remove()
 
     def train(self, batches: Iterable[Batch]) -> None:
         """One optimizer step per minibatch in every network."""

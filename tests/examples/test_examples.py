@@ -83,6 +83,17 @@ def test_a_suite_of_ones_own_is_played(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits_width", "mnist1d_width"])
+def test_suites_with_hidden_units_on_offer_are_played(name: str, tmp_path: Path):
+    suite = f"{EXAMPLES}/width_suite.py:{name}"
+    words = ["evaluate", "--controller", "look", "--suite", suite, "--instances", "2", "--json"]
+    command = [sys.executable, "-m", "esper", *words]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["none"]["score"] > 1 / 10
+
+
+@pytest.mark.slow
 def test_settings_are_searched(tmp_path: Path):
     if importlib.util.find_spec("optuna") is None:
         pytest.skip("needs optuna")
@@ -104,6 +115,6 @@ def test_the_sweep_at_weights_and_biases_has_the_same_space(monkeypatch: pytest.
 
 def test_every_example_is_run():
     elsewhere = {"grow", "look", "adapt", *LADDERS}  # the first three in test_practice.py
-    shared = {"counting", "digits", "own_suite", "search_settings", *elsewhere}
+    shared = {"counting", "digits", "own_suite", "search_settings", "width_suite", *elsewhere}
     named = set(test_an_example_grows_and_tells_the_scores.pytestmark[0].args[1])
     assert {path.stem for path in EXAMPLES.glob("*.py")} - shared == named

@@ -17,7 +17,13 @@ from esper.engine.backend import Measurement, Promises
 from esper.engine.governor import Vitals
 from esper.engine.measurements import Evaluation, TrainingReport
 from esper.grower.distributed import Processes
-from esper.grower.evaluation import DependenceMeasurement, Evaluate, ModelMeasurement, compute_contributions, measure_model
+from esper.grower.evaluation import (
+    DependenceMeasurement,
+    Evaluate,
+    ModelMeasurement,
+    compute_contributions,
+    measure_model,
+)
 from esper.grower.governor import ModelSnapshot
 from esper.grower.gradients import GradientRecorder
 from esper.grower.isolated import IsolatedTrainer, SeedlessFork

@@ -38,8 +38,9 @@ from esper.grower.scores import (
     name_loss,
     parse_metrics,
 )
-from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint
-from esper.lifecycle.actions import Blend, Op
+from esper.growth.blueprints.registry import Blueprint
+from esper.growth.seed import require_blends
+from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Rules
 
 
@@ -153,9 +154,7 @@ def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained
     Raises:
         ConfigError: they allow another blend than ``add``, and a blueprint takes no other; or they forbid pruning.
     """
-    only_adding = next((kind.name for kind in kinds if kind.context in LAYER_CONTEXTS), None)
-    if only_adding is not None and tuple(rules.blends) != (Blend.ADD,):
-        raise ConfigError(f"rules.blends: blueprint {only_adding!r} only adds to the features; leave 'add' alone")
+    require_blends(rules.blends, kinds)
     if constrained and Op.PRUNE not in rules.operations:
         raise ConfigError("constraints: a seed that breaks one is pruned, but rules.operations lack 'prune'")
 

@@ -319,7 +319,7 @@ def _describe_suites(names: tuple[str, ...]) -> _Conditions:
 
     # Layouts: suites of one kind with the same problems have hosts of one kind.
     kinds = {(type(suite), suite.families): suite for suite in suites}.values()
-    probed = [probe(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites for suite in kinds]
+    probed = [probe(suite.template(), suite.slot_names, torch.zeros(2, *suite.input_shape)).sites for suite in kinds]
     layouts = {site.layout.value for sites in probed for site in sites.values()}
 
     # Rents: instances are drawn evenly from the suites.

@@ -18,7 +18,7 @@ from esper.control.rules import ActionBuilder
 from esper.engine.backend import Promises
 from esper.engine.engine import GrowthEngine, Situation
 from esper.engine.governor import Governor, Intervention, Vitals
-from esper.engine.measurements import Evaluation, TrainingReport
+from esper.engine.measurements import TrainingReport
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError, plural
 from esper.former import warn_of_former
 from esper.grower.backend import ModelBackend
@@ -503,8 +503,9 @@ class Grower:
         thresholds it must contribute at least what it adds to the rent. The least valuable is judged first, and the
         others are measured again without it. None is kept while a constraint is broken. While the model's output is the
         same for all examples, as that of a dead network, only modules are kept that lower the loss beyond noise by the
-        controller's threshold. Where nothing is unfinished, nothing changes. The result lists all that was ever tried, with the figures by which it was kept or pruned. You may train on all the same:
-        the next `step` decides as ever about slots that are free.
+        controller's threshold. Where nothing is unfinished, nothing changes. The result lists all that was ever tried,
+        with the figures by which it was kept or pruned. You may train on all the same: the next `step` decides as ever
+        about slots that are free.
 
         Nothing trains after it, so a module is judged by what the model loses when it is switched off, also under
         `esper.Refit`. If parameters are not finite by now, the last good state comes back first.

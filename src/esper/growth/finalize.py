@@ -116,7 +116,7 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     losing = tied.untie()
     # State the new widths in configurations.
     widened = by_way[Folded.WIDENED]
-    hidden = {names[name]: layer.hidden for name in widened if (layer := grown.slots[name].site.layer) is not None}
+    hidden = {names[name]: grown.slots[name].site.hidden for name in widened}
     widen_configurations(host, {name: part for name, part in hidden.items() if part is not None})
     # Check what depends on how the host's own code uses containers and weights.
     if inserted or merged or widened or blocks:

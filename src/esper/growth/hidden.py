@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.positions import drop_caches, list_argument_names, pad_nested
-from esper.growth.site import Hidden, Step
+from esper.growth.site import Hidden, Site, Step
 from esper.growth.taps import find_tensors, list_named_modules
-from esper.growth.widening import find_channel_axis, get_weight_shape, is_plain_norm, is_widenable
+from esper.growth.widening import find_channel_axis, get_plain_forward, get_weight_shape, is_plain_norm, is_widenable
 from esper.numerics.module_state import keep_generators, keep_modes
 
 _NOISE = 3.0
@@ -153,10 +153,38 @@ def find_pairs(host: nn.Module, containers: Collection[str], run: Callable[[], o
     return found
 
 
+def measure_site(site: Site, host: nn.Module, width: int) -> tuple[int, ...]:
+    """What tells sites of `fit_site` apart: the width, and of hidden units their number and that of their inputs."""
+    if site.hidden is None:
+        return (width,)
+    return (width, *get_weight_shape(host.get_submodule(site.hidden.names[0]))[:2])
+
+
+def fit_site(site: Site, host: nn.Module, width: int) -> Site:
+    """The site in a host of the same architecture, which has ``width`` channels there and may be narrower elsewhere."""
+    fitted, hidden = site.with_width(width), site.hidden
+    if hidden is None:
+        return fitted
+    layers = tuple(host.get_submodule(name) for name in hidden.names)
+    units, channels = get_weight_shape(layers[0])[:2]
+    shape = list(hidden.input_shape)
+    shape[0 if find_channel_axis(layers[0]) == 1 else -1] = channels
+    return replace(
+        fitted,
+        hidden=replace(
+            hidden,
+            layers=layers,
+            reader=host.get_submodule(hidden.reader_name),
+            width=units,
+            input_shape=tuple(shape),
+        ),
+    )
+
+
 def is_unaltered(layer: nn.Module, call: LayerCall, output: Any) -> bool:
     """Whether a layer returned what its class computes, within rounding: no hook or other forward changed it."""
     try:
-        expected = _pad_if_nested(type(layer).forward(layer, *call.arguments, **call.keywords))
+        expected = _pad_if_nested(get_plain_forward(layer)(layer, *call.arguments, **call.keywords))
     except (TypeError, RuntimeError, AttributeError):  # other arguments, or the weight is elsewhere
         return False
     output = _pad_if_nested(output)
@@ -268,7 +296,8 @@ class _Trace:
         with _evaluating(self._host):
             # As it is: arguments and outputs of the layers, and what the module around them returns.
             calls, outputs, returned = self._call_plainly()
-            first = calls[-1].first_argument
+            source, first = calls[0].first_argument, calls[-1].first_argument
+            assert source is not None
             assert first is not None
             # With noise in place of the outputs, while the last layer reads what it read before.
             like = outputs[0]
@@ -296,10 +325,13 @@ class _Trace:
         return Hidden(
             self._pair.makers,
             tuple(self._makers),
+            self._pair.reader,
+            self._reader,
             tuple(map(tuple, steps)),
             tuple(after),
             width,
             like[0].numel() // width,
+            tuple(source.shape[1:]),
         )
 
     def _refuse(self, problem: str) -> SlotError:

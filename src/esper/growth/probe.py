@@ -169,7 +169,7 @@ def probe(
         causal: Whether no token may depend on later ones; None: found by changing the last token, of two or more.
         apart: Whether no position may depend on any other; None: found by the arguments of the host's modules.
         with_branch_outputs: Names of the submodules of which to find the `Layer.branch_outputs`, too.
-        makers: By submodule, the layers that make the hidden units which it reads: to find its `Layer.hidden`, too.
+        makers: By submodule, the layers that make the hidden units which it reads: to find its `Site.hidden`, too.
         frozen: Names of the submodules that will stay in evaluation mode; ``""`` is the host itself.
 
     Raises:
@@ -231,11 +231,10 @@ def probe(
             trainable=frozenset(path for path, values in module.named_parameters() if values.requires_grad),
             unaltered=record.unaltered,
             in_tuple=record.in_tuple,
-            hidden=hidden.get(name),
         )
         if name in with_branch_outputs and layer.keeps_shape and not layer.quantised:
             layer = replace(layer, branch_outputs=find_branch_outputs(module, record.call))
-        sites[name] = _describe_site(layer, record.output, inputs, causal)
+        sites[name] = replace(_describe_site(layer, record.output, inputs, causal), hidden=hidden.get(name))
     # Find out whether positions must stay apart, and why.
     if apart is not False:
         ordered = [name for name, site in sites.items() if site.layout in IN_ORDER]

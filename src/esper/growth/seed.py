@@ -13,14 +13,15 @@ FLOPs, as only products of matrices and convolutions are counted.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint, Context
+from esper.errors import ConfigError
+from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint, Context
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.rules import Isolation
@@ -101,6 +102,17 @@ def blend_blueprint(blueprint: Blueprint, site: Site, blend: Blend) -> Blueprint
     if blend is Blend.ADD:
         return blueprint
     return (StackableBlendedBlueprint if isinstance(blueprint, Stackable) else BlendedBlueprint)(blueprint, site, blend)
+
+
+def require_blends(blends: Sequence[Blend], kinds: Iterable[type[Blueprint]]) -> None:
+    """Refuse blends that one of the blueprints does not take.
+
+    Raises:
+        ConfigError: a blueprint that is made for a layer has another blend than ``add``.
+    """
+    only_adding = next((kind.name for kind in kinds if kind.context in LAYER_CONTEXTS), None)
+    if only_adding is not None and tuple(blends) != (Blend.ADD,):
+        raise ConfigError(f"rules.blends: blueprint {only_adding!r} only adds to the features; leave 'add' alone")
 
 
 def count_blend_parameters(blend: Blend, site: Site) -> int:

@@ -49,6 +49,10 @@ class Hidden:
     """Names of the layers that make them."""
     layers: tuple[nn.Module, ...]
     """These layers; all have the same input."""
+    reader_name: str
+    """Name of the layer that reads them."""
+    reader: nn.Module
+    """This layer."""
     steps: tuple[tuple[Step, ...], ...]
     """What follows each layer, before any product."""
     after: tuple[Step, ...]
@@ -57,6 +61,8 @@ class Hidden:
     """Number of units."""
     positions: int
     """Positions for which a layer makes them, of one example: tokens, samples or pixels; 1 for plain features."""
+    input_shape: tuple[int, ...]
+    """Shape of what the layers that make them read, of one example."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +90,6 @@ class Layer:
     """Whether it returns a tuple that begins with the features."""
     blank: nn.Module | None = None
     """A copy from before the module was sharded, without values; None if it is whole."""
-    hidden: Hidden | None = None
-    """The hidden units that it reads, if the slot was attached to more layers than this one."""
 
     @property
     def quantised(self) -> bool:
@@ -112,6 +116,8 @@ class Site:
     """Why no position may depend on any other, as a clause (``padding is masked``); empty if positions may mix."""
     layer: Layer | None = field(default=None, compare=False, repr=False)
     """The layer whose output the features are, for blueprints that are made for it; None in populations."""
+    hidden: Hidden | None = field(default=None, compare=False, repr=False)
+    """The hidden units that this layer reads, if the slot was attached to more layers than this one."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -87,10 +87,9 @@ class Slot(GrowthHook):
         self.copies = copies
         self.compilations = compilations
         self.depth = depth
-        hidden = None if site.layer is None else site.layer.hidden
-        self.source = None if hidden is None else SourceTap(tap.gate)
+        self.source = None if site.hidden is None else SourceTap(tap.gate)
         """Keeps the input of the layers that make the hidden units which the slot's layer reads, if units may grow."""
-        self.makers: tuple[str, ...] = () if hidden is None else hidden.names
+        self.makers: tuple[str, ...] = () if site.hidden is None else site.hidden.names
         """Names of these layers."""
         self.blueprints = _choose_blueprints(name, site, blueprints)
         """Names of the blueprints that may germinate here."""

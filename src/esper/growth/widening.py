@@ -6,7 +6,7 @@ A linear layer of Hugging Face's `Conv1D`, as GPT-2 has, keeps its weight transp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.utils import skip_init  # pyright: ignore[reportUnknownVariableTyp
 
 from esper.growth.depth import CONFIGURATION
 from esper.growth.site import Hidden
+from esper.numerics.stacking import Stackable
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -25,16 +26,29 @@ _TRANSPOSED = "transformers.pytorch_utils.Conv1D"
 def is_widenable(module: nn.Module) -> bool:
     """Whether a module is a linear layer or a convolution whose weight can get more rows and columns.
 
-    Not subclasses with a forward of their own, grouped convolutions, weights and biases that are computed from others
-    (weight norm, pruning and other parametrizations), and whole numbers.
+    Not subclasses with a forward of their own, unless they are `Stackable`; grouped convolutions; weights and biases
+    that are computed from others (weight norm, pruning and other parametrizations); and whole numbers.
     """
-    plain = _is_transposed(module) or any(type(module).forward is kind.forward for kind in (nn.Linear, *CONVOLUTIONS))
+    plain = _is_transposed(module) or _find_plain_class(module) is not None
     if not plain or (isinstance(module, CONVOLUTIONS) and module.groups != 1):
         return False
     parameters = dict(module.named_parameters(recurse=False))
     if cast("Any", module).bias is not None and "bias" not in parameters:
         return False
     return "weight" in parameters and parameters["weight"].is_floating_point()
+
+
+def get_plain_forward(layer: nn.Module) -> Callable[..., Any]:
+    """What computes the output of a layer, given it and its input: the forward of torch's class, if that is plain."""
+    return (_find_plain_class(layer) or type(layer)).forward
+
+
+def _find_plain_class(module: nn.Module) -> type[nn.Module] | None:
+    """The class of torch's linear layers and convolutions whose forward a module has, or stacks; None for others."""
+    for kind in (nn.Linear, *CONVOLUTIONS):
+        if isinstance(module, kind) and (isinstance(module, Stackable) or type(module).forward is kind.forward):
+            return kind
+    return None
 
 
 def is_plain_norm(module: nn.Module) -> bool:

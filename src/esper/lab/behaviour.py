@@ -93,7 +93,7 @@ def describe_behaviour(suite: Suite, iteration: int, played: Mapping[Split, Eval
             usage.append(_count_usage(family, split, result.logs))
             episodes.append(_describe_first_episode(family, split, result))
     earnings = tuple(values for result in played.values() for values in result.earnings)
-    return Behaviour(iteration, suite.sites, suite.blueprints, tuple(usage), tuple(episodes), earnings)
+    return Behaviour(iteration, suite.slot_names, suite.blueprints, tuple(usage), tuple(episodes), earnings)
 
 
 def _count_usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:

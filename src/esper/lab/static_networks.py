@@ -14,6 +14,7 @@ import torch
 
 from esper.engine.budget import TRAINING_PASSES, Cost
 from esper.growth.blueprints.registry import get
+from esper.growth.hidden import fit_site
 from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, Head, make_wait_actions
 from esper.lifecycle.stages import BLENDED, OWNING, Stage, make_stage_lookup
@@ -47,10 +48,17 @@ class Prices:
         self._sites = Execution(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites
         self._by_widths: dict[tuple[int, ...], tuple[int, Cost]] = {}
         """Hosts of equal widths cost the same, and counting takes milliseconds."""
+        self._sites_by_widths: dict[tuple[int, ...], list[Site]] = {}
 
     def sites(self, instance: Instance) -> list[Site]:
         """Sites of the seeds in the instance's host."""
-        return [site.with_width(width) for site, width in zip(self._sites, instance.widths, strict=True)]
+        widths = instance.widths
+        if widths not in self._sites_by_widths:
+            host = self._suite.host(instance)
+            self._sites_by_widths[widths] = [
+                fit_site(site, host, width) for site, width in zip(self._sites, widths, strict=True)
+            ]
+        return self._sites_by_widths[widths]
 
     def count(self, instance: Instance) -> tuple[int, Cost]:
         """FLOPs of the instance's host, and those that seeds in its slots add, for E = 1."""

@@ -174,7 +174,7 @@ class LadderTraining:
         finished = f"{plural(len(self.folder.rungs), 'rung')} {'is' if len(self.folder.rungs) == 1 else 'are'} finished"
         raise DivergedError(
             f"training diverged: after step {self.step:,} of {self.plan.total_steps:,} there are parameters that are "
-            f"not finite; {finished}. Start anew in another folder with a lower learning rate, or with clipped gradients"
+            f"not finite; {finished}. Start again in another folder with a lower learning rate or clipped gradients"
         )
 
     def _finish_rung(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,29 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from esper.errors import SlotError
+from esper.growth.hidden import fit_site
 from esper.growth.model import GrowingModel
+from esper.growth.site import Site
 from esper.growth.slot import SlotModule
+from esper.growth.taps import SourceTap
 from esper.numerics.module_state import global_generators
 from esper.numerics.random_streams import seed_globally
 from esper.numerics.stacking import Stackable, linear
-from esper.population.host_checks import can_vmap, draws_in_training
+from esper.population.host_checks import can_vmap, draws_in_training, require_stateless_steps
 
 Parameters = Mapping[str, Tensor]
 """Parameters or buffers by name: each ``[E, *shape]`` where they are stacked."""
 
 
-SlotOp: TypeAlias = SlotModule
-"""Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``."""
+class SlotOp(Protocol):
+    """Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``.
+
+    ``source`` is what the layers read that make the hidden units before the slot, ``[E, N, ...]``; None where there are
+    none to which others may be added.
+    """
+
+    def __call__(self, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor: ...
 
 
 class FunctionalModule:
@@ -242,7 +252,7 @@ class _LeaveVmap(torch.autograd.Function):
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(features: Tensor, inputs: Tensor, slot_op: SlotOp) -> Tensor:
+    def forward(features: Tensor, inputs: Tensor, source: Tensor | None, slot_op: SlotOp) -> Tensor:
         raise RuntimeError("a population's slot was called outside its vmap")
 
     @staticmethod
@@ -251,10 +261,18 @@ class _LeaveVmap(torch.autograd.Function):
 
     @staticmethod
     def vmap(  # pyright: ignore[reportIncompatibleMethodOverride] - the base class leaves the arguments open
-        info: Any, in_dims: tuple[int | None, ...], features: Tensor, inputs: Tensor, slot_op: SlotOp
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        features: Tensor,
+        inputs: Tensor,
+        source: Tensor | None,
+        slot_op: SlotOp,
     ) -> tuple[Tensor, int]:
         features = _move_networks_first(features, in_dims[0], info.batch_size)
-        return slot_op(features, _move_networks_first(inputs, in_dims[1], info.batch_size)), 0
+        inputs = _move_networks_first(inputs, in_dims[1], info.batch_size)
+        if source is not None:
+            source = _move_networks_first(source, in_dims[2], info.batch_size)
+        return slot_op(features, inputs, source), 0
 
 
 def _move_networks_first(tensor: Tensor, axis: int | None, networks: int) -> Tensor:
@@ -264,32 +282,65 @@ def _move_networks_first(tensor: Tensor, axis: int | None, networks: int) -> Ten
 # What a slot calls: every way shows the slot op the features of its networks as [E, N, ...].
 
 
-def _apply_from_vmap(slot_op: SlotOp, features: Tensor, inputs: Tensor) -> Tensor:
-    return cast(Tensor, _LeaveVmap.apply(features, inputs, slot_op))
+def _apply_from_vmap(slot_op: SlotOp, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
+    return cast(Tensor, _LeaveVmap.apply(features, inputs, source, slot_op))
 
 
-def _apply_to_merged(slot_op: SlotOp, networks: int, features: Tensor, inputs: Tensor) -> Tensor:
-    return merge_networks(slot_op(split_networks(features, networks), split_networks(inputs, networks)))
+def _apply_to_merged(networks: int, slot_op: SlotOp, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
+    source = None if source is None else split_networks(source, networks)
+    return merge_networks(slot_op(split_networks(features, networks), split_networks(inputs, networks), source))
 
 
-def _apply_to_one(slot_op: SlotOp, features: Tensor, inputs: Tensor) -> Tensor:
-    return slot_op(features.unsqueeze(0), inputs.unsqueeze(0)).squeeze(0)
+def _apply_to_one(slot_op: SlotOp, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
+    source = None if source is None else source.unsqueeze(0)
+    return slot_op(features.unsqueeze(0), inputs.unsqueeze(0), source).squeeze(0)
+
+
+def _apply(slot_op: SlotOp, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
+    return slot_op(features, inputs, source)
+
+
+_Apply = Callable[[SlotOp, Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _run_in_slot(apply: _Apply, slot_op: SlotOp, tap: SourceTap | None, features: Tensor, inputs: Tensor) -> Tensor:
+    """What the occupant of a slot returns: the slot op, with what the tap has kept in this pass."""
+    return apply(slot_op, features, inputs, None if tap is None else tap.get())
 
 
 class Execution:
     """Runs the hosts of a population with a slot op in each slot.
 
+    Args:
+        template: A host at full width.
+        slots: Names of submodules; or the names of layers between which hidden units may grow, whose slot is behind the
+            last of them.
+        example_input: ``[B, ...]``.
+
     Raises:
-        SlotError: a slot's name does not fit the template.
+        SlotError: a slot's name does not fit the template, or no units can be added between layers.
         TaskError: as `draws_in_training`.
     """
 
-    def __init__(self, template: nn.Module, slots: Sequence[str], example_input: Tensor) -> None:
+    def __init__(self, template: nn.Module, slots: Sequence[str | tuple[str, ...]], example_input: Tensor) -> None:
         self.draws = draws_in_training(template, example_input)
         """Whether hosts draw random numbers in training mode: then they need generators there, and are looped."""
-        self._model = GrowingModel(copy.deepcopy(template), slots, example_input)
-        self._slots = [self._model.slots[name] for name in slots]
-        self.sites = [replace(slot.site, layer=None) for slot in self._slots]
+        pairs = [place for place in slots if not isinstance(place, str)]
+        short = next((place for place in pairs if len(place) < 2), None)
+        if short is not None:
+            raise SlotError(
+                f"site {short} is no pair: name layers that make hidden units, and then the one that reads them"
+            )
+        names = [place if isinstance(place, str) else place[-1] for place in slots]
+        makers = {place[-1]: place[:-1] for place in pairs}
+        self._model = GrowingModel(copy.deepcopy(template), names, example_input, makers=makers)
+        self._slots = [self._model.slots[name] for name in names]
+        # Layers are those of the template, since the model's lose their parameters.
+        sites = [replace(slot.site, layer=None) for slot in self._slots]
+        self.sites: list[Site] = [fit_site(site, template, site.width) for site in sites]
+        for site in self.sites:
+            if site.hidden is not None:
+                require_stateless_steps(site.hidden)
         self._stacks = isinstance(template, Stackable)
         self._merges = not self._stacks and not self.draws and can_merge(template, example_input)
         self.needs_loop = self.draws or not (self._stacks or self._merges or can_vmap(template, example_input))
@@ -309,13 +360,13 @@ class Execution:
         a vmap over networks.
         """
         if self._stacks:
-            self._set_slot_modules(slot_ops)
+            self._set_slot_ops(slot_ops, _apply)
             return self._call(parameters, buffers, inputs)
         if self._merges:
             networks = len(inputs)
-            self._set_slot_modules([slot_op and partial(_apply_to_merged, slot_op, networks) for slot_op in slot_ops])
+            self._set_slot_ops(slot_ops, partial(_apply_to_merged, networks))
             return split_networks(self._call(parameters, buffers, merge_networks(inputs)), networks)
-        self._set_slot_modules([slot_op and partial(_apply_from_vmap, slot_op) for slot_op in slot_ops])
+        self._set_slot_ops(slot_ops, _apply_from_vmap)
         return vmap_under_autocast(self._call)(parameters, buffers, inputs)
 
     def run_looped(
@@ -334,7 +385,7 @@ class Execution:
         # Not by an index, whose backward pass would fill a gradient of all networks for each of them.
         rows = {name: tensor.unbind() for name, tensor in parameters.items()}
         for network, network_ops in enumerate(slot_ops):
-            self._set_slot_modules([slot_op and partial(_apply_to_one, slot_op) for slot_op in network_ops])
+            self._set_slot_ops(network_ops, _apply_to_one)
             network_parameters = {name: tensors[network] for name, tensors in rows.items()}
             network_buffers = {name: tensor[network] for name, tensor in buffers.items()}
             with ExitStack() as stack:
@@ -378,6 +429,14 @@ class Execution:
         """Put the hosts into training or evaluation mode."""
         self._model.host.train(mode)
 
-    def _set_slot_modules(self, modules: Sequence[SlotOp | None]) -> None:
+    def _set_slot_ops(self, slot_ops: Sequence[SlotOp | None], apply: _Apply) -> None:
+        self._set_slot_modules(
+            [
+                None if slot_op is None else partial(_run_in_slot, apply, slot_op, slot.source)
+                for slot, slot_op in zip(self._slots, slot_ops, strict=True)
+            ]
+        )
+
+    def _set_slot_modules(self, modules: Sequence[SlotModule | None]) -> None:
         for slot, module in zip(self._slots, modules, strict=True):
             slot.occupant = module

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from esper.engine.budget import Budget, Charge, Cost, Costs, affordable_blueprints, budget_left
 from esper.engine.gradients import GradientHealthSettings
-from esper.errors import ConfigError
-from esper.growth.blueprints.registry import Blueprint, get
-from esper.growth.seed import blend_blueprint, count_blend_parameters
+from esper.errors import ConfigError, SlotError
+from esper.growth.blueprints.registry import Blueprint, Context, get
+from esper.growth.hidden import fit_site, measure_site
+from esper.growth.seed import blend_blueprint, count_blend_parameters, require_blends
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.legality import ActionMasks, legal_actions
@@ -86,6 +87,18 @@ class NetworkSpecs:
             [sum(p.numel() for p in network.host.parameters()) for network in networks]
         )
         """Parameters before any growth, ``[E]``."""
+        # Networks of equal widths at a slot share a site.
+        self.sites_by_sizes: list[dict[tuple[int, ...], Site]] = [{} for _ in sites]
+        """The different sites that networks have at each slot, by `measure_site`."""
+        self.site_places: Ints = np.zeros(self.widths.shape, np.int64)
+        """The place of each network's site among these, ``[E, S]``."""
+        for slot, (widest, found) in enumerate(zip(sites, self.sites_by_sizes, strict=True)):
+            places: dict[tuple[int, ...], int] = {}
+            for row, network in enumerate(networks):
+                sizes = measure_site(widest, network.host, network.widths[slot])
+                if sizes not in found:
+                    found[sizes] = fit_site(widest, network.host, network.widths[slot])
+                self.site_places[row, slot] = places.setdefault(sizes, len(places))
         self.costs, self.compatible = self._price_seeds()
         """What seeds would cost, and whether a blueprint serves a slot, ``[E, S, K]``."""
 
@@ -94,10 +107,9 @@ class NetworkSpecs:
         compatible = np.zeros(shape, np.bool_)
         parameters, flops = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         blend_parameters = np.zeros((*self.widths.shape, len(Blend)), np.int64)
-        for slot, widest in enumerate(self.sites):
-            # Networks of equal width at a slot share the figures.
-            for width in np.unique(self.widths[:, slot]).tolist():
-                site, rows = widest.with_width(width), self.widths[:, slot] == width
+        for slot, sites in enumerate(self.sites_by_sizes):
+            for place, site in enumerate(sites.values()):
+                rows = self.site_places[:, slot] == place
                 for index, kind in enumerate(self.kinds):
                     if kind.supports(site):
                         compatible[rows, slot, index] = True
@@ -120,9 +132,9 @@ class NetworkSpecs:
 
         Whatever the blueprint's constructor raises passes through.
         """
-        spec = self.networks[network]
-        site = self.sites[kind.slot].with_width(spec.widths[kind.slot])
-        blueprint = self.kinds[kind.blueprint](site, module_generator(spec.seed, kind.slot, predecessors))
+        spec, slot = self.networks[network], kind.slot
+        site = list(self.sites_by_sizes[slot].values())[int(self.site_places[network, slot])]
+        blueprint = self.kinds[kind.blueprint](site, module_generator(spec.seed, slot, predecessors))
         return blend_blueprint(blueprint, site, kind.blend)
 
 
@@ -140,8 +152,8 @@ class PopulationConfig:
 
     template: nn.Module
     """The host at full width; only its architecture matters."""
-    slots: tuple[str, ...]
-    """Submodules that get a slot, first to last."""
+    slots: tuple[str | tuple[str, ...], ...]
+    """Submodules that get a slot, first to last; or layers between which hidden units may grow, as in `Suite.sites`."""
     blueprints: tuple[str, ...]
     """Registry names on offer; a blueprint's index in actions and tables is its index here."""
     example_input: Tensor
@@ -197,9 +209,11 @@ class Population:
     """E networks, computed as one program. Networks never influence one another.
 
     Raises:
-        SlotError: a slot's name does not fit the template.
+        SlotError: a slot's name does not fit the template; no units can be added between layers, or none are on offer
+            there; or units are on offer, and no slot is between layers.
         TaskError: the template keeps or draws what networks cannot have for themselves; see `draws_in_training`.
-        ConfigError: bfloat16 or parts of minibatches that the hosts cannot learn with.
+        ConfigError: bfloat16 or parts of minibatches that the hosts cannot learn with; or the rules allow blends that a
+            blueprint does not take.
         UnknownBlueprintError: a blueprint is not registered.
     """
 
@@ -207,6 +221,9 @@ class Population:
         self.config, self.size = config, len(networks)
         self._moment_names = MOMENT_NAMES[config.optimizer.name]
         self._empty_banks: dict[SeedKind, SeedBank] = {}
+        kinds = [get(name) for name in config.blueprints]
+        require_blends(config.rules.blends, kinds)
+        _require_pairs(config.slots, kinds)
 
         # The architecture with its slots, and how it is computed for many networks at once.
         template = config.template.to(device=config.device, dtype=config.dtype, non_blocking=True)
@@ -221,7 +238,6 @@ class Population:
 
         # Rows of zeros for all networks; `replace` fills them, as it does whenever networks are exchanged later on.
         shape = (self.size, len(config.slots))
-        kinds = [get(name) for name in config.blueprints]
         # A value, its gradient and its moments.
         bytes_per_parameter = config.dtype.itemsize * (2 + len(self._moment_names))
         empty = StackedParameters.empty(template, self._moment_names, config.dtype, config.device)
@@ -388,6 +404,18 @@ class Population:
     def count_seed_parameters(self, slots: Bools) -> Ints:
         """``[E]``: live parameters of the seeds in ``slots``, bool ``[E, S]``."""
         return (self.specs.costs.parameters.resident(self.table) * slots).sum(axis=1)
+
+
+def _require_pairs(slots: Sequence[str | tuple[str, ...]], kinds: Sequence[type[Blueprint]]) -> None:
+    """Refuse hidden units on offer without a slot for them, and a slot for them without such units."""
+    pair = next((place for place in slots if not isinstance(place, str)), None)
+    units = next((kind.name for kind in kinds if kind.context is Context.HIDDEN), None)
+    if pair is not None and units is None:
+        raise SlotError(
+            f"no hidden units are on offer between the layers {pair}: offer 'units_8', or name the last alone"
+        )
+    if pair is None and units is not None:
+        raise SlotError(f"{units!r} grows between layers, and no site names any: name them, as in ('fc1', 'fc2')")
 
 
 def _count_births(germinations: Ints, changes: Transitions) -> Ints:

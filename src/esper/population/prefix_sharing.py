@@ -40,6 +40,10 @@ class BranchPlan:
     places: Sequence[int]
     """The block in which each variant leaves the last slot, V of them."""
 
+    def list_parents(self, slot: int) -> list[int]:
+        """The block that each of those was copied from which earlier slots than ``slot`` have appended, in order."""
+        return [parent for branches in self.slots[:slot] for parent in branches.parents]
+
     @property
     def blocks(self) -> int:
         """Blocks that leave the last slot."""
@@ -85,23 +89,38 @@ class BranchingOp:
 
     parents: Sequence[int]
     """The block that each of the A last ones is a copy of, but for its alphas."""
+    earlier_parents: Sequence[int]
+    """Likewise of the blocks that earlier slots have appended, in order."""
     examples: int
     """N."""
     banks: Sequence[tuple[BankSlice, Tensor, Tensor]]
     """Seeds, their networks' rows ``[r]``, and their alphas in the blocks that leave, ``[r, P + A]``."""
 
-    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
+    def __call__(self, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
         outputs = append_branches(features, self.parents, self.examples)
         # Bank by bank, as no gradient has to be gathered: what few rows need stays in the processor's cache.
         for seeds, rows, alphas in self.banks:
             h = x = gather_rows(features, rows)
-            if seeds.reads_inputs:
-                x = gather_rows(inputs, rows)
-                x = x.repeat(1, h.shape[1] // x.shape[1], *[1] * (x.dim() - 2))
+            context = seeds.choose_context(features, inputs, source)
+            if context is not features:
+                x = self._spread(gather_rows(context, rows), h.shape[1] // self.examples)
             added = append_branches(seeds.compute_contributions(h, x), self.parents, self.examples)
             added.unflatten(1, (-1, self.examples)).mul_(alphas.view(*alphas.shape, *[1] * (added.dim() - 1)))
             add_to_rows_in_place(outputs, rows, added)
         return outputs
+
+    def _spread(self, context: Tensor, blocks: int) -> Tensor:
+        """The p blocks ``[r, p * N, ...]`` of an earlier place of the host, for all P ``blocks`` that reach this slot.
+
+        Those that were appended in between get what the block has that they were copied from.
+        """
+        earlier = context.shape[1] // self.examples
+        if earlier == blocks:
+            return context
+        origins = list(range(earlier))
+        for parent in self.earlier_parents[earlier - 1 :]:
+            origins.append(origins[parent])
+        return append_branches(context, origins[earlier:], self.examples)
 
 
 @dataclass(frozen=True)
@@ -149,14 +168,14 @@ def forward_variants(population: Population, variants: Variants, inputs: Tensor,
         seeds = find_slot_seeds(population, variants.active, slot, networks)
         if seeds is None:
             # The slot may still branch: other networks have seeds here.
-            return BranchingOp(branches.parents, examples, ()) if branches.parents else None
+            return BranchingOp(branches.parents, (), examples, ()) if branches.parents else None
         # Each seed's alpha in each block that leaves the slot, [r, P + A].
         default: Float32s = variants.active.alpha[seeds.owners, slot, None]
         toggled: Float32s = variants.toggled_alpha[seeds.owners, slot, None]
         alphas = torch.from_numpy(np.where(branches.toggled[:, seeds.owners].T, toggled, default))
         alphas = torch.split(alphas.to(population.host.values, non_blocking=True), seeds.sizes)
         banks = zip(seeds.slices, torch.split(seeds.rows, seeds.sizes), alphas, strict=True)
-        return BranchingOp(branches.parents, examples, list(banks))
+        return BranchingOp(branches.parents, plan.list_parents(slot), examples, list(banks))
 
     outputs = build_program(population, make_slot_op)(batch, population.host.parameters)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from esper.growth.promise import (
     differentiate_output,
     find_parameters_with_gradient,
 )
+from esper.growth.site import Site
 from esper.numerics.arrays import Bools, Floats, Ints
 from esper.numerics.deferred import Deferred
 from esper.numerics.random_streams import module_generator
@@ -37,15 +38,16 @@ from esper.population.parameters import StackedParameters
 from esper.population.population import Population
 
 _SEED, _DRAW = 0, 0
-"""Random seed and draw of the initial values of newborns; all networks of one width share them."""
+"""Random seed and draw of the initial values of newborns; all networks of equal widths share them."""
 
 
 @dataclass(frozen=True)
 class _Newborns:
-    """A blueprint at a slot, newborn, for W widths that networks have there."""
+    """A blueprint at a slot, newborn, for W sites that networks have there."""
 
     template: Blueprint
-    widths: tuple[int, ...]
+    count: int
+    """W."""
     reached: Parameters
     """The parameters that a gradient reaches, ``[W, *shape]``, as wide as the widest."""
     fixed: Parameters
@@ -58,7 +60,8 @@ class PromiseMeter:
     def __init__(self, population: Population) -> None:
         self._population = population
         self._newborns: dict[tuple[int, int], _Newborns] = {}
-        self._widths: dict[int, Ints] = {}
+        self._sites: dict[int, dict[tuple[int, ...], Site]] = {}
+        """By slot, the sites that networks have or had there, by `measure_site`."""
 
     def measure(self, batch: Batch, due: Bools) -> Deferred[Promises]:
         """Measure the promises in the slots ``due``, bool ``[E, S]``, by examples ``[E, N, ...]``."""
@@ -74,18 +77,24 @@ class PromiseMeter:
         recorded = _record_functional_gradients(population, batch)
         scores: list[Tensor] = []
         places: list[tuple[int, int, Ints]] = []
-        for slot, (features, gradients) in enumerate(recorded):
-            widths = self._find_widths(slot)
+        for slot, record in enumerate(recorded):
+            sites = self._find_sites(slot)
             for blueprints, networks in self._group_networks(due[:, slot]):
-                # Gathered once for all blueprints, with the place of each network's width.
+                # Gathered once for all blueprints, with the place of each network's site.
                 index = np.zeros((2, len(networks)), np.int64)
-                index[:] = networks, np.searchsorted(widths, population.specs.widths[networks, slot])
-                rows, widths_of_rows = torch.from_numpy(index).to(features.device, non_blocking=True)
-                h, g = features[rows], gradients[rows]
-                reads_inputs = any(population.specs.kinds[one].context is Context.NETWORK for one in blueprints)
-                x = batch.inputs[rows] if reads_inputs else h
+                index[:] = networks, sites[networks]
+                rows, sites_of_rows = torch.from_numpy(index).to(record.features.device, non_blocking=True)
+                h, g = record.features[rows], record.gradients[rows]
+                # Blueprints that see nothing else get the features in its place.
+                contexts = {Context.NOTHING: h}
                 for blueprint in blueprints:
-                    scores.append(self._score(self._get_newborns(slot, blueprint, widths), widths_of_rows, h, g, x))
+                    context = population.specs.kinds[blueprint].context
+                    if context not in contexts:
+                        source = batch.inputs if context is Context.NETWORK else record.source
+                        assert source is not None, "such blueprints are offered only where there are hidden units"
+                        contexts[context] = source[rows]
+                    newborns = self._get_newborns(slot, blueprint)
+                    scores.append(self._score(newborns, sites_of_rows, h, g, contexts[context]))
                     places.append((slot, blueprint, networks))
         return Deferred((torch.cat(scores, 1),), partial(_scatter_to_slots, shape, places))
 
@@ -102,13 +111,11 @@ class PromiseMeter:
                 yield blueprints, networks[start : start + limit]
 
     def _score(
-        self, newborns: _Newborns, widths_of_rows: Tensor, features: Tensor, gradients: Tensor, inputs: Tensor
+        self, newborns: _Newborns, sites_of_rows: Tensor, features: Tensor, gradients: Tensor, context: Tensor
     ) -> Tensor:
-        """Fitted and held-out promise ``[2, r]``, from tensors ``[r, N, ...]`` and places of widths, int64 ``[r]``."""
-        reached = {name: stacked[widths_of_rows] for name, stacked in newborns.reached.items()}
-        fixed = {name: stacked[widths_of_rows] for name, stacked in newborns.fixed.items()}
-        # Blueprints that do not read the network's input get the features in its place.
-        context = inputs if newborns.template.context is Context.NETWORK else features
+        """Fitted and held-out promise ``[2, r]``, from tensors ``[r, N, ...]`` and places of sites, int64 ``[r]``."""
+        reached = {name: stacked[sites_of_rows] for name, stacked in newborns.reached.items()}
+        fixed = {name: stacked[sites_of_rows] for name, stacked in newborns.fixed.items()}
         # The gradients of all examples, G [r, N, P]. vmap would go through fused attention example by example.
         differentiate = vmap(vmap(partial(differentiate_output, newborns.template), (None, None, 0, 0)))
         with sdpa_kernel(SDPBackend.MATH):
@@ -117,37 +124,42 @@ class PromiseMeter:
         promise = compute_promise_from_gradients(parts[0] if len(parts) == 1 else torch.cat(parts, 2))
         return torch.stack([promise.fitted, promise.held_out.mean(-1)])
 
-    def _find_widths(self, slot: int) -> Ints:
-        """The widths that networks have at the slot now, and those they had before, ascending."""
-        widths = np.union1d(self._population.specs.widths[:, slot], self._widths.get(slot, []))
-        self._widths[slot] = widths.astype(np.int64)
-        return self._widths[slot]
+    def _find_sites(self, slot: int) -> Ints:
+        """The place of each network's site, int64 ``[E]``, among those that networks have at the slot or had before."""
+        specs, known = self._population.specs, self._sites.setdefault(slot, {})
+        for sizes, site in specs.sites_by_sizes[slot].items():
+            known.setdefault(sizes, site)
+        order = {sizes: place for place, sizes in enumerate(known)}
+        return np.array([order[sizes] for sizes in specs.sites_by_sizes[slot]])[specs.site_places[:, slot]]
 
-    def _get_newborns(self, slot: int, blueprint: int, widths: Ints) -> _Newborns:
-        """The newborns for these widths."""
-        newborns = self._newborns.get((slot, blueprint))
-        if newborns is None or len(newborns.widths) != len(widths):
-            newborns = self._create_newborns(slot, blueprint, tuple(widths.tolist()))
+    def _get_newborns(self, slot: int, blueprint: int) -> _Newborns:
+        """The newborns for all sites at the slot that are known."""
+        newborns, sites = self._newborns.get((slot, blueprint)), list(self._sites[slot].values())
+        if newborns is None or newborns.count != len(sites):
+            newborns = self._create_newborns(slot, blueprint, sites)
             self._newborns[slot, blueprint] = newborns
         return newborns
 
-    def _create_newborns(self, slot: int, blueprint: int, widths: tuple[int, ...]) -> _Newborns:
+    def _create_newborns(self, slot: int, blueprint: int, sites: Sequence[Site]) -> _Newborns:
         # Made and tried out on the CPU, so that the device gets all values in one copy.
         config = self._population.config
-        site, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
+        widest, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
-        def create_newborn(width: int) -> Blueprint:
-            return kind(site.with_width(width), module_generator(_SEED, slot, _DRAW)).to(config.dtype)
+        def create_newborn(site: Site) -> Blueprint:
+            return kind(site, module_generator(_SEED, slot, _DRAW)).to(config.dtype)
 
         # Stacked as a population's seeds are, at full width; on the CPU, so that nothing waits for the device.
-        template = create_newborn(site.width)
+        template = create_newborn(widest)
         stack = StackedParameters.empty(template, (), config.dtype, torch.device("cpu"))
-        values, buffers = stack.stack_modules([create_newborn(width) for width in widths])
+        values, buffers = stack.stack_modules([create_newborn(site) for site in sites])
 
         # Outputs start at zero, so the gradient of many parameters is zero whatever the example: random ones show it.
         generator = torch.Generator().manual_seed(0)
+        context_shape = widest.input_shape
+        if kind.context is Context.HIDDEN and widest.hidden is not None:
+            context_shape = widest.hidden.input_shape
         examples = [
-            torch.randn(8, *shape, generator=generator).to(config.dtype) for shape in (site.shape, site.input_shape)
+            torch.randn(8, *shape, generator=generator).to(config.dtype) for shape in (widest.shape, context_shape)
         ]
         reached = find_parameters_with_gradient(
             template, [GradientBatch(tuple(examples), torch.ones_like(examples[0]))]
@@ -157,31 +169,44 @@ class PromiseMeter:
         parameters = stack.layout.unflatten(values.to(config.device, non_blocking=True))
         buffers = {name: buffer.to(config.device, non_blocking=True) for name, buffer in buffers.items()}
         fixed = {name: stacked for name, stacked in parameters.items() if name not in reached}
-        return _Newborns(template, widths, {name: parameters[name] for name in reached}, {**fixed, **buffers})
+        reached_parameters = {name: parameters[name] for name in reached}
+        return _Newborns(template, len(sites), reached_parameters, {**fixed, **buffers})
 
 
-def _record_functional_gradients(population: Population, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """Features and the loss's gradients with respect to them, ``[E, N, ...]``, of all slots."""
+class _Record(NamedTuple):
+    """What is measured at a slot."""
+
+    features: Tensor
+    """``[E, N, ...]``."""
+    source: Tensor | None
+    """What the layers read that make the hidden units before the slot, ``[E, N, ...]``; None without such."""
+    gradients: Tensor
+    """The loss's gradients with respect to the features, ``[E, N, ...]``."""
+
+
+def _record_functional_gradients(population: Population, batch: Batch) -> list[_Record]:
+    """What is measured at all slots."""
     most = population.config.examples_per_pass or batch.labels.shape[1]
     if batch.labels.shape[1] > most:
         parts = [
             _record_functional_gradients(population, Batch(*part))
             for part in zip(torch.split(batch.inputs, most, 1), torch.split(batch.labels, most, 1), strict=True)
         ]
-        by_slot = [zip(*slot, strict=True) for slot in zip(*parts, strict=True)]
-        return [(torch.cat(features, 1), torch.cat(gradients, 1)) for features, gradients in by_slot]
+        return [_join_records(records, dim=1) for records in zip(*parts, strict=True)]
     make_blend_op = prepare_slot_op(population, select_blended(population))
     recorded: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
+    sources: list[list[Tensor | None]] = [[] for _ in range(population.table.slots)]
     leaves: list[list[Tensor]] = [[] for _ in range(population.table.slots)]
 
     def make_recording_op(slot: int, networks: range) -> SlotOp:
         blend = make_blend_op(slot, networks)
 
-        def record(features: Tensor, inputs: Any) -> Tensor:
-            outputs = features if blend is None else blend(features, inputs)
+        def record(features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
+            outputs = features if blend is None else blend(features, inputs, source)
             # The gradient of a zero that is added to the features is that of the features.
             leaf = torch.zeros_like(outputs, requires_grad=True)
             recorded[slot].append(outputs.detach())
+            sources[slot].append(None if source is None else source.detach())
             leaves[slot].append(leaf)
             return outputs + leaf
 
@@ -199,9 +224,25 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[t
     # One tensor per pass, joined to those of all networks, and of the type of newborns' parameters.
     dtype = population.config.dtype
     return [
-        (torch.cat(features).to(dtype), torch.cat([next(gradients) for _ in features]).to(dtype))
-        for features in recorded
+        _join_records(
+            [
+                _Record(features.to(dtype), None if source is None else source.to(dtype), next(gradients).to(dtype))
+                for features, source in zip(*by_pass, strict=True)
+            ],
+            dim=0,
+        )
+        for by_pass in zip(recorded, sources, strict=True)
     ]
+
+
+def _join_records(records: Sequence[_Record], dim: int) -> _Record:
+    """What was measured of some networks or examples each, joined along that axis."""
+    sources = [record.source for record in records if record.source is not None]
+    return _Record(
+        torch.cat([record.features for record in records], dim),
+        torch.cat(sources, dim) if sources else None,
+        torch.cat([record.gradients for record in records], dim),
+    )
 
 
 def _scatter_to_slots(shape: tuple[int, int, int], places: Sequence[tuple[int, int, Ints]], values: Floats) -> Promises:

@@ -30,13 +30,19 @@ class BankSlice:
     learning: Tensor | None = None
     """Bool ``[r]``: whose parameters get a gradient; None: all of them."""
 
-    @property
-    def reads_inputs(self) -> bool:
-        """Whether the seeds see their networks' inputs besides the features."""
-        return self.bank.template.context is Context.NETWORK
+    def choose_context(self, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
+        """What the seeds see besides the features; the features themselves, if they see nothing else."""
+        match self.bank.template.context:
+            case Context.NETWORK:
+                return inputs
+            case Context.HIDDEN:
+                assert source is not None, "such seeds grow only where there are hidden units"
+                return source
+            case _:
+                return features
 
-    def compute_contributions(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """What the seeds add at full weight, ``[r, N, ...]``, from the owners' features and inputs ``[r, N, ...]``."""
+    def compute_contributions(self, features: Tensor, context: Tensor) -> Tensor:
+        """What the seeds add at full weight, from the owners' features and their context, all ``[r, N, ...]``."""
         parameters, buffers = self.bank.block.parameters, self.bank.block.buffers
         if self.rows is not None:
             parameters = {name: stacked.index_select(0, self.rows) for name, stacked in parameters.items()}
@@ -46,7 +52,7 @@ class BankSlice:
                 name: torch.where(_align_rows(self.learning, stacked), stacked, stacked.detach())
                 for name, stacked in parameters.items()
             }
-        return self.bank.call(parameters, buffers, features, inputs)
+        return self.bank.call(parameters, buffers, features, context)
 
 
 @dataclass(frozen=True)
@@ -76,15 +82,17 @@ class BlendOp:
     alpha: Tensor
     """``[r]``."""
 
-    def __call__(self, features: Tensor, inputs: Tensor) -> Tensor:
+    def __call__(self, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
         seeds = self.seeds
         # One gather for all banks: its backward pass is a scatter over all networks, which is costly.
         feature_parts = torch.split(gather_rows(features, seeds.rows), seeds.sizes)
         parts = zip(seeds.slices, feature_parts, torch.split(seeds.rows, seeds.sizes), strict=True)
-        contributions = [
-            part.compute_contributions(h, gather_rows(inputs, rows) if part.reads_inputs else h)
-            for part, h, rows in parts
-        ]
+        contributions: list[Tensor] = []
+        for part, h, rows in parts:
+            context = part.choose_context(features, inputs, source)
+            contributions.append(
+                part.compute_contributions(h, h if context is features else gather_rows(context, rows))
+            )
 
         # Joined in the features' memory order, so that the scatter need not copy.
         order = _memory_order(features)

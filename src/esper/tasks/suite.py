@@ -79,8 +79,12 @@ class Suite(ABC):
     """Shape of one example, without the batch axis."""
     label_shape: tuple[int, ...] = ()
     """Shape of one example's labels: one label, or with ``(T,)`` one for each of T positions."""
-    sites: tuple[str, ...]
-    """Names of the host's submodules that get a growth slot, first to last."""
+    sites: tuple[str | tuple[str, ...], ...]
+    """Names of the host's submodules that get a growth slot, first to last.
+
+    A tuple of names, as ``("layer0.0", "layer1.0")``, stands for a slot behind the last of these layers where hidden
+    units may grow, too, which the other layers make and the last one reads.
+    """
     blueprints: tuple[str, ...]
     """Registry names of the blueprints on offer."""
     steps: int
@@ -170,6 +174,11 @@ class Suite(ABC):
     def chance_score(self) -> float:
         """The score of guessing, in accuracy or, by ``objective``, its replacement."""
         return 1 / self.classes if self.objective == "accuracy" else 0.0
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """Names of the slots: each has that of the submodule which it is behind."""
+        return tuple(site if isinstance(site, str) else site[-1] for site in self.sites)
 
     def check(self, instance: Instance) -> None:
         """Check that an instance belongs to this suite; raises TaskError if not."""

@@ -254,7 +254,7 @@ def describe_run(settings: TrainSettings) -> dict[str, Any]:
         "environments": settings.environments,
         "iterations": settings.iterations,
         "steps": suite.steps,
-        "slots": list(suite.sites),
+        "slots": list(suite.slot_names),
         "blueprints": list(suite.blueprints),
         "operations": [op.name.lower() for op in Op],
         "heads": [head.name.lower() for head in Head],

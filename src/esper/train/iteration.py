@@ -95,7 +95,7 @@ def summarise_iteration(
         },
         accuracy=float(np.mean([log.accuracies[-1].mean() for log in logs])),
         added=float(np.concatenate([log.added for log in logs]).mean()),
-        kept=dict(zip(get_suite(settings.suite).sites, kept_by_slot, strict=bool(kept))),
+        kept=dict(zip(get_suite(settings.suite).slot_names, kept_by_slot, strict=bool(kept))),
         operations={name: float(np.mean([share[name] for share in shares])) for name in shares[0]},
         probe_score=probe_score,
         update=update,

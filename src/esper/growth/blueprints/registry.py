@@ -91,7 +91,8 @@ class Folded(StrEnum):
 
 
 LAYER_CONTEXTS = frozenset({Context.LAYER, Context.CALL, Context.HIDDEN})
-"""Contexts of blueprints that are made for one layer of one host; populations and ``"auto"`` offer none of these."""
+"""Contexts of blueprints that are made for one layer of one host; ``"auto"`` offers none of these, and populations
+offer hidden units only."""
 
 
 class Blueprint(nn.Module, ABC):

@@ -59,14 +59,14 @@ class Units(Blueprint):
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
-        hidden, last, units = _require_hidden(site), _require_last(site), self.count_units(site)
+        hidden, units = _require_hidden(site), self.count_units(site)
         self.layers = nn.ModuleList(make_with_outputs(layer, units, generator) for layer in hidden.layers)
         self.steps = nn.ModuleList(_make_steps(steps, units, generator) for steps in hidden.steps)
         self.after = _make_steps(hidden.after, units, generator)
-        self.last = make_with_inputs(last, units, generator)
+        self.last = make_with_inputs(hidden.reader, units, generator)
         # All units, until some of them are pruned.
         self.register_buffer("kept", torch.ones(units, dtype=torch.bool, device=generator.device))
-        self._channel_axis = find_channel_axis(last)
+        self._channel_axis = find_channel_axis(hidden.reader)
         self._names = hidden.names
         chains = [*zip(self.steps, hidden.steps, strict=True), (self.after, hidden.after)]
         self._norms = [
@@ -129,7 +129,7 @@ class Units(Blueprint):
     def parameters_at(cls, site: Site) -> int:
         hidden = _require_hidden(site)
         # Of one unit: a column of the last layer, a row of each other one with its bias, channels of norms.
-        outputs, _, *kernel = get_weight_shape(_require_last(site))
+        outputs, _, *kernel = get_weight_shape(hidden.reader)
         one = math.prod((outputs, *kernel))
         for layer in hidden.layers:
             one += math.prod(get_weight_shape(layer)[1:]) + ("bias" in dict(layer.named_parameters(recurse=False)))
@@ -141,14 +141,14 @@ class Units(Blueprint):
     def flops_at(cls, site: Site) -> int:
         hidden = _require_hidden(site)
         # A column of the last layer for each of its outputs, whichever axis has the channels, and rows of the others.
-        _, _, *kernel = get_weight_shape(_require_last(site))
+        _, _, *kernel = get_weight_shape(hidden.reader)
         one = math.prod((*site.shape, *kernel))
         one += sum(hidden.positions * math.prod(get_weight_shape(layer)[1:]) for layer in hidden.layers)
         return 2 * cls.count_units(site) * one
 
     @classmethod
     def supports(cls, site: Site) -> bool:
-        return super().supports(site) and site.layer is not None and site.layer.hidden is not None
+        return super().supports(site) and site.hidden is not None
 
 
 def _make_steps(steps: Iterable[Step], units: int, generator: torch.Generator) -> nn.Sequential:
@@ -162,14 +162,8 @@ def _make_steps(steps: Iterable[Step], units: int, generator: torch.Generator) -
 
 
 def _require_hidden(site: Site) -> Hidden:
-    assert site.layer is not None, "call supports(site) first"
-    assert site.layer.hidden is not None, "call supports(site) first"
-    return site.layer.hidden
-
-
-def _require_last(site: Site) -> nn.Module:
-    assert site.layer is not None, "call supports(site) first"
-    return site.layer.module
+    assert site.hidden is not None, "call supports(site) first"
+    return site.hidden
 
 
 @cache
