@@ -6,12 +6,14 @@ Networks of generated suites are played by the rule. Copies of each are played b
 where a copy takes another legal choice. A copy has the same first weights and the same data as its original, so the
 difference of their test scores is what this one choice was worth: an advantage that is measured and not estimated.
 Regressions then predict that worth from what a controller observes of the choice, on suites that were left out of their
-fit. Where they cannot, one step of policy improvement from these observations leads nowhere. Finished suites are
-kept in FOLDER; stopped, the same command goes on.
+fit. Where they cannot, one step of policy improvement from these observations showed nothing at this size.
+Errors are over suites, since all copies of a network share the score of its original. Finished suites are kept in
+FOLDER; stopped, the same command goes on.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +52,8 @@ LATEST = 0.75
 BEST = 0.05
 """Share of the choices, those of the largest prediction, of which the table has the worth."""
 FOLDS = 8
+FEWEST = 20
+"""Branches of a kind from which on the table has it."""
 OPS = (Op.WAIT, Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE, Op.PRUNE)
 """Operations in which a choice may differ from the rule's; how seeds blend in is not varied."""
 REGRESSIONS: dict[str, Any] = {
@@ -80,8 +84,9 @@ def main(
     """
     console = Console(width=120)
     folder.mkdir(parents=True, exist_ok=True)
+    rule = hashlib.sha256(LookSettings().model_dump_json().encode()).hexdigest()[:8]
     tasks = {
-        folder / f"{number}-{'own' if rent is None else 'free'}-{instances}x{copies}.npz": Collection(
+        folder / f"{number}-{'own' if rent is None else 'free'}-{instances}x{copies}-{rule}.npz": Collection(
             f"{GENERATED}:{number}", rent, instances, copies
         )
         for number, rent in itertools.product(range(FIRST_SUITE, FIRST_SUITE + suites), RENTS)
@@ -249,42 +254,49 @@ def collect_branches(task: Collection) -> dict[str, Any]:
         "described": np.array([controller.described[row] for row in rows], np.float32),
         "ops": np.array([controller.ops[row] for row in rows]),
         "worth": (scores - scores[:, :1]).reshape(-1)[rows],
-        "network": np.array(rows) // (task.copies + 1),
-        "when": at[rows] / suite.steps,
     }
 
 
 def tabulate_choices(branches: Sequence[dict[str, Any]]) -> Table:
     """What choices were worth by the operation of the rule and the one taken in its place."""
-    table = Table(
-        "rule", "taken", "when", "branches", "worth", "spread", title="What one other choice is worth", box=None
-    )
-    ops, worth, when = (np.concatenate([one[key] for one in branches]) for key in ("ops", "worth", "when"))
+    table = Table("rule", "taken", "branches", "worth", "spread", title="What one other choice is worth", box=None)
+    ops, worth = (np.concatenate([one[key] for one in branches]) for key in ("ops", "worth"))
+    suite = number_suites(branches)
     for rule, taken in itertools.product(OPS, OPS):
-        for title, part in (("first quarter", when <= 0.25), ("later", when > 0.25)):
-            rows = (ops[:, 0] == taken) & (ops[:, 1] == rule) & part
-            if rows.sum() >= 20:
-                mean, spread = worth[rows].mean(), worth[rows].std(ddof=1)
-                cell = f"{mean:+.4f} ± {spread / np.sqrt(rows.sum()):.4f}"
-                table.add_row(rule.name.lower(), taken.name.lower(), title, f"{rows.sum()}", cell, f"{spread:.3f}")
+        rows = (ops[:, 0] == taken) & (ops[:, 1] == rule)
+        if rows.sum() >= FEWEST:
+            cell = f"{worth[rows].mean():+.4f} ± {compute_error(worth[rows], suite[rows]):.4f}"
+            table.add_row(
+                rule.name.lower(), taken.name.lower(), f"{rows.sum()}", cell, f"{worth[rows].std(ddof=1):.3f}"
+            )
     return table
+
+
+def number_suites(branches: Sequence[dict[str, Any]]) -> Ints:
+    """The suite of each choice, ``[N]``: cohorts of one suite at several rents follow each other."""
+    return np.concatenate([np.full(len(one["worth"]), index // len(RENTS)) for index, one in enumerate(branches)])
+
+
+def compute_error(values: Floats, clusters: Ints) -> float:
+    """Standard error of the mean of values that depend on each other within clusters (Liang and Zeger, 1986)."""
+    sums = np.bincount(clusters, values - values.mean())
+    return float(np.sqrt(np.square(sums).sum()) / len(values))
 
 
 def tabulate_regressions(branches: Sequence[dict[str, Any]]) -> Table:
     """How well regressions predict what a choice is worth, on suites that were left out of their fit."""
     described, worth = (np.concatenate([one[key] for one in branches]) for key in ("described", "worth"))
-    # Both rents of a suite are left out together.
-    suite = np.concatenate([np.full(len(one["worth"]), index // len(RENTS)) for index, one in enumerate(branches)])
+    suite = number_suites(branches)
     columns = ("regression", "R2", "rank correlation", f"worth of the best {BEST:.0%}")
     table = Table(*columns, title=f"{len(worth)} choices, predicted on suites left out", box=None)
     folds = GroupKFold(min(FOLDS, len(np.unique(suite))))
     for name, regression in REGRESSIONS.items():
         predicted = cross_val_predict(regression, described, worth, cv=folds, groups=suite)
-        best = worth[predicted > np.quantile(predicted, 1 - BEST)]
+        best = predicted > np.quantile(predicted, 1 - BEST)
         explained = 1 - np.square(worth - predicted).mean() / worth.var()
-        error = best.std(ddof=1) / np.sqrt(len(best))
+        cell = f"{worth[best].mean():+.4f} ± {compute_error(worth[best], suite[best]):.4f}"
         correlation = spearmanr(predicted, worth).statistic
-        table.add_row(name, f"{explained:+.3f}", f"{correlation:+.3f}", f"{best.mean():+.4f} ± {error:.4f}")
+        table.add_row(name, f"{explained:+.3f}", f"{correlation:+.3f}", cell)
     return table
 
 

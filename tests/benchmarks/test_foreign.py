@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import esper
-from esper.control.rules import Never
+from esper.control.controller import Judge, Judgement
+from esper.control.rules import Never, judge_seeds
 from esper.engine.observation import FeatureReader
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError
@@ -120,7 +121,11 @@ class Onlooker:
     def start(self, seeds: Sequence[int]) -> None:
         return None
 
+    def judge(self, observation: Any) -> Judgement:
+        return judge_seeds(FeatureReader(observation), margin=0.25)
+
     def act(self, observation: Any, masks: Any, state: None) -> Any:
+        self.observation = observation
         self.offers.append(masks.blueprint)
         self.promises.append(FeatureReader(observation).blueprint("promise"))
         return Never().act(observation, masks, state)
@@ -149,6 +154,9 @@ def test_a_random_candidate_is_one_of_the_legal_ones_and_all_have_their_turn(for
     assert {int(offer.sum()) for offer, _ in offered} == {1}
     assert all(promise[offer] == promise.max() for offer, promise in offered)
     assert {int(offer.argmax()) for offer, _ in offered} == set(range(6)), "three blueprints in two slots"
+    # Modules on trial are judged as the rule judges them.
+    assert isinstance(candidate, Judge)
+    assert (candidate.judge(rule.observation).threshold >= 0.25).all()
 
 
 def test_gains_are_in_deviations_of_the_bare_model_and_losses_count_downwards(foreign: ModuleType) -> None:

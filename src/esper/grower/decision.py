@@ -313,7 +313,8 @@ def resolve_unfinished(
         lacking = live & (surplus < 0)
         fit = live & ~lacking & (worth >= 0)
         # On a model that gives one answer to everything only a loss shows what a module is worth: a score is chance.
-        shown = fit & (surplus >= 0) if constant_output else fit
+        lowers_loss = evaluation.loss_contribution > 0
+        shown = fit & lowers_loss & (surplus >= 0) if constant_output else fit
         kept = live if not constraint_broken and (shown == live).all() else no_slots
         pruned = no_slots.copy()
         if not kept.any():

@@ -124,7 +124,8 @@ def ladder(
             be made of this model's blocks; blocks are not clear, or copies of them would not run; ``learn`` does not
             call the model, takes other arguments, or changes learning rates; several processes train it.
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
-        DivergedError: parameters are not finite when a rung ends, or at a checkpoint, which is not written then.
+        DivergedError: parameters are not finite when a rung branches off or ends, or at a checkpoint, which is not
+            written then.
         CheckpointError: the folder holds another ladder, or one that another optimizer trains; or it is damaged.
         RunError: the folder cannot be written.
     """
