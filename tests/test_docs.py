@@ -150,7 +150,7 @@ def test_the_lineage_names_tests_that_exist():
 
 def read_systems() -> dict[str, str]:
     """The command that shows each system of the lineage, in order."""
-    page = (ROOT / "docs" / "lineage.md").read_text().partition("## Forty defects")[0]
+    page = (ROOT / "docs" / "architecture" / "lineage.md").read_text().partition("## Forty defects")[0]
     return dict(re.findall(r"^\| ([^|]+) \|.*`src/esper/.*\| `([^`]+)` \|$", page, re.MULTILINE))
 
 

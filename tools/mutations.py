@@ -1,11 +1,11 @@
 """Put one defect after the other into Esper, and check that tests catch each.
 
-    python tools/mutations.py --lineage     # the defects of docs/lineage.md, and the tests that their rows name
+    python tools/mutations.py --lineage     # the defects of docs/architecture/lineage.md, and the tests that their rows name
     python tools/mutations.py               # these, and others beside the fast tests of their rooms
     python tools/mutations.py D4 29 52      # rows, or numbers of the list below
 
 Each defect is a replacement of one passage, made in a copy of the working tree, on which tests are run: for a row of
-docs/lineage.md just those that the row names, otherwise those of the defect's rooms that `make test` runs. Prints a
+docs/architecture/lineage.md just those that the row names, otherwise those of the defect's rooms that `make test` runs. Prints a
 table, and at the end how many rows name a test that catches their defects. Exits with 1 if a defect survives.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "esper"
-LINEAGE = ROOT / "docs" / "lineage.md"
+LINEAGE = ROOT / "docs" / "architecture" / "lineage.md"
 CHECK = "`make check`"
 """How a row names lint, types and import contracts."""
 FAST = "not slow and not landing and not matrix"
@@ -45,13 +45,13 @@ class Mutation:
     """Occurs once in the file."""
     after: str
     row: str = ""
-    """The row of docs/lineage.md that the defect is of."""
+    """The row of docs/architecture/lineage.md that the defect is of."""
     rooms: str = ""
     """Folders of tests that are run, where it is of no row."""
 
 
 MUTATIONS = (
-    # The defects of docs/lineage.md, in its order.
+    # The defects of docs/architecture/lineage.md, in its order.
     Mutation(
         "a seed that is pruned before its first minibatch leaves its parameters and moments behind",
         "population/population.py",
@@ -664,7 +664,7 @@ MUTATIONS = (
 
 
 def read_lineage() -> dict[str, list[str]]:
-    """The tests that each row of docs/lineage.md names, as pytest names them; `CHECK` as it is.
+    """The tests that each row of docs/architecture/lineage.md names, as pytest names them; `CHECK` as it is.
 
     A row's last cell reads ``file: test, test; file: test``.
     """
@@ -728,9 +728,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """Apply the mutations of these names, or all; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     rows, numbers = read_lineage(), [str(number) for number in range(1, len(MUTATIONS) + 1)]
-    help_text = f"a row of docs/lineage.md, such as D4, or a number, 1 to {len(MUTATIONS)}; by default all"
+    help_text = f"a row of docs/architecture/lineage.md, such as D4, or a number, 1 to {len(MUTATIONS)}; by default all"
     parser.add_argument("names", nargs="*", metavar="NAME", help=help_text)
-    parser.add_argument("--lineage", action="store_true", help="all defects of docs/lineage.md")
+    parser.add_argument("--lineage", action="store_true", help="all defects of docs/architecture/lineage.md")
     options = parser.parse_args(words)
     if unknown := [name for name in options.names if name not in (*rows, *numbers)]:
         parser.error(f"there is no {unknown[0]}: give {help_text}")

@@ -60,7 +60,8 @@ def test_the_page_has_the_tables_that_the_results_give(
         "ffn": lambda: [gpts.tabulate(gpts.Store(path))],
         "allocations": lambda: [allocations.tabulate(allocations.read(path))],
     }
-    page = (ROOT / "docs" / "practice.md").read_text().splitlines()
+    pages = [(ROOT / "docs" / page).read_text() for page in ("practice.md", "measured/width.md")]
+    page = "\n".join(pages).splitlines()
     for lines in makers[name]():
         assert len(lines) > 2
         assert [line for line in lines if line not in page] == []
