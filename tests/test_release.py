@@ -25,14 +25,15 @@ def test_what_was_unreleased_becomes_the_versions() -> None:
     assert dated == "# Changelog\n\n## Unreleased\n\n## 0.2.0 - 2027-01-02\n\n- new\n\n## 0.1.0 - 2026-01-01\n"
 
 
-def test_the_version_is_written_into_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VERSION_FILE", "CHANGELOG"):
+def test_the_version_is_written_into_all_files_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VERSION_FILE", "CHANGELOG", "CITATION"):
         copy = tmp_path / name
         copy.write_text(getattr(release, name).read_text())
         monkeypatch.setattr(release, name, copy)
     release.write_version("9.8.7")
     assert release.read_version() == "9.8.7"
     assert "## 9.8.7 - " in release.CHANGELOG.read_text()
+    assert "\nversion: 9.8.7\ndate-released: " in release.CITATION.read_text()
 
 
 def test_what_new_users_type_is_there_to_be_checked() -> None:
