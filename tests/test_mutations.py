@@ -61,4 +61,7 @@ def test_a_defect_that_lint_refuses_is_caught_by_lint() -> None:
 def test_what_is_no_row_and_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["D41"])
-    assert "there is no D41: give a row of docs/architecture/lineage.md, such as D4, or a number, 1 to" in capsys.readouterr().err
+    assert (
+        "there is no D41: give a row of docs/architecture/lineage.md, such as D4, or a number, 1 to"
+        in capsys.readouterr().err
+    )

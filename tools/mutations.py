@@ -1,12 +1,12 @@
 """Put one defect after the other into Esper, and check that tests catch each.
 
-    python tools/mutations.py --lineage     # the defects of docs/architecture/lineage.md, and the tests that their rows name
+    python tools/mutations.py --lineage     # the rows of docs/architecture/lineage.md, and the tests that they name
     python tools/mutations.py               # these, and others beside the fast tests of their rooms
     python tools/mutations.py D4 29 52      # rows, or numbers of the list below
 
 Each defect is a replacement of one passage, made in a copy of the working tree, on which tests are run: for a row of
-docs/architecture/lineage.md just those that the row names, otherwise those of the defect's rooms that `make test` runs. Prints a
-table, and at the end how many rows name a test that catches their defects. Exits with 1 if a defect survives.
+docs/architecture/lineage.md just those that the row names, otherwise those of the defect's rooms that `make test` runs.
+Prints a table, and at the end how many rows name a test that catches their defects. Exits with 1 if a defect survives.
 """
 
 from __future__ import annotations

@@ -93,12 +93,11 @@ class NetworkSpecs:
         self.site_places: Ints = np.zeros(self.widths.shape, np.int64)
         """The place of each network's site among these, ``[E, S]``."""
         for slot, (widest, found) in enumerate(zip(sites, self.sites_by_sizes, strict=True)):
-            places: dict[tuple[int, ...], int] = {}
             for row, network in enumerate(networks):
                 sizes = measure_site(widest, network.host, network.widths[slot])
                 if sizes not in found:
                     found[sizes] = fit_site(widest, network.host, network.widths[slot])
-                self.site_places[row, slot] = places.setdefault(sizes, len(places))
+                self.site_places[row, slot] = list(found).index(sizes)
         self.costs, self.compatible = self._price_seeds()
         """What seeds would cost, and whether a blueprint serves a slot, ``[E, S, K]``."""
 
