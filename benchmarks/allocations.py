@@ -4,20 +4,20 @@
 
 Every allocation of {4, 8, 16} channels to three stages is trained from scratch with every seed. Beside a uniform one is
 set the allocation of at most as many parameters that is best on validation data by the other seeds. Results are kept,
-one JSON line each; stopped, the same command goes on.
+one JSON line each; stopped, the same command goes on. Started several times at once, it shares its work.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import tyro
+from result_files import ResultFile
 from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
@@ -75,12 +75,6 @@ def measure(net: nn.Module, examples: Labelled) -> float:
     return sum(right) / len(examples)
 
 
-def read(path: Path) -> list[Result]:
-    """What is known."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [Result(**{**fields, "widths": tuple(fields["widths"])}) for fields in map(json.loads, lines)]
-
-
 def tabulate(results: list[Result]) -> list[str]:
     """Lines of a Markdown table: means ± deviations over seeds, and the mean difference ± its standard error."""
     lines = [
@@ -114,17 +108,15 @@ def tabulate(results: list[Result]) -> list[str]:
 def main(folder: tyro.conf.Positional[Path]) -> None:
     """Train what is missing, and compare."""
     prepare_process()
-    folder.mkdir(parents=True, exist_ok=True)
-    path, console = folder / "allocations.jsonl", Console(width=160)
-    results = read(path)
-    known = {(one.widths, one.seed) for one in results}
-    for seed, widths in itertools.product(SEEDS, ALLOCATIONS):
-        if (widths, seed) not in known:
-            results.append(result := train(widths, seed))
-            with path.open("a") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
-            print_line(console, f"{result}")
-    for line in tabulate(results):
+    file, console = ResultFile(folder / "allocations.jsonl", Result), Console(width=160)
+
+    def run(task: tuple[tuple[int, int, int], int]) -> None:
+        file.add(result := train(*task))
+        print_line(console, f"{result}")
+
+    tasks = list(itertools.product(ALLOCATIONS, SEEDS))
+    file.run_missing(tasks, lambda task: task in {(one.widths, one.seed) for one in file.results}, run)
+    for line in tabulate(file.results):
         print_line(console, line)
 
 

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from result_files import ResultFile
+from rich.console import Console
 from safetensors.torch import load_file
 from tiny_gpt import Stream
 from torch import Tensor, nn
 
 import esper
+from esper.dash.output import print_line
 
 DEPTHS, DECAY = (1, 2, 4, 8), 0.2
 ALONE = 0.0
@@ -54,28 +56,47 @@ class Result:
     """Of its own training; of a ladder, of all up to here."""
 
 
-class Results:
+@dataclass(frozen=True)
+class Training:
+    """A network alone, or a ladder of several."""
+
+    family: Family
+    depths: tuple[int, ...]
+    share: float
+    seed: int
+
+    def __repr__(self) -> str:
+        family = self.family
+        return f"{family.name}, steps {family.steps}, rate {family.rate}, {self.depths}, {self.share}, {self.seed}"
+
+
+class Results(ResultFile[Result]):
     """All that is known, in a file to which results are added."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.known = [Result(**json.loads(line)) for line in lines]
+        super().__init__(path, Result)
 
     def find(self, family: str, depth: int, share: float, rate: float, seed: int) -> Result | None:
         """The result, if it is known."""
         key = (family, depth, share, rate, seed)
-        return next((one for one in self.known if (one.family, one.depth, one.share, one.rate, one.seed) == key), None)
+        return next(
+            (one for one in self.results if (one.family, one.depth, one.share, one.rate, one.seed) == key), None
+        )
 
-    def add(self, family: Family, depths: Sequence[int], share: float, seed: int) -> None:
-        """Train what is missing: one network alone, or a ladder of several."""
-        if all(self.find(family.name, depth, share, family.rate, seed) for depth in depths):
-            return
-        found = train_sizes(family, depths, share, seed, self._path.with_suffix(f".{family.name}-{share:g}-{seed}"))
-        with self._path.open("a") as file:
-            file.writelines(json.dumps(asdict(result)) + "\n" for result in found)
-        self.known.extend(found)
+    def train(self, trainings: Sequence[Training]) -> None:
+        """Train what is missing, the deepest first, beside other processes that do the same."""
+        ordered = sorted(trainings, key=lambda one: -sum(one.depths))
+        self.run_missing(ordered, self._knows, self._train_one)
+
+    def _knows(self, one: Training) -> bool:
+        family = one.family
+        return all(self.find(family.name, depth, one.share, family.rate, one.seed) for depth in one.depths)
+
+    def _train_one(self, one: Training) -> None:
+        family = one.family
+        name = f"{family.name}-{family.rate:g}-{one.depths[0]}-{one.share:g}-{one.seed}"
+        self.add(*train_sizes(family, one.depths, one.share, one.seed, self.path.with_suffix(f".{name}")))
+        print_line(Console(), f"{one}: done")
 
 
 def train_sizes(family: Family, depths: Sequence[int], share: float, seed: int, folder: Path) -> list[Result]:

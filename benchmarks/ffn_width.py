@@ -8,22 +8,23 @@ Every run has the same budget of training FLOPs, counted by `esper.Spending`, an
 warm-up, stable, decay. All MLPs of the network double their width at shares of the budget, by `units_K` at full weight,
 which become part of their layers before the next doubling; Adam's moments become part of theirs. Validation loss, in
 nats per character, is what chooses; the test loss is reported. Runs that are done are kept, one JSON line each.
+Started several times at once, a command shares its work.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 import tyro
+from result_files import ResultFile
 from rich.console import Console
 from tiny_gpt import CHOOSING_TEXT, WIDTH, Gpt, endless, learn, make_adamw, measure, text
 from torch import nn
@@ -158,27 +159,20 @@ def merge(
     return wider, other
 
 
-class Store:
+class Store(ResultFile[Result]):
     """Results, kept as JSON lines."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.results = list[Result]()
-        for line in path.read_text().splitlines() if path.exists() else []:
-            fields = json.loads(line)
-            plan = fields.pop("plan")
-            self.results.append(Result(Plan(**{**plan, "times": tuple(plan["times"])}), **fields))
+        super().__init__(path, Result)
 
-    def run(self, plans: Iterable[Plan], console: Console) -> None:
+    def run(self, plans: Sequence[Plan], console: Console) -> None:
         """Those of the trainings that are missing."""
-        done = {result.plan for result in self.results}
-        for plan in plans:
-            if plan not in done:
-                self.results.append(result := train(plan))
-                with self._path.open("a") as file:
-                    file.write(json.dumps(asdict(result)) + "\n")
-                print_line(console, f"{plan}: {result.validation:.4f}, {result.seconds:.0f} s")
+
+        def run(plan: Plan) -> None:
+            self.add(result := train(plan))
+            print_line(console, f"{plan}: {result.validation:.4f}, {result.seconds:.0f} s")
+
+        self.run_missing(plans, lambda plan: plan in {result.plan for result in self.results}, run)
 
     def choose(self) -> list[Plan]:
         """Fixed widths by the seed that chooses, best first, each at its best rate."""
@@ -208,9 +202,9 @@ def main(
     """Run a step of the trial, or what is missing of it; `table` prints what is known."""
     store, console = Store(folder / "ffn.jsonl"), Console(width=160)
     if step == "choose":
-        store.run((Plan(width, (), rate, CHOOSING) for width in WIDTHS for rate in RATES), console)
+        store.run([Plan(width, (), rate, CHOOSING) for width in WIDTHS for rate in RATES], console)
     elif step == "final":
-        store.run((replace(plan, seed=seed) for seed in seeds for plan in list_finalists(store)), console)
+        store.run([replace(plan, seed=seed) for seed in seeds for plan in list_finalists(store)], console)
     for one in sorted((one for one in store.results if one.plan.seed == CHOOSING), key=lambda one: one.validation):
         print_line(console, f"{one.plan.name}, rate {one.plan.rate:g}: validation {one.validation:.4f}")
     for line in tabulate(store):

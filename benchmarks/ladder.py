@@ -9,7 +9,8 @@
     python benchmarks/ladder.py FOLDER time         # seconds of the ladder and of all sizes alone, in turns
     python benchmarks/ladder.py FOLDER table
 
-Another width or budget belongs in another folder: ``--width 32 --steps 9600`` with each of these.
+Another width or budget belongs in another folder: ``--width 32 --steps 9600`` with each of these. Started several times
+at once, a command shares its work with the others (but for ``time``). ``--device cuda`` trains on a GPU.
 
 Depths 1, 2, 4 and 8. *Alone*, each is trained for the same number of steps: warm-up, stable, decay. The *ladder*
 trains one block, as long as alone; a branch decays and is the first rung, while the model itself gains a copy behind
@@ -34,7 +35,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -42,6 +43,7 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
+from result_files import ResultFile
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
@@ -66,6 +68,7 @@ from tiny_gpt import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
+from zoo.data import Splits
 
 import esper
 from esper.dash.output import print_line
@@ -74,13 +77,13 @@ from esper.ladders.flops import count_forward
 DEPTHS = (1, 2, 4, 8)
 STEPS, DECAY = 4800, 0.2
 """Of each network alone, and the share of them at falling rates."""
-RATES, SHARES = (6e-3, 12e-3, 24e-3), (0.2, 0.35, 0.5)
-"""What seed 0 chooses from: learning rates; shares of the steps that the ladder spends at each depth but the first, the
-decay left out."""
+RATES, SHARES = (6e-3, 12e-3, 24e-3, 48e-3), (0.2, 0.35, 0.5)
+"""What seed 0 chooses from: learning rates at the width `WIDTH`, which fall as 1 / width (Yang et al. 2022, arXiv
+2203.03466); shares of the steps that the ladder spends at each depth but the first, the decay left out."""
 DISTILLED, DISTILLING = 0.8, tuple(itertools.product((12e-3, 24e-3, 48e-3), (0.25, 0.5, 1.0)))
 """Share of the FLOPs of all sizes alone that the deepest network and those distilled of it take together; learning
 rates and weights of the teacher's answers in the loss, to choose from."""
-JOINT = tuple(itertools.product(RATES, (0.0, 0.1)))
+JOINT = tuple(itertools.product((6e-3, 12e-3, 24e-3), (0.0, 0.1)))
 """Learning rates and layer dropout of the network with exits, to choose from."""
 TURNS = 3
 """How often the time of both ways is measured."""
@@ -111,28 +114,42 @@ class Store:
     """Results on one text, kept as JSON lines, and the networks to distil."""
 
     def __init__(
-        self, folder: Path, text: TextName = CHOOSING_TEXT, steps: int | None = None, width: int = WIDTH
+        self,
+        folder: Path,
+        text: TextName = CHOOSING_TEXT,
+        steps: int = STEPS,
+        width: int = WIDTH,
+        device: str = "cpu",
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.steps, self.width = steps or STEPS, width
+        self.steps, self.width, self.device = steps, width, torch.device(device)
         self.folder, self.text = folder, text
-        self._path = folder / ("ladder.jsonl" if text == CHOOSING_TEXT else f"ladder-{text}.jsonl")
-        self.results = _read(self._path)
-        known = self.results if text == CHOOSING_TEXT else _read(folder / "ladder.jsonl")
-        self.choices = [one for one in known if one.seed == CHOOSING]
+        self._chosen = ResultFile(folder / "ladder.jsonl", Result)
+        other = ResultFile(folder / f"ladder-{text}.jsonl", Result)
+        self.file = self._chosen if text == CHOOSING_TEXT else other
+
+    @property
+    def results(self) -> list[Result]:
+        """On this text."""
+        return self.file.results
+
+    @property
+    def choices(self) -> list[Result]:
+        """Of the seed and the text that choose."""
+        return [one for one in self._chosen.results if one.seed == CHOOSING]
 
     def knows(self, way: str, depth: int, setting: Setting, seed: int) -> bool:
         return any((one.way, one.depth, one.setting, one.seed) == (way, depth, setting, seed) for one in self.results)
 
     def add(self, *results: Result) -> None:
-        self.results.extend(results)
-        self.choices.extend(one for one in results if one.seed == CHOOSING)
-        with self._path.open("a") as file:
-            file.writelines(json.dumps(asdict(result)) + "\n" for result in results)
+        self.file.add(*results)
+
+    def load_text(self) -> Splits:
+        """On the device."""
+        return text(self.text).to(self.device)
 
     def network_path(self, depth: int, setting: Setting, seed: int) -> Path:
         """Of a network that was trained alone."""
-        return self.folder / f"{self._path.stem.replace('ladder', 'alone')}-{depth}-{setting[0]:g}-{seed}.pt"
+        return self.folder / f"{self.file.path.stem.replace('ladder', 'alone')}-{depth}-{setting[0]:g}-{seed}.pt"
 
     def of(self, way: str, depth: int, setting: Setting | None = None) -> list[Result]:
         """Those of the seeds that chose nothing, in the order of seeds."""
@@ -174,22 +191,17 @@ class Store:
         )
 
 
-def _read(path: Path) -> list[Result]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [Result(**{**one, "setting": tuple(one["setting"])}) for one in map(json.loads, lines)]
-
-
 def judge(store: Store, network: nn.Module) -> tuple[float, float]:
     """Validation and test loss."""
-    parts = text(store.text)
+    parts = store.load_text()
     return measure(network, parts.validation.in_order(256)), measure(network, parts.test.in_order(256))
 
 
 def begin(store: Store, seed: int, depth: int) -> tuple[Gpt, Iterator[tuple[Tensor, Tensor]]]:
     """A network and its minibatches."""
     torch.manual_seed(seed)
-    parts = text(store.text)
-    return Gpt(depth, parts.classes, store.width), endless(parts.train, np.random.default_rng(seed))
+    parts = store.load_text()
+    return Gpt(depth, parts.classes, store.width).to(store.device), endless(parts.train, np.random.default_rng(seed))
 
 
 def train_alone(store: Store, depth: int, setting: Setting, seed: int) -> None:
@@ -223,7 +235,7 @@ def train_ladder(
     """By depth, validation and test loss, and the FLOPs up to there."""
     (share,), (rate,) = setting, store.best("alone", depths[0])
     network, _ = begin(store, seed, depths[0])
-    minibatches = Stream(text(store.text).train, seed)
+    minibatches = Stream(store.load_text().train, seed)
     folder = store.folder / f"rungs-{store.text}-{depths[-1]}-{share:g}-{seed}"
     made = esper.ladder(
         network,
@@ -234,7 +246,7 @@ def train_ladder(
         decay=DECAY,
         rates=[store.best("alone", depth)[0] / rate for depth in depths],
         optimizer=make_adamw(network.parameters(), rate),
-        example_input=torch.zeros(BATCH, WINDOW, dtype=torch.int64),
+        example_input=torch.zeros(BATCH, WINDOW, dtype=torch.int64, device=store.device),
         folder=folder,
     )
     judged: dict[int, tuple[tuple[float, float], float]] = {}
@@ -293,7 +305,8 @@ def train_joint(store: Store, setting: Setting, seed: int) -> None:
     """All depths in one network, for as many FLOPs as the ladder takes, without those of blocks that are left out."""
     rate, dropout = setting
     network, minibatches = begin(store, seed, DEPTHS[-1])
-    exits, example = Exits(network, dropout, seed), torch.zeros(BATCH, WINDOW, dtype=torch.int64)
+    exits = Exits(network, dropout, seed)
+    example = torch.zeros(BATCH, WINDOW, dtype=torch.int64, device=store.device)
     one, two = (count_forward(begin(store, seed, depth)[0], example)[0] for depth in (1, 2))
     cost = 3 * (count_forward(exits.eval(), example)[0] - dropout * DEPTHS[-1] * (two - one))
     steps = round(find_ladder_flops(store) / cost)
@@ -376,25 +389,36 @@ def run(
     store: Store, way: str, depths: tuple[int, ...], settings: list[Setting], train: Callable[[int, Setting, int], None]
 ) -> None:
     """What is not known yet: on the text that chooses all settings by its seed; the best one by the others."""
-    for depth in depths:
-        for setting in settings if store.text == CHOOSING_TEXT else []:
-            if not store.knows(way, depth, setting, CHOOSING):
-                train(depth, setting, CHOOSING)
-            if way == "climb" and store.suffices(setting):
-                break
-    for seed in FINAL_SEEDS:
-        for depth in depths:
-            if not store.knows(way, depth, store.best(way, depth), seed):
-                train(depth, store.best(way, depth), seed)
-        print_line(Console(), f"{way}, seed {seed}: done")
+
+    def run_missing(tasks: list[tuple[int, Setting, int]]) -> None:
+        store.file.run_missing(tasks, lambda task: store.knows(way, *task), train_one)
+
+    def train_one(task: tuple[int, Setting, int]) -> None:
+        train(*task)
+        depth, setting, seed = task
+        values = ", ".join(f"{value:g}" for value in setting)
+        print_line(Console(), f"{store.text}: {way}, depth {depth}, {values}, seed {seed}: done")
+
+    # The deepest first, as they take longest.
+    choosing = [(depth, setting, CHOOSING) for depth in reversed(depths) for setting in settings]
+    if store.text == CHOOSING_TEXT:
+        run_missing(choosing)
+    run_missing([(depth, store.best(way, depth), seed) for depth in reversed(depths) for seed in FINAL_SEEDS])
+    # What other shares cost and lose is a table of its own.
+    if store.text == CHOOSING_TEXT and way == "climb":
+        run_missing([(depth, setting, seed) for depth in depths for setting in settings for seed in FINAL_SEEDS])
 
 
 def main(
-    folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step], steps: int | None = None, width: int = WIDTH
+    folder: tyro.conf.Positional[Path],
+    step: tyro.conf.Positional[Step],
+    steps: int = STEPS,
+    width: int = WIDTH,
+    device: str = "cpu",
 ) -> None:
     """Run a step of the experiment, or what is missing of it; `table` prints what is known."""
     torch.set_num_threads(1)
-    stores = {name: Store(folder, name, steps, width) for name in (CHOOSING_TEXT, OTHER_TEXT)}
+    stores = {name: Store(folder, name, steps, width, device) for name in (CHOOSING_TEXT, OTHER_TEXT)}
     ways = {
         "alone": run_alone,
         "climb": run_climb,
@@ -413,7 +437,8 @@ def main(
 
 
 def run_alone(store: Store) -> None:
-    run(store, "alone", DEPTHS, [(rate,) for rate in RATES], partial(train_alone, store))
+    rates = [(rate * WIDTH / store.width,) for rate in RATES]
+    run(store, "alone", DEPTHS, rates, partial(train_alone, store))
 
 
 def run_climb(store: Store) -> None:
@@ -422,7 +447,8 @@ def run_climb(store: Store) -> None:
 
 
 def run_joint(store: Store) -> None:
-    run(store, "joint", DEPTHS[-1:], list(JOINT), lambda _, setting, seed: train_joint(store, setting, seed))
+    settings = [(rate * WIDTH / store.width, dropout) for rate, dropout in JOINT]
+    run(store, "joint", DEPTHS[-1:], settings, lambda _, setting, seed: train_joint(store, setting, seed))
 
 
 def run_star(store: Store) -> None:
@@ -449,14 +475,20 @@ def measure_time(store: Store) -> None:
 
 def run_distil(store: Store) -> None:
     """All settings with the seed that chooses, and for each depth its best one with the others."""
-    for setting in DISTILLING:
-        if not all(store.knows("distil", depth, setting, CHOOSING) for depth in DEPTHS[:-1]):
-            distil(store, dict.fromkeys(DEPTHS[:-1], setting), CHOOSING)
-    chosen = {depth: store.best("distil", depth) for depth in DEPTHS[:-1]}
-    for seed in FINAL_SEEDS:
-        if not all(store.knows("distil", depth, setting, seed) for depth, setting in chosen.items()):
-            distil(store, chosen, seed)
-        print_line(Console(), f"distil, seed {seed}: done")
+
+    def run_missing(tasks: list[tuple[dict[int, Setting], int]]) -> None:
+        store.file.run_missing(tasks, is_known, distil_one)
+
+    def is_known(task: tuple[dict[int, Setting], int]) -> bool:
+        return all(store.knows("distil", depth, setting, task[1]) for depth, setting in task[0].items())
+
+    def distil_one(task: tuple[dict[int, Setting], int]) -> None:
+        distil(store, *task)
+        print_line(Console(), f"distil, seed {task[1]}: done")
+
+    settings = [(rate * WIDTH / store.width, weight) for rate, weight in DISTILLING]
+    run_missing([(dict.fromkeys(DEPTHS[:-1], setting), CHOOSING) for setting in settings])
+    run_missing([({depth: store.best("distil", depth) for depth in DEPTHS[:-1]}, seed) for seed in FINAL_SEEDS])
 
 
 def show(store: Store, console: Console) -> None:
@@ -477,6 +509,8 @@ def show(store: Store, console: Console) -> None:
                 ladder = beside(found, climbed) if climbed and way != "climb" else ""
                 table.add_row("", title, spread(found), beside(found, alone), ladder)
     console.print(table)
+    if "climb" in known and len(store.of("climb", DEPTHS[-1], SHARES[-1:])) == len(FINAL_SEEDS):
+        console.print(tabulate_shares(store))
     alone = sum(store.of("alone", depth)[0].flops for depth in DEPTHS)
     print_line(console, f"{store.text}: FLOPs of all four sizes: alone {alone:.3g}")
     first, deepest = (store.of("alone", depth)[0].flops for depth in (DEPTHS[0], DEPTHS[-1]))
@@ -495,6 +529,17 @@ def show(store: Store, console: Console) -> None:
             if one.way == way and one.seed == CHOOSING:
                 chosen = ", ".join(f"{value:g}" for value in one.setting)
                 print_line(console, f"{way}, depth {one.depth}, {chosen}: validation {one.validation:.4f}")
+
+
+def tabulate_shares(store: Store) -> Table:
+    """What ladders of every share lose beside networks trained alone, and how many FLOPs they save."""
+    table = Table("share", *(f"{depth} blocks" for depth in DEPTHS), "FLOPs saved", box=None)
+    total = sum(store.of("alone", depth)[0].flops for depth in DEPTHS)
+    for share in SHARES:
+        found = {depth: store.of("climb", depth, (share,)) for depth in DEPTHS}
+        less = [beside(found[depth], store.of("alone", depth)) for depth in DEPTHS]
+        table.add_row(f"{share:g}", *less, f"{1 - found[DEPTHS[-1]][0].flops / total:.0%}")
+    return table
 
 
 def list_depths(way: str) -> tuple[int, ...]:

@@ -5,7 +5,8 @@
 Each recipe differs from the first in one thing: half the learning rate, no weight decay, ReLU, a head tied to the
 embedding, the norm behind the sum. Means over seeds of losses on the text's last tenth; by size, Kendall's tau between
 the two rankings, the share of pairs of recipes whose difference has the same sign, and by how much rungs are above
-their twins. Nothing is chosen, so there is no seed that chooses. What was killed goes on where it was.
+their twins. Nothing is chosen, so there is no seed that chooses. What was killed goes on where it was; started
+several times at once, it shares its work.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
-from families import ALONE, DEPTHS, Family, Results
+from families import ALONE, DEPTHS, Family, Results, Training
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import kendalltau
@@ -80,10 +81,6 @@ def make_recipe(
 ) -> Family:
     parts = text("help")
 
-    def compute_loss(model: nn.Module, minibatch: tuple[Tensor, Tensor]) -> Tensor:
-        inputs, targets = minibatch
-        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-
     return Family(
         name,
         build=lambda depth: Gpt(depth, parts.classes, relu=relu, tied=tied, post_norm=post_norm),
@@ -113,12 +110,9 @@ def main(folder: tyro.conf.Positional[Path], steps: int = 2400) -> None:
         make_recipe("tied-head", steps, tied=True),
         make_recipe("post-norm", steps, post_norm=True),
     ]
-    for seed in SEEDS:
-        for recipe in recipes:
-            for depth in DEPTHS:
-                results.add(recipe, [depth], ALONE, seed)
-            results.add(recipe, DEPTHS, SHARE, seed)
-            print_line(Console(), f"{recipe.name}, seed {seed}: done")
+    climbs = [Training(recipe, DEPTHS, SHARE, seed) for recipe in recipes for seed in SEEDS]
+    alone = [Training(recipe, (depth,), ALONE, seed) for recipe in recipes for seed in SEEDS for depth in DEPTHS]
+    results.train(climbs + alone)
 
     def find_mean(recipe: Family, depth: int, share: float) -> float:
         found = [results.find(recipe.name, depth, share, recipe.rate, seed) for seed in SEEDS]

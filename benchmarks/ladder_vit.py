@@ -6,7 +6,7 @@
 Depths 1, 2, 4 and 8 of width 24; 10,000 examples of Fashion-MNIST, or all of digits. Seed 0 chooses by validation
 loss: a learning rate per depth, the ladder's rate, and its share, the least by which every rung is within 1% of the
 loss of its twin, or else the greatest. Seeds 1 to 5 and the test data, which chose nothing, are reported as accuracy in
-percent. What was killed goes on where it was.
+percent. What was killed goes on where it was; started several times at once, it shares its work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
-from families import ALONE, DEPTHS, Family, Result, Results
+from families import ALONE, DEPTHS, Family, Result, Results, Training
 from rich.console import Console
 from rich.table import Table
 from tiny_gpt import Stream
@@ -88,13 +88,13 @@ def main(
         return found
 
     # Seed 0 chooses rates, and the ladder's share at the rate that is best in the mean.
-    for rate in RATES:
-        for depth in DEPTHS:
-            results.add(replace(family, rate=rate), [depth], ALONE, CHOOSING)
+    results.train(
+        [Training(replace(family, rate=rate), (depth,), ALONE, CHOOSING) for rate in RATES for depth in DEPTHS]
+    )
     best = {depth: min(RATES, key=lambda rate: get(depth, ALONE, rate, CHOOSING).validation) for depth in DEPTHS}
     rate = min(RATES, key=lambda rate: sum(get(depth, ALONE, rate, CHOOSING).validation for depth in DEPTHS))
     for share in SHARES:
-        results.add(replace(family, rate=rate), DEPTHS, share, CHOOSING)
+        results.train([Training(replace(family, rate=rate), DEPTHS, share, CHOOSING)])
         rises = [
             get(depth, share, rate, CHOOSING).validation / get(depth, ALONE, best[depth], CHOOSING).validation - 1
             for depth in DEPTHS
@@ -102,11 +102,10 @@ def main(
         if max(rises) <= ENOUGH:
             break
     # The others are reported.
-    for seed in FINAL_SEEDS:
-        for depth in DEPTHS:
-            results.add(replace(family, rate=best[depth]), [depth], ALONE, seed)
-        results.add(replace(family, rate=rate), DEPTHS, share, seed)
-        print_line(Console(), f"seed {seed}: done")
+    climbs = [Training(replace(family, rate=rate), DEPTHS, share, seed) for seed in FINAL_SEEDS]
+    results.train(
+        climbs + [Training(replace(family, rate=best[d]), (d,), ALONE, seed) for seed in FINAL_SEEDS for d in DEPTHS]
+    )
 
     # Accuracy in percent, and differences in points.
     table = Table("blocks", "rate", "alone", "ladder", "beside alone", "FLOPs alone", "FLOPs so far", box=None)

@@ -46,7 +46,8 @@ class Gpt(nn.Module):
 def attach(network: Gpt) -> esper.GrowingModel:
     """With a slot behind each block."""
     slots = {f"blocks.{index}": BLUEPRINTS for index in range(len(network.blocks))}
-    return esper.attach(network, slots, torch.zeros(2, WINDOW, dtype=torch.int64))
+    example = torch.zeros(2, WINDOW, dtype=torch.int64, device=network.head.weight.device)
+    return esper.attach(network, slots, example)
 
 
 def make_optimizer(model: esper.GrowingModel, rate: float) -> torch.optim.AdamW:

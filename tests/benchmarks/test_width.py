@@ -58,7 +58,7 @@ def test_the_page_has_the_tables_that_the_results_give(
         "mlp_scores": lambda: [tables.tabulate_scores(mlps.Store(path, tables.Score).results)],
         "mlp_search": lambda: [tables.tabulate_search(mlps.Store(path, tables.Search).results, arms)],
         "ffn": lambda: [gpts.tabulate(gpts.Store(path))],
-        "allocations": lambda: [allocations.tabulate(allocations.read(path))],
+        "allocations": lambda: [allocations.tabulate(allocations.ResultFile(path, allocations.Result).results)],
     }
     pages = [(ROOT / "docs" / page).read_text() for page in ("practice.md", "measured/width.md")]
     page = "\n".join(pages).splitlines()

@@ -29,7 +29,7 @@ from esper.grower.evaluators import Criterion
 from esper.grower.state_dict import KEY, GrowthInStateDict, describe_structure, plant_structure
 from esper.lifecycle.actions import Blend, Op
 from esper.serialization.state_files import from_plain, pack_state, to_plain, unpack_state
-from grower.training_loop import HELD, SLOTS, Loop, growing, host, packed, remembered, validate, with_evidence
+from grower.training_loop import HELD, SLOTS, Loop, data, growing, host, packed, remembered, validate, with_evidence
 
 DECISIONS = 8
 SPEC = list_features(promise=False).spec
@@ -66,9 +66,37 @@ def _resumed(saved: dict[str, Any], controller: str | Controller, **options: Any
     return loop
 
 
+def _validate_examples(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Loss and correctness of each example."""
+    inputs, labels = data(64, seed=1)
+    with torch.no_grad():
+        logits = model.eval()(inputs)
+    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    return {"loss": losses, "accuracy": logits.argmax(1) == labels}
+
+
+EVALUATORS: dict[str, Callable[[], Any]] = {
+    "means": lambda: validate,
+    "values of examples": lambda: _validate_examples,
+    "validation": lambda: esper.Validation("classification", [data(64, seed=1)]),
+}
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+@pytest.mark.parametrize("name", ["look", "heuristic", "policy"])
+def test_any_measurement_can_be_saved(name: str, evaluator: str):
+    whole = Loop(_controller(name), evaluate=EVALUATORS[evaluator]())
+    for _ in range(DECISIONS):
+        whole.epoch()
+    half = _resumed(copy.deepcopy(whole.saved()), _controller(name), evaluate=EVALUATORS[evaluator]())
+    for _ in range(DECISIONS):
+        assert str(half.epoch()) == str(whole.epoch())
+    assert torch.equal(packed(half.saved()["grower"]), packed(whole.saved()["grower"]))
+
+
 @pytest.mark.landing
 @pytest.mark.parametrize(
-    "name", ["heuristic", "random", "periodic", "all_at_start", "all_at_plateau", "greedy", "policy"]
+    "name", ["look", "heuristic", "random", "periodic", "all_at_start", "all_at_plateau", "greedy", "policy"]
 )
 def test_a_resumed_run_equals_one_that_was_never_cut(name: str):
     whole = Loop(_controller(name))

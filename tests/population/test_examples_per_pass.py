@@ -38,7 +38,7 @@ COUNT, DECISIONS = 7, 8
 TOLERANCE = 1e-9
 """Sums of parts are rounded otherwise than the sum of the whole, by some 1e-16, and AdamW amplifies that."""
 CLIPPED = OptimizerSettings(name="adamw", clip_norm=0.5)
-SAME_IN_PARTS = {"weight norm", "group normalisation", "no dropout"}
+SAME_IN_PARTS = {"weight norm", "group normalisation", "no dropout", "attention"}
 
 
 def population(

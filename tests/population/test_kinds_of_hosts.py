@@ -90,6 +90,18 @@ DRAWING: dict[str, Build] = {
 }
 
 
+class Mixing(nn.Module):
+    """Attention by torch's function, which has fused kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, features: Tensor) -> Tensor:
+        query, key, value = self.qkv(features).view(len(features), 1, 2, 3 * WIDTH // 2).chunk(3, -1)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True).flatten(1)
+
+
 class Counting(nn.Module):
     """Reads a buffer as a Python number, which vmap cannot."""
 
@@ -114,6 +126,7 @@ KEEPING: dict[str, Build] = {
     "weight norm": lambda: weight_norm(nn.Linear(WIDTH, WIDTH)),
     "group normalisation": lambda: nn.GroupNorm(2, WIDTH),
     "no dropout": lambda: nn.Dropout(0.0),
+    "attention": Mixing,
     "a number that is read": Counting,
 }
 

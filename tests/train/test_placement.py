@@ -228,27 +228,6 @@ def test_a_policy_learns_on_another_device_what_it_learns_on_the_cpu(tmp_path: P
         torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("suite", ["short", "mnist1d_conv"])
-def test_a_run_on_a_gpu_repeats_itself_to_the_last_bit(
-    suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To be run by `make gpu`, as cuBLAS has to be set up before anything computes."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    found: list[dict[str, torch.Tensor]] = []
-    try:
-        for name in "ab":
-            settings = tiny("iterations=2", "shards=2", "devices=cuda", f"suite={suite}")
-            with started(tmp_path / name, settings) as running:
-                running.train(ignore)
-                found.append({name: value.cpu() for name, value in running.learner.state_tensors().items()})
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert [name for name, value in found[0].items() if not torch.equal(value, found[1][name])] == []
-
-
 def test_what_is_fetched_is_what_was_decided() -> None:
     settings = tiny()
     policy = create_policy(settings)

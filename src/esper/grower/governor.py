@@ -65,6 +65,7 @@ class ModelSnapshot:
     ) -> None:
         self.model, self.optimizer = model, unwrap_optimizer(optimizer)
         self._generators = list(global_generators(model) if generators is None else generators)
+        self._names = {each: f"{place} on {each.device}" for place, each in enumerate(self._generators)}
         self._copies = _Copies([], [], [])
 
     @torch.no_grad()
@@ -139,15 +140,17 @@ class ModelSnapshot:
                 # Tensors that have left the model since would not be restored anyway.
                 "parameters": {names[owner]: saved for owner, saved in parameters if owner in names},
                 "buffers": {places[module, name]: saved for module, name, saved in buffers if (module, name) in places},
-                "generators": [state for _, state in generators],
+                "generators": {self._names[each]: state for each, state in generators},
             }
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called; the model has the structure that it had then.
 
+        It may be on another device: a rollback then leaves the generator of that device as it is.
+
         Raises:
-            CheckpointError: it is of another model or another number of generators.
+            CheckpointError: it is of another model.
         """
         reshard(self.model)
         parameters = dict(self.model.named_parameters())
@@ -156,16 +159,18 @@ class ModelSnapshot:
         unknown = [name for name in (*state["parameters"], *state["buffers"]) if name not in tensors]
         if unknown:
             raise CheckpointError(f"the governor's snapshot holds {unknown[0]!r}, which this model lacks")
+        known = [each for each in self._generators if self._names[each] in state["generators"]]
         like = {
             "parameters": {name: local_part(tensors[name]) for name in state["parameters"]},
             "buffers": {name: tensors[name] for name in state["buffers"]},
-            "generators": [generator.get_state() for generator in self._generators],
+            "generators": {self._names[each]: each.get_state() for each in known},
         }
-        saved = from_plain(like, state, "the governor's snapshot")
+        own = {**state, "generators": {self._names[each]: state["generators"][self._names[each]] for each in known}}
+        saved = from_plain(like, own, "the governor's snapshot")
         self._copies = _Copies(
             [(parameters[name], value) for name, value in saved["parameters"].items()],
             [(*buffers[path], value) for path, value in saved["buffers"].items()],
-            list(zip(self._generators, saved["generators"], strict=True)),
+            [(each, saved["generators"][self._names[each]]) for each in known],
         )
 
 

@@ -99,7 +99,8 @@ class LearningCheck:
         """
         if self._settings is None:
             return False
-        loss, (by_accuracy, by_losses) = metrics[LOSS], self._scores.compute_skills(metrics, train_loss)
+        loss = float(metrics[LOSS])
+        by_accuracy, by_losses = self._scores.compute_skills(metrics, train_loss)
         self._best_loss = loss if math.isnan(self._best_loss) else min(self._best_loss, loss)
         worse = bool(improves(np.array(self._best_loss), np.array(loss)))
         return worse and by_losses < 1 - self._settings.multiple and not by_accuracy >= self._settings.lead
@@ -119,7 +120,7 @@ class LearningCheck:
         if self._settings is None:
             return set()
         # Learned: at some time it did better than chance by gradients that are not zero, and its loss changed.
-        loss = metrics[LOSS]
+        loss = float(metrics[LOSS])
         better = self._beats_chance(metrics, train_loss, self._settings.lead, usual=usual) and not constant_output
         self._learned |= better and not idle
         self._changed |= not math.isnan(self._last_loss) and loss != self._last_loss

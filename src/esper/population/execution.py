@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from esper.errors import SlotError
@@ -107,7 +108,8 @@ def vmap_under_autocast(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call_stacked(parameters: Parameters, buffers: Parameters, *inputs: Tensor) -> Tensor:
         device = inputs[0].device.type
         mode = AutocastInVmap(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else nullcontext()
-        with mode:
+        # vmap would go through fused attention network by network, and fails in its backward pass on CUDA.
+        with mode, sdpa_kernel(SDPBackend.MATH):
             return vmap(call)(dict(parameters), dict(buffers), *inputs)
 
     return call_stacked
@@ -197,7 +199,7 @@ def _merges_like_vmap(host: nn.Module, example_input: Tensor, training: bool) ->
     inputs = draw(networks, examples, *example_input.shape[1:])
     with torch.no_grad():
         try:
-            expected = vmap(partial(call_module, plain))(weights, {}, inputs)
+            expected = vmap_under_autocast(partial(call_module, plain))(weights, {}, inputs)
             outputs = split_networks(FunctionalModule(merging)(weights, {}, merge_networks(inputs)), networks)
         except (RuntimeError, ValueError, StopIteration):
             return False

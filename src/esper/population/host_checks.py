@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.errors import ConfigError, SlotError, TaskError
 from esper.growth.site import Hidden
@@ -228,7 +229,8 @@ def can_vmap(host: nn.Module, example_input: Tensor) -> bool:
             one_by_one.append(call(rows[0], rows[1], x))
         expected = collect(torch.stack(one_by_one), apart)
         try:
-            computed = collect(vmap(call)(parameters, together, inputs), together)
+            with sdpa_kernel(SDPBackend.MATH):  # as populations compute it
+                computed = collect(vmap(call)(parameters, together, inputs), together)
         except Exception:  # noqa: BLE001 - whatever it is, a loop does without vmap
             return False
         if not _are_close(expected, computed):

@@ -1,0 +1,92 @@
+"""A grower decides on a GPU what it decides on the CPU, and goes on after it was saved on the other one."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import esper
+from esper.grower.state_dict import plant_structure
+from gpu import CPU, GPU, needs_gpu
+from grower.training_loop import CLASSES, SLOTS, data, host
+
+EPOCHS = 24
+RULES = ("look", "heuristic", "periodic", "all_at_start", "all_at_plateau", "random", "none")
+
+
+class Loop:
+    """A model in float64 on a device, its optimizer and a grower that looks, judges and rolls back."""
+
+    def __init__(self, device: torch.device, controller: str, **options: Any) -> None:
+        self.device = device
+        inputs, self.labels = (part.to(device) for part in data())
+        self.inputs = inputs.double()
+        self.model = esper.attach(host().double().to(device), SLOTS, self.inputs[:2])
+        self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=1e-2))
+        held_out, labels = data(64, seed=1)
+        batch = held_out.double().to(device), labels.to(device)
+        self.grower = esper.Grower(
+            self.model,
+            self.optimizer,
+            esper.Validation("classification", [batch]),
+            controller=controller,
+            horizon=EPOCHS,
+            classes=CLASSES,
+            **options,
+        )
+
+    def epoch(self, *, breaks: bool = False) -> esper.Decision:
+        self.model.train()
+        losses = list[float]()
+        for half in (slice(0, 48), slice(48, 96)):
+            loss = F.cross_entropy(self.model(self.inputs[half]), self.labels[half])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.item())
+        return self.grower.step(train_loss=math.nan if breaks else float(np.mean(losses)))
+
+    def state(self) -> dict[str, Any]:
+        parts = {"model": self.model, "optimizer": self.optimizer, "grower": self.grower}
+        return copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+
+
+@needs_gpu
+@pytest.mark.parametrize("controller", RULES)
+def test_it_decides_as_on_the_cpu(controller: str) -> None:
+    near, far = Loop(CPU, controller), Loop(GPU, controller)
+    for epoch in range(EPOCHS):
+        breaks = epoch == 11  # the governor rolls back
+        expected, found = near.epoch(breaks=breaks), far.epoch(breaks=breaks)
+        assert (found.op, found.slot, found.blueprint) == (expected.op, expected.slot, expected.blueprint)
+        assert np.array_equal(far.grower.network.table.stage, near.grower.network.table.stage)
+    far.grower.finish()
+    near.grower.finish()
+    assert far.model.seeds.keys() == near.model.seeds.keys()
+    torch.testing.assert_close(far.model(far.inputs).cpu(), near.model(near.inputs), rtol=1e-4, atol=1e-5)
+    assert next(far.model.finalize().parameters()).device.type == "cuda"
+
+
+@needs_gpu
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+def test_it_goes_on_there_or_elsewhere(place: str) -> None:
+    whole = Loop(GPU, "look")
+    for _ in range(EPOCHS // 2):
+        whole.epoch()
+    saved = whole.state()
+    other = Loop(torch.device(place), "look")
+    plant_structure(other.model, saved["grower"]["seeds"])
+    other.model.load_state_dict(saved["model"])
+    other.optimizer.load_state_dict(saved["optimizer"])
+    other.grower.load_state_dict(saved["grower"])
+    for _ in range(EPOCHS // 2):
+        expected, found = whole.epoch(), other.epoch()
+        assert (found.op, found.slot, found.blueprint) == (expected.op, expected.slot, expected.blueprint)
+    assert other.model.seeds, "the test means to go on with modules that grew"
+    torch.testing.assert_close(other.model(other.inputs).cpu(), whole.model(whole.inputs).cpu(), rtol=1e-4, atol=1e-5)
