@@ -117,11 +117,11 @@ class Store:
         self,
         folder: Path,
         text: TextName = CHOOSING_TEXT,
-        steps: int = STEPS,
+        steps: int | None = None,
         width: int = WIDTH,
         device: str = "cpu",
     ) -> None:
-        self.steps, self.width, self.device = steps, width, torch.device(device)
+        self.steps, self.width, self.device = steps or STEPS, width, torch.device(device)
         self.folder, self.text = folder, text
         self._chosen = ResultFile(folder / "ladder.jsonl", Result)
         other = ResultFile(folder / f"ladder-{text}.jsonl", Result)
@@ -412,7 +412,7 @@ def run(
 def main(
     folder: tyro.conf.Positional[Path],
     step: tyro.conf.Positional[Step],
-    steps: int = STEPS,
+    steps: int | None = None,
     width: int = WIDTH,
     device: str = "cpu",
 ) -> None:
