@@ -276,7 +276,7 @@ def test_a_directory_in_use(run: Path, capsys: Capture):
 
 @pytest.mark.parametrize("extra", [["--seed", "1"], ["--set", "iterations=9"], ["--run-dir", "elsewhere"]])
 def test_a_resumed_run_keeps_its_settings(extra: list[str], run: Path, capsys: Capture):
-    assert "--resume goes on with the run's own settings" in refused(["train", "--resume", str(run), *extra], capsys)
+    assert "--resume uses the run's own settings" in refused(["train", "--resume", str(run), *extra], capsys)
 
 
 @pytest.mark.parametrize("controller", ["look", "heuristic", "a run"])
