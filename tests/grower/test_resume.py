@@ -175,7 +175,7 @@ def test_a_model_without_the_seeds_is_refused():
 
 def test_another_controller_or_other_slots_are_refused():
     state = Loop("heuristic").grower.state_dict()
-    with pytest.raises(CheckpointError, match="saved with controller 'heuristic', but here it is 'random'"):
+    with pytest.raises(CheckpointError, match="saved with controller 'heuristic', but this grower has 'random'"):
         Loop("random").grower.load_state_dict(state)
     fewer = esper.attach(host(), {"0": SLOTS["0"]}, torch.zeros(2, 4))
     with pytest.raises(CheckpointError, match="saved with slots"):
@@ -253,7 +253,7 @@ def test_what_must_be_the_same_is_refused_otherwise(name: str, decided: bool) ->
         grower.step(train_loss=1.0)
     state = copy.deepcopy(grower.state_dict())
     told(**usual).load_state_dict(state)
-    with pytest.raises(CheckpointError, match=f"saved with {name} .*, but here it is {other[name]!r}: load it into"):
+    with pytest.raises(CheckpointError, match=f"saved with {name} .*, but this grower has {other[name]!r}"):
         told(**other).load_state_dict(state)
 
 
