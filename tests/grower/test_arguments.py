@@ -149,8 +149,8 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"conduct": 3}, r"^conduct is an int, 3: give .* instance of EpisodeConfig$"),
     ({"conduct": {"plateu": 3}}, r"^unknown key `conduct\.plateu`, did you mean `conduct\.plateau`\?$"),
     ({"run": 123}, r"^run is an int, 123: give the path of a new folder"),
-    ({"controller": Heuristic}, r"^controller is the class Heuristic: give a rule's name"),
-    ({"model": torch.nn.Linear(4, 4)}, r"^model is a Linear: give the very model that esper\.attach returned"),
+    ({"controller": Heuristic}, r"^controller is the class Heuristic: give the name of a rule"),
+    ({"model": torch.nn.Linear(4, 4)}, r"^model is a Linear: give the model that esper\.attach returned"),
     ({"seed": 10**5000}, r"^seed is too large to be shown: give a whole number"),
 ]
 

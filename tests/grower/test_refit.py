@@ -465,7 +465,7 @@ def test_what_could_not_act_is_refused() -> None:
     with pytest.raises(ConfigError, match="controller 'none' has none"):
         Grower(training.model, training.optimizer, controller="none", **options, loss=training.loss)
     closing = Closing(training.model.parameter_groups(lr=0.1))
-    with pytest.raises(ConfigError, match="evidence refit cannot step Closing"):
+    with pytest.raises(ConfigError, match="esper.Refit cannot step Closing"):
         Grower(training.model, closing, **options, loss=training.loss)
 
 
@@ -494,7 +494,7 @@ def test_a_fork_that_learns_nothing_is_an_error() -> None:
     with pytest.raises(ConfigError, match="step without a gradient for the fork without the seed in slot '0'"):
         training.learn(lambda *_: None)
     _, grower = on_trial()
-    with pytest.raises(ConfigError, match="learned nothing since the last decision: call grower.isolated_backward"):
+    with pytest.raises(ConfigError, match="has not trained since the last decision: call grower.isolated_backward"):
         grower.step(train_loss=1.0)
     training, grower = on_trial()
     training.learn(grower.isolated_backward)

@@ -39,8 +39,8 @@ def test_by_default_a_fiftieth_rises_and_a_fifth_falls_to_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"warmup": 0.6, "decay": 0.6}, "at most 1 together"),
-        ({"decay": 1.1}, "at most 1 together"),
+        ({"warmup": 0.6, "decay": 0.6}, "add up to more than 1"),
+        ({"decay": 1.1}, "add up to more than 1"),
         ({"warmup": -0.1}, "warmup is -0.1: give a number from 0 on"),
         ({"share": math.nan}, "share is nan: give a number"),
         ({"share": "0.5"}, "share is .*: give a number"),

@@ -401,14 +401,14 @@ def test_what_a_module_keeps_besides_tensors_must_be_the_same(tmp_path: Path) ->
     model.slots["0"].germinate("mlp", alpha=1.0)
     esper.save(model, tmp_path)
     assert torch.equal(esper.load(tmp_path, nn.Sequential(Noted("a")), x)(x), model(x))
-    with pytest.raises(CheckpointError, match="other values"):
+    with pytest.raises(CheckpointError, match="different values"):
         esper.load(tmp_path, nn.Sequential(Noted("b")), x)
 
 
 @pytest.mark.parametrize("wrong", [3, "stem", [1], ["sten"], [""], ["re:nothing"], None])
 def test_what_is_no_part_is_refused(wrong: object) -> None:
     host = trained()
-    with pytest.raises(SlotError, match="freeze_host|no submodule"):
+    with pytest.raises(SlotError, match="freeze_host|submodule"):
         attached(host, freeze_host=wrong)
     assert all(parameter.requires_grad for parameter in host.parameters())
 
@@ -425,7 +425,7 @@ def test_only_what_grew_is_saved_and_only_its_own_host_gets_it_back(tmp_path: Pa
     other = trained()
     with torch.no_grad():
         other.head.bias[0] += 1e-6
-    with pytest.raises(CheckpointError, match="other values"):
+    with pytest.raises(CheckpointError, match="different values"):
         esper.load(tmp_path, other, images(2))
     assert all(parameter.requires_grad for parameter in other.parameters())
 
