@@ -392,13 +392,13 @@ def test_a_transposed_view_is_no_second_name():
 def test_what_cannot_be_planted_again_leaves_a_disabled_slot_disabled():
     model = growing()
     model.disable("0")
-    with pytest.raises(SlotError, match="not on offer"):
+    with pytest.raises(SlotError, match="is not available in slot"):
         plant_structure(model, {"0": {"blueprint": "lowrank", "blend": 0, "fossilized": False}})
     assert not model.slots["0"].enabled
 
 
 UNPLANTABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "not on offer": ({"2": {"blueprint": "conv3x3", "blend": 0, "fossilized": False}}, "does not support|not on offer"),
+    "not on offer": ({"2": {"blueprint": "conv3x3", "blend": 0, "fossilized": False}}, "does not support|is not available"),
     "unknown": ({"2": {"blueprint": "no such", "blend": 0, "fossilized": False}}, "unknown blueprint"),
     "no such slot": ({"9": {"blueprint": "mlp", "blend": 0, "fossilized": False}}, "attach the same slots"),
 }
