@@ -207,7 +207,7 @@ def test_more_parameters_than_allowed_are_not_even_tried() -> None:
     assert found.trials
     assert all(one.parameters <= 60 for one in found.trials)
     assert {"1": "mlp"} not in [one.structure for one in found.trials]
-    with pytest.raises(ConfigError, match="no blueprint on offer adds as few as 3"):
+    with pytest.raises(ConfigError, match="every available blueprint adds more than 3"):
         adapt(attached(), parameters=3)
 
 

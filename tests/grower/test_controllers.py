@@ -143,7 +143,7 @@ def iter_down(factor: float) -> Callable[[nn.Module], tuple[float, float]]:
 
 
 def test_the_policy_that_is_gone_is_refused_with_advice():
-    with pytest.raises(ConfigError, match="no policy 'esper' since version 0.3: take the rule 'look', the default, or"):
+    with pytest.raises(ConfigError, match="policy 'esper' was removed in version 0.3: use the default rule 'look', or"):
         begun("esper", 20)
 
 

@@ -152,7 +152,7 @@ def test_a_seed_is_a_whole_number(seed: Any) -> None:
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"metric": "accuracy", "higher_is_better": False}, "better the higher it is"),
     ({"metric": "loss", "higher_is_better": True}, "better the lower it is"),
-    ({"metric": "f1"}, "say whether it is better the higher it is"),
+    ({"metric": "f1"}, "give higher_is_better=True or False"),
     ({"metric": ""}, "give the name of a figure"),
     ({"metric": 3}, "give the name of a figure"),
     ({"metric": "f1", "higher_is_better": "yes"}, "give True or False"),
@@ -389,14 +389,14 @@ def test_an_accuracy_that_comes_late_is_refused(first: Any, later: Any) -> None:
     found = Loop("none").grower
     found.backend._evaluate = lambda _: next(told)
     found.step(train_loss=1.0)
-    with pytest.raises(ConfigError, match="growth is about the loss, since what was measured first had no accuracy"):
+    with pytest.raises(ConfigError, match="the metric is the loss, because the first measurement had no accuracy"):
         found.step(train_loss=1.0)
 
 
 def test_a_loss_that_is_handed_in_first_must_come_with_the_accuracy_that_evaluate_gives() -> None:
     found = grower(lambda _: (0.9, 0.5))[1]
     decisions = (found.step(train_loss=1.0, val_loss=0.9) for _ in range(5))
-    with pytest.raises(ConfigError, match="hand it to step together with val_loss"):
+    with pytest.raises(ConfigError, match="always pass the accuracy to step with val_loss"):
         list(decisions)  # until a seed is measured
     named = grower(lambda _: (0.9, 0.5), metric="loss")[1]
     for _ in range(4):

@@ -347,7 +347,7 @@ def test_a_weight_that_is_computed_by_now_is_refused() -> None:
     model = attached(CASES["linear"])
     grow(model)
     parametrizations.weight_norm(model.host[0])
-    with pytest.raises(ExportError, match="'0' is computed from other tensors"):
+    with pytest.raises(ExportError, match="'0' is now computed from other tensors"):
         merged(model)
 
 

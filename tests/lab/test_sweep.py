@@ -183,7 +183,7 @@ def test_trials_are_runs_ranked_best_first_and_a_refused_one_ends_nothing(tmp_pa
     assert sweep(tmp_path, space, "--json") == 0  # all is only read
     assert json.loads(capsys.readouterr().out) == record
     assert sweep(tmp_path, space.replace("[0, 1]", "[0, 2]")) == 2
-    assert "holds a sweep of another space or of other instances: choose another --run-dir" in capsys.readouterr().err
+    assert "holds a sweep with another space or other instances: choose another --run-dir" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -240,7 +240,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, capsys: Capture):
     with started(tmp_path / "sweep" / "trial-000", load_settings(TrainSettings, None, ["suite=short"])):
         pass
     assert sweep(tmp_path, f"{BASE}space: {{seed: [0]}}") == 2
-    assert "holds runs of something else: choose another --run-dir" in capsys.readouterr().err
+    assert "holds other runs: choose another --run-dir" in capsys.readouterr().err
     (tmp_path / "sweep" / "study.db").write_text("no database")
     assert sweep(tmp_path, f"{BASE}space: {{seed: [0]}}") == 2
     error = capsys.readouterr().err

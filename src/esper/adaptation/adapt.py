@@ -357,8 +357,8 @@ class Search:
         singles = sorted(filter(self._fits, singles), key=self._count_parameters, reverse=True)
         if not singles:
             raise ConfigError(
-                f"parameters: no blueprint on offer adds as few as {self._max_parameters:,}: allow more, or offer "
-                "others"
+                f"parameters: every available blueprint adds more than {self._max_parameters:,}: allow more, or attach "
+                "with smaller blueprints"
             )
         self._try_all(singles)
         if not any(math.isfinite(trial.found.score) for trial in self.trials):

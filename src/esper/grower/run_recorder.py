@@ -226,9 +226,9 @@ class RunRecorder(GrowerCallback):
         if self._store is not None:
             return self._store
         if self._released:
-            raise RunError(f"this grower no longer writes {self.path}: it was closed, or another one goes on with it")
+            raise RunError(f"this grower no longer writes to {self.path}: it was closed, or another one continued it")
         raise RunError(
-            f"{self.path} holds a run already: go on with it by load_state_dict of a grower that was saved in it, or "
+            f"{self.path} already holds a run: continue it by load_state_dict with a grower state saved for it, or "
             "give a new folder"
         )
 
@@ -244,12 +244,12 @@ class RunRecorder(GrowerCallback):
         if not metadata:  # it was killed in its first moment
             return new
         if _ID not in metadata:
-            raise RunError(f"{self.path} holds a run that no `{GROWER}` wrote: give a new folder")
+            raise RunError(f"{self.path} holds a run that was not written by `{GROWER}`: give a new folder")
         expected = self._describe_run(grower)
         for key in _SAME:
             if metadata.get(key) != expected[key]:
                 raise RunError(
-                    f"{self.path} holds another run, with {key} {metadata.get(key)!r} instead of {expected[key]!r}: "
+                    f"{self.path} has another run, with {key} {metadata.get(key)!r} instead of {expected[key]!r}: "
                     "give a new folder"
                 )
         return str(metadata[_ID]), decisions
@@ -262,7 +262,7 @@ class RunRecorder(GrowerCallback):
         except OSError as error:
             raise RunError(f"cannot write a run to {self.path} ({error.strerror}): give a new folder") from error
         except RunError:
-            raise RunError(f"{self.path} is not empty and holds no run: give a new folder") from None
+            raise RunError(f"{self.path} is not empty and is not a run: give a new folder") from None
 
     def _open(self, grower: Grower) -> None:
         """Take the folder from an earlier grower of this process, lock it, and start or continue the run."""

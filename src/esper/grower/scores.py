@@ -326,8 +326,8 @@ class Scores:
             return UNKNOWN
         if ACCURACY in metrics and not self._is_named and self.metric == LOSS:
             raise ConfigError(
-                "growth is about the loss, since what was measured first had no accuracy, but now there is one: hand "
-                "it to step together with val_loss, or say metric='loss' or metric='accuracy'"
+                "the metric is the loss, because the first measurement had no accuracy, but this one has: always pass "
+                "the accuracy to step with val_loss, or choose the metric with esper.Metric"
             )
         value = self._get_value(metrics, self.metric)
         score = value if self._rises(self.metric) else _relative_improvement(value, self._reference)
@@ -497,12 +497,10 @@ def _require_direction(metric: str | None, higher_is_better: bool | None) -> Non
     if metric is None:
         return
     if metric not in directions and higher_is_better is None:
-        raise ConfigError(
-            f"metric={metric!r}: say whether it is better the higher it is, higher_is_better=True or False"
-        )
+        raise ConfigError(f"metric={metric!r}: give higher_is_better=True or False")
     if metric in directions and higher_is_better is (not directions[metric]):
         raise ConfigError(
-            f"metric={metric!r} with higher_is_better={higher_is_better}: it is better the "
-            f"{'higher' if directions[metric] else 'lower'} it is; leave higher_is_better out, or give a figure "
-            "of another meaning another name"
+            f"metric={metric!r} with higher_is_better={higher_is_better}, but "
+            f"{'higher' if directions[metric] else 'lower'} is better: omit higher_is_better, or use another name for "
+            "another metric"
         )

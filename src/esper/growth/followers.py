@@ -260,8 +260,8 @@ class Copies:
             return
         self._warned = True
         warnings.warn(
-            f"what grows in slot {slot.name!r} is not in a copy that was made of the model before: if the copy is an "
-            "average of its weights, call model.mirror(average) when you make it; a snapshot needs nothing",
+            f"the new seed in slot {slot.name!r} is missing in an earlier copy of the model: if the copy is an average "
+            "of weights, call model.mirror(average) when you make it; if it is a snapshot, ignore this",
             stacklevel=4,
         )
 

@@ -131,14 +131,14 @@ class RewardSettings(Settings):
         if self.family not in mode.families:
             modes = [name for name in MODES if self.family in MODES[name].families]
             raise ValueError(
-                f"reward mode '{self.mode}' pays in {' or '.join(mode.families)}, not in {self.family}; "
+                f"reward mode '{self.mode}' is for {' or '.join(mode.families)}, not for {self.family}; "
                 f"modes for {self.family} are {', '.join(modes)}"
             )
         for weight in WEIGHTS:
             if weight not in mode.weights and getattr(self, weight) != type(self).model_fields[weight].default:
                 modes = [name for name in MODES if weight in MODES[name].weights]
                 raise ValueError(
-                    f"reward mode '{self.mode}' does not read {weight}: leave it out, or choose {' or '.join(modes)}"
+                    f"reward mode '{self.mode}' does not use {weight}: remove it, or choose {' or '.join(modes)}"
                 )
         return self
 
@@ -206,7 +206,7 @@ def register_reward(
 
     def register(pay: _Pay) -> _Pay:
         if not isinstance(cast("object", pay), FunctionType):
-            raise ConfigError(f"reward mode {name!r} is paid by {describe_value(pay)}: decorate a function")
+            raise ConfigError(f"reward mode {name!r} is {describe_value(pay)}: decorate a function")
         present = MODES[name].compute if name in MODES else pay
         same_definition = (present.__module__, present.__qualname__) == (pay.__module__, pay.__qualname__)
         if not same_definition or (pay.__name__ == LAMBDA and present is not pay):

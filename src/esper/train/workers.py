@@ -274,8 +274,8 @@ class LocalWorkers(Workers):
         codes = [process.exitcode for process in system_processes if process.exitcode is not None]
         cause = next((signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes), "killed")
         return RunError(
-            f"a worker process ended unexpectedly ({cause}), perhaps for want of memory: free some and run it again "
-            "(training goes on with --resume), or lower `environments` or `shards`"
+            f"a worker process ended unexpectedly ({cause}), perhaps out of memory: free memory and run it again "
+            "(continue training with --resume), or lower `environments` or `shards`"
         )
 
 
