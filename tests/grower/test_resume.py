@@ -398,7 +398,10 @@ def test_what_cannot_be_planted_again_leaves_a_disabled_slot_disabled():
 
 
 UNPLANTABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "not on offer": ({"2": {"blueprint": "conv3x3", "blend": 0, "fossilized": False}}, "does not support|is not available"),
+    "not on offer": (
+        {"2": {"blueprint": "conv3x3", "blend": 0, "fossilized": False}},
+        "does not support|not available",
+    ),
     "unknown": ({"2": {"blueprint": "no such", "blend": 0, "fossilized": False}}, "unknown blueprint"),
     "no such slot": ({"9": {"blueprint": "mlp", "blend": 0, "fossilized": False}}, "attach the same slots"),
 }
