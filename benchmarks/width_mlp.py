@@ -44,6 +44,10 @@ GROWTHS = [decision for decision in range(EPOCHS) if LOOKS.is_due(np.array([deci
 
 BARE, GROMO, STATIC, UNIFORM = "bare", "gromo", "final shape from scratch", "uniform width"
 GROMO_SHAPE = "gromo's final shape from scratch"
+WITHOUT_UPDATE, RANDOM = "gromo, no update of weights", "gromo, random neurons"
+RANDOM_WITHOUT_UPDATE = "gromo, random neurons and no update"
+PARTS = (WITHOUT_UPDATE, RANDOM, RANDOM_WITHOUT_UPDATE)
+"""gromo without parts of what it computes at a growth; random weights have the norms of those that it computes."""
 ONLY_MODULES, ONLY_WIDTH, MORE_WIDTH, BOTH = "look, modules", "look, width", "look, more width", "look, both"
 IN_TURN, THEN_BETTER = "one of each kind in turn", "one of each kind, then the better one"
 OFFERS: dict[str, dict[Any, Any]] = {
@@ -95,6 +99,11 @@ def list_arms(task: str, seed: int) -> list[Arm]:
     longer = [Arm(task, how, seed, LIKE[0], True) for how in (BARE, GROMO, STATIC, UNIFORM)]
     shape = Arm(task, GROMO_SHAPE, seed, LIKE[0])
     return [Arm(task, BARE, seed), *(Arm(task, how, seed) for how in OFFERS), *compared, shape, *longer]
+
+
+def list_parts(task: str, seed: int) -> list[Arm]:
+    """gromo without parts of what it computes."""
+    return [Arm(task, how, seed, LIKE[0]) for how in PARTS]
 
 
 class Store:

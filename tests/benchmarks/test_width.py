@@ -67,6 +67,29 @@ def test_the_page_has_the_tables_that_the_results_give(
         assert [line for line in lines if line not in page] == []
 
 
+def test_the_summary_has_their_figures(mlps: ModuleType, tables: ModuleType) -> None:
+    arms = mlps.Store(RESULTS / "mlp_arms.jsonl", mlps.Result).results
+    searches = mlps.Store(RESULTS / "mlp_search.jsonl", tables.Search).results
+    page = (ROOT / "docs" / "practice.md").read_text().splitlines()
+    rows = {
+        "bare (562 and 754 parameters)": (mlps.BARE, ""),
+        "growth by looking (2,143 and 2,668)": (mlps.BOTH, ""),
+        "its final shape from scratch": (mlps.STATIC, mlps.BOTH),
+        "three equal layers from scratch": (mlps.UNIFORM, mlps.BOTH),
+        "gromo": (mlps.GROMO, mlps.BOTH),
+    }
+    for label, (how, like) in rows.items():
+        cells = list[str]()
+        for task in mlps.TASKS:
+            right = [100 * one.accuracy for one in tables.select(arms, mlps.Arm(task, how, 0, like))]
+            assert len(right) == 5
+            cells.append(f"{np.mean(right):.1f} ± {tables.deviate(right):.1f}")
+        assert f"| {label} | {' | '.join(cells)} |" in page
+    means = [line.split(" | ")[1].split(" ± ")[0] for line in tables.tabulate_search(searches, arms) if "times" in line]
+    searched = f"| {', '.join(means[:3])} | {', '.join(means[3:])} |"
+    assert f"| a search over widths and modules at 1, 4, 16 times the FLOPs {searched}" in page
+
+
 def test_the_final_shape_from_scratch_is_as_large_as_what_grew(mlps: ModuleType) -> None:
     splits = load_digits()
     model = esper.attach(mlps.make_host(splits, 0), mlps.OFFERS[mlps.BOTH], mlps.flat(splits.train.inputs[:2]))

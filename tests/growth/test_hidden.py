@@ -169,6 +169,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         r"'module.0' \(Unflatten\) mixes units",
     ),
     "other function": (lambda: Between(lambda x: torch.sin(x).cumsum(-1)), "no function of each unit that is known"),
+    "clamped": (lambda: Between(lambda x: x.relu().clamp(max=20)), "ReLU near zero, but not at large values"),
+    "clamped GELU": (lambda: Between(lambda x: F.gelu(x).clamp(max=30)), "GELU near zero, but not at large values"),
     "behind a module": (
         lambda: Between(nn.Sequential(nn.ReLU(), nn.LayerNorm(8))),
         r"'module.1' \(LayerNorm\) has parameters",
