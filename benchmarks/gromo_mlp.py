@@ -28,6 +28,7 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
+from result_files import ResultFile
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -53,7 +54,6 @@ from width_mlp import (
     WITHOUT_UPDATE,
     Arm,
     Result,
-    Store,
     conclude,
     count,
     flat,
@@ -262,7 +262,7 @@ def main(
     """
     prepare_process()
     console = Console(width=160)
-    arms, scores = Store(folder / "mlp_arms.jsonl", Result), Store(folder / "mlp_scores.jsonl", Score)
+    arms, scores = ResultFile(folder / "mlp_arms.jsonl", Result), ResultFile(folder / "mlp_scores.jsonl", Score)
     found: dict[Arm, Result] = {one.arm: one for one in arms.results}
     for seed in seeds if step != "table" else ():
         for task in tasks:

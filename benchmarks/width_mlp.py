@@ -6,17 +6,14 @@ What `gromo_mlp.py` and `width_search.py` share; `width_tables.py` prints it.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo.data import Splits
@@ -104,21 +101,6 @@ def list_arms(task: str, seed: int) -> list[Arm]:
 def list_parts(task: str, seed: int) -> list[Arm]:
     """gromo without parts of what it computes."""
     return [Arm(task, how, seed, LIKE[0]) for how in PARTS]
-
-
-class Store:
-    """Results of one kind, kept as JSON lines."""
-
-    def __init__(self, path: Path, kind: type[Any]) -> None:
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.results: list[Any] = [TypeAdapter(kind).validate_json(line) for line in lines]
-
-    def add(self, result: Any) -> None:
-        self.results.append(result)
-        with self._path.open("a") as file:
-            file.write(json.dumps(asdict(result)) + "\n")
 
 
 # Hosts and their training

@@ -124,7 +124,8 @@ Source: [`{source.name}`](../../{source.as_posix()}).
 ## What was offered
 
 ```python
-model = esper.attach(net, {_quote(problem.slots)}, example_input=examples)
+slots = {_quote(problem.slots)}
+model = esper.attach(net, slots, example_input=examples)
 ```
 
 The model trains for {recipe.epochs} epochs by {recipe.optimizer} with a learning rate of {recipe.learning_rate:g}. \

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import esper
+from benchmarks.result_files import ResultFile
 from esper.control.rules import LookRule
 from esper.grower.controllers import choose_controller
 from esper.grower.network import ModelSpec
@@ -52,13 +53,13 @@ def test_the_page_has_the_tables_that_the_results_give(
     mlps: ModuleType, tables: ModuleType, gpts: ModuleType, name: str
 ) -> None:
     path, allocations = RESULTS / f"{name}.jsonl", importlib.import_module("allocations")
-    arms = mlps.Store(RESULTS / "mlp_arms.jsonl", mlps.Result).results
+    arms = ResultFile(RESULTS / "mlp_arms.jsonl", mlps.Result).results
     makers: dict[str, Callable[[], list[list[str]]]] = {
         "mlp_arms": lambda: [tables.tabulate_arms(arms), tables.tabulate_kinds(arms), tables.tabulate_looks(arms)],
-        "mlp_scores": lambda: [tables.tabulate_scores(mlps.Store(path, tables.Score).results)],
-        "mlp_search": lambda: [tables.tabulate_search(mlps.Store(path, tables.Search).results, arms)],
+        "mlp_scores": lambda: [tables.tabulate_scores(ResultFile(path, tables.Score).results)],
+        "mlp_search": lambda: [tables.tabulate_search(ResultFile(path, tables.Search).results, arms)],
         "ffn": lambda: [gpts.tabulate(gpts.Store(path))],
-        "allocations": lambda: [allocations.tabulate(allocations.ResultFile(path, allocations.Result).results)],
+        "allocations": lambda: [allocations.tabulate(ResultFile(path, allocations.Result).results)],
     }
     pages = [(ROOT / "docs" / page).read_text() for page in ("practice.md", "measured/width.md")]
     page = "\n".join(pages).splitlines()
@@ -68,8 +69,8 @@ def test_the_page_has_the_tables_that_the_results_give(
 
 
 def test_the_summary_has_their_figures(mlps: ModuleType, tables: ModuleType) -> None:
-    arms = mlps.Store(RESULTS / "mlp_arms.jsonl", mlps.Result).results
-    searches = mlps.Store(RESULTS / "mlp_search.jsonl", tables.Search).results
+    arms = ResultFile(RESULTS / "mlp_arms.jsonl", mlps.Result).results
+    searches = ResultFile(RESULTS / "mlp_search.jsonl", tables.Search).results
     page = (ROOT / "docs" / "practice.md").read_text().splitlines()
     rows = {
         "bare (562 and 754 parameters)": (mlps.BARE, ""),

@@ -62,7 +62,9 @@ def learn_apart(grower: esper.Grower) -> None:
 @pytest.mark.parametrize("horizon", range(1, 13))
 def test_something_grows_and_is_finished_or_a_sentence_says_what_is_needed(controller: str, horizon: int):
     if horizon < SHORTEST:
-        with pytest.raises(ConfigError, match=f"{horizon} decisions? cannot be enough.*plan at least {SHORTEST}"):
+        with pytest.raises(
+            ConfigError, match=f"{horizon} decisions? is too few for anything to grow.*plan at least {SHORTEST}"
+        ):
             begun(controller, horizon)
         return
     grower = begun(controller, horizon)

@@ -49,7 +49,7 @@ WAYS: dict[str, tuple[Make, Make, list[str]]] = {
     "positional controller": (
         lambda model, optimizer: Grower(model, optimizer, "random", evaluate=validate, **COMMON),
         lambda model, optimizer: Grower(model, optimizer, validate, controller="random", **COMMON),
-        [r"the third argument of Grower is evaluate now: give the controller as controller=\.\.\."],
+        [r"the third argument of Grower is now evaluate: give the controller as controller=\.\.\."],
     ),
     "metric": (
         lambda model, optimizer: Grower(
@@ -186,7 +186,7 @@ def test_the_former_name_of_isolated_backward_does_the_same_and_warns() -> None:
         for _ in range(3):
             loss = F.cross_entropy(model(inputs), labels)
             if former:
-                with pytest.warns(DeprecationWarning, match="learn_apart is called isolated_backward now") as caught:
+                with pytest.warns(DeprecationWarning, match="learn_apart was renamed to isolated_backward") as caught:
                     getattr(grower, "learn_apart")(loss, inputs, labels)  # noqa: B009
                 assert {warning.filename for warning in caught} == {__file__}
             else:
@@ -195,7 +195,7 @@ def test_the_former_name_of_isolated_backward_does_the_same_and_warns() -> None:
             loss.backward()
             optimizer.step()
             grower.step(train_loss=loss)
-        with pytest.warns(DeprecationWarning, match="learns_apart is called needs_isolated_backward now"):
+        with pytest.warns(DeprecationWarning, match="learns_apart was renamed to needs_isolated_backward"):
             assert getattr(grower, "learns_apart") is grower.needs_isolated_backward is True  # noqa: B009
         gradients.append([parameter.detach() for seed in model.seeds.values() for parameter in seed.parameters()])
     assert len(gradients[0]) > 0

@@ -153,7 +153,7 @@ def test_passes_that_learn_or_are_compiled_every_time_are_refused() -> None:
 def test_what_learns_apart_is_refused() -> None:
     rules = Rules(isolation="shadow", operations=["wait", "germinate", "advance", "fossilize", "prune"])
     grower = grower_of("0", rules=rules, loss=lambda: torch.zeros(()))
-    with pytest.raises(ConfigError, match="isolation and forks have passes of their own"):
+    with pytest.raises(ConfigError, match="isolation and forks run passes that a rehearsal does not cover"):
         grower.rehearse()
 
 

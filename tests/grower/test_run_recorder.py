@@ -221,7 +221,7 @@ def test_a_run_of_the_same_kind_is_refused_unless_its_own_grower_goes_on(tmp_pat
     with pytest.raises(RunError, match="holds a run already: go on with it by load_state_dict"):
         train(Loop("heuristic", run=tmp_path / "mine"), 1)
     for saved in (other.saved(), Loop("heuristic").saved()):
-        with pytest.raises(RunError, match="holds another run than the one"):
+        with pytest.raises(RunError, match="holds a different run than the one"):
             resumed(saved, "heuristic", run=tmp_path / "mine")
     assert kept(tmp_path / "mine") == before
 

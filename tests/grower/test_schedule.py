@@ -56,7 +56,7 @@ def test_there_is_no_share_without_a_budget() -> None:
     model = growing()
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
     grower = esper.Grower(model, optimizer, controller="none", evaluate=validate, classes=3)
-    with pytest.raises(ConfigError, match="say training_flops or seconds"):
+    with pytest.raises(ConfigError, match="give training_flops or seconds"):
         LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share))
 
 

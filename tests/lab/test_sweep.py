@@ -216,7 +216,7 @@ def test_a_sweep_that_was_killed_comes_to_the_end_of_one_that_was_not(tmp_path: 
     assert [one.state for one in trials_of(tmp_path / "killed")] == [TrialState.COMPLETE, TrialState.RUNNING]
     assert sweep(tmp_path / "killed", space, *words) == 0
     output = capsys.readouterr()
-    assert "trial-001: going on after iteration " in output.err
+    assert "trial-001: resuming after iteration " in output.err
     assert json.loads(output.out)["ranking"] == whole
     for trial in ("trial-000", "trial-001"):
         assert_same_end(tmp_path / "killed" / "sweep" / trial, tmp_path / "whole" / "sweep" / trial)
@@ -233,7 +233,7 @@ def test_a_sweep_that_is_stopped_says_how_to_go_on(tmp_path: Path, capsys: Captu
 
     monkeypatch.setattr("esper.lab.sweep.write_report", interrupt)
     assert sweep(tmp_path, f"{BASE}space: {{seed: [0]}}") == 130
-    assert f"go on with the same command and --run-dir {tmp_path / 'sweep'}" in capsys.readouterr().out
+    assert f"to continue, add --run-dir {tmp_path / 'sweep'} to the same command" in capsys.readouterr().out
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path, capsys: Capture):

@@ -154,4 +154,4 @@ def test_a_search_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> N
     assert "break_even" in found
     assert "successive_halving" in output.err
     assert main([*words[:-2], "1"]) == 2
-    assert "1 instance can give no interval" in capsys.readouterr().err
+    assert "1 instance cannot give an interval" in capsys.readouterr().err

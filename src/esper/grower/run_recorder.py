@@ -60,23 +60,23 @@ _writers: WeakValueDictionary[Path, RunRecorder] = WeakValueDictionary()
 
 
 class RunRecorder(GrowerCallback):
-    """Records a grower's decisions in a run's folder: all of a decision is safe there when `Grower.step` returns.
+    """Records a grower's decisions in a folder. Each decision is on disk when `Grower.step` returns.
 
-    A new folder starts a run; in the folder of a saved grower its run continues once the grower is loaded.
+    A new folder starts a run. With the folder of a saved grower, the run continues once that grower's state is loaded.
 
     Args:
-        path: A new folder, or the one that the saved grower had.
+        path: A new folder, or that of the saved grower.
 
     Raises:
-        ConfigError: it is not a path.
-        RunError: when the grower is made, if the folder holds something else, is in use, or cannot be written.
+        ConfigError: ``path`` is not a path.
+        RunError: raised when the grower is made, if the folder holds something else, is in use, or cannot be written.
     """
 
     @check_arguments(ConfigError)
     def __init__(self, path: FilePath) -> None:
         self.path = Path(path).resolve()
         self.id: str | None = None
-        """The run's id; None before a grower was made with this recorder."""
+        """ID of the run; None before a grower was made with this recorder."""
         self._directory = RunDirectory(self.path)
         self._resources = ExitStack()
         finalize(self, _close_silently, self._resources)
@@ -100,12 +100,12 @@ class RunRecorder(GrowerCallback):
         present, recorded = self._find_run(grower)
         if recorded and saved_in != present:
             raise RunError(
-                f"{self.path} holds another run than the one that this grower was saved in: give the folder of that "
-                "one, or a new one"
+                f"{self.path} holds a different run than the one this grower was saved with: give that run's folder, "
+                "or a new one"
             )
         if recorded and recorded < decisions:
             raise RunError(
-                f"{self.path} ends after decision {recorded}, the grower's is {decisions}: give a new folder"
+                f"{self.path} ends after decision {recorded}, but the grower is at {decisions}: give a new folder"
             )
         self._open(grower)
 

@@ -128,8 +128,9 @@ def find_pairs(host: nn.Module, containers: Collection[str], run: Callable[[], o
         names = [name for name in order if name in inside[container]]
         if len(names) < 2 or len(calls.get(container, ())) != 1:
             raise SlotError(
-                f"submodule {container!r} ({type(modules[container]).__name__}) calls no two linear layers or "
-                "convolutions, once each, between which units can be added: name the layers, as in ('fc1', 'fc2')"
+                f"submodule {container!r} ({type(modules[container]).__name__}) has no two linear layers or "
+                "convolutions, called once each, between which units can be added: name the layers, as in ('fc1', "
+                "'fc2')"
             )
         # Layers that follow each other; in a gated MLP the two before the last have the same input.
         candidates = [LayerPair((maker,), reader) for maker, reader in itertools.pairwise(names)]

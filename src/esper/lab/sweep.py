@@ -362,7 +362,7 @@ def _run_trial(
                 past = reader.series("objective")
         for number, objective in past:
             trial.report(objective, number)
-        report_line(f"{name}: {f'going on after iteration {len(past)}, ' if past else ''}{settings_text}")
+        report_line(f"{name}: {f'resuming after iteration {len(past)}, ' if past else ''}{settings_text}")
         pruned = 0 < len(past) < settings.iterations and trial.should_prune()
         with closing(train_and_play(run.path, settings, instances, workers, LOCK_OWNER)) as training:
             while outcomes is None and not pruned:
