@@ -65,7 +65,7 @@ WAYS: dict[str, tuple[Make, Make, list[str]]] = {
             model, optimizer, esper.Metric(measure, "mistakes", False), controller="random", **COMMON
         ),
         [
-            r"metric= of Grower is part of evaluate now: give esper.Metric\(evaluate, name, higher_is_better\)",
+            r"metric= of Grower is now part of evaluate: give esper.Metric\(evaluate, name, higher_is_better\)",
             r"higher_is_better= of Grower .*: give esper.Metric\(evaluate, name, higher_is_better\)",
         ],
     ),
@@ -76,7 +76,7 @@ WAYS: dict[str, tuple[Make, Make, list[str]]] = {
         lambda model, optimizer: Grower(
             model, optimizer, esper.Metric(measure, "mistakes", False), controller="random", **COMMON
         ),
-        [r"metric= of Grower is part of evaluate now", r"higher_is_better= of Grower is part of evaluate now"],
+        [r"metric= of Grower is now part of evaluate", r"higher_is_better= of Grower is now part of evaluate"],
     ),
     "constraints": (
         lambda model, optimizer: Grower(
@@ -120,14 +120,14 @@ WAYS: dict[str, tuple[Make, Make, list[str]]] = {
             loss=loss_of(model),
             **COMMON,
         ),
-        [r"evidence= of Grower is part of evaluate now: give esper.Refit\(evaluate\)"],
+        [r"evidence= of Grower is now part of evaluate: give esper.Refit\(evaluate\)"],
     ),
     "evidence as it is by default": (
         lambda model, optimizer: Grower(
             model, optimizer, controller="random", evaluate=validate, evidence="dependence", **COMMON
         ),
         lambda model, optimizer: Grower(model, optimizer, validate, controller="random", **COMMON),
-        [r"evidence= of Grower is part of evaluate now: give esper.Refit\(evaluate\)"],
+        [r"evidence= of Grower is now part of evaluate: give esper.Refit\(evaluate\)"],
     ),
 }
 """By name: the former way, the present one, and what the former warns with."""
@@ -203,10 +203,10 @@ def test_the_former_name_of_isolated_backward_does_the_same_and_warns() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"higher_is_better": True}, r"^higher_is_better=True of what\?"),
+    ({"higher_is_better": True}, r"^higher_is_better=True needs metric"),
     ({"evidence": "worth"}, "^evidence is 'worth': give one of dependence, refit$"),
     ({"constraints": {"source": 0.1}}, "no objective"),
-    ({"metric": "accuracy", "higher_is_better": False}, "better the higher it is"),
+    ({"metric": "accuracy", "higher_is_better": False}, "higher is better"),
 ]
 
 

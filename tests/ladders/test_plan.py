@@ -84,7 +84,7 @@ def test_arguments_that_a_model_does_not_name_are_refused() -> None:
     def learn_scaled(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
         model(batch, scale=2.0).sum().backward()
 
-    with pytest.raises(ConfigError, match="Unnamed.forward does not name the former: give example_input"):
+    with pytest.raises(ConfigError, match="Unnamed.forward does not name the positional ones: give example_input"):
         plan(Unnamed(), example_input=None, learn=learn_scaled, data=[tokens(8)])
 
 
@@ -119,7 +119,7 @@ def test_sizes_may_be_given_in_another_unit(measure: str) -> None:
         ({"rates": [1, 0, 1]}, "above 0"),
         ({"blocks": ["nothing"]}, "'nothing'"),
         ({"example_input": None}, "give example_input"),
-        ({"example_input": None, "learn": lambda model, optimizer: None}, "does not call the model"),
+        ({"example_input": None, "learn": lambda model, optimizer: None}, "does not call the whole model"),
         ({"example_input": None, "learn": learn, "data": iter([tokens()])}, "cannot be repeated"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_model_that_does_not_run_its_list_in_turn_is_refused() -> None:
         def forward(self, indices: torch.Tensor) -> torch.Tensor:
             return self.head(self.blocks[0](self.embed(indices)))
 
-    with pytest.raises(ConfigError, match="are not run"):
+    with pytest.raises(ConfigError, match="do not run"):
         plan(First())
 
 
