@@ -270,7 +270,7 @@ LOWER: dict[str, tuple[dict[str, Any], str]] = {
     "loss of classes": ({"classes": 10}, "loss"),
     "another metric": ({"metric": "mae", "higher_is_better": False}, "mae"),
 }
-"""What may be lower is better: options of a grower, and the name among what is measured."""
+"""Metrics for which lower is better: options of a grower, and the name among what is measured."""
 
 
 class Falling:
