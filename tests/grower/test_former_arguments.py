@@ -76,7 +76,7 @@ WAYS: dict[str, tuple[Make, Make, list[str]]] = {
         lambda model, optimizer: Grower(
             model, optimizer, esper.Metric(measure, "mistakes", False), controller="random", **COMMON
         ),
-        [r"metric= of Grower is now part of evaluate", r"higher_is_better= of Grower is part of evaluate now"],
+        [r"metric= of Grower is now part of evaluate", r"higher_is_better= of Grower is now part of evaluate"],
     ),
     "constraints": (
         lambda model, optimizer: Grower(
@@ -206,7 +206,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"higher_is_better": True}, r"^higher_is_better=True needs metric"),
     ({"evidence": "worth"}, "^evidence is 'worth': give one of dependence, refit$"),
     ({"constraints": {"source": 0.1}}, "no objective"),
-    ({"metric": "accuracy", "higher_is_better": False}, "better the higher it is"),
+    ({"metric": "accuracy", "higher_is_better": False}, "higher is better"),
 ]
 
 

@@ -150,8 +150,8 @@ def test_a_seed_is_a_whole_number(seed: Any) -> None:
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"metric": "accuracy", "higher_is_better": False}, "better the higher it is"),
-    ({"metric": "loss", "higher_is_better": True}, "better the lower it is"),
+    ({"metric": "accuracy", "higher_is_better": False}, "higher is better"),
+    ({"metric": "loss", "higher_is_better": True}, "lower is better"),
     ({"metric": "f1"}, "give higher_is_better=True or False"),
     ({"metric": ""}, "give the name of a figure"),
     ({"metric": 3}, "give the name of a figure"),
@@ -270,7 +270,7 @@ LOWER: dict[str, tuple[dict[str, Any], str]] = {
     "loss of classes": ({"classes": 10}, "loss"),
     "another metric": ({"metric": "mae", "higher_is_better": False}, "mae"),
 }
-"""What may be better the lower it is: options of a grower, and the name among what is measured."""
+"""Metrics for which lower is better: options of a grower, and the name among what is measured."""
 
 
 class Falling:
