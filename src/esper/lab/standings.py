@@ -41,22 +41,22 @@ SPLIT_TITLES: Mapping[Split, str] = {
 ARM_MEANINGS = {
     "policy": "the learned controller",
     "none": "the host, never grown",
-    "random": "every choice drawn from what is legal",
+    "random": "every choice drawn at random from what is allowed",
     "all_at_start": "a seed in every slot from the start",
-    "schedule": "the best fixed schedule that a search over the suite found",
-    "periodic": "a seed every few decisions, kept if it earns its rent; tuned",
-    "heuristic": "a hand-written rule that looks at what seeds earn and cost; tuned",
-    "look": "plants what promises most by the network's own gradients, keeps it if it earns its rent",
-    "shuffled": "the policy's own actions, each instance's played on another one",
-    "sequence": "the best fixed sequence found with the environment steps that the policy's training took",
-    "static": "the policy's final network from scratch, its seeds in place from the first step; the same minibatches",
-    "static_equal_flops": "the same network, for as many training FLOPs as the policy's took",
-    "none_equal_flops": "the host, never grown, for as many training FLOPs as the policy's network took",
+    "schedule": "the best fixed schedule found by a search over the suite",
+    "periodic": "a seed every few decisions, kept if its contribution exceeds its rent; tuned",
+    "heuristic": "a hand-written rule based on the contributions and costs of seeds; tuned",
+    "look": "the most promising seed by the network's gradients, kept if its contribution exceeds its rent",
+    "shuffled": "the policy's actions, each sequence replayed on a different instance",
+    "sequence": "the best fixed sequence found with as many environment steps as the policy's training",
+    "static": "the policy's final network, with its seeds from the first step, on the same minibatches",
+    "static_equal_flops": "the same network, trained for as many FLOPs as the policy's",
+    "none_equal_flops": "the host, never grown, trained for as many FLOPs as the policy's network",
 }
 """What each arm is; others are controllers of users' files."""
 RULE = (
-    "Verdicts follow from p, which is adjusted for the number of comparisons (Holm); each interval is taken by "
-    "itself, so that one without zero in it need not be a difference shown."
+    "Verdicts use p-values adjusted for the number of comparisons (Holm). Intervals are not adjusted, so an interval "
+    "without zero is not always a difference shown."
 )
 """The rule behind the verdicts, as every table states it."""
 
@@ -92,18 +92,15 @@ def describe_basis(comparison: Comparison) -> str:
         return f"On {played}: intervals and verdicts hold for {claim} on other instances. {RULE}"
     if claim is Claim.POLICY:
         return (
-            f"One training seed on {played}: intervals and verdicts hold for {claim} on other instances and say "
-            f"nothing of other training seeds. {RULE}"
+            f"One training seed on {played}: intervals and verdicts hold for {claim} on other instances, not for other "
+            f"training seeds. {RULE}"
         )
     if comparison.seeds < FEWEST_SEEDS:
         seeds = "training seed is" if comparison.seeds == 1 else "training seeds are"
-        return (
-            f"{comparison.seeds} {seeds} too few to judge {claim}, which takes {FEWEST_SEEDS}. "
-            "Means are of what was trained."
-        )
+        return f"{comparison.seeds} {seeds} too few to judge {claim}: at least {FEWEST_SEEDS} are needed."
     return (
-        f"{plural(comparison.seeds, 'training seed')} on {played}: intervals and verdicts hold for {claim}, as both "
-        f"seeds and instances count as drawn at random. {RULE}"
+        f"{plural(comparison.seeds, 'training seed')} on {played}: intervals and verdicts hold for {claim}, with both "
+        f"seeds and instances treated as random samples. {RULE}"
     )
 
 
@@ -161,7 +158,7 @@ def judge_learning(comparison: Comparison, split: Split = "heldout") -> Conclusi
         return Conclusion("Yes", f"{start}, above every other controller; the closest is {quote(nearest)}.")
     parts = [
         *([f"above {join_words([arm.name for arm in above])}"] if above else []),
-        *([f"no difference shown to {name_arms(open_)}"] if open_ else []),
+        *([f"not shown to differ from {name_arms(open_)}"] if open_ else []),
         *([f"below {name_arms(below)}"] if below else []),
     ]
     short = "In part" if above else "No" if below else "Not shown"
