@@ -10,24 +10,22 @@
 Every run has the same budget of training FLOPs, counted by `esper.Spending`, and the same schedule by its share:
 warm-up, stable, decay. Growth in the sweep is by hand: at a share of the budget, behind blocks of the network. What
 rules take to decide is counted. Validation loss, in nats per character, is what chooses, the test loss of the finalists
-what is reported, there and, with the same settings, on another text. Runs that are done are kept, one JSON line each;
-`--workers` share them.
+what is reported, there and, with the same settings, on another text. Runs that are done are kept, one JSON line each.
+Started several times at once, a command shares its work.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 import tyro
+from result_files import ResultFile
 from rich.console import Console
 from rich.table import Table
 from tiny_gpt import (
@@ -194,34 +192,24 @@ def grow(model: esper.GrowingModel, place: str, kind: str) -> None:
                     old.copy_(new)
 
 
-def main(folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step], workers: int = 2) -> None:
+def main(folder: tyro.conf.Positional[Path], step: tyro.conf.Positional[Step]) -> None:
     """Run a step of the trial, or what is missing of it; `table` prints what is known."""
     store, console = Store(folder / "deepening.jsonl"), Console(width=110)
+
+    def run(plan: Plan) -> None:
+        store.add(result := train(plan))
+        print_line(console, describe(result))
+
     if step != "table":
-        with ProcessPoolExecutor(workers) as pool:
-            for done in as_completed([pool.submit(train, plan) for plan in store.missing(PLANS[step](store))]):
-                store.add(done.result())
-                print_line(console, describe(done.result()))
+        store.run_missing(PLANS[step](store), lambda plan: plan in {one.plan for one in store.results}, run)
     show(store, console)
 
 
-class Store:
+class Store(ResultFile[Result]):
     """Results, kept as JSON lines."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.results = [Result(Plan(**one.pop("plan")), **one) for one in map(json.loads, lines)]
-
-    def missing(self, plans: Iterable[Plan]) -> list[Plan]:
-        done = {result.plan for result in self.results}
-        return [plan for plan in plans if plan not in done]
-
-    def add(self, result: Result) -> None:
-        self.results.append(result)
-        with self._path.open("a") as file:
-            file.write(json.dumps(asdict(result)) + "\n")
+        super().__init__(path, Result)
 
     def rank(self, step: str) -> list[Plan]:
         """What the steps `fixed`, `sweep` or `rules` have tried with the seed that chooses, best first."""

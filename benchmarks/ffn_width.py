@@ -38,7 +38,7 @@ BUDGET = 1e11
 DEPTH = 2
 WIDTHS = tuple(multiple * WIDTH for multiple in (1, 2, 4, 8))
 """Hidden units of every MLP."""
-RATES = (12e-3, 24e-3)
+RATES = (12e-3, 24e-3, 48e-3)
 TIME = 0.3
 """Share of the budget after which the width doubles."""
 THROUGHOUT = (0.1, 0.2, 0.3)

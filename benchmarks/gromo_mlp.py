@@ -3,6 +3,7 @@
     pip install gromo==0.1.0
     python benchmarks/gromo_mlp.py FOLDER arms        # growth by rules and by gromo, static networks
     python benchmarks/gromo_mlp.py FOLDER scores      # promise of each kind beside gromo's scores, on the same hosts
+    python benchmarks/gromo_mlp.py FOLDER parts       # after arms: gromo without its update of weights, or its neurons
     python benchmarks/gromo_mlp.py FOLDER table
 
 The hosts, data and order of minibatches are the same for all. gromo (https://github.com/growingnet/gromo) widens hidden
@@ -27,6 +28,7 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
+from result_files import ResultFile
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,19 +43,23 @@ from width_mlp import (
     HIDDEN,
     LAYERS,
     OFFERS,
+    PARTS,
+    RANDOM,
+    RANDOM_WITHOUT_UPDATE,
     SEEDS,
     STATIC,
     TASKS,
     UNIFORM,
     WIDTH_SLOTS,
+    WITHOUT_UPDATE,
     Arm,
     Result,
-    Store,
     conclude,
     count,
     flat,
     grow,
     list_arms,
+    list_parts,
     make_final_shape,
     make_host,
     make_mlp,
@@ -86,7 +92,7 @@ except ImportError as error:
 FACTORS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 MOST_UPDATES = 6
 """Of gromo at one decision."""
-Step = Literal["arms", "scores", "table"]
+Step = Literal["arms", "scores", "parts", "table"]
 
 
 def make_gromo(host: nn.Sequential) -> GrowingMLP:
@@ -117,7 +123,7 @@ def grow_gromo(arm: Arm, splits: Splits, size: int, flops: float) -> Result:
             # A layer gets at most as many neurons at once as the next one has outputs.
             for _ in range(MOST_UPDATES):
                 with FlopCounterMode(display=False) as counter:
-                    found = widen(net, splits, due - net.number_of_parameters())
+                    found = widen(net, splits, due - net.number_of_parameters(), arm.how)
                 spent += counter.get_total_flops()
                 if found is None:
                     break
@@ -126,8 +132,11 @@ def grow_gromo(arm: Arm, splits: Splits, size: int, flops: float) -> Result:
     return conclude(arm, net, splits, (spent, epoch, began), tuple(grown))
 
 
-def widen(net: GrowingMLP, splits: Splits, parameters: float) -> tuple[str, str] | None:
-    """Add neurons for about so many parameters where gromo finds it best; the hidden layer, from 1, and how many."""
+def widen(net: GrowingMLP, splits: Splits, parameters: float, how: str = GROMO) -> tuple[str, str] | None:
+    """Add neurons for about so many parameters where gromo finds it best; the hidden layer, from 1, and how many.
+
+    ``how`` may be one of `PARTS`: random weights have the norms of those that gromo computed.
+    """
     costs = [one.in_features + 1 + other.out_features for one, other in zip(net.layers, net.layers[1:], strict=False)]
     neurons = round(parameters / float(np.mean(costs)))
     if neurons < 1:
@@ -135,6 +144,15 @@ def widen(net: GrowingMLP, splits: Splits, parameters: float) -> tuple[str, str]
     score_gromo(net, splits, neurons)
     layer = net.select_best_update()
     before = net.layers[layer].out_features
+    reader, update = net.layers[layer + 1], net.layers[layer + 1].optimal_delta_layer
+    with torch.no_grad():
+        if how in (WITHOUT_UPDATE, RANDOM_WITHOUT_UPDATE) and update is not None:
+            for part in update.parameters():
+                part.zero_()
+        if how in (RANDOM, RANDOM_WITHOUT_UPDATE):
+            for weight in (reader.extended_input_layer.weight, net.layers[layer].extended_output_layer.weight):
+                drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(before))
+                weight.copy_(drawn * weight.norm() / drawn.norm())
     net.reset_computation()
     inputs, labels = flat(splits.train.inputs), splits.train.labels
     losses: list[float] = []
@@ -164,7 +182,7 @@ def do_arm(arm: Arm, splits: Splits, known: Callable[[Arm], Result]) -> Result:
     if arm.how in OFFERS:
         return grow(arm, splits)
     other = known(Arm(arm.task, arm.like, arm.seed)) if arm.like else None
-    if other is not None and arm.how == GROMO:
+    if other is not None and arm.how in (GROMO, *PARTS):
         return grow_gromo(arm, splits, other.parameters, other.flops)
     began, features = time.perf_counter(), splits.train.inputs[0].numel()
     net: nn.Module = make_host(splits, arm.seed)
@@ -244,7 +262,7 @@ def main(
     """
     prepare_process()
     console = Console(width=160)
-    arms, scores = Store(folder / "mlp_arms.jsonl", Result), Store(folder / "mlp_scores.jsonl", Score)
+    arms, scores = ResultFile(folder / "mlp_arms.jsonl", Result), ResultFile(folder / "mlp_scores.jsonl", Score)
     found: dict[Arm, Result] = {one.arm: one for one in arms.results}
     for seed in seeds if step != "table" else ():
         for task in tasks:
@@ -255,7 +273,8 @@ def main(
             if step == "scores" and (task, seed) not in {(one.task, one.seed) for one in scores.results}:
                 for one in list(score(task, seed, splits)):
                     scores.add(one)
-            for arm in list_arms(task, seed) if step == "arms" else ():
+            listed = {"arms": list_arms, "parts": list_parts}.get(step)
+            for arm in listed(task, seed) if listed else ():
                 if arm not in found and (longer or not arm.equal_flops):
                     found[arm] = do_arm(arm, splits, found.__getitem__)
                     arms.add(found[arm])

@@ -45,7 +45,6 @@ import torch
 import tyro
 from result_files import ResultFile
 from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file
 from tiny_gpt import (
     BATCH,
@@ -90,6 +89,8 @@ TURNS = 3
 ENOUGH = 0.01
 """By which share of its loss a rung may be above the network of its size that was trained alone."""
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
+WAYS = {"climb": "ladder", "joint": "joint exits", "star": "star", "distil": "distilled"}
+"""Titles of the ways to several sizes."""
 Step = Literal["alone", "climb", "joint", "star", "distil", "other", "time", "table"]
 Setting = tuple[float, ...]
 
@@ -117,11 +118,11 @@ class Store:
         self,
         folder: Path,
         text: TextName = CHOOSING_TEXT,
-        steps: int = STEPS,
+        steps: int | None = None,
         width: int = WIDTH,
         device: str = "cpu",
     ) -> None:
-        self.steps, self.width, self.device = steps, width, torch.device(device)
+        self.steps, self.width, self.device = steps or STEPS, width, torch.device(device)
         self.folder, self.text = folder, text
         self._chosen = ResultFile(folder / "ladder.jsonl", Result)
         other = ResultFile(folder / f"ladder-{text}.jsonl", Result)
@@ -412,7 +413,7 @@ def run(
 def main(
     folder: tyro.conf.Positional[Path],
     step: tyro.conf.Positional[Step],
-    steps: int = STEPS,
+    steps: int | None = None,
     width: int = WIDTH,
     device: str = "cpu",
 ) -> None:
@@ -496,21 +497,9 @@ def show(store: Store, console: Console) -> None:
     if not knows(store, "alone"):
         print_line(console, f"{store.text}: not all depths have been trained alone by all seeds yet")
         return
-    ways = {"climb": "ladder", "joint": "joint exits", "star": "star", "distil": "distilled"}
-    known = {way: title for way, title in ways.items() if knows(store, way)}
-    table = Table("blocks", "way", "test loss", "beside alone", "beside the ladder", box=None)
-    for depth in DEPTHS:
-        alone = store.of("alone", depth)
-        climbed = store.of("climb", depth, store.best("climb", DEPTHS[-1])) if "climb" in known else []
-        table.add_row(str(depth), "alone", spread(alone), "", beside(alone, climbed) if climbed else "")
-        for way, title in known.items():
-            if depth in list_depths(way):
-                found = climbed if way == "climb" else store.of(way, depth)
-                ladder = beside(found, climbed) if climbed and way != "climb" else ""
-                table.add_row("", title, spread(found), beside(found, alone), ladder)
-    console.print(table)
-    if "climb" in known and len(store.of("climb", DEPTHS[-1], SHARES[-1:])) == len(FINAL_SEEDS):
-        console.print(tabulate_shares(store))
+    known = {way for way in WAYS if knows(store, way)}
+    for line in (*tabulate(store), "", *tabulate_shares(store), ""):
+        print_line(console, line)
     alone = sum(store.of("alone", depth)[0].flops for depth in DEPTHS)
     print_line(console, f"{store.text}: FLOPs of all four sizes: alone {alone:.3g}")
     first, deepest = (store.of("alone", depth)[0].flops for depth in (DEPTHS[0], DEPTHS[-1]))
@@ -531,15 +520,34 @@ def show(store: Store, console: Console) -> None:
                 print_line(console, f"{way}, depth {one.depth}, {chosen}: validation {one.validation:.4f}")
 
 
-def tabulate_shares(store: Store) -> Table:
-    """What ladders of every share lose beside networks trained alone, and how many FLOPs they save."""
-    table = Table("share", *(f"{depth} blocks" for depth in DEPTHS), "FLOPs saved", box=None)
+def tabulate(store: Store) -> list[str]:
+    """Lines of a Markdown table: by depth and way, means and deviations, beside those alone and those of the ladder."""
+    lines = ["| blocks | way | test loss | beside alone | beside the ladder |", "|---|---|---|---|---|"]
+    known = {way: title for way, title in WAYS.items() if knows(store, way)}
+    for depth in DEPTHS:
+        alone = store.of("alone", depth)
+        climbed = store.of("climb", depth, store.best("climb", DEPTHS[-1])) if "climb" in known else []
+        lines.append(f"| {depth} | alone | {spread(alone)} | | {beside(alone, climbed) if climbed else ''} |")
+        for way, title in known.items():
+            if depth in list_depths(way):
+                found = climbed if way == "climb" else store.of(way, depth)
+                ladder = beside(found, climbed) if climbed and way != "climb" else ""
+                lines.append(f"| | {title} | {spread(found)} | {beside(found, alone)} | {ladder} |")
+    return lines
+
+
+def tabulate_shares(store: Store) -> list[str]:
+    """Lines of a Markdown table: what ladders of every share lose beside networks alone, and what they save."""
     total = sum(store.of("alone", depth)[0].flops for depth in DEPTHS)
+    lines = [f"| share | {' | '.join(f'{depth} blocks' for depth in DEPTHS)} | FLOPs of all | saved |"]
+    lines.append("|---" * (3 + len(DEPTHS)) + "|")
     for share in SHARES:
         found = {depth: store.of("climb", depth, (share,)) for depth in DEPTHS}
-        less = [beside(found[depth], store.of("alone", depth)) for depth in DEPTHS]
-        table.add_row(f"{share:g}", *less, f"{1 - found[DEPTHS[-1]][0].flops / total:.0%}")
-    return table
+        if all(len(results) == len(FINAL_SEEDS) for results in found.values()):
+            less = [beside(found[depth], store.of("alone", depth)) for depth in DEPTHS]
+            flops = found[DEPTHS[-1]][0].flops
+            lines.append(f"| {share:g} | {' | '.join(less)} | {flops:.3g} | {1 - flops / total:.0%} |")
+    return lines
 
 
 def list_depths(way: str) -> tuple[int, ...]:

@@ -132,9 +132,9 @@ def main() -> None:
         sys.stdout.write(f"{one.name:<40}{one.calls:>18.0f}{one.milliseconds:>16.1f}{one.share:>8.1%}\n")
     sys.stdout.write(
         f"a decision with its training and validation: {1e3 * costs.fixed:.0f} ms however many networks, and "
-        f"{1e3 * costs.each:.2f} ms for each: at most {1 / costs.each:.0f} environment steps a second\n"
+        f"{1e3 * costs.each:.2f} ms for each: at most {1 / costs.each:.0f} environment steps per second\n"
         f"matrix products: {costs.flops / 1e6:.1f} MFLOP an environment step; at the {rate / 1e9:.0f} GFLOP/s of a "
-        f"large one, {rate / costs.flops:.0f} environment steps a second\n"
+        f"large one, {rate / costs.flops:.0f} environment steps per second\n"
     )
 
 

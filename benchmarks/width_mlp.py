@@ -6,17 +6,14 @@ What `gromo_mlp.py` and `width_search.py` share; `width_tables.py` prints it.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo.data import Splits
@@ -44,6 +41,10 @@ GROWTHS = [decision for decision in range(EPOCHS) if LOOKS.is_due(np.array([deci
 
 BARE, GROMO, STATIC, UNIFORM = "bare", "gromo", "final shape from scratch", "uniform width"
 GROMO_SHAPE = "gromo's final shape from scratch"
+WITHOUT_UPDATE, RANDOM = "gromo, no update of weights", "gromo, random neurons"
+RANDOM_WITHOUT_UPDATE = "gromo, random neurons and no update"
+PARTS = (WITHOUT_UPDATE, RANDOM, RANDOM_WITHOUT_UPDATE)
+"""gromo without parts of what it computes at a growth; random weights have the norms of those that it computes."""
 ONLY_MODULES, ONLY_WIDTH, MORE_WIDTH, BOTH = "look, modules", "look, width", "look, more width", "look, both"
 IN_TURN, THEN_BETTER = "one of each kind in turn", "one of each kind, then the better one"
 OFFERS: dict[str, dict[Any, Any]] = {
@@ -97,19 +98,9 @@ def list_arms(task: str, seed: int) -> list[Arm]:
     return [Arm(task, BARE, seed), *(Arm(task, how, seed) for how in OFFERS), *compared, shape, *longer]
 
 
-class Store:
-    """Results of one kind, kept as JSON lines."""
-
-    def __init__(self, path: Path, kind: type[Any]) -> None:
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.results: list[Any] = [TypeAdapter(kind).validate_json(line) for line in lines]
-
-    def add(self, result: Any) -> None:
-        self.results.append(result)
-        with self._path.open("a") as file:
-            file.write(json.dumps(asdict(result)) + "\n")
+def list_parts(task: str, seed: int) -> list[Arm]:
+    """gromo without parts of what it computes."""
+    return [Arm(task, how, seed, LIKE[0]) for how in PARTS]
 
 
 # Hosts and their training

@@ -15,6 +15,7 @@ from pathlib import Path
 import optuna
 import torch
 import tyro
+from result_files import ResultFile
 from rich.console import Console
 from width_mlp import (
     BOTH,
@@ -23,7 +24,6 @@ from width_mlp import (
     SEEDS,
     TASKS,
     Result,
-    Store,
     accuracy,
     flat,
     make_host,
@@ -83,7 +83,7 @@ def main(folder: tyro.conf.Positional[Path], tasks: tuple[str, ...] = TASKS, see
     """Do the searches that are missing, and compare."""
     prepare_process()
     console = Console(width=160)
-    arms, searches = Store(folder / "mlp_arms.jsonl", Result), Store(folder / "mlp_search.jsonl", Search)
+    arms, searches = ResultFile(folder / "mlp_arms.jsonl", Result), ResultFile(folder / "mlp_search.jsonl", Search)
     grown = {(one.arm.task, one.arm.seed): one for one in arms.results if one.arm.how == BOTH}
     done = {(one.task, one.seed) for one in searches.results}
     for seed in seeds:

@@ -9,7 +9,20 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
-from width_mlp import BARE, BOTH, GROMO_SHAPE, GROWTHS, LAYERS, OFFERS, TASKS, WIDTH_SLOTS, Arm, Result, list_arms
+from width_mlp import (
+    BARE,
+    BOTH,
+    GROMO_SHAPE,
+    GROWTHS,
+    LAYERS,
+    OFFERS,
+    TASKS,
+    WIDTH_SLOTS,
+    Arm,
+    Result,
+    list_arms,
+    list_parts,
+)
 
 from esper.control.rules import LookSettings
 
@@ -71,7 +84,7 @@ def tabulate_arms(results: Sequence[Result]) -> list[str]:
     tasks = [task for task in TASKS if select(results, Arm(task, BARE, 0))]
     columns = [f"{task} | parameters | FLOPs" for task in tasks]
     lines = [f"| | {' | '.join(columns)} |", "|---" * (1 + 3 * len(tasks)) + "|"]
-    for arm in list_arms("", 0):
+    for arm in (*list_arms("", 0), *list_parts("", 0)):
         cells: list[str] = []
         for task in tasks:
             own = select(results, Arm(task, arm.how, 0, arm.like, arm.equal_flops))

@@ -9,9 +9,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from esper.cli import main
+from esper.lab.figures.drawing import export_exhibits
+from esper.lab.figures.exhibit import Figure, group_rows
+from esper.lab.report.grown import report_grown
+from esper.runs.run_directory import RunDirectory
 
 IMAGES = Path(__file__).parent / "images"
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -28,6 +33,15 @@ def draw(folder: Path) -> None:
         sys.exit(code)
     for figure, name in FIGURES.items():
         shutil.copy(report / "figures" / f"{figure}.svg", IMAGES / f"{name}.svg")
+
+    # Narrow screens have three of the six moments, in a picture that is half as wide.
+    exhibits = report_grown(RunDirectory(folder / "run")).exhibits
+    (snapshots,) = (one for one in exhibits if isinstance(one, Figure) and one.name == "snapshots")
+    moments = group_rows(snapshots.rows, "decision")
+    rows = [row for number in list(moments)[1::2] for row in moments[number]]
+    export_exhibits(folder / "narrow", [replace(snapshots, rows=rows, columns=1)])
+    shutil.copy(folder / "narrow" / "figures" / "snapshots.svg", IMAGES / "growth-narrow.svg")
+
     look = [sys.executable, EXAMPLES / "look.py", *HOST, "--after", "3", "--svg", IMAGES / "promise.svg"]
     subprocess.run(look, check=True)
 

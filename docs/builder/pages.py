@@ -14,8 +14,11 @@ ROOT = Path(__file__).parents[2]
 DOCS = PurePosixPath("docs")
 OUTSIDE = PurePosixPath("repository")
 """Folder of the site for files of the repository that are not in docs/."""
-ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md")
-"""Pages outside docs/ that the navigation names."""
+ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "docs/site.css")
+"""Files that no page links to: mkdocs.yml names them."""
+
+LONGEST = 30_000
+"""Characters of a changelog on one page."""
 
 _FENCED = re.compile(r"(^ *```.*?^ *```[^\S\n]*$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
@@ -40,7 +43,21 @@ def write_pages(folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         content, linked = _render(source)
         target.write_bytes(content)
+        if source.name == "CHANGELOG.md":
+            write_parts(target)
         waiting += linked
+
+
+def write_parts(page: Path) -> None:
+    """Move what makes a page longer than `LONGEST` to further pages, section by section; each links to the next."""
+    parts = [""]
+    for section in re.split(r"^(?=##+ )", page.read_text(), flags=re.MULTILINE):
+        if parts[-1] and len(parts[-1]) + len(section) > LONGEST:
+            parts.append(f"# {page.stem.capitalize()}, continued\n\n")
+        parts[-1] += section
+    files = [page, *(page.with_stem(f"{page.stem}-{number}") for number in range(2, len(parts) + 1))]
+    for file, part, following in zip(files, parts, [*files[1:], None], strict=True):
+        file.write_text(part if following is None else f"{part}\n[Continued on the next page]({following.name})\n")
 
 
 def place_of(source: PurePosixPath) -> PurePosixPath:
@@ -52,7 +69,7 @@ def place_of(source: PurePosixPath) -> PurePosixPath:
         return place.with_name(place.name.lower())  # a README.md would be the index of its folder
     if place.suffix == ".ipynb":
         return place.with_suffix(".md")
-    return place if _is_picture(place) else place.with_name(f"{place.name}.md")
+    return place if _is_copied(place) else place.with_name(f"{place.name}.md")
 
 
 def redirect_links(text: str, source: PurePosixPath) -> tuple[str, list[PurePosixPath]]:
@@ -75,7 +92,7 @@ def _render(source: PurePosixPath) -> tuple[bytes, list[PurePosixPath]]:
         lines = [f"- [{one.name}]({one.name})" for one in sorted(path.iterdir()) if one.suffix in _LANGUAGES]
         text = "\n".join([f"# {source}", "", *lines, ""])
         text, linked = redirect_links(text, source / "files.md")
-    elif _is_picture(source):
+    elif _is_copied(source):
         return path.read_bytes(), []
     elif source.suffix == ".md":
         text, linked = redirect_links(tabulate_charts(path.read_text()), source)
@@ -96,8 +113,8 @@ def _belongs(path: Path) -> bool:
     return path.suffix in {".md", ".ipynb"} and "builder" not in path.parts
 
 
-def _is_picture(path: PurePosixPath) -> bool:
-    return path.suffix in {".png", ".svg", ".gif"}
+def _is_copied(path: PurePosixPath) -> bool:
+    return path.suffix in {".png", ".svg", ".gif", ".css"}
 
 
 def _relative(path: Path) -> PurePosixPath:

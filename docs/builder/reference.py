@@ -1,7 +1,7 @@
 """The reference: the pages of docs/reference name what is public, and the code says the rest.
 
-A line ``::: esper.attach`` stands for that object's signature and docstring. Comments stand for what is listed by
-running the code: all blueprints, and the help of all commands.
+A line ``::: esper.attach`` stands for that object's signature and docstring. Comments stand for lists: of names with a
+line each, of all blueprints, and of the help of all commands.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ WHOLE = ("esper", "esper.rl", "esper.growth.blueprints", "esper.errors")
 WIDTH = "100"
 """Columns of a terminal for the help of commands."""
 _NAME = re.compile(r"^::: (\S+)$", re.MULTILINE)
+_LIST = re.compile(r"^<!-- list ([\w. ]+) -->$", re.MULTILINE)
 
 
 def public_names() -> list[str]:
     """Every name in the reference with its module, such as ``esper.attach``."""
-    pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
-    return [name for page in pages for name in _NAME.findall(page.read_text())]
+    return list(_find_pages())
 
 
 def find_gaps() -> list[str]:
@@ -43,11 +43,22 @@ def find_gaps() -> list[str]:
 
 
 def fill_lists(text: str) -> str:
-    """A page with its comments replaced by what they stand for."""
+    """A page with its comments replaced by what they stand for.
+
+    ``<!-- list esper esper.runs.reader.RunReader -->`` is a table of these names; a module stands for its ``__all__``.
+    """
+    text = _LIST.sub(lambda found: "\n".join(_list_names(found[1].split())), text)
     for mark, lines in (("<!-- blueprints -->", _list_blueprints), ("<!-- commands -->", _list_commands)):
         if mark in text:
             text = text.replace(mark, "\n".join(lines()))
     return text
+
+
+@cache
+def _find_pages() -> dict[str, str]:
+    """Every name in the reference with the file of its page."""
+    pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
+    return {name: page.name for page in pages for name in _NAME.findall(page.read_text())}
 
 
 @cache
@@ -85,6 +96,15 @@ def _bases(found: Any) -> list[Any]:
     with suppress(Exception):  # griffe cannot see classes of other libraries
         return list(found.mro())
     return []
+
+
+def _list_names(names: list[str]) -> Iterator[str]:
+    yield from ("| name | what it is |", "|---|---|")
+    for name in names:
+        inner = [f"{name}.{one}" for one in _exports(name)] if _find(name).is_module else [name]
+        for one in inner:
+            first = _find(one).docstring.value.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            yield f"| [`{one}`]({_find_pages()[one]}#{one}) | {first} |"
 
 
 def _list_blueprints() -> Iterator[str]:

@@ -48,28 +48,28 @@ class Command:
 COMMANDS = (
     Command("train", "esper.commands.train:command", "Train a growth controller, or resume a run."),
     Command("evaluate", "esper.commands.evaluate:command", "Compare a controller with baselines on new instances."),
-    Command("compare", "esper.commands.compare:command", "Train several configurations, and decide which is better."),
+    Command("compare", "esper.commands.compare:command", "Train several configurations and test which is better."),
     Command("sweep", "esper.commands.sweep:command", "Search over settings with an Optuna study."),
     Command("report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures."),
     Command("dash", "esper.commands.dash:command", "Show runs in the browser, live.", ends=False),
     Command("runs", "esper.commands.runs:command", "List the runs in a folder."),
-    Command("export", "esper.commands.export:command", "Write a grown model as a file that needs no Esper."),
+    Command("export", "esper.commands.export:command", "Write a grown model as a file that does not need Esper."),
     Command("doctor", "esper.commands.doctor:command", "Check this installation and this machine."),
     Command("bench suite", "esper.commands.bench:measure_suite", "Measure how much control a suite rewards."),
-    Command("bench search", "esper.commands.bench:measure_search", "Measure how many trainings a search needs."),
+    Command("bench search", "esper.commands.bench:measure_search", "Compare a controller with a search over networks."),
     Command("bench train", "esper.commands.bench:measure_training", "Measure how fast controllers train."),
 )
-_SCRIPT = "is a script in Esper's repository now: python"
+_SCRIPT = "is now a script in Esper's repository: python"
 MOVED: Mapping[str, str] = {
     **{
         f"bench {name}": f"{_SCRIPT} benchmarks/{name}.py" for name in ("attach", "exploits", "population", "telemetry")
     },
     **{name: f"{_SCRIPT} examples/{name}.py" for name in ("grow", "look", "adapt")},
     "tune": f"{_SCRIPT} benchmarks/tune_rules.py",
-    "watch": "is gone: `esper dash` shows runs in the browser, also over ssh (docs/ui.md)",
-    "query": "is gone: sqlite3 and pandas read a run's run.db (docs/ui.md); docs/reference/events.md lists its views",
-    "export-events": "is gone: pandas writes the events in a run's run.db to any format, as docs/ui.md shows",
-    "bridge": "is gone: `esper train --logger tensorboard` (or wandb, mlflow) sends figures live, as docs/ui.md shows",
+    "watch": "was removed: use `esper dash`, which also works over ssh (docs/ui.md)",
+    "query": "was removed: read run.db with sqlite3 or pandas (docs/ui.md; views in docs/reference/events.md)",
+    "export-events": "was removed: read the events in run.db with pandas and write any format (docs/ui.md)",
+    "bridge": "was removed: use `esper train --logger tensorboard` (or wandb, mlflow) (docs/ui.md)",
 }
 """Former commands, and what a user does instead, as the end of a sentence."""
 
@@ -77,8 +77,8 @@ MOVED: Mapping[str, str] = {
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
     """Run one command and return its exit code.
 
-    An EsperError becomes one sentence on stderr and code 2, Ctrl-C code 130; SIGTERM exits with code 143, as Python
-    would, but closes what is open. Anything else is a defect and propagates.
+    An EsperError prints one sentence on stderr and returns 2; Ctrl-C returns 130; SIGTERM closes open resources and
+    exits with 143. Anything else is a defect and propagates.
     """
     try:
         with raise_terminated():
@@ -175,5 +175,5 @@ def _format_overview(commands: Sequence[Command]) -> str:
     return (
         "Esper grows neural networks while they train.\n\n"
         f"usage: esper COMMAND [OPTIONS]\n\n{lines}\n\n"
-        "`esper COMMAND --help` explains a command; `esper --version` prints the version.\n"
+        "Use `esper COMMAND --help` for the options of a command, and `esper --version` for the version.\n"
     )

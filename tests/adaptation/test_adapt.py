@@ -207,7 +207,7 @@ def test_more_parameters_than_allowed_are_not_even_tried() -> None:
     assert found.trials
     assert all(one.parameters <= 60 for one in found.trials)
     assert {"1": "mlp"} not in [one.structure for one in found.trials]
-    with pytest.raises(ConfigError, match="no blueprint on offer adds as few as 3"):
+    with pytest.raises(ConfigError, match="every available blueprint adds more than 3"):
         adapt(attached(), parameters=3)
 
 
@@ -223,7 +223,7 @@ def test_a_budget_is_kept_and_what_was_left_out_is_reported() -> None:
     little = adapt(attached(), seconds=1e-9)
     assert len(little.trials) == 1
     assert little.untried >= len(SINGLES) - 1
-    assert f"{little.untried} not tried" in repr(little)
+    assert f"{little.untried} skipped" in repr(little)
     assert little.trials[0].structure == {"1": "mlp"}  # the largest
     most = adapt(attached(), training_flops=0.95 * whole.flops)
     assert most.untried == len(whole.trials) - len(most.trials) > 0
@@ -269,7 +269,7 @@ def test_the_page_has_the_share_of_what_was_learned() -> None:
     found, kept = Metrics(0.5, 1.0, 10), ForgettingReport(0.1, 0.0)
     trial = Trial({"head": "lora"}, found, ForgettingReport(0.25, 0.0), {"head": 0.1}, 10)
     page = repr(Adaptation((trial,), 0, Metrics(0.4, 1.0, 10), trial, (), kept, 2.0, None, 1.0))
-    assert "On new data that it did not learn from, at 25% of what it learned:\nscore 0.5, the host's 0.4" in page
+    assert "Cross-validated on new data, at 25% of the learned weight:\nscore 0.5 (host 0.4)" in page
     assert "with 10% of what was learned\non all new data, which is kept" in page
 
 
@@ -419,7 +419,7 @@ def test_where_the_last_training_diverges_the_next_best_grows() -> None:
     assert found.kept == usual.trials[2]
     assert {name: seed.blueprint.name for name, seed in model.seeds.items()} == usual.trials[2].structure
     assert mean(model, accuracy, data(40, 1, shift=1)) > found.before.score
-    assert "2 did better, but diverged" in repr(found)
+    assert "2 scored higher, but diverged" in repr(found)
 
 
 @pytest.mark.landing
@@ -448,7 +448,9 @@ def test_what_counts_for_nothing_in_the_end_is_not_kept(monkeypatch: pytest.Monk
     assert found.kept is None
     assert not model.seeds
     assert any(one.found.rank > found.before.rank for one in found.trials)
-    assert "Nothing was kept: grown on all of the new data, the best raises the loss on source too much" in repr(found)
+    assert "Nothing was kept: trained on all new data, the best structure raises the source loss too much" in repr(
+        found
+    )
 
 
 @pytest.mark.landing
@@ -509,7 +511,7 @@ def test_every_trial_prints_a_line_if_verbose(capsys: pytest.CaptureFixture[str]
 @pytest.mark.landing
 def test_the_page_lists_what_was_tried_kept_earned_and_forgotten() -> None:
     page = repr(adapt(attached(), source=data(100, 0), tolerance=10.0))
-    for part in ("Kept: ", "earned", "structures tried", "GFLOP", "Source, on batches", "parameters"):
+    for part in ("Kept: ", "earned", "structures tried", "GFLOP", "Source data", "parameters"):
         assert part in page
     assert max(map(len, page.splitlines())) < 140
 
@@ -521,7 +523,7 @@ def test_the_page_lists_what_was_tried_kept_earned_and_forgotten() -> None:
         ({"target": data(40, 1), "folds": 5}, "target has 4 batches for 5 folds"),
         ({"source": []}, "source has 0 batches"),
         ({"source": data(10, 0)}, "source has 1 batches"),
-        ({"tolerance": 0.1}, "tolerance is about source, and there is none"),
+        ({"tolerance": 0.1}, "tolerance has no effect without source"),
         ({"loss": lambda model, batch: model(batch[0])}, "it must return a tensor with one real number"),
         ({"loss": lambda model, batch: model(batch[0]).sum() * math.nan}, "is nan for the host as it is"),
         ({"loss": lambda model, batch: HOST(batch[0]).sum()}, "does not call the model"),
@@ -545,7 +547,7 @@ def test_a_model_that_is_not_ready_is_refused() -> None:
         adapt(attached(freeze_host=["0"]))
     model = attached()
     adapt(model)
-    with pytest.raises(ConfigError, match=r"taken: take off what has grown by model.swap\(None\)"):
+    with pytest.raises(ConfigError, match=r"taken: remove and keep its seeds with model.swap\(None\)"):
         adapt(model)
 
 

@@ -99,11 +99,9 @@ def test_another_text_has_finalists_of_its_own_that_were_chosen_on_the_first(
         monkeypatch.setattr(deepening, name, value)
     with pytest.raises(SystemExit, match="step fixed"):
         deepening.plan_final(deepening.Store(tmp_path / "deepening.jsonl"))
-    store = deepening.Store(tmp_path / "deepening.jsonl")
     for step in ("fixed", "sweep", "final", "rules", "other"):
-        for plan in store.missing(deepening.PLANS[step](store)):
-            store.add(deepening.train(plan))
-    deepening.main(tmp_path, "table")
+        deepening.main(tmp_path, step)
+    store = deepening.Store(tmp_path / "deepening.jsonl")
     other = [one.plan for one in store.results if one.plan.text == "asyncio"]
     assert {plan.depth for plan in other if not plan.rule and plan.time is None} == {1, 2}
     assert len(other) == 8

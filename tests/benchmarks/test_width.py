@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import esper
+from benchmarks.result_files import ResultFile
 from esper.control.rules import LookRule
 from esper.grower.controllers import choose_controller
 from esper.grower.network import ModelSpec
@@ -52,19 +53,42 @@ def test_the_page_has_the_tables_that_the_results_give(
     mlps: ModuleType, tables: ModuleType, gpts: ModuleType, name: str
 ) -> None:
     path, allocations = RESULTS / f"{name}.jsonl", importlib.import_module("allocations")
-    arms = mlps.Store(RESULTS / "mlp_arms.jsonl", mlps.Result).results
+    arms = ResultFile(RESULTS / "mlp_arms.jsonl", mlps.Result).results
     makers: dict[str, Callable[[], list[list[str]]]] = {
         "mlp_arms": lambda: [tables.tabulate_arms(arms), tables.tabulate_kinds(arms), tables.tabulate_looks(arms)],
-        "mlp_scores": lambda: [tables.tabulate_scores(mlps.Store(path, tables.Score).results)],
-        "mlp_search": lambda: [tables.tabulate_search(mlps.Store(path, tables.Search).results, arms)],
+        "mlp_scores": lambda: [tables.tabulate_scores(ResultFile(path, tables.Score).results)],
+        "mlp_search": lambda: [tables.tabulate_search(ResultFile(path, tables.Search).results, arms)],
         "ffn": lambda: [gpts.tabulate(gpts.Store(path))],
-        "allocations": lambda: [allocations.tabulate(allocations.ResultFile(path, allocations.Result).results)],
+        "allocations": lambda: [allocations.tabulate(ResultFile(path, allocations.Result).results)],
     }
     pages = [(ROOT / "docs" / page).read_text() for page in ("practice.md", "measured/width.md")]
     page = "\n".join(pages).splitlines()
     for lines in makers[name]():
         assert len(lines) > 2
         assert [line for line in lines if line not in page] == []
+
+
+def test_the_summary_has_their_figures(mlps: ModuleType, tables: ModuleType) -> None:
+    arms = ResultFile(RESULTS / "mlp_arms.jsonl", mlps.Result).results
+    searches = ResultFile(RESULTS / "mlp_search.jsonl", tables.Search).results
+    page = (ROOT / "docs" / "practice.md").read_text().splitlines()
+    rows = {
+        "bare (562 and 754 parameters)": (mlps.BARE, ""),
+        "growth by looking (2,143 and 2,668)": (mlps.BOTH, ""),
+        "its final shape from scratch": (mlps.STATIC, mlps.BOTH),
+        "three equal layers from scratch": (mlps.UNIFORM, mlps.BOTH),
+        "gromo": (mlps.GROMO, mlps.BOTH),
+    }
+    for label, (how, like) in rows.items():
+        cells = list[str]()
+        for task in mlps.TASKS:
+            right = [100 * one.accuracy for one in tables.select(arms, mlps.Arm(task, how, 0, like))]
+            assert len(right) == 5
+            cells.append(f"{np.mean(right):.1f} ± {tables.deviate(right):.1f}")
+        assert f"| {label} | {' | '.join(cells)} |" in page
+    means = [line.split(" | ")[1].split(" ± ")[0] for line in tables.tabulate_search(searches, arms) if "times" in line]
+    searched = f"| {', '.join(means[:3])} | {', '.join(means[3:])} |"
+    assert f"| a search over widths and modules at 1, 4, 16 times the FLOPs {searched}" in page
 
 
 def test_the_final_shape_from_scratch_is_as_large_as_what_grew(mlps: ModuleType) -> None:

@@ -94,7 +94,7 @@ class TestProblems:
         lines = capsys.readouterr().out.splitlines()
         assert "PyTorch version: 2" in lines
         assert "suite digits: shipped with scikit-learn" in lines
-        assert lines[-1] == "all is well"
+        assert lines[-1] == "no problems found"
 
     def test_an_extra_that_lacks_something_says_how_to_get_it(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -118,7 +118,7 @@ class TestProblems:
     @pytest.mark.parametrize(
         ("needs", "problem"),
         [
-            ("numpy<1.0", "does not suit Esper: `pip install 'numpy<1.0'`"),
+            ("numpy<1.0", "is not a version Esper supports: `pip install 'numpy<1.0'`"),
             ("no-such-thing", "no-such-thing is not installed: `pip install 'no-such-thing'`"),
         ],
     )
@@ -168,7 +168,7 @@ class TestProblems:
         gone = Source("shipped with scikit-learn", tmp_path / "gone.csv")
         monkeypatch.setattr(type(get_suite("digits")), "source", gone)
         (problem,) = examine(capsys, 1)["problems"]
-        assert problem == f"suite digits finds no {tmp_path}/gone.csv: reinstall what it is shipped with scikit-learn"
+        assert problem == f"suite digits: {tmp_path}/gone.csv is missing (shipped with scikit-learn): reinstall it"
 
     @pytest.mark.parametrize(
         ("kind", "safe"), [("ext4", True), ("nfs4", False), ("cifs", False), ("9p", False), ("fuse.sshfs", False)]
@@ -186,7 +186,7 @@ class TestProblems:
         monkeypatch.setattr(database, "MOUNTS", mounts)
         record = examine(capsys, 0 if safe else 1)
         assert record["runs"]["wal_safe"] is safe
-        assert [f"lies on {kind}, where SQLite may lose" in problem for problem in record["problems"]] == [True] * (
+        assert [f"is on {kind}, where SQLite may lose" in problem for problem in record["problems"]] == [True] * (
             not safe
         )
 

@@ -74,7 +74,7 @@ def test_what_was_saved_is_exported(folder: Path, capsys: Capture) -> None:
         ("missing.py:network", "give FILE.py:FUNCTION"),
         ("own_network.py:netwrk", "has no attribute 'netwrk'"),
         ("own_network.py:nothing", "LookupError: no network today"),
-        ("own_network.py:one", "gives no host and example input: TypeError"),
+        ("own_network.py:one", "does not return a host and an example input: TypeError"),
     ],
 )
 def test_a_host_that_cannot_be_had_is_one_sentence(host: str, sentence: str, folder: Path, capsys: Capture) -> None:

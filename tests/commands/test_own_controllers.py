@@ -114,7 +114,7 @@ def test_it_plays_beside_the_arms_of_a_comparison_until_its_file_changes(file: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--controller", "eager.py:Eager"], "--controller plays beside the baselines and other arms: add --arms"),
+        (["--controller", "eager.py:Eager"], "--controller needs --arms"),
         (["--arms", "--controller", "look"], "--controller look: give FILE.py:NAME; the baselines play in any case"),
         (
             ["--arms", "--controller", "eager.py:Eager", "--controller", "eager.py:Eager"],

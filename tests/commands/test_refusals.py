@@ -43,7 +43,7 @@ def test_a_run_where_a_folder_of_runs_should_be_is_called_one(tmp_path: Path, ca
     with run.open_store():
         pass
     assert main(["runs", str(run.path)]) == 0
-    assert f"is a run itself: `esper report {run.path}`" in capsys.readouterr().out
+    assert f"is itself a run: use `esper report {run.path}`" in capsys.readouterr().out
 
 
 def test_the_help_of_the_dashboard_needs_no_extra(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,5 +67,5 @@ def test_a_folder_that_is_not_there_yet_is_named(
     monkeypatch.setattr(app, "serve", serve_nothing)
     command((tmp_path, tmp_path / "nope"))
     assert (
-        capsys.readouterr().out == f"there is no folder {tmp_path / 'nope'} yet: its runs show up once there are some\n"
+        capsys.readouterr().out == f"folder {tmp_path / 'nope'} does not exist yet: its runs will appear once it does\n"
     )

@@ -145,6 +145,6 @@ def test_several_runs_need_a_place_and_one_is_not_several(tmp_path: Path, capsys
     first, second = of_seed(tmp_path, 0), of_seed(tmp_path, 1)
     for words in ((first.path, second.path), ("--out", tmp_path / "out")):
         assert reported(*words) == 2
-        assert "or those of several runs and --out FOLDER" in capsys.readouterr().err
+        assert "or several runs and --out FOLDER" in capsys.readouterr().err
     assert reported(first.path) == 0
     assert "this policy" in capsys.readouterr().out, "one run is judged as one policy"

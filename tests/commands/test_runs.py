@@ -75,6 +75,6 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, capsys: Capture)
 
 def test_a_folder_without_runs_and_one_that_is_missing(tmp_path: Path, capsys: Capture):
     assert main(["runs", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"no runs in {tmp_path}: `esper train` makes one\n"
+    assert capsys.readouterr().out == f"no runs in {tmp_path}: `esper train` creates one\n"
     assert main(["runs", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.startswith("error: cannot list")

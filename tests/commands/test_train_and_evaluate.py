@@ -144,7 +144,7 @@ def test_a_finished_run_is_not_trained_again(run: Path, capsys: Capture):
     before = Checkpoints(run / "checkpoints").latest().sha256
     assert main(["train", "--resume", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "the run is complete already"
+    assert lines[0] == "the run is already complete"
     assert lines[-1] == f"run: {run}"
     assert Checkpoints(run / "checkpoints").latest().sha256 == before
 
@@ -276,7 +276,7 @@ def test_a_directory_in_use(run: Path, capsys: Capture):
 
 @pytest.mark.parametrize("extra", [["--seed", "1"], ["--set", "iterations=9"], ["--run-dir", "elsewhere"]])
 def test_a_resumed_run_keeps_its_settings(extra: list[str], run: Path, capsys: Capture):
-    assert "--resume goes on with the run's own settings" in refused(["train", "--resume", str(run), *extra], capsys)
+    assert "--resume uses the run's own settings" in refused(["train", "--resume", str(run), *extra], capsys)
 
 
 @pytest.mark.parametrize("controller", ["look", "heuristic", "a run"])
@@ -309,12 +309,15 @@ def test_a_controller_plays_the_families_and_instances_that_are_asked_for(capsys
     [
         ([], "nothing to evaluate: give the directory of a run, or --suite"),
         (["--controller", "look"], "nothing to evaluate"),
-        (["RUN", "--controller", "look"], "--controller does not go with a run"),
-        (["RUN", "--split", "transfer"], "--split does not go with a run"),
-        (["RUN", "--seed", "0"], "--seed does not go with a run"),
-        (["--controller", "look", "--suite", "short", "--transfer", "3"], "--transfer goes with a run"),
+        (["RUN", "--controller", "look"], "--controller cannot be combined with a run"),
+        (["RUN", "--split", "transfer"], "--split cannot be combined with a run"),
+        (["RUN", "--seed", "0"], "--seed cannot be combined with a run"),
+        (["--controller", "look", "--suite", "short", "--transfer", "3"], "--transfer needs a run"),
         (["--controller", "lok", "--suite", "short"], "no controller 'lok'; did you mean 'look'?"),
-        (["--controller", "esper", "--suite", "short"], "no policy 'esper' since version 0.3: take the rule 'look'"),
+        (
+            ["--controller", "esper", "--suite", "short"],
+            "policy 'esper' was removed in version 0.3: use the default rule 'look'",
+        ),
         (["--controller", "look", "--suite", "shor"], "no suite is called 'shor'; did you mean 'short'?"),
         (["--controller", "look", "--suite", "short", "--instances", "1"], "take at least 2"),
         (["--controller", "look", "--suite", "short", "--seed", "-1"], "seed"),

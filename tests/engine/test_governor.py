@@ -177,6 +177,6 @@ def test_a_monitor_goes_on_where_it_was_saved() -> None:
 
 
 def test_losses_that_can_never_be_known_are_refused() -> None:
-    with pytest.raises(ValidationError, match="9 must be known, but a window holds 8; lower fewest or raise window"):
+    with pytest.raises(ValidationError, match="fewest is 9, but the window has only 8; lower fewest or raise window"):
         GovernorSettings(fewest=9)
     assert GovernorSettings(window=9, fewest=9).fewest == 9

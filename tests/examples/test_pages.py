@@ -54,4 +54,22 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
 def test_code_is_not_left_out_by_accident() -> None:
     """Every page with Python is in the list above; those without are for commands or for finding others."""
     without = {page.stem for page in (DOCS / "how-to").glob("*.md")} - {page.stem for page in PAGES}
-    assert without == {"index", "own-suite", "search"}
+    assert without == {"index", "own-suite", "paper", "search"}
+
+
+@pytest.mark.slow
+def test_the_front_page_prints_what_it_shows(tmp_path: Path) -> None:
+    """With the data, network and loop of the start page; the last digits differ between machines."""
+    before = [block["code"] for block in BLOCK.finditer((DOCS / "start.md").read_text())]
+    data, loop = before[0], before[2].partition("\n\n\nfor epoch")[0]
+    text = (DOCS / "index.md").read_text()
+    (block,) = BLOCK.finditer(text)
+    script = tmp_path / "page.py"
+    script.write_text("\n".join([data, loop, block["code"]]))
+    result = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
+    (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+    def leave_out_figures(output: str) -> list[str]:
+        return [re.sub(r"[+-]?\d[\d.,]*", "N", line) for line in output.strip().splitlines()]
+
+    assert leave_out_figures(result.stdout) == leave_out_figures(shown)

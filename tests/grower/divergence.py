@@ -207,6 +207,6 @@ def course(way: Way, measure: str, **options: Any) -> Course:
                 found.ends.add("rollback")
             if epoch >= way.start:
                 found.fossilized += [decision.loss for change in decision.changes if change.after is Stage.FOSSILIZED]
-    if any("no module is kept until" in str(one.message) for one in told):
+    if any("No module is kept until" in str(one.message) for one in told):
         found.ends.add("warning")
     return found

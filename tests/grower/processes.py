@@ -21,7 +21,7 @@ from esper.engine.promises import PromiseSettings
 from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules
-from grower.training_loop import APART, CLASSES, HELD, data, growing, packed, validate
+from grower.training_loop import APART, CLASSES, HELD, data, growing, host, packed, validate
 
 RANKS = 2
 DECISIONS = 12
@@ -37,6 +37,8 @@ BUDGET = 1e6
 """FLOPs, of which twelve decisions take more."""
 EAGER = LookRule(LookSettings(promise=PromiseSettings(every=2, first=1, examples=16), threshold=-1.0), 20)
 """Plants what promises most, however little that is."""
+UNITS = {("0", "2"): ["units_4"], ("2", "4"): ["units_4"]}
+"""Hidden units on offer between the layers of the host."""
 RUN = "run"
 """Folder of the run that fresh processes begin and resumed ones go on with."""
 
@@ -47,7 +49,7 @@ def main(folder: Path, rank: int, how: str) -> None:
     resume, rules = how == "resume", {"shadow": APART, "refit": HELD}.get(how, Rules())
     store = distributed.FileStore(str(folder / f"store-{how}"), RANKS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    model = growing(frozen=how == "frozen")
+    model = esper.attach(host(), UNITS, torch.zeros(2, 4)) if how == "units" else growing(frozen=how == "frozen")
     carrier = GrowthInStateDict(model)
     saved = torch.load(folder / "checkpoint.pt", weights_only=True) if resume else None
     if saved is not None:

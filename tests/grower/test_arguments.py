@@ -141,16 +141,16 @@ def test_so_do_its_methods(method: str, argument: str) -> None:
 
 
 SENTENCES: list[tuple[dict[str, Any], str]] = [
-    ({"classes": "10"}, r"^classes is a str, '10': give how many there are"),
-    ({"classes": 1}, r"^classes is 1: give how many"),
-    ({"horizon": 20.5}, r"^horizon is a float, 20\.5: give a whole number from 1 on, or leave it out$"),
+    ({"classes": "10"}, r"^classes is a str, '10': give the number of classes"),
+    ({"classes": 1}, r"^classes is 1: give the number"),
+    ({"horizon": 20.5}, r"^horizon is a float, 20\.5: give a whole number from 1 on, or omit it$"),
     ({"rent": None}, r"^rent is None: give a number from 0 on$"),
     ({"rent": -0.5}, r"^rent is -0\.5: give"),
     ({"conduct": 3}, r"^conduct is an int, 3: give .* instance of EpisodeConfig$"),
     ({"conduct": {"plateu": 3}}, r"^unknown key `conduct\.plateu`, did you mean `conduct\.plateau`\?$"),
     ({"run": 123}, r"^run is an int, 123: give the path of a new folder"),
-    ({"controller": Heuristic}, r"^controller is the class Heuristic: give a rule's name"),
-    ({"model": torch.nn.Linear(4, 4)}, r"^model is a Linear: give the very model that esper\.attach returned"),
+    ({"controller": Heuristic}, r"^controller is the class Heuristic: give the name of a rule"),
+    ({"model": torch.nn.Linear(4, 4)}, r"^model is a Linear: give the model that esper\.attach returned"),
     ({"seed": 10**5000}, r"^seed is too large to be shown: give a whole number"),
 ]
 

@@ -102,7 +102,7 @@ def test_it_may_be_finished_by_a_grower_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"model": nn.Linear(2, 2)}, ConfigError, "give the very model that esper.attach returned"),
+        ({"model": nn.Linear(2, 2)}, ConfigError, "give the model that esper.attach returned"),
         ({"training_flops": 0}, ConfigError, "give a number of FLOPs above 0"),
         ({"counted_in": 3.0}, ConfigError, "give an esper.Spending"),
         ({"optimizer": torch.optim.SGD(nn.Linear(4, 8).parameters())}, SlotError, "no parameter group for slot"),

@@ -139,7 +139,7 @@ def test_a_price_in_reward_is_refused_where_nobody_is_paid() -> None:
 
 
 def test_measurements_that_never_come_are_refused() -> None:
-    with pytest.raises(ConfigError, match="counterfactual_every is 21, but there are 20 decisions"):
+    with pytest.raises(ConfigError, match="counterfactual_every is 21, but there are only 20 decisions"):
         Loop("none", conduct=EpisodeConfig(counterfactual_every=21))
     Loop("none", conduct=EpisodeConfig(counterfactual_every=20))
 

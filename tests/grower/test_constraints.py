@@ -250,7 +250,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"evaluate": lambda model: {"target": esper.Score(1.0), "source": esper.Score({"loss": 1.0})}},  # pyright: ignore[reportArgumentType]
         "the loss of 'source' is a mapping",
     ),
-    "one figure": ({"evaluate": lambda model: 1.0}, "mapping of target, source"),
+    "one figure": ({"evaluate": lambda model: 1.0}, "mapping from target, source"),
     "negative": ({"constraints": {"source": -0.1}}, "limits is"),
     "no number": ({"constraints": {"source": "1%"}}, "limits is"),
     "no mapping": ({"constraints": ["source"]}, "limits is"),
@@ -260,7 +260,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "nothing can be pruned": (
         {"rules": Rules(operations=(Op.WAIT, Op.GERMINATE, Op.FOSSILIZE))},
-        "lack 'prune'",
+        "need pruning",
     ),
     "blends": ({"rules": Rules(blends=(Blend.ADD, Blend.GATE))}, "only adds"),
 }

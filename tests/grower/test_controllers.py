@@ -62,7 +62,9 @@ def learn_apart(grower: esper.Grower) -> None:
 @pytest.mark.parametrize("horizon", range(1, 13))
 def test_something_grows_and_is_finished_or_a_sentence_says_what_is_needed(controller: str, horizon: int):
     if horizon < SHORTEST:
-        with pytest.raises(ConfigError, match=f"{horizon} decisions? cannot be enough.*plan at least {SHORTEST}"):
+        with pytest.raises(
+            ConfigError, match=f"{horizon} decisions? is too few for anything to grow.*plan at least {SHORTEST}"
+        ):
             begun(controller, horizon)
         return
     grower = begun(controller, horizon)
@@ -141,7 +143,7 @@ def iter_down(factor: float) -> Callable[[nn.Module], tuple[float, float]]:
 
 
 def test_the_policy_that_is_gone_is_refused_with_advice():
-    with pytest.raises(ConfigError, match="no policy 'esper' since version 0.3: take the rule 'look', the default, or"):
+    with pytest.raises(ConfigError, match="policy 'esper' was removed in version 0.3: use the default rule 'look', or"):
         begun("esper", 20)
 
 

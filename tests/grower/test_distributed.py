@@ -66,6 +66,14 @@ def test_what_the_first_hears_is_planted_by_all(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_hidden_units_grow_alike_in_all(tmp_path: Path):
+    first, second = run(tmp_path, "units")
+    assert first["told"] == second["told"]
+    assert any("germinate units_4" in decision for decision in first["told"])
+    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
+
+
+@pytest.mark.slow
 def test_what_must_hold_is_judged_alike_by_all(tmp_path: Path):
     """By what the first has measured before growth, and the others have not."""
     first, second = run(tmp_path, "constrained")

@@ -49,11 +49,11 @@ def test_what_it_knows_needs_no_word(trained: str):
 @pytest.mark.parametrize(
     ("circumstances", "word"),
     [
-        ({"classes": 7}, r"met 7 classes \(it knows 4\):"),
-        ({"rent": 0.0}, r"met rent 0 \(it knows 0.08\):"),
-        ({"rent": 0.5}, r"met rent 0.5 \(it knows 0.08\):"),
-        ({"horizon": 50}, r"met a horizon of 50 \(it knows 30\):"),
-        ({"horizon": None}, r"met a horizon of 100 \(it knows 30\):"),
+        ({"classes": 7}, r"no 7 classes \(only 4\)\."),
+        ({"rent": 0.0}, r"no rent 0 \(only 0.08\)\."),
+        ({"rent": 0.5}, r"no rent 0.5 \(only 0.08\)\."),
+        ({"horizon": 50}, r"no horizon 50 \(only 30\)\."),
+        ({"horizon": None}, r"no horizon 100 \(only 30\)\."),
     ],
 )
 def test_foreign_circumstances_are_named(trained: str, circumstances: dict[str, Any], word: str):
@@ -63,16 +63,18 @@ def test_foreign_circumstances_are_named(trained: str, circumstances: dict[str, 
 
 def test_foreign_blueprints_and_layouts_are_named(trained: str):
     (warning,) = said(trained, familiar(blueprint="lowrank_8"), **KNOWN)
-    assert_says(warning, r"met blueprints lowrank_8 \(it knows mlp, ")
+    assert_says(warning, r"no blueprints lowrank_8 \(only mlp, ")
     host = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 4))
     (warning,) = said(trained, esper.attach(host, {"0": ["mlp"]}, torch.zeros(2, 5)), **KNOWN)
-    assert_says(warning, r"met layouts features \(it knows tokens\):")
+    assert_says(warning, r"no layouts features \(only tokens\)\.")
 
 
 def test_all_of_it_is_one_warning_and_rules_need_none(trained: str):
     (warning,) = said(trained, growing(), classes=3)
-    assert_says(warning, r"blueprints lowrank .*; layouts features .*; a horizon of 100 .*; rent 0 .*; 3 classes")
-    assert "it may plant and prune without keeping anything" in warning
+    assert_says(
+        warning, r"no blueprints lowrank .*; no layouts features .*; no horizon 100 .*; no rent 0 .*; no 3 classes"
+    )
+    assert "It may plant and prune without keeping anything" in warning
     assert said("heuristic", growing(), classes=3) == []
 
 

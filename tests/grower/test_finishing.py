@@ -132,7 +132,7 @@ def test_what_does_not_count_goes_unmeasured():
         "Finished. 2 modules tried, 1 kept.",
         "kept lowrank in 0 at decision 2 by finish: contribution +0.1, rent 0, kept from 0 "
         "(planted at decision 1, 8 parameters)",
-        "pruned lowrank in 2 at decision 2 by finish: did not count yet (planted at decision 2, 8 parameters)",
+        "pruned lowrank in 2 at decision 2 by finish: had no effect yet (planted at decision 2, 8 parameters)",
     ]
     assert float(owned.model.seeds["0"].alpha) == pytest.approx(1 / 3)
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_measured_goes():
 def test_slots_that_are_called_no_more_are_refused_at_the_end_too():
     owned = Owned(lambda _: 0.5, "0").grown(3)
     owned.model.release()
-    with pytest.raises(SlotError, match="is not called any more"):
+    with pytest.raises(SlotError, match="is no longer called"):
         owned.grower.finish()
 
 
@@ -287,7 +287,7 @@ def test_nothing_is_kept_on_a_network_that_gives_one_answer_to_everything(contro
     assert ending.contributions
     assert all(change.after is Stage.PRUNED for change in ending.changes)
     worth = [module for module in ending.tried if module.by == "finish" and (module.judgement.contribution or -1) >= 0]
-    assert all("no loss shows that the module helps" in str(module) for module in worth)
+    assert all("the module does not lower the loss" in str(module) for module in worth)
 
 
 @pytest.mark.parametrize(("added", "after"), [(1.0, Stage.FOSSILIZED), (0.0, Stage.PRUNED), (-1.0, Stage.PRUNED)])

@@ -49,7 +49,7 @@ WAYS: dict[str, tuple[Make, Make, list[str]]] = {
     "positional controller": (
         lambda model, optimizer: Grower(model, optimizer, "random", evaluate=validate, **COMMON),
         lambda model, optimizer: Grower(model, optimizer, validate, controller="random", **COMMON),
-        [r"the third argument of Grower is evaluate now: give the controller as controller=\.\.\."],
+        [r"the third argument of Grower is now evaluate: give the controller as controller=\.\.\."],
     ),
     "metric": (
         lambda model, optimizer: Grower(
@@ -65,7 +65,7 @@ WAYS: dict[str, tuple[Make, Make, list[str]]] = {
             model, optimizer, esper.Metric(measure, "mistakes", False), controller="random", **COMMON
         ),
         [
-            r"metric= of Grower is part of evaluate now: give esper.Metric\(evaluate, name, higher_is_better\)",
+            r"metric= of Grower is now part of evaluate: give esper.Metric\(evaluate, name, higher_is_better\)",
             r"higher_is_better= of Grower .*: give esper.Metric\(evaluate, name, higher_is_better\)",
         ],
     ),
@@ -76,7 +76,7 @@ WAYS: dict[str, tuple[Make, Make, list[str]]] = {
         lambda model, optimizer: Grower(
             model, optimizer, esper.Metric(measure, "mistakes", False), controller="random", **COMMON
         ),
-        [r"metric= of Grower is part of evaluate now", r"higher_is_better= of Grower is part of evaluate now"],
+        [r"metric= of Grower is now part of evaluate", r"higher_is_better= of Grower is part of evaluate now"],
     ),
     "constraints": (
         lambda model, optimizer: Grower(
@@ -120,14 +120,14 @@ WAYS: dict[str, tuple[Make, Make, list[str]]] = {
             loss=loss_of(model),
             **COMMON,
         ),
-        [r"evidence= of Grower is part of evaluate now: give esper.Refit\(evaluate\)"],
+        [r"evidence= of Grower is now part of evaluate: give esper.Refit\(evaluate\)"],
     ),
     "evidence as it is by default": (
         lambda model, optimizer: Grower(
             model, optimizer, controller="random", evaluate=validate, evidence="dependence", **COMMON
         ),
         lambda model, optimizer: Grower(model, optimizer, validate, controller="random", **COMMON),
-        [r"evidence= of Grower is part of evaluate now: give esper.Refit\(evaluate\)"],
+        [r"evidence= of Grower is now part of evaluate: give esper.Refit\(evaluate\)"],
     ),
 }
 """By name: the former way, the present one, and what the former warns with."""
@@ -186,7 +186,7 @@ def test_the_former_name_of_isolated_backward_does_the_same_and_warns() -> None:
         for _ in range(3):
             loss = F.cross_entropy(model(inputs), labels)
             if former:
-                with pytest.warns(DeprecationWarning, match="learn_apart is called isolated_backward now") as caught:
+                with pytest.warns(DeprecationWarning, match="learn_apart was renamed to isolated_backward") as caught:
                     getattr(grower, "learn_apart")(loss, inputs, labels)  # noqa: B009
                 assert {warning.filename for warning in caught} == {__file__}
             else:
@@ -195,7 +195,7 @@ def test_the_former_name_of_isolated_backward_does_the_same_and_warns() -> None:
             loss.backward()
             optimizer.step()
             grower.step(train_loss=loss)
-        with pytest.warns(DeprecationWarning, match="learns_apart is called needs_isolated_backward now"):
+        with pytest.warns(DeprecationWarning, match="learns_apart was renamed to needs_isolated_backward"):
             assert getattr(grower, "learns_apart") is grower.needs_isolated_backward is True  # noqa: B009
         gradients.append([parameter.detach() for seed in model.seeds.values() for parameter in seed.parameters()])
     assert len(gradients[0]) > 0
@@ -203,7 +203,7 @@ def test_the_former_name_of_isolated_backward_does_the_same_and_warns() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"higher_is_better": True}, r"^higher_is_better=True of what\?"),
+    ({"higher_is_better": True}, r"^higher_is_better=True needs metric"),
     ({"evidence": "worth"}, "^evidence is 'worth': give one of dependence, refit$"),
     ({"constraints": {"source": 0.1}}, "no objective"),
     ({"metric": "accuracy", "higher_is_better": False}, "better the higher it is"),

@@ -29,7 +29,7 @@ def test_a_replaced_optimizer_is_refused_and_a_grower_with_the_new_one_goes_on(w
     for _ in range(when):
         loop.epoch()
     replaced(loop)
-    with pytest.raises(ConfigError, match="that the grower was given made no step: another one trains it"):
+    with pytest.raises(ConfigError, match="the grower's optimizer made no step, so another optimizer trains it"):
         loop.epoch()
     state = loop.grower.state_dict()
     loop.grower = Grower(loop.model, loop.optimizer, controller="all_at_start", evaluate=validate, horizon=20)
@@ -69,7 +69,7 @@ def test_slots_that_are_called_no_more_are_refused(lose: Callable[[Loop], None])
     loop = Loop("all_at_start")
     loop.epoch()
     lose(loop)
-    with pytest.raises(SlotError, match=r"slot '\d' is not called any more: the model was released, or its submodule"):
+    with pytest.raises(SlotError, match=r"slot '\d' is no longer called: the model was released, or its submodule"):
         loop.epoch()
 
 
@@ -102,6 +102,6 @@ def test_an_average_goes_through_all_that_a_grower_does(use_buffers: bool) -> No
 def test_one_class_is_refused_with_what_to_say_instead() -> None:
     model = attach(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), ["0"], torch.zeros(2, 4))
     optimizer = torch.optim.SGD(model.parameter_groups(lr=1e-2))
-    with pytest.raises(ConfigError, match=r"^classes is 1: .*say classes=2 for one output that tells yes from no"):
+    with pytest.raises(ConfigError, match=r"^classes is 1: .*\(classes=2 for one yes/no output\)"):
         Grower(model, optimizer, evaluate=validate, classes=1)
     Grower(model, optimizer, evaluate=validate, classes=2)

@@ -444,7 +444,7 @@ def test_a_resumed_run_equals_one_that_was_never_cut() -> None:
     assert [one.contributions for one in decisions[late]] == [one.contributions for one in decisions[never]]
     torch.testing.assert_close(states[late], states[never], rtol=0, atol=0)
     assert len(again.isolated.forks) == 2
-    with pytest.raises(CheckpointError, match="saved with evidence 'refit', but here it is 'dependence'"):
+    with pytest.raises(CheckpointError, match="saved with evidence 'refit', but this grower has 'dependence'"):
         resumed(training, grower, lambda training: grown(training, planting(0, 7), evaluate=validate))
 
 
@@ -462,10 +462,10 @@ def test_what_could_not_act_is_refused() -> None:
     backward = r"loss=lambda inputs, labels: .*grower.isolated_backward\(loss, inputs, labels\)"
     with pytest.raises(ConfigError, match=backward):
         Grower(training.model, training.optimizer, **options)
-    with pytest.raises(ConfigError, match="controller 'none' plants none"):
+    with pytest.raises(ConfigError, match="controller 'none' has none"):
         Grower(training.model, training.optimizer, controller="none", **options, loss=training.loss)
     closing = Closing(training.model.parameter_groups(lr=0.1))
-    with pytest.raises(ConfigError, match="evidence refit cannot step Closing"):
+    with pytest.raises(ConfigError, match="esper.Refit cannot step Closing"):
         Grower(training.model, closing, **options, loss=training.loss)
 
 
@@ -494,13 +494,13 @@ def test_a_fork_that_learns_nothing_is_an_error() -> None:
     with pytest.raises(ConfigError, match="step without a gradient for the fork without the seed in slot '0'"):
         training.learn(lambda *_: None)
     _, grower = on_trial()
-    with pytest.raises(ConfigError, match="learned nothing since the last decision: call grower.isolated_backward"):
+    with pytest.raises(ConfigError, match="has not trained since the last decision: call grower.isolated_backward"):
         grower.step(train_loss=1.0)
     training, grower = on_trial()
     training.learn(grower.isolated_backward)
     grower.step(train_loss=1.0)
     assert grower.isolated.forks
-    with pytest.raises(ConfigError, match="learned nothing since the last decision"):
+    with pytest.raises(ConfigError, match="not trained since the last decision"):
         grower.step(train_loss=1.0)
 
 
@@ -510,7 +510,7 @@ def test_a_loss_that_does_not_depend_on_the_model_alone_is_refused() -> None:
     kept = list(training.model.host.parameters())
     loss = training.loss(inputs, labels)
     grower.isolated._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
-    with pytest.raises(ConfigError, match="uses parameters of the growing model that were taken from it before"):
+    with pytest.raises(ConfigError, match="uses parameters that were taken from the growing model earlier"):
         grower.isolated_backward(loss, inputs, labels)
     grower.isolated._loss = lambda *_: torch.ones((), requires_grad=True) * 2
     with pytest.raises(ConfigError, match="does not depend on the model without the seed in slot '0'"):

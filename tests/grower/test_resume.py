@@ -175,7 +175,7 @@ def test_a_model_without_the_seeds_is_refused():
 
 def test_another_controller_or_other_slots_are_refused():
     state = Loop("heuristic").grower.state_dict()
-    with pytest.raises(CheckpointError, match="saved with controller 'heuristic', but here it is 'random'"):
+    with pytest.raises(CheckpointError, match="saved with controller 'heuristic', but this grower has 'random'"):
         Loop("random").grower.load_state_dict(state)
     fewer = esper.attach(host(), {"0": SLOTS["0"]}, torch.zeros(2, 4))
     with pytest.raises(CheckpointError, match="saved with slots"):
@@ -253,7 +253,7 @@ def test_what_must_be_the_same_is_refused_otherwise(name: str, decided: bool) ->
         grower.step(train_loss=1.0)
     state = copy.deepcopy(grower.state_dict())
     told(**usual).load_state_dict(state)
-    with pytest.raises(CheckpointError, match=f"saved with {name} .*, but here it is {other[name]!r}: load it into"):
+    with pytest.raises(CheckpointError, match=f"saved with {name} .*, but this grower has {other[name]!r}"):
         told(**other).load_state_dict(state)
 
 
@@ -392,13 +392,16 @@ def test_a_transposed_view_is_no_second_name():
 def test_what_cannot_be_planted_again_leaves_a_disabled_slot_disabled():
     model = growing()
     model.disable("0")
-    with pytest.raises(SlotError, match="not on offer"):
+    with pytest.raises(SlotError, match="is not available in slot"):
         plant_structure(model, {"0": {"blueprint": "lowrank", "blend": 0, "fossilized": False}})
     assert not model.slots["0"].enabled
 
 
 UNPLANTABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "not on offer": ({"2": {"blueprint": "conv3x3", "blend": 0, "fossilized": False}}, "does not support|not on offer"),
+    "not on offer": (
+        {"2": {"blueprint": "conv3x3", "blend": 0, "fossilized": False}},
+        "does not support|not available",
+    ),
     "unknown": ({"2": {"blueprint": "no such", "blend": 0, "fossilized": False}}, "unknown blueprint"),
     "no such slot": ({"9": {"blueprint": "mlp", "blend": 0, "fossilized": False}}, "attach the same slots"),
 }

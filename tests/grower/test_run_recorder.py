@@ -218,10 +218,10 @@ def test_a_run_of_the_same_kind_is_refused_unless_its_own_grower_goes_on(tmp_pat
     other = Loop("heuristic", run=tmp_path / "other")
     train(other, 1)
     before = kept(tmp_path / "mine")
-    with pytest.raises(RunError, match="holds a run already: go on with it by load_state_dict"):
+    with pytest.raises(RunError, match="already holds a run: continue it by load_state_dict"):
         train(Loop("heuristic", run=tmp_path / "mine"), 1)
     for saved in (other.saved(), Loop("heuristic").saved()):
-        with pytest.raises(RunError, match="holds another run than the one"):
+        with pytest.raises(RunError, match="holds a different run than the one"):
             resumed(saved, "heuristic", run=tmp_path / "mine")
     assert kept(tmp_path / "mine") == before
 

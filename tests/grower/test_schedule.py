@@ -39,8 +39,8 @@ def test_by_default_a_fiftieth_rises_and_a_fifth_falls_to_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"warmup": 0.6, "decay": 0.6}, "at most 1 together"),
-        ({"decay": 1.1}, "at most 1 together"),
+        ({"warmup": 0.6, "decay": 0.6}, "add up to more than 1"),
+        ({"decay": 1.1}, "add up to more than 1"),
         ({"warmup": -0.1}, "warmup is -0.1: give a number from 0 on"),
         ({"share": math.nan}, "share is nan: give a number"),
         ({"share": "0.5"}, "share is .*: give a number"),
@@ -56,7 +56,7 @@ def test_there_is_no_share_without_a_budget() -> None:
     model = growing()
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
     grower = esper.Grower(model, optimizer, controller="none", evaluate=validate, classes=3)
-    with pytest.raises(ConfigError, match="say training_flops or seconds"):
+    with pytest.raises(ConfigError, match="give training_flops or seconds"):
         LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share))
 
 

@@ -83,8 +83,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a pair in a tensor": (torch.tensor([0.3, 0.5]), r"a tensor of shape \(2,\)"),
     "an array": (np.zeros((2, 2)), r"an array of shape \(2, 2\)"),
     "an empty mapping": ({}, "a mapping with the keys"),
-    "a mapping without a loss": ({"f1": 0.3}, "that has 'loss'"),
-    "names that are none": ({"loss": 0.3, 3: 0.5}, "a mapping of names to figures"),
+    "a mapping without a loss": ({"f1": 0.3}, "with the key 'loss'"),
+    "names that are none": ({"loss": 0.3, 3: 0.5}, "a mapping of names to numbers"),
     "a mapping with text": ({"loss": 0.3, "f1": "high"}, "'f1' of what evaluate returned is a str"),
     "a mapping with a matrix": ({"loss": 0.3, "f1": torch.rand(2, 2)}, "'f1' of what evaluate returned is a tensor"),
     "three": ((0.3, 0.5, 0.7), "a tuple"),
@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a percentage": ((1.3, 87.0), r"divide percentages by 100"),
     "a swapped pair": ((0.87, 1.3), "in this order if the two are swapped"),
     "less than nothing": ((0.3, -0.1), r"accuracy -0\.1, which is not in \[0, 1\]"),
-    "an accuracy that is not a number": ((0.3, math.nan), "return the fraction that is right"),
+    "an accuracy that is not a number": ((0.3, math.nan), "return the fraction of correct"),
     "a generator": ((one for one in (0.3, 0.5)), "a generator"),
 }
 
@@ -152,7 +152,7 @@ def test_a_seed_is_a_whole_number(seed: Any) -> None:
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"metric": "accuracy", "higher_is_better": False}, "better the higher it is"),
     ({"metric": "loss", "higher_is_better": True}, "better the lower it is"),
-    ({"metric": "f1"}, "say whether it is better the higher it is"),
+    ({"metric": "f1"}, "give higher_is_better=True or False"),
     ({"metric": ""}, "give the name of a figure"),
     ({"metric": 3}, "give the name of a figure"),
     ({"metric": "f1", "higher_is_better": "yes"}, "give True or False"),
@@ -184,7 +184,7 @@ def test_an_accuracy_of_unknown_classes_is_refused_and_a_loss_is_not() -> None:
 
     single(0.5).step(train_loss=1.0)
     single((0.5, 0.5), classes=2).step(train_loss=1.0)
-    with pytest.raises(ConfigError, match=r"say classes=\.\.\. \(2 for yes and no\)"):
+    with pytest.raises(ConfigError, match=r"give classes=\.\.\. \(2 for yes/no\)"):
         single((0.5, 0.5)).step(train_loss=1.0)
 
 
@@ -373,7 +373,7 @@ def test_figures_may_be_handed_in() -> None:
     found = grower(lambda _: named, metric="f1", higher_is_better=True)[1]
     decision = found.step(train_loss=1.0, val_loss=0.5, metrics={"f1": 0.8})
     assert (decision.loss, decision.score) == (0.5, 0.8)
-    with pytest.raises(ConfigError, match="train_accuracy means nothing where growth is about 'f1'"):
+    with pytest.raises(ConfigError, match="train_accuracy has no use when the metric is 'f1'"):
         found.step(train_loss=1.0, val_loss=0.5, metrics={"f1": 0.8}, train_accuracy=0.5)
 
 
@@ -389,14 +389,14 @@ def test_an_accuracy_that_comes_late_is_refused(first: Any, later: Any) -> None:
     found = Loop("none").grower
     found.backend._evaluate = lambda _: next(told)
     found.step(train_loss=1.0)
-    with pytest.raises(ConfigError, match="growth is about the loss, since what was measured first had no accuracy"):
+    with pytest.raises(ConfigError, match="the metric is the loss, because the first measurement had no accuracy"):
         found.step(train_loss=1.0)
 
 
 def test_a_loss_that_is_handed_in_first_must_come_with_the_accuracy_that_evaluate_gives() -> None:
     found = grower(lambda _: (0.9, 0.5))[1]
     decisions = (found.step(train_loss=1.0, val_loss=0.9) for _ in range(5))
-    with pytest.raises(ConfigError, match="hand it to step together with val_loss"):
+    with pytest.raises(ConfigError, match="always pass the accuracy to step with val_loss"):
         list(decisions)  # until a seed is measured
     named = grower(lambda _: (0.9, 0.5), metric="loss")[1]
     for _ in range(4):

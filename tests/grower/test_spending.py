@@ -268,11 +268,11 @@ class Whitened(nn.Linear):
 
 
 def test_what_cannot_be_counted_is_no_budget() -> None:
-    with pytest.warns(UserWarning, match="torch cannot count aten::_linalg_svd in '0'; budgets and rent in FLOPs are"):
+    with pytest.warns(UserWarning, match="torch cannot count aten::_linalg_svd in '0'. Budgets and rent in FLOPs are"):
         model = esper.attach(nn.Sequential(Whitened(8, 8), nn.ReLU()), ["1"], torch.randn(2, 8))
     assert model.host_flops is None
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
-    sentence = "no FLOPs are known, since torch cannot count aten::_linalg_svd in '0': limit something else"
+    sentence = "FLOPs are unknown, because torch cannot count aten::_linalg_svd in '0': limit decisions"
     with pytest.raises(ConfigError, match=sentence):
         esper.Grower(model, optimizer, controller=Never(), evaluate=lambda _: 1.0, training_flops=1e9)
     grower = esper.Grower(model, optimizer, controller=Never(), evaluate=lambda _: 1.0)
@@ -317,7 +317,7 @@ def test_one_beside_another_leaves_it_counting() -> None:
         ({"training_flops": 0}, "give a number of FLOPs above 0"),
         ({"seconds": -1}, "give a number of seconds above 0"),
         ({"counted_in": 3.0}, "counted_in is a float, 3.0: give an esper.Spending"),
-        ({"model": torch.nn.Linear(1, 1)}, "give the very model that esper.attach returned"),
+        ({"model": torch.nn.Linear(1, 1)}, "give the model that esper.attach returned"),
     ],
 )
 def test_what_limits_nothing_is_refused(arguments: dict[str, Any], words: str) -> None:

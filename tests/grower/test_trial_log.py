@@ -194,7 +194,7 @@ def test_where_nothing_was_kept_it_says_so_and_what_to_try(controller: str, othe
     ending = str(loop.grower.finish())
     assert ", 0 kept." in ending
     assert "Nothing was kept." in ending.splitlines()
-    assert ("all_at_start" in ending.rpartition("To try:")[2]) == other
+    assert ("all_at_start" in ending.rpartition("Try:")[2]) == other
     assert "larger blueprints" in ending
 
 
@@ -224,7 +224,7 @@ def test_where_nothing_was_planted_it_names_the_best_candidate_and_the_threshold
     assert f"{best.blueprint} in {best.slot}" in candidate
     assert f"{best.worth:.3g}" in candidate
     assert "above 1" in candidate
-    assert advice.startswith("To try: ")
+    assert advice.startswith("Try: ")
     # Below that worth the rule plants just that candidate.
     planting = begun(looking(threshold=best.worth - 1e-4))  # type: ignore[arg-type]
     play(planting)

@@ -173,10 +173,10 @@ def test_an_evaluation_that_fails_leaves_the_units_as_they_are() -> None:
 
 def test_what_cannot_be_pruned_is_refused() -> None:
     model, grower = growing("none")
-    with pytest.raises(SlotError, match="holds no hidden units"):
+    with pytest.raises(SlotError, match="has no hidden units"):
         grower.prune_units("2", 4)
     model.slots["2"].germinate("mlp")
-    with pytest.raises(SlotError, match="holds no hidden units"):
+    with pytest.raises(SlotError, match="has no hidden units"):
         grower.prune_units("2", 4)
     model.slots["4"].germinate("units_8")
     with pytest.raises(SlotError, match="8 hidden units, fewer than the 9"):

@@ -100,16 +100,16 @@ def test_the_model_is_evaluated_and_left_in_the_modes_it_was_in() -> None:
     ("task", "batches", "words"),
     [
         ("clasification", [], "did you mean 'classification'"),
-        ("classification", iter([]), "can be gone through again"),
-        ("classification", 3, "can be gone through again"),
-        ("classification", [], "nothing to count"),
+        ("classification", iter([]), "cannot be iterated repeatedly"),
+        ("classification", 3, "cannot be iterated repeatedly"),
+        ("classification", [], "contain no labels"),
         ("classification", [answers(5, 3)], "give pairs"),
-        ("classification", [(answers(5, 3), "labels")], "have to be tensors"),
+        ("classification", [(answers(5, 3), "labels")], "must be tensors"),
         ("classification", [(answers(5, 3), CORRECT[:4])], r"outputs \(5, 3\) and labels \(4,\)"),
-        ("classification", [(answers(5), CORRECT)], "do not fit"),
-        ("classification", [(answers(5, 3), CORRECT.float())], r"torch\.float32 do not fit"),
-        ("regression", [(answers(5, 1), answers(5))], "do not fit"),
-        ("multi_label", [(answers(5, 1), answers(5))], "do not fit"),
+        ("classification", [(answers(5), CORRECT)], "do not match"),
+        ("classification", [(answers(5, 3), CORRECT.float())], r"torch\.float32 do not match"),
+        ("regression", [(answers(5, 1), answers(5))], "do not match"),
+        ("multi_label", [(answers(5, 1), answers(5))], "do not match"),
     ],
 )
 def test_what_cannot_be_measured_is_a_sentence(task: str, batches: Any, words: str) -> None:
@@ -140,11 +140,11 @@ def test_a_grower_shares_its_passes() -> None:
 @pytest.mark.parametrize(
     ("task", "outputs", "labels", "words"),
     [
-        ("regression", torch.ones(3, dtype=torch.complex64), torch.ones(3), "dense tensors of real numbers"),
-        ("classification", torch.ones(3, 2), torch.ones(3, dtype=torch.complex64), "dense tensors of real numbers"),
-        ("multi_label", torch.ones(3, 2), torch.ones(3, 2).to_sparse(), "dense tensors of real numbers"),
-        ("classification", torch.tensor(1.0), torch.tensor(1), "an axis for the examples"),
-        ("classification", torch.ones(3, 1), torch.zeros(3, dtype=torch.int64), "take multi_label for yes or no"),
+        ("regression", torch.ones(3, dtype=torch.complex64), torch.ones(3), "dense real tensors"),
+        ("classification", torch.ones(3, 2), torch.ones(3, dtype=torch.complex64), "dense real tensors"),
+        ("multi_label", torch.ones(3, 2), torch.ones(3, 2).to_sparse(), "dense real tensors"),
+        ("classification", torch.tensor(1.0), torch.tensor(1), "an axis for examples"),
+        ("classification", torch.ones(3, 1), torch.zeros(3, dtype=torch.int64), "use multi_label for a yes/no output"),
     ],
 )
 def test_figures_that_would_be_silently_wrong_are_refused(
@@ -156,7 +156,7 @@ def test_figures_that_would_be_silently_wrong_are_refused(
 
 @pytest.mark.parametrize("model", [None, lambda inputs: inputs])
 def test_what_is_no_model_is_refused(model: Any) -> None:
-    with pytest.raises(ConfigError, match=r"is no model: give a torch\.nn\.Module"):
+    with pytest.raises(ConfigError, match=r"is not a model: give a torch\.nn\.Module"):
         esper.Validation("classification", [(answers(5, 3), CORRECT)])(model)
 
 

@@ -210,8 +210,8 @@ def test_what_would_not_train_seeds_is_refused(process_group: None) -> None:
     divided = ZeroRedundancyOptimizer(model.parameter_groups(lr=1e-2), torch.optim.AdamW, lr=1e-2)
     hollow = Hollow(torch.optim.AdamW(model.parameter_groups(lr=1e-2)))
     for optimizer, sentence in (
-        (divided, "AdamW inside, which has groups of its own"),
-        (hollow, "Hollow takes no hooks"),
+        (divided, "wraps a AdamW with its own parameter groups"),
+        (hollow, "Hollow does not support step hooks"),
     ):
         with pytest.raises(SlotError, match=sentence):
             model.link(optimizer)

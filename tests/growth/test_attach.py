@@ -26,9 +26,9 @@ def network() -> nn.Module:
         ({}, "no slots: name the submodules"),
         ("2", r"^slots is a str, '2': give a list of submodules' names, such as \['layer2'\], or a mapping from names"),
         (["2"], r"no submodule '2'"),
-        (["re:block9"], r"no submodule's whole name matches 're:block9'; print\(model\) shows the names"),
-        (["re:("], "'re:\\(' is no regular expression"),
-        (["0", "re:."], "'re:.' matches submodule '0', which an earlier slot has already"),
+        (["re:block9"], r"'re:block9' matches no whole name of a submodule; print\(model\) shows the names"),
+        (["re:("], "'re:\\(' is not a valid regular expression"),
+        (["0", "re:."], "'re:.' matches submodule '0', which already has a slot"),
         ({"0": "mlp"}, "the blueprints of slot '0' are 'mlp': give a list of names, or 'auto'"),
         ({"0": []}, r"no blueprint was named for the features \(4,\) at slot '0'; those that do are .*mlp"),
         ({"0": ["conv3x3"]}, r"'conv3x3' does not support the features \(4,\) at slot '0'; those that do are .*mlp"),
@@ -46,7 +46,9 @@ def test_a_pattern_stands_for_whole_names() -> None:
 
     assert list(attach(nested(), [r"re:\d"], torch.zeros(2, 4)).slots) == ["0", "1"]
     assert list(attach(nested(), [r"re:0\..*"], torch.zeros(2, 4)).slots) == ["0.0", "0.1"]
-    with pytest.raises(SlotError, match=r"whole name matches .*; part of '0\.1' does: '\.\*' stands for the rest"):
+    with pytest.raises(
+        SlotError, match=r"matches no whole name .*; it matches part of '0\.1': add '\.\*' for the rest"
+    ):
         attach(nested(), [r"re:\.1"], torch.zeros(2, 4))
 
 
@@ -135,7 +137,7 @@ def test_a_slot_at_which_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_example_without_a_tensor() -> None:
-    with pytest.raises(SlotError, match="the example input holds no tensor"):
+    with pytest.raises(SlotError, match="the example input contains no tensor"):
         attach(network(), ["0"], ())
 
 

@@ -167,7 +167,7 @@ def test_what_grew_before_is_caught_up_with() -> None:
 def test_what_is_no_copy_is_refused(wrong: str) -> None:
     growing = model()
     other = {"itself": growing, "host": growing.host, "other slots": attach(mlp(), ["0"], numbers(7))}[wrong]
-    with pytest.raises(SlotError, match="holds no copy of this model: give copy.deepcopy"):
+    with pytest.raises(SlotError, match="contains no copy of this model: give copy.deepcopy"):
         growing.mirror(other)
 
 

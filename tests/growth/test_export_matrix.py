@@ -131,7 +131,7 @@ def _all(sentence: str) -> dict[Format, str]:
 
 ROWS = {
     "mlp": Row(mlp),
-    "mlp fixed": Row(mlp, {Format.SAFETENSORS: "holds weights alone"}, fixed_batch=True),
+    "mlp fixed": Row(mlp, {Format.SAFETENSORS: "has only weights"}, fixed_batch=True),
     "mlp float64": Row(lambda: mlp(torch.float64), {Format.ONNX: r"computes in torch.float64.*model\.float\(\)"}),
     "mlp bfloat16": Row(lambda: mlp(torch.bfloat16), {Format.ONNX: r"computes in torch.bfloat16.*model\.float\(\)"}),
     "cnn": Row(cnn),
@@ -155,11 +155,11 @@ ROWS = {
         _all("cannot trace OfOneSize for batches of any size .*with fixed_batch=True"),
     ),
     "one size fixed": Row(
-        lambda: (OfOneSize(), random(3, 5)), {Format.SAFETENSORS: "holds weights alone"}, fixed_batch=True
+        lambda: (OfOneSize(), random(3, 5)), {Format.SAFETENSORS: "has only weights"}, fixed_batch=True
     ),
     "deciding": Row(
         lambda: (Deciding(), random(3, 5)),
-        _all(r"cannot trace Deciding \(.*export its weights alone as safetensors"),
+        _all(r"cannot trace Deciding \(.*export only the weights as safetensors"),
     ),
     "no word in onnx": Row(
         lambda: (Returning(lambda out: torch.linalg.svdvals(out[:, None])), random(3, 5)),

@@ -265,7 +265,7 @@ def test_hooks_keep_their_order_when_growth_was_out_of_sight() -> None:
 def test_nothing_changes_while_hooks_are_off_either(change: str) -> None:
     model, _, _ = attach_to_encoder()
     changes = {"state_dict": model.state_dict, "finalize": model.finalize, "swap": lambda: model.swap(None)}
-    with model.without_growth(), pytest.raises(SlotError, match="switched off for the moment"):
+    with model.without_growth(), pytest.raises(SlotError, match="is switched off"):
         changes[change]()
     assert any(name.startswith("slots.") for name in model.state_dict())
 
@@ -286,7 +286,7 @@ def test_nothing_changes_while_growth_is_out_of_sight(change: str, tmp_path: Pat
         "state_dict": model.state_dict,
         "parameter_groups": model.parameter_groups,
     }
-    with model.without_growth(), pytest.raises(SlotError, match="switched off for the moment"):
+    with model.without_growth(), pytest.raises(SlotError, match="is switched off"):
         changes[change]()
     assert list(model.seeds) == ["stem", "layer1.conv1", "layer1"]
 
@@ -401,14 +401,14 @@ def test_what_a_module_keeps_besides_tensors_must_be_the_same(tmp_path: Path) ->
     model.slots["0"].germinate("mlp", alpha=1.0)
     esper.save(model, tmp_path)
     assert torch.equal(esper.load(tmp_path, nn.Sequential(Noted("a")), x)(x), model(x))
-    with pytest.raises(CheckpointError, match="other values"):
+    with pytest.raises(CheckpointError, match="different values"):
         esper.load(tmp_path, nn.Sequential(Noted("b")), x)
 
 
 @pytest.mark.parametrize("wrong", [3, "stem", [1], ["sten"], [""], ["re:nothing"], None])
 def test_what_is_no_part_is_refused(wrong: object) -> None:
     host = trained()
-    with pytest.raises(SlotError, match="freeze_host|no submodule"):
+    with pytest.raises(SlotError, match="freeze_host|submodule"):
         attached(host, freeze_host=wrong)
     assert all(parameter.requires_grad for parameter in host.parameters())
 
@@ -425,7 +425,7 @@ def test_only_what_grew_is_saved_and_only_its_own_host_gets_it_back(tmp_path: Pa
     other = trained()
     with torch.no_grad():
         other.head.bias[0] += 1e-6
-    with pytest.raises(CheckpointError, match="other values"):
+    with pytest.raises(CheckpointError, match="different values"):
         esper.load(tmp_path, other, images(2))
     assert all(parameter.requires_grad for parameter in other.parameters())
 
@@ -481,14 +481,14 @@ def test_growth_of_a_host_with_other_values_is_refused_as_when_it_is_loaded() ->
         with torch.no_grad():
             change(other)
         model = attached(other)
-        with pytest.raises(SlotError, match="other values than this one's"):
+        with pytest.raises(SlotError, match="host with different values"):
             model.swap(growth)
         assert not model.seeds
         model.swap(model.swap(None))  # nothing has grown
     model = attached()
     with torch.no_grad():
         model.host.head.bias[0] += 1.0
-    with pytest.raises(SlotError, match="other values than this one's"):
+    with pytest.raises(SlotError, match="host with different values"):
         model.swap(growth)
 
 

@@ -146,7 +146,7 @@ def test_duplicates_do_not_carry_the_last_batch(duplicate: Duplicate) -> None:
     model = growing()
     model(inputs().requires_grad_() * 2)  # not a leaf: such a tensor can be neither copied nor stored
     other = duplicate(model)
-    with pytest.raises(SlotError, match="has not been called yet"):
+    with pytest.raises(SlotError, match="has not been called: call the whole host"):
         _ = other.tap.get_inputs()
     assert model.tap.get_inputs().shape == (3, TOKENS, FEATURES)
 

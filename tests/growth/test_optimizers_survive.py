@@ -139,7 +139,7 @@ def test_an_optimizer_with_two_groups_for_a_slot_is_refused() -> None:
     growing = model()
     groups = growing.parameter_groups(lr=0.01)
     plain = [{**group, "params": [], "weight_decay": 0.0} for group in groups if "slot" in group]
-    with pytest.raises(SlotError, match="2 parameter groups for slot '0'.*to one of them alone"):
+    with pytest.raises(SlotError, match="2 parameter groups for slot '0'.*but needs exactly one"):
         growing.link(torch.optim.AdamW([*groups, *plain]))
 
 

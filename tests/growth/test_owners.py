@@ -53,7 +53,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tens
 def test_an_optimizer_of_another_model_is_refused(whose: str) -> None:
     model = growing()
     other = growing() if whose == "another model" else copy.deepcopy(model)
-    with pytest.raises(SlotError, match="hold no parameter of this model: it was made for another one"):
+    with pytest.raises(SlotError, match="has no parameter of this model: it was made for another model"):
         model.link(torch.optim.AdamW(other.parameter_groups(lr=1e-3)))
 
 
@@ -70,9 +70,9 @@ def test_an_optimizer_that_lost_a_seed_is_refused_at_its_next_step() -> None:
 
 def test_slots_are_attached_once() -> None:
     model = growing()
-    with pytest.raises(SlotError, match=r"has growth slots already, one behind '0': go on with what esper\.attach"):
+    with pytest.raises(SlotError, match=r"already has growth slots, one behind '0': use what esper\.attach"):
         attach(model.host, ["1"], INPUTS)
-    with pytest.raises(SlotError, match="has growth slots already"):
+    with pytest.raises(SlotError, match="already has growth slots"):
         attach(nn.Sequential(model, nn.Linear(3, 3)), ["1"], INPUTS)
     model.release()
     again = attach(model.host, ["1"], INPUTS)
@@ -128,7 +128,7 @@ def test_what_would_keep_slots_that_are_called_no_more_is_refused(
     keep(model, average, tmp_path)  # as it is, it can be kept
     shutil.rmtree(tmp_path / "saved", ignore_errors=True)
     lose(model)
-    with pytest.raises(SlotError, match=r"slot '0' is not called any more: .* rebuild the host first and attach then"):
+    with pytest.raises(SlotError, match=r"slot '0' is no longer called: .* change the host first, then attach"):
         keep(model, average, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -239,7 +239,7 @@ def test_a_state_dict_with_seeds_that_are_not_there_names_what_does_it(strict: b
     model, bare = growing(), growing()
     model.slots["1"].germinate("mlp")
     source, target = (nn.Sequential(model), nn.Sequential(bare)) if nested else (model, bare)
-    with pytest.raises(CheckpointError, match=r"of a seed that this model does not have.*back with esper\.load"):
+    with pytest.raises(CheckpointError, match=r"of a seed that this model does not have.*load them with esper\.load"):
         target.load_state_dict(source.state_dict(), strict=strict)
     target.load_state_dict(target.state_dict())
     copy.deepcopy(target).load_state_dict(target.state_dict())

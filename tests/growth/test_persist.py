@@ -250,7 +250,7 @@ def first_seed(**changes: Any) -> Damage:
         (first_slot(name="re:.*"), "no submodule 're:"),
         (first_slot(blueprints=[]), "no blueprint was named"),
         (first_slot(blueprints=["nothing"]), "unknown blueprint 'nothing'"),
-        (lambda content: content["slots"][0]["site"].update(width=9), "width 9 when it was saved, and has"),
+        (lambda content: content["slots"][0]["site"].update(width=9), "width 9 when it was saved, but now has"),
         (lambda content: content["slots"][0]["site"].update(layout="cube"), "corrupt at slots.0.site.layout"),
         (first_seed(blueprint="nothing"), "unknown blueprint 'nothing'"),
         (first_seed(blueprint="attention"), "'attention' does not support"),

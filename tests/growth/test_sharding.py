@@ -23,7 +23,8 @@ from esper.growth.blueprints.registry import for_site
 from esper.growth.site import Layout, Site
 
 RANKS, WIDTH, POSITIONS, CLASSES = 2, 8, 6, 3
-GROWN = {"blocks.0": "block_copy", "blocks.1": "mlp", "head": "lora_4"}
+PAIR = ("blocks.1.wide", "blocks.1.narrow")
+GROWN = {"blocks.0": "block_copy", "blocks.1": "mlp", "head": "lora_4", "blocks.1.narrow": "units_4"}
 SITE = Site(Layout.TOKENS, WIDTH, (POSITIONS,), (POSITIONS, WIDTH))
 OFFERED = [*(kind.name for kind in for_site(SITE)), "block_copy", "block_zero"]
 
@@ -61,7 +62,8 @@ def data() -> tuple[Tensor, Tensor]:
 
 def attached() -> esper.GrowingModel:
     torch.manual_seed(0)
-    return esper.attach(Net(), {"blocks.0": OFFERED, "blocks.1": OFFERED, "head": ["lora_4"]}, data()[0][:2])
+    slots = {"blocks.0": OFFERED, "blocks.1": OFFERED, "head": ["lora_4"], PAIR: ["units_4"]}
+    return esper.attach(Net(), slots, data()[0][:2])
 
 
 def share(model: esper.GrowingModel, size: int = RANKS) -> None:
@@ -119,7 +121,7 @@ def whole(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-LIVES = [*(("blocks.0", blueprint) for blueprint in OFFERED), ("head", "lora_4")]
+LIVES = [*(("blocks.0", blueprint) for blueprint in OFFERED), ("head", "lora_4"), ("blocks.1.narrow", "units_4")]
 
 
 def _work(rank: int, folder: str) -> None:
@@ -177,6 +179,7 @@ def test_a_checkpoint_of_two_goes_on_in_one_and_becomes_plain(left: Path) -> Non
     plain = model.eval().finalize()
     assert isinstance(plain, Net)
     assert len(plain.blocks) == 3
+    assert plain.blocks[2].wide.out_features == plain.blocks[2].narrow.in_features == 9
     torch.testing.assert_close(plain(data()[0]), model(data()[0]))
 
 
@@ -204,7 +207,7 @@ WHOLE = {
 def test_what_needs_whole_parameters_is_refused(what: str) -> None:
     model = attached()
     share(model, 1)
-    with pytest.raises(SlotError, match="is a DTensor.*this takes whole parameters|called already"):
+    with pytest.raises(SlotError, match="is a DTensor.*this takes whole parameters|already called"):
         WHOLE[what](model, make_optimizer(model))
 
 
@@ -235,7 +238,7 @@ def test_options_are_those_of_fully_shard() -> None:
         model.shard_growth(mesh=3)
     assert not model.sharded
     model.shard_growth()
-    with pytest.raises(SlotError, match="called already"):
+    with pytest.raises(SlotError, match="already called"):
         model.shard_growth()
 
 
@@ -248,17 +251,17 @@ def test_there_must_be_processes() -> None:
 def test_what_knows_whole_parameters_comes_later() -> None:
     model = attached()
     make_optimizer(model)
-    with pytest.raises(SlotError, match="shard first, and make the optimizer then"):
+    with pytest.raises(SlotError, match="shard first, then make the optimizer"):
         model.shard_growth()
     averaged = attached()
     average = copy.deepcopy(averaged)
     averaged.mirror(average)
-    with pytest.raises(SlotError, match="an average of this model grows with it"):
+    with pytest.raises(SlotError, match="a copy of this model grows with it"):
         averaged.shard_growth()
     late = attached()
     optimizer = torch.optim.AdamW(late.parameter_groups(lr=0.02))
     share(late, 1)
-    with pytest.raises(SlotError, match="or before it was sharded"):
+    with pytest.raises(SlotError, match="or before sharding"):
         late.link(optimizer)
 
 

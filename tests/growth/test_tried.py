@@ -14,7 +14,14 @@ TRIED = (
     TriedModule("2", "norm", 1, 10, 12, True, "heuristic", ModuleJudgement(0.5, None, 0.1, 0.12)),
     TriedModule("2", "mlp", 36, 13, 14, False, "governor"),
     TriedModule(
-        "4", "mlp", 36, 14, 16, False, "finish", ModuleJudgement(None, None, 0.1, 0.1, note="did not count yet")
+        "4",
+        "mlp",
+        36,
+        14,
+        16,
+        False,
+        "finish",
+        ModuleJudgement(None, None, 0.1, 0.1, note="had no effect yet"),
     ),
     TriedModule("0", "norm", 36, 15),
 )
@@ -24,7 +31,7 @@ SENTENCES = (
     "kept norm in 2 at decision 12 by heuristic: contribution +0.5, rent 0.1, kept from +0.12 "
     "(planted at decision 10, 1 parameter)",
     "pruned mlp in 2 at decision 14 by governor (planted at decision 13, 36 parameters)",
-    "pruned mlp in 4 at decision 16 by finish: did not count yet (planted at decision 14, 36 parameters)",
+    "pruned mlp in 4 at decision 16 by finish: had no effect yet (planted at decision 14, 36 parameters)",
     "on trial norm in 0 (planted at decision 15, 36 parameters)",
 )
 

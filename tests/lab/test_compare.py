@@ -139,7 +139,7 @@ def test_one_configuration_can_be_held_against_all_arms(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a.yaml"], "give two or more, or --arms"),
+        (["a.yaml"], "give two or more, or add --arms"),
         (["a.yaml", "a.yaml", "--seeds", "0"], "at least 1 seed and 2 instances"),
         (["a.yaml", "nowhere.yaml"], "cannot read the configuration nowhere.yaml"),
     ],

@@ -176,7 +176,7 @@ def test_progress_is_reported(found: RunEvaluation, progress: list[tuple[int, in
 def test_too_few_instances_are_refused_before_anything_is_played(run: RunDirectory, heldout: int, transfer: int):
     with (
         LocalWorkers(1) as workers,
-        pytest.raises(ConfigError, match="can give no interval: take at least 2"),
+        pytest.raises(ConfigError, match="cannot give an interval: give at least 2"),
     ):
         evaluate_run(run, workers, heldout, transfer)
 

@@ -183,7 +183,7 @@ def test_trials_are_runs_ranked_best_first_and_a_refused_one_ends_nothing(tmp_pa
     assert sweep(tmp_path, space, "--json") == 0  # all is only read
     assert json.loads(capsys.readouterr().out) == record
     assert sweep(tmp_path, space.replace("[0, 1]", "[0, 2]")) == 2
-    assert "holds a sweep of another space or of other instances: choose another --run-dir" in capsys.readouterr().err
+    assert "holds a sweep with another space or other instances: choose another --run-dir" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_a_sweep_that_was_killed_comes_to_the_end_of_one_that_was_not(tmp_path: 
     assert [one.state for one in trials_of(tmp_path / "killed")] == [TrialState.COMPLETE, TrialState.RUNNING]
     assert sweep(tmp_path / "killed", space, *words) == 0
     output = capsys.readouterr()
-    assert "trial-001: going on after iteration " in output.err
+    assert "trial-001: resuming after iteration " in output.err
     assert json.loads(output.out)["ranking"] == whole
     for trial in ("trial-000", "trial-001"):
         assert_same_end(tmp_path / "killed" / "sweep" / trial, tmp_path / "whole" / "sweep" / trial)
@@ -233,14 +233,14 @@ def test_a_sweep_that_is_stopped_says_how_to_go_on(tmp_path: Path, capsys: Captu
 
     monkeypatch.setattr("esper.lab.sweep.write_report", interrupt)
     assert sweep(tmp_path, f"{BASE}space: {{seed: [0]}}") == 130
-    assert f"go on with the same command and --run-dir {tmp_path / 'sweep'}" in capsys.readouterr().out
+    assert f"to continue, add --run-dir {tmp_path / 'sweep'} to the same command" in capsys.readouterr().out
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path, capsys: Capture):
     with started(tmp_path / "sweep" / "trial-000", load_settings(TrainSettings, None, ["suite=short"])):
         pass
     assert sweep(tmp_path, f"{BASE}space: {{seed: [0]}}") == 2
-    assert "holds runs of something else: choose another --run-dir" in capsys.readouterr().err
+    assert "holds other runs: choose another --run-dir" in capsys.readouterr().err
     (tmp_path / "sweep" / "study.db").write_text("no database")
     assert sweep(tmp_path, f"{BASE}space: {{seed: [0]}}") == 2
     error = capsys.readouterr().err

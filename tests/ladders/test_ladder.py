@@ -320,7 +320,7 @@ def test_running_statistics_of_a_branch_do_not_stay(tmp_path: Path) -> None:
         ({"learn": lambda model: None, "data": None}, r"cannot be called as learn\(model, optimizer\[, step\]\)"),
         ({"learn": lambda model, optimizer: None}, "cannot be called"),
         ({"data": 3}, "data is"),
-        ({"data": [], "example_input": tokens(2)}, "holds no batch"),
+        ({"data": [], "example_input": tokens(2)}, "has no batch"),
         ({"folder": 3}, "folder is"),
     ],
 )

@@ -84,7 +84,7 @@ def test_arguments_that_a_model_does_not_name_are_refused() -> None:
     def learn_scaled(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
         model(batch, scale=2.0).sum().backward()
 
-    with pytest.raises(ConfigError, match="Unnamed.forward does not name the former: give example_input"):
+    with pytest.raises(ConfigError, match="Unnamed.forward does not name the positional ones: give example_input"):
         plan(Unnamed(), example_input=None, learn=learn_scaled, data=[tokens(8)])
 
 
@@ -107,10 +107,10 @@ def test_sizes_may_be_given_in_another_unit(measure: str) -> None:
         ({"depths": []}, "depths is"),
         ({"depths": [0, 1]}, "depths is"),
         ({"depths": "124"}, "depths is"),
-        ({"depths": [2, 4]}, "the first size, has 1 block: build a model of 2"),
+        ({"depths": [2, 4]}, "the first size, has 1 block: build a model with 2"),
         ({"depths": [1, 10**9]}, "has 1 block"),
-        ({"depths": None, "parameters": [5, 10]}, "parameters begin at 5, but the model given"),
-        ({"depths": None, "parameters": [743, 750]}, "too near"),
+        ({"depths": None, "parameters": [5, 10]}, "parameters starts at 5, but the given model"),
+        ({"depths": None, "parameters": [743, 750]}, "differ by less than a block"),
         ({"steps": 2}, "give more steps"),
         ({"steps": 0}, "steps is 0"),
         ({"share": 0}, "share"),
@@ -119,8 +119,8 @@ def test_sizes_may_be_given_in_another_unit(measure: str) -> None:
         ({"rates": [1, 0, 1]}, "above 0"),
         ({"blocks": ["nothing"]}, "'nothing'"),
         ({"example_input": None}, "give example_input"),
-        ({"example_input": None, "learn": lambda model, optimizer: None}, "does not call the model"),
-        ({"example_input": None, "learn": learn, "data": iter([tokens()])}, "ends for good"),
+        ({"example_input": None, "learn": lambda model, optimizer: None}, "does not call the whole model"),
+        ({"example_input": None, "learn": learn, "data": iter([tokens()])}, "cannot be repeated"),
     ],
 )
 def test_what_cannot_be_done_is_refused(options: dict[str, Any], message: str) -> None:
@@ -133,7 +133,7 @@ def test_a_model_that_does_not_run_its_list_in_turn_is_refused() -> None:
         def forward(self, indices: torch.Tensor) -> torch.Tensor:
             return self.head(self.blocks[0](self.embed(indices)))
 
-    with pytest.raises(ConfigError, match="are not run"):
+    with pytest.raises(ConfigError, match="do not run"):
         plan(First())
 
 

@@ -47,7 +47,7 @@ def test_files_write_names() -> None:
         ({"harm_tolerance": -1}, "greater than or equal to 0"),
         ({"harm_tolerance": float("nan")}, "finite number"),
         ({"embargo": 3}, "Extra inputs"),
-        ({"operations": ["wait", "germinate", "set_alpha"]}, "set_alpha never becomes legal, as 1 is the only alpha"),
+        ({"operations": ["wait", "germinate", "set_alpha"]}, "set_alpha is never legal, because 1 is the only alpha"),
     ],
 )
 def test_impossible_rules_are_refused(choices: dict[str, object], message: str) -> None:

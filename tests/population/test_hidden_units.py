@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from esper.control.rules import Uniform
 from esper.engine.budget import Budget
 from esper.errors import ConfigError, SlotError
+from esper.growth.blueprints.registry import Context, get, names
 from esper.lifecycle.actions import Blend, Op, make_action, make_wait_actions
 from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
@@ -319,6 +320,13 @@ def test_what_a_population_cannot_do_with_hidden_units_is_refused() -> None:
     refused("is no pair: name layers", slots=("1", ("2",)))
     refused("no submodule '7'", slots=(("0", "7"),))
     refused("'units_3' only adds", ConfigError, rules=open_rules(blends=tuple(Blend)))
+
+
+@pytest.mark.parametrize("name", [name for name in names() if get(name).context in (Context.LAYER, Context.CALL)])
+def test_what_is_made_for_one_layer_is_refused(name: str) -> None:
+    config, networks = configure(CASES["merged"])
+    with pytest.raises(SlotError, match=f"'{name}' is made for a layer of a single model"):
+        Population(replace(config, blueprints=(*config.blueprints, name)), networks)
 
 
 @pytest.mark.parametrize(

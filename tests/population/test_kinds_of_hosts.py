@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.profiler import ProfilerActivity, profile
 
 from esper.control.rules import Uniform
 from esper.errors import TaskError
@@ -91,14 +92,14 @@ DRAWING: dict[str, Build] = {
 
 
 class Mixing(nn.Module):
-    """Attention by torch's function, which has fused kernels."""
+    """Attention by torch's function, which has fused kernels; its norm makes vmap needed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.norm, self.qkv = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
 
     def forward(self, features: Tensor) -> Tensor:
-        query, key, value = self.qkv(features).view(len(features), 1, 2, 3 * WIDTH // 2).chunk(3, -1)
+        query, key, value = self.qkv(self.norm(features)).view(len(features), 1, 2, 3 * WIDTH // 2).chunk(3, -1)
         return F.scaled_dot_product_attention(query, key, value, is_causal=True).flatten(1)
 
 
@@ -244,6 +245,20 @@ def test_hosts_with_buffers_equal_a_loop_over_modules(name: str, strategy: Strat
         np.testing.assert_allclose(measured.loss, torch.stack(losses).numpy(), rtol=1e-6)
         record_evidence(fast, report, measured)
     assert len(fast.banks) >= 2, "the test means to grow seeds"
+
+
+def test_attention_of_all_networks_is_one_operation() -> None:
+    """vmap has no rule for fused attention, and would compute it network by network."""
+    config, networks = configure(KEEPING["attention"])
+    counts: list[dict[str, int]] = []
+    for number in (2, NETWORKS):
+        population = Population(config, networks[:number])
+        batch = choose(draw_batch(0), slice(0, number))
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            train(population, [batch])
+        counts.append({event.key: event.count for event in profiler.key_averages() if "attention" in event.key})
+    assert counts[0] == counts[1]
+    assert not any("flash" in name or "efficient" in name for name in counts[0])
 
 
 @pytest.mark.parametrize("name", ["batch normalisation", "dropout"])

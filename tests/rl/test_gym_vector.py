@@ -228,7 +228,7 @@ def test_the_split_and_the_suite_are_the_ones_asked_for() -> None:
         ({"rules": {"cooldwn": (1, 1, 1)}}, ConfigError, "did you mean `rules.cooldown`"),
         ({"rules": {"cooldown": (0, 1, 1)}}, ConfigError, r"`rules.cooldown\[0\]` is 0"),
         ({"siute": "tokens"}, ConfigError, "did you mean `suite`"),
-        ({"device": "gpu0"}, ConfigError, "torch knows no device 'gpu0'"),
+        ({"device": "gpu0"}, ConfigError, "'gpu0' is not a torch device"),
         ({"count": 0}, ConfigError, "num_envs is 0"),
     ],
 )

@@ -272,7 +272,7 @@ def test_a_weight_acts_or_is_refused(mode: str, weight: str) -> None:
     if acts:
         assert RewardSettings.model_validate(changed) == other
     else:
-        with pytest.raises(ValidationError, match=f"'{mode}' does not read {weight}: leave it out, or choose .*shaped"):
+        with pytest.raises(ValidationError, match=f"'{mode}' does not use {weight}: remove it, or choose .*shaped"):
             RewardSettings.model_validate(changed)
 
 

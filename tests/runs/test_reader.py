@@ -143,7 +143,7 @@ def test_a_store_whose_pages_never_end_ends_in_a_sentence(store: RunStore, monke
     monkeypatch.setattr(database, "READING_SECONDS", 0.2)
     with RunReader.open(store.path) as reader:
         for read in (reader.query, reader.rows):
-            with pytest.raises(RunError, match=f"{store.path} took more than 0.2 seconds"):
+            with pytest.raises(RunError, match=f"{store.path} was stopped after 0.2 seconds"):
                 read(sql)
 
 

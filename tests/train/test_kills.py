@@ -164,6 +164,6 @@ def test_a_killed_evaluation_plays_only_what_is_missing(
 ):
     path = shutil.copytree(whole[0], tmp_path / "run")
     output = evaluation_killed_and_resumed(launch, path, evaluated, place, count)
-    taken_over = f"taken over from an earlier evaluation: {kept} of 18 cohorts"
-    assert taken_over in output if kept else "taken over" not in output
+    taken_over = f"reused from an earlier evaluation: {kept} of 18 cohorts"
+    assert taken_over in output if kept else "reused from" not in output
     count_figure("evaluations killed and resumed bit-exactly", 1)

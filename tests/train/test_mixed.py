@@ -127,7 +127,7 @@ def test_a_start_that_is_none_leaves_no_run_behind(
     origin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", "esper"]) == 2
-    assert "there is no policy 'esper' since version 0.3: take the rule 'look'" in capsys.readouterr().err
+    assert "policy 'esper' was removed in version 0.3: use the default rule 'look'" in capsys.readouterr().err
     assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", str(origin)]) == 2
     assert "has other settings" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -154,4 +154,4 @@ def test_a_search_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> N
     assert "break_even" in found
     assert "successive_halving" in output.err
     assert main([*words[:-2], "1"]) == 2
-    assert "1 instance can give no interval" in capsys.readouterr().err
+    assert "1 instance cannot give an interval" in capsys.readouterr().err

@@ -147,7 +147,7 @@ def test_an_error_ends_workers_in_the_middle_of_their_tasks(tmp_path: Path, monk
 @pytest.mark.slow
 def test_a_worker_that_dies_is_a_typed_error(two: LocalWorkers):
     began = time.monotonic()
-    sentence = r"a worker process ended unexpectedly \(SIGKILL\), perhaps for want of memory: .*--resume"
+    sentence = r"a worker process ended unexpectedly \(SIGKILL\), perhaps out of memory: .*--resume"
     with pytest.raises(RunError, match=sentence):
         two.map(die_once_there, ["", "die"])
     assert time.monotonic() - began < 30

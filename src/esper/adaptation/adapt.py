@@ -1,4 +1,4 @@
-"""`esper.adapt`: try what may grow on a frozen host, keep what does best on new data, undo the rest."""
+"""`esper.adapt`: grow modules on a frozen host to fit new data, and keep the best."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ TRIALS_SHOWN = 12
 
 @dataclass(frozen=True)
 class Trial:
-    """A structure cross-validated on the new data: trained on all folds but one and measured on that one, in turn."""
+    """Result of cross-validating one structure on the new data."""
 
     structure: Structure
     found: Metrics
     """Score and loss on the held-out folds, at the weight that the source data allow."""
     retention: ForgettingReport
-    """Weight and increase of the source loss; means over the folds."""
+    """Weight, and relative increase of the source loss; means over the folds."""
     earned: Mapping[str, float]
-    """By slot: what the score loses when that seed alone is switched off; means over the folds."""
+    """By slot: decrease of the score when only that seed is switched off; means over the folds."""
     parameters: int
-    """Scalars that the structure adds."""
+    """Number of parameters that the structure adds."""
 
     def __str__(self) -> str:
         return describe_structure(self.structure)
@@ -63,27 +63,27 @@ class Trial:
 
 @dataclass(frozen=True, repr=False)
 class Adaptation:
-    """The result of `esper.adapt`: every trial and what was kept. The model holds the kept seeds. Prints as a page."""
+    """Result of `esper.adapt`: all trials, and what was kept. The model has the kept seeds. Prints as a report."""
 
     trials: tuple[Trial, ...]
-    """All trials, the best first."""
+    """All trials, best first."""
     untried: int
-    """Structures that the budget left out."""
+    """Number of structures skipped because of the budget."""
     before: Metrics
     """Score and loss of the host on the new data."""
     kept: Trial | None
-    """The trial whose structure was grown again on all new data; None if nothing did better than the host, or nothing
-    of it stayed."""
+    """The trial whose structure was trained again on all new data and kept; None if nothing was kept."""
     diverged: tuple[Trial, ...]
     """Better trials whose training on all new data diverged."""
     retention: ForgettingReport
-    """Weight and increase of the source loss after training on all new data; with weight 0 the seeds were removed."""
+    """Weight, and relative increase of the source loss, after training on all new data. With weight 0 the seeds were
+    removed."""
     source_loss: float
-    """Loss of the host on the half of the source data that nothing learns from; NaN without source data."""
+    """Loss of the host on the held-out half of the source data; NaN without source data."""
     flops: float | None
-    """FLOPs spent in all; None if torch cannot count the host's."""
+    """Total FLOPs; None if torch cannot count the host's."""
     seconds: float
-    """Seconds spent in all."""
+    """Total seconds."""
 
     def __repr__(self) -> str:
         kept, before, share, rise = self.kept, self.before, self.retention.share, self.retention.rise
@@ -92,43 +92,43 @@ class Adaptation:
 
         # What was kept, or why nothing was.
         if kept is not None:
-            weight = f", at {kept.retention.share:.0%} of what it learned" if has_source else ""
-            diverged = f"\n{len(self.diverged)} did better, but diverged when growing on all of them."
+            weight = f", at {kept.retention.share:.0%} of the learned weight" if has_source else ""
+            diverged = f"\n{len(self.diverged)} scored higher, but diverged in training on all new data."
             parts.append(
                 f"Kept: {kept}, {plural(kept.parameters, 'parameter')}.\n"
-                f"On new data that it did not learn from{weight}:\n"
-                f"score {kept.found.score:.4g}, the host's {before.score:.4g}; "
-                f"loss {kept.found.loss:.4g}, the host's {before.loss:.4g}.\n"
-                f"It is the best of {len(self.trials)} by these figures, which flatters them: measure it on other data."
-                + (diverged if self.diverged else "")
+                f"Cross-validated on new data{weight}:\n"
+                f"score {kept.found.score:.4g} (host {before.score:.4g}), "
+                f"loss {kept.found.loss:.4g} (host {before.loss:.4g}).\n"
+                f"It was the best of {len(self.trials)} on this score, so the score is optimistic; use separate test "
+                "data." + (diverged if self.diverged else "")
             )
             rows = [(slot, kept.structure[slot], f"{earned:+.4f}") for slot, earned in kept.earned.items()]
             parts.append(align_columns([("slot", "blueprint", "earned"), *rows], numbers_from=2))
         elif share == 0:
             parts.append(
-                "Nothing was kept: grown on all of the new data, the best raises the loss on source too much at any "
+                "Nothing was kept: trained on all new data, the best structure raises the source loss too much at any "
                 "weight."
             )
         elif self.diverged:
             parts.append(
-                f"Nothing was kept: {len(self.diverged)} did better than the host, but diverged when growing on all of "
-                "the new data;\ngive an optimizer with a lower learning rate."
+                f"Nothing was kept: {len(self.diverged)} scored higher than the host, but diverged in training on all "
+                "new data;\ngive an optimizer with a lower learning rate."
             )
         else:
-            parts.append(f"Nothing was kept: no structure did better than the host, whose score is {before.score:.4g}.")
+            parts.append(f"Nothing was kept: no structure scored higher than the host ({before.score:.4g}).")
 
         # What it cost on the source data.
         if has_source and kept is None:
-            parts.append(f"Source, on batches that nothing learned from: loss {self.source_loss:.4g}.")
+            parts.append(f"Source data, held-out batches: loss {self.source_loss:.4g}.")
         elif has_source:
             parts.append(
-                f"Source, on batches that nothing learned from: loss {self.source_loss:.4g} before, {rise:+.2%} now, "
-                f"with {share:.0%} of what was learned\non all new data, which is kept. The weight was chosen on these "
-                "batches, which flatters it a little;\nnothing is lost under model.without_growth()."
+                f"Source data, held-out batches: loss {self.source_loss:.4g} before, {rise:+.2%} now, at {share:.0%} "
+                "of the learned weight.\nThe weight was chosen on these batches, so the increase is slightly "
+                "optimistic.\nmodel.without_growth() gives the original outputs."
             )
 
         # What was tried.
-        untried = f", {self.untried} not tried for want of budget" if self.untried else ""
+        untried = f", {self.untried} skipped because of the budget" if self.untried else ""
         flops = "" if self.flops is None else f", {self.flops / 1e9:.3g} GFLOP"
         parts.append(f"{len(self.trials)} structures tried{untried}; {self.seconds:.1f} s{flops}")
         titles = ("structure", "score", "loss", "source", "share", "parameters")
@@ -171,7 +171,7 @@ def make_adam(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     model=MODEL_ADVICE,
     loss="give a function loss(model, batch) that returns the mean loss of a batch",
     score="give a function score(model, batch) that returns a number, the higher the better",
-    tolerance="give the share by which the loss on source may rise, such as 0.01",
+    tolerance="give the maximum relative increase of the loss on source, such as 0.01",
     optimizer="give a function of parameter groups, such as lambda groups: torch.optim.Adam(groups, lr=1e-3)",
 )
 def adapt(
@@ -191,7 +191,7 @@ def adapt(
     seed: NonNegativeInt = 0,
     verbose: bool = False,
 ) -> Adaptation:
-    """Adapt a trained model to new data by growing on it; returns every trial and what was kept.
+    """Adapt a trained model to new data by growing modules on it; returns all trials and what was kept.
 
     ```python
     model = esper.attach(net, {r"re:.*\\.(query|value)": ["lora_4"], "head": ["lora_4"]}, x[:2], freeze_host=True)
@@ -199,57 +199,53 @@ def adapt(
     plain = model.finalize()
     ```
 
-    A structure is a set of seeds, at most one per slot. Each is cross-validated from new modules: trained on all folds
-    of the new data but one, and measured on that one, each in turn. The search tries every blueprint in every slot by
-    itself, the largest first; then every blueprint in all of its slots; then the best 2, 4, 8, ... single seeds
-    together; then the best of all without the seeds that earned nothing. If the best does better than the host, it is
-    grown again on all of the new data and fossilized in ``model``. ``model.swap(None)`` removes it, and
-    ``model.without_growth()`` computes the host's own outputs, to the bit. The model keeps its mode, training or
-    evaluation.
+    A structure is a set of seeds, at most one per slot. Each structure is cross-validated on the new data. The search
+    tries every blueprint in every slot, largest first; then every blueprint in all of its slots; then the best 2, 4, 8,
+    ... single seeds together; then the best structure without seeds that did not help. If the best scores higher than
+    the host, it is trained again on all new data and fossilized in ``model``. ``model.swap(None)`` removes it, and
+    ``model.without_growth()`` gives the host's outputs bit for bit. The model keeps its training or evaluation mode.
 
-    With ``source``, each batch of new data is learned together with one of every second batch of ``source``. The seeds
-    then get the greatest weight, in tenths, at which the loss on the other batches of ``source`` has not risen by more
-    than ``tolerance`` (weights are interpolated as by Wortsman et al. 2022, arXiv 2109.01903). Structures are compared
-    at that weight. If it is 0 in the end, nothing is kept.
+    With ``source``, each batch of new data is trained together with one of every second batch of ``source``. The seeds
+    then get the largest weight, in tenths, at which the loss on the other batches of ``source`` rises by at most
+    ``tolerance`` (weights are interpolated as by Wortsman et al. 2022, arXiv 2109.01903). Structures are compared at
+    that weight. If it is 0 in the end, nothing is kept.
 
-    A structure whose training diverges counts as worse than any other. If the last training diverges, the next best is
-    grown on all of the new data instead.
+    A structure whose training diverges ranks below all others. If the final training diverges, the next best structure
+    is trained on all new data instead.
 
     Args:
-        model: From `esper.attach` with ``freeze_host=True``, all slots free.
-        loss: ``loss(model, batch)``, the mean loss of a batch: a tensor with one number. It calls the model as a whole.
-            Means over batches are weighted by the examples in the last call.
+        model: From `esper.attach` with ``freeze_host=True``, with all slots free.
+        loss: ``loss(model, batch)`` calls the whole model and returns the mean loss of a batch, a tensor with one
+            number. Means over batches are weighted by the number of examples in the last call.
         target: Batches of new data, at least as many as ``folds``; read once and kept in memory.
-        score: ``score(model, batch)``, the measure to maximise, such as the accuracy on a batch; None: minus the loss.
-        source: Batches of data that must not be forgotten, at least two; read once and kept in memory.
-        tolerance: Largest relative increase of the loss on ``source``; None: a hundredth.
-        optimizer: Makes an optimizer of parameter groups; by default Adam with a learning rate of 0.01. The weight of
-            the seeds rises linearly from zero in the first sixth of the steps.
+        score: ``score(model, batch)`` returns the value to maximise, such as the accuracy; None: minus the loss.
+        source: At least two batches of data that must not be forgotten; read once and kept in memory.
+        tolerance: Maximum relative increase of the loss on ``source``; None: 0.01.
+        optimizer: Makes an optimizer from parameter groups (default: Adam with learning rate 0.01). The weight of seeds
+            rises linearly from zero during the first sixth of the steps.
         epochs: Passes over the new data in every training.
-        folds: Parts of the new data. A trial costs ``folds - 1`` times one training on all of it.
-        parameters: Most parameters that may be added; larger structures are not tried.
-        training_flops: Budget of everything that is trained and measured, as `esper.grower.spending` counts. At least
-            one structure is tried and trained; further ones as long as they and the last training are expected to fit,
-            by the cost of those before. If the last training diverges, that of the next best comes on top.
+        folds: Number of folds. A trial costs ``folds - 1`` times a training on all new data.
+        parameters: Maximum number of added parameters; larger structures are skipped.
+        training_flops: FLOP budget of all training and measuring, as `esper.Spending` counts. At least one structure is
+            tried; others only if they and the final training are expected to fit. If the final training diverges, that
+            of the next best exceeds the budget.
         seconds: Budget in seconds, by the same rules.
-        seed: Random seed of first weights, orders, dropout, and what a loader shuffles by torch's global generator.
+        seed: Random seed of initial weights, orders, dropout, and loaders that shuffle with torch's global generator.
         verbose: Print a line per trial.
 
     Raises:
-        ConfigError: an argument has the wrong type or no effect, the host is not frozen, something grows already, there
-            are fewer batches than folds, nothing on offer fits into ``parameters``, the loss, score or optimizer cannot
-            be used, the loss does not call the model, the loss of the host or of every structure is not finite, or
-            FLOPs are limited and torch cannot count them.
+        ConfigError: an argument has the wrong type or no effect; the host is not frozen; a slot is taken; there are
+            fewer batches than folds; no structure fits into ``parameters``; the loss, score or optimizer cannot be
+            used; the loss does not call the model; the loss of the host or of every structure is not finite; or FLOPs
+            are limited, but torch cannot count them.
         SlotError: a submodule with a slot was replaced.
     """
     # The host must be frozen, and nothing may grow on it yet.
     require_attached(model)
     if not model.frozen.holds_all(model.host):
-        raise ConfigError("the host would learn, too: attach with freeze_host=True")
+        raise ConfigError("the host is not frozen: attach with freeze_host=True")
     if model.seeds:
-        raise ConfigError(
-            f"slot {next(iter(model.seeds))!r} is taken: take off what has grown by model.swap(None), which returns it"
-        )
+        raise ConfigError(f"slot {next(iter(model.seeds))!r} is taken: remove and keep its seeds with model.swap(None)")
 
     # Read the data once; each trial and the last training need enough batches.
     training = model.training
@@ -258,11 +254,11 @@ def adapt(
     if len(batches) < folds:
         raise ConfigError(f"target has {len(batches)} batches for {folds} folds: give smaller batches, or more data")
     if source is None and tolerance is not None:
-        raise ConfigError("tolerance is about source, and there is none: give it, or leave tolerance out")
+        raise ConfigError("tolerance has no effect without source: give source, or omit tolerance")
     if source is not None and len(source_batches) < 2:
         raise ConfigError(
-            f"source has {len(source_batches)} batches, but needs one to learn and one to measure forgetting: give "
-            "smaller ones or more data, or leave it out"
+            f"source has {len(source_batches)} batches, but needs one to train on and one to measure forgetting: give "
+            "smaller batches or more data, or omit it"
         )
 
     # Search by cross-validation; the clock of the budget runs until the end.
@@ -361,8 +357,8 @@ class Search:
         singles = sorted(filter(self._fits, singles), key=self._count_parameters, reverse=True)
         if not singles:
             raise ConfigError(
-                f"parameters: no blueprint on offer adds as few as {self._max_parameters:,}: allow more, or offer "
-                "others"
+                f"parameters: every available blueprint adds more than {self._max_parameters:,}: allow more, or attach "
+                "with smaller blueprints"
             )
         self._try_all(singles)
         if not any(math.isfinite(trial.found.score) for trial in self.trials):

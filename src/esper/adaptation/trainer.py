@@ -168,7 +168,7 @@ class Trainer:
             return metrics
         except DivergedError as error:
             raise ConfigError(
-                f"{error} for the host as it is: is a batch empty, or does it hold what is no number?"
+                f"{error} for the host without growth: check the batches for empty ones and NaN"
             ) from error
 
     @torch.no_grad()
@@ -191,7 +191,7 @@ class Trainer:
                 scores += examples * (-loss if score is None else self._compute_score(batch))
                 count += examples
         if not count:
-            raise ConfigError("the batches hold no example: leave empty batches out")
+            raise ConfigError("the batches contain no example: remove empty batches")
         return Metrics(scores / count, losses / count, count)
 
     @torch.no_grad()
@@ -211,8 +211,8 @@ class Trainer:
             reduction = find_reduction(compute_number, batches[0], len(model.tap.get_inputs()))
             if reduction is Reduction.SUM:
                 raise ConfigError(
-                    f"{name}(model, batch) returned a sum over the examples, as it is twice as much for the same "
-                    "examples twice: return their mean, so that means over batches weigh all examples alike"
+                    f"{name}(model, batch) returned a sum over the examples (it doubles when the examples are "
+                    "repeated): return their mean, so that all examples have equal weight"
                 )
 
     def _compute_score(self, batch: Any) -> float:

@@ -42,12 +42,12 @@ def measure_suite(
     """Measure how much control a suite rewards: its context-oracle gap, with the best fixed schedules.
 
     Args:
-        suite: The suite that is measured: a name, or FILE.py:NAME of a file that registers it.
-        search: Instances per variant on which schedules are chosen.
-        score: Fresh instances per variant on which the chosen ones are scored.
-        plantings: Most seeds of a schedule; with one there are no pairs and triples, which are the most schedules.
+        suite: Name of the suite, or FILE.py:NAME of a file that registers it.
+        search: Instances per variant for choosing the best schedules.
+        score: Fresh instances per variant for scoring the chosen schedules.
+        plantings: Maximum number of seeds per schedule. Lower is much faster.
         seed: Random seed of the instances.
-        json: Print a machine-readable last line.
+        json: Print a final line of JSON.
     """
     console = console_beside(json)
     start = time.perf_counter()
@@ -87,27 +87,26 @@ def measure_search(
     seed: Seed = 0,
     json: bool = False,
 ) -> None:
-    """Measure what one training under a controller is worth in trainings of a search over static networks.
+    """Measure how many trainings of static networks a search needs to match one training under a controller.
 
-    FLOPs of both are those of training, without measurements.
+    FLOPs are those of training only, without measurements.
 
     Args:
-        controller: Name of a baseline, or the directory of a run, or FILE.py:NAME of a class or function that makes a
-            controller of your own for a number of decisions.
-        suite: The suite that is played: a name, or FILE.py:NAME of a file that registers it.
-        split: Families trained on (heldout), or others (transfer).
-        instances: Number of instances; on each, 32 networks are drawn and trained.
+        controller: Name of a baseline, directory of a run, or FILE.py:NAME of your own class or function that takes the
+            number of decisions and returns a controller.
+        suite: Name of the suite, or FILE.py:NAME of a file that registers it.
+        split: Families trained on (heldout) or unseen families (transfer).
+        instances: Number of instances. On each, 32 static networks are drawn and trained.
         seed: Random seed of instances and networks.
-        json: Print a machine-readable last line.
+        json: Print a final line of JSON.
     """
     if instances < FEWEST_INSTANCES:
-        raise ConfigError(f"{plural(instances, 'instance')} can give no interval: give at least {FEWEST_INSTANCES}")
+        raise ConfigError(f"{plural(instances, 'instance')} cannot give an interval: give at least {FEWEST_INSTANCES}")
     console = console_beside(json)
     played = get_suite(suite)
     print_line(
         console,
-        f"{controller} plays {plural(instances, 'instance')} of suite {played.name}; beside {POOL} static networks on "
-        "each",
+        f"{controller} plays {plural(instances, 'instance')} of suite {played.name}, each with {POOL} static networks",
     )
     with (
         LocalWorkers(WORKERS) as workers,
@@ -127,11 +126,11 @@ def measure_search(
     console.print(table)
     result = f"{report.controller} scores {report.score:.3f} with one training."
     if report.trainings:
-        result += f" Learning or tuning it took {plural(round(report.trainings), 'training')}"
+        result += f" Learning or tuning it took {plural(round(report.trainings), 'training')}."
         if report.break_even is None:
-            result += ". A search scores as much with one, so that never pays."
+            result += " A search scores as much with one training, so this never pays off."
         else:
-            result += f", which pays from {plural(report.break_even, 'network')} on."
+            result += f" This pays off from {plural(report.break_even, 'network')} on."
     print_line(console, result)
     if json:
         print_json(asdict(report))
@@ -143,25 +142,27 @@ def measure_training(
     overrides: Overrides = (),
     json: bool = False,
 ) -> None:
-    """Measure how many environment steps a second one core trains on, and where the time goes.
+    """Measure environment steps per second of training on one core, and where the time goes.
 
     Args:
-        config: YAML file with settings for training; settings that it does not name have their defaults.
-        iterations: Number of iterations that are measured; one more is profiled, and some decisions after it.
-        json: Print a machine-readable last line.
+        config: YAML file with training settings. Settings it omits keep their defaults.
+        iterations: Number of iterations to measure. One more iteration and some decisions are profiled.
+        json: Print a final line of JSON.
     """
     console = console_beside(json)
     # One process on one core, so that numbers can be compared between machines; overrides may change that.
     settings = load_settings(TrainSettings, config, ("shards=1", f"iterations={iterations}", *overrides))
     if settings.devices != (CPU,):
-        raise ConfigError(f"one core of the CPU is measured, not {', '.join(settings.devices)}: leave devices out")
+        raise ConfigError(f"this measures one CPU core, not {', '.join(settings.devices)}: leave devices out")
 
     # One more iteration is profiled.
     with report_progress(console, "training, in iterations", settings.iterations + 1) as progress:
 
         def show(number: int, speed: float) -> None:
             progress.update(number)
-            print_line(console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps a second")
+            print_line(
+                console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps per second"
+            )
 
         benchmark = bench_train(settings, show)
     table = Table("part", "share of the time", box=None)
@@ -169,8 +170,8 @@ def measure_training(
         table.add_row(name, f"{share:.1%}")
     console.print(table)
     print_line(
-        console, f"{benchmark.env_steps_per_second:.0f} environment steps a second, the median; one process, one thread"
+        console, f"median {benchmark.env_steps_per_second:.0f} environment steps per second; one process, one thread"
     )
-    print_line(console, f"{benchmark.operations_per_decision:.0f} operations of torch in a decision of all networks")
+    print_line(console, f"{benchmark.operations_per_decision:.0f} torch operations per decision of all networks")
     if json:
         print_json(asdict(benchmark))

@@ -48,21 +48,21 @@ def command(
     computing: Computing = LOCAL,
     json: bool = False,
 ) -> None:
-    """Train controllers by two or more configurations with several random seeds each, and find out which is better.
+    """Train two or more configurations with several random seeds each, and test which is better.
 
     The first configuration is compared with each of the others.
 
     Args:
-        configs: YAML files with settings, two or more (with --arms, one is enough); each is called by its file's name.
-        seeds: Random seeds of each configuration; fewer than 5 can show nothing.
+        configs: Two or more YAML files with settings; one is enough with --arms. File names become names of arms.
+        seeds: Random seeds per configuration. Fewer than 5 cannot show a difference.
         instances: Held-out instances that every policy plays.
-        arms: Let the first configuration's policies play against all other arms, too: baselines, shuffled actions, the
-            best fixed sequence found with the policy's own budget, and networks of fixed shape.
-        controllers: With --arms, let the controller at FILE.py:NAME play, too: a class or function that makes one for a
-            number of decisions. May be given many times.
-        run_dir: Directory for all runs; by default one under runs/comparisons/ named after the arms. Called again with
-            the same one, a comparison goes on where it stopped.
-        json: Print a machine-readable last line; progress then goes to stderr.
+        arms: Also compare the first configuration with baselines, its shuffled actions, the best fixed sequence found
+            with the policy's budget, and networks of fixed shape.
+        controllers: With --arms: also compare the controller FILE.py:NAME, a class or function that takes the number of
+            decisions and returns a controller. Repeatable.
+        run_dir: Directory for all runs (default: runs/comparisons/ARMS). With the directory of an interrupted
+            comparison, it continues.
+        json: Print a final line of JSON to stdout, and progress to stderr.
     """
     if seeds < 1 or instances < 2:
         given = f"{plural(seeds, 'seed')} on {plural(instances, 'instance')}"
@@ -71,9 +71,9 @@ def command(
     if not configs:
         raise ConfigError("nothing to compare: give two or more YAML files with settings, or one and --arms")
     if len(configs) < 2 and not arms:
-        raise ConfigError("one configuration cannot be compared: give two or more, or --arms")
+        raise ConfigError("only one configuration to compare: give two or more, or add --arms")
     if controllers and not arms:
-        raise ConfigError("--controller plays beside the baselines and other arms: add --arms")
+        raise ConfigError("--controller needs --arms")
     compared = _load_configurations(configs, overrides)
     for name, settings in compared.items():
         print_differences(console, name, compare_settings(settings, TrainSettings()))
@@ -82,7 +82,7 @@ def command(
     folder = run_dir or COMPARISONS / "-".join(compared)
     experiment = Experiment(folder, compared, seeds, instances)
     own = load_own_controllers(experiment, controllers)
-    with hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(folder))}"):
+    with hint_if_stopped(console, f"to continue, add --run-dir {shlex.quote(str(folder))} to the same command"):
         trained = _train_all(experiment, computing, console)
         played = _play_arms(experiment, own, computing, console) if arms else None
 

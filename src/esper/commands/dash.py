@@ -25,13 +25,13 @@ def command(
     token: str | None = None,
     browser: bool = True,
 ) -> None:
-    """Show runs in the browser, live and afterwards. The dashboard only reads.
+    """Show runs in the browser, finished or in progress. The dashboard never changes a run.
 
     Args:
-        runs: Run directories, or folders that contain some; new runs appear by themselves.
-        host: Address to serve on. An address that other machines can reach needs a token.
-        port: Port to serve on; 0 for any free port.
-        token: Secret that the address must contain; by default a random one if a token is needed.
+        runs: Run directories, or folders with runs. New runs appear automatically.
+        host: Address to serve on. An address that other machines can reach requires a token.
+        port: Port to serve on; 0: any free port.
+        token: Secret that the URL must contain (default: a random one where a token is required).
         browser: Open the page in the browser.
     """
     # An extra, whose absence is an error of the user's and not of the program; the help needs none.
@@ -41,7 +41,7 @@ def command(
         raise ConfigError(describe_missing("ui", "`esper dash`", error.name)) from error
     for place in runs:
         if not os.path.exists(place):  # unlike Path.exists, it takes names that no file can have
-            _print_line(f"there is no folder {place} yet: its runs show up once there are some")
+            _print_line(f"folder {place} does not exist yet: its runs will appear once it does")
     serve(RunFinder(runs), create_access(host, token), port, browser, _print_line)
 
 

@@ -38,10 +38,10 @@ TOLERANCE = 1e-6
 
 
 def command(json: bool = False) -> int:
-    """Examine this installation and this machine, with a self test of a few seconds; code 1 if something is wrong.
+    """Check this installation and this machine, with a self-test of a few seconds. Exits with 1 if there is a problem.
 
     Args:
-        json: Print a machine-readable last line.
+        json: Print a final line of JSON.
     """
     console = console_beside(json)
     record: dict[str, Any] = {"torch": get_pretty_env_info().partition("\nCPU:")[0], "versions": {}, "extras": {}}
@@ -52,7 +52,7 @@ def command(json: bool = False) -> int:
     try:
         esper = distribution(DISTRIBUTION)
     except PackageNotFoundError:
-        problems.append("Esper is not installed, so its requirements are unknown: `pip install -e .` in its folder")
+        problems.append("Esper is not installed, so its requirements cannot be checked: run `pip install -e .`")
     else:
         record["versions"] = {
             "esper": __version__,
@@ -61,7 +61,7 @@ def command(json: bool = False) -> int:
         print_line(console, "versions: " + ", ".join(f"{name} {number}" for name, number in record["versions"].items()))
         for package in filter(is_unmet, list_requirements(esper)):
             installed = find_version(package)
-            state = f"{installed} does not suit Esper" if installed else "is not installed"
+            state = f"{installed} is not a version Esper supports" if installed else "is not installed"
             problems.append(f"{package.name} {state}: `pip install '{package.name}{package.specifier}'`")
         for extra in sorted(esper.metadata.get_all("Provides-Extra") or []):
             unmet = filter(is_unmet, list_requirements(esper, extra))
@@ -75,7 +75,7 @@ def command(json: bool = False) -> int:
     # Devices, and whether a population computes the same on each as its networks one by one.
     record["devices"] = {}
     for device in list_devices():
-        print_line(console, f"{device}: training the same networks stacked and looped ...")
+        print_line(console, f"{device}: comparing stacked and looped training ...")
         try:
             with report_progress(console, f"{device}, in decisions") as progress:
                 difference = compare_strategies(torch.device(device), progress.update)
@@ -84,7 +84,7 @@ def command(json: bool = False) -> int:
             problems.append(f"torch cannot compute on {device} ({reason}): use another device, or repair its driver")
             continue
         record["devices"][device] = difference if np.isfinite(difference) else None
-        print_line(console, f"{device}: the largest difference of a parameter is {difference:.0e}")
+        print_line(console, f"{device}: largest difference of a parameter {difference:.0e}")
         if not difference <= TOLERANCE:
             problems.append(
                 f"on {device} stacked and looped networks differ by {difference:.1e}, more than {TOLERANCE:.0e}: "
@@ -98,12 +98,12 @@ def command(json: bool = False) -> int:
         record["data"][suite] = source.description
         print_line(console, f"suite {suite}: {source.description}")
         if not source.exists:
-            problems.append(f"suite {suite} finds no {source.path}: reinstall what it is {source.description}")
+            problems.append(f"suite {suite}: {source.path} is missing ({source.description}): reinstall it")
     for suite in FILE_SUITES:
         try:
             description = get_suite(suite).source.description
         except TaskError as error:
-            description = f"not on this machine: {error}"
+            description = f"not available: {error}"
         print_line(console, f"suite {suite}: {description}")
 
     # The folder of runs, or its nearest parent if it is not there yet.
@@ -111,7 +111,7 @@ def command(json: bool = False) -> int:
     nearest = next(place for place in (runs, *runs.parents) if place.exists())
     kind = file_system_of(nearest)
     record["runs"] = {"path": str(runs), "file_system": kind, "wal_safe": wal_safe(kind)}
-    print_line(console, f"runs go to {runs}, on a file system of type {kind or 'unknown'}")
+    print_line(console, f"runs are stored in {runs} (file system: {kind or 'unknown'})")
     try:
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
@@ -119,9 +119,9 @@ def command(json: bool = False) -> int:
         problems.append(f"no run can be written to {runs} ({reason}): choose another folder with --run-dir")
     if wal_safe(kind) is False:
         advice = "choose a folder on a local disk with --run-dir"
-        problems.append(f"{runs} lies on {kind}, where SQLite may lose what a run records: {advice}")
+        problems.append(f"{runs} is on {kind}, where SQLite may lose data: {advice}")
 
-    for line in [f"problem: {problem}" for problem in problems] or ["all is well"]:
+    for line in [f"problem: {problem}" for problem in problems] or ["no problems found"]:
         print_line(console, line)
     if json:
         print_json({**record, "problems": problems})

@@ -51,24 +51,24 @@ def command(
     """Compare a run's policy, or any controller on any suite, with baselines on new instances.
 
     Args:
-        run: Directory of the run, which keeps the results; or give a suite.
-        controller: Name of a baseline, by default look, or the directory of a run, which may be of another suite, or
-            FILE.py:NAME of a class or function that makes a controller of your own for a number of decisions.
-        suite: The suite that the controller plays: a name, or FILE.py:NAME of a file that registers it.
-        split: Families that the controller plays: those trained on (heldout, the default), or others (transfer).
-        seed: Random seed of the controller's instances; by default 0.
-        instances: Held-out instances of a run, or instances of the controller; all controllers play the same ones.
-        transfer: Instances of a run's families never trained on; by default 64, 0 for none.
-        json: Print a machine-readable last line; progress then goes to stderr.
+        run: Directory of the run to evaluate; results are stored there. Without a run, give --suite.
+        controller: With --suite: name of a baseline (default: look), directory of a run (of any suite), or
+            FILE.py:NAME of your own class or function that takes the number of decisions and returns a controller.
+        suite: Name of the suite to play, or FILE.py:NAME of a file that registers it.
+        split: With --suite: play the families trained on (heldout, the default) or unseen families (transfer).
+        seed: With --suite: random seed of the instances (default: 0).
+        instances: Number of held-out instances. All controllers play the same ones.
+        transfer: With a run: instances of families never trained on (default: 64; 0: none).
+        json: Print a final line of JSON to stdout, and progress to stderr.
     """
     console = console_beside(json)
 
     # Options that do not go together.
     if run is None:
-        excluded = {"--transfer goes with a run": transfer}
+        excluded = {"--transfer needs a run": transfer}
     else:
         options = {"--controller": controller, "--suite": suite, "--split": split, "--seed": seed}
-        excluded = {f"{name} does not go with a run, which has it in its settings": options[name] for name in options}
+        excluded = {f"{name} cannot be combined with a run, whose settings have it": options[name] for name in options}
     for reason, value in excluded.items():
         if value is not None:
             raise ConfigError(f"{reason}: give a run, or --suite")
@@ -83,8 +83,8 @@ def command(
             console, f"{controller} and the baselines of suite {played.name} play {plural(instances, 'instance')} each"
         )
         if played.objective == "loss":
-            meaning = "the share by which the loss of a guess is reduced"
-            print_line(console, f"that suite is about the loss: read accuracy as {meaning}")
+            meaning = "the relative reduction of the loss below that of guessing"
+            print_line(console, f"this suite is scored by loss: accuracy means {meaning}")
         cohorts = math.ceil(instances / COHORT)
         with (
             computing.open_workers(cohorts) as workers,
@@ -121,7 +121,7 @@ def command(
 
 def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> RunEvaluation:
     cohorts = math.ceil(max(instances, transfer) / COHORT)
-    hint = hint_if_stopped(console, "what was played is kept: go on with the same command")
+    hint = hint_if_stopped(console, "finished cohorts are kept: run the same command again to continue")
     with (
         hint,
         computing.open_workers(cohorts) as workers,
@@ -130,6 +130,6 @@ def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backe
 
         def show_cached(done: int, total: int) -> None:
             if done:
-                print_line(console, f"taken over from an earlier evaluation: {done} of {plural(total, 'cohort')}")
+                print_line(console, f"reused from an earlier evaluation: {done} of {plural(total, 'cohort')}")
 
         return evaluate_run(run, workers, instances, transfer, progress.update, show_cached)

@@ -24,23 +24,23 @@ def command(
     out: Path,
     fixed_batch: bool = False,
 ) -> None:
-    """Write a grown model as a file that needs no Esper.
+    """Write a grown model as a file that does not need Esper.
 
-    A fresh process that cannot import Esper first loads the file and must compute the same with it.
+    The file is first loaded in a process that cannot import Esper, and must reproduce the model's outputs.
 
     Args:
         folder: Folder that `esper.save` wrote.
-        host: A function that returns the model as it was built before `esper.attach`, and an example input, as for
-            `esper.load`. The file is run as Python, and may import modules of its folder.
-        to: pt2 (for torch.export.load), onnx (extra `onnx`), or safetensors (weights alone).
-        out: The file to write; its name ends in .pt2, .onnx or .safetensors.
-        fixed_batch: Fix the batch size to that of the example input; for models that cannot be traced otherwise.
+        host: Function that returns the model as built before `esper.attach`, and an example input, as for `esper.load`.
+            The file is run as Python and may import modules from its folder.
+        to: Format: pt2 (for torch.export.load), onnx (extra `onnx`), or safetensors (weights only).
+        out: File to write; the suffix must be .pt2, .onnx or .safetensors.
+        fixed_batch: Fix the batch size to that of the example input, for models that cannot be traced otherwise.
     """
     console = Console()
     with report_progress(console, f"loading {folder}") as progress:
         network, example_input = _call_function(host)
         plain = load(folder, network, example_input).finalize()
-        progress.update(0, name=f"writing {out}, and running it in a process without Esper")
+        progress.update(0, name=f"writing {out} and checking it in a process without Esper")
         export(plain, example_input, to, out, fixed_batch=fixed_batch)
     print_line(console, f"exported: {out}")
 
@@ -68,6 +68,6 @@ def _call_function(address: str) -> tuple[Any, Any]:
         network, example_input = getattr(module, name)()
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         raise ConfigError(
-            f"--host {address} gives no host and example input: {type(error).__name__}: {error}"
+            f"--host {address} does not return a host and an example input: {type(error).__name__}: {error}"
         ) from error
     return network, example_input

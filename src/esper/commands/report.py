@@ -23,14 +23,14 @@ from esper.lab.standings import show_comparison
 def command(
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None, bare: Path | None = None
 ) -> None:
-    """Write the report of a training run, a grown model or a comparison, also while it goes on.
+    """Write the report of a training run, a grown model or a comparison. The run may still be in progress.
 
-    Several evaluated runs that differ only in their random seed get one report together.
+    Evaluated runs that differ only in their random seed share one report.
 
     Args:
-        paths: Directory of the run or the comparison; the page becomes its report.html. Several runs need --out.
-        out: Write the page here instead, with all figures as PDF, PNG and SVG and all tables as CSV beside it,
-            each with the query or the files that its numbers come from.
+        paths: Directory of a run or a comparison; the report is written to its report.html. Several runs need --out.
+        out: Write the report to this folder instead, with all figures (PDF, PNG, SVG) and tables (CSV). Each states
+            the query or files its numbers come from.
         bare: For a grown model: run of the same training loop with the controller "none", to compare with.
     """
     # One run or comparison keeps its own report; several need a folder for theirs.
@@ -40,7 +40,7 @@ def command(
         case (_, *_) if out is not None:
             folder = out
         case _:
-            raise ConfigError("give the directory of a run or a comparison, or those of several runs and --out FOLDER")
+            raise ConfigError("give the directory of one run or comparison, or several runs and --out FOLDER")
     console = Console()
     with ExitStack() as locks:
         # The report is built before its folder, so that a mistake in the paths leaves nothing behind.

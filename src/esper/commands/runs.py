@@ -23,14 +23,14 @@ _STYLES = {RunState.RUNNING: "green", RunState.FAILED: "red", RunState.DAMAGED: 
 
 
 def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = False) -> None:
-    """List the runs in a folder, the newest first.
+    """List the runs in a folder, newest first.
 
-    The value is the run's newest metric on validation data: J for training runs; accuracy, the loss or your own metric
-    for growing models. The probe is the greedy policy's score on the run's probe instances.
+    "value" is the latest metric on validation data: J for training runs; accuracy, loss or your own metric for growing
+    models. "probe" is the greedy policy's score on the run's probe instances.
 
     Args:
-        folder: Where the runs are.
-        json: Print the list as a machine-readable last line.
+        folder: Folder with runs.
+        json: Print the list as JSON.
     """
     console = Console()
     runs = list_runs(folder)
@@ -40,8 +40,8 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
     if not runs:
         quoted = shlex.quote(str(folder))
         is_run = RunDirectory(folder).store.is_file()
-        advice = f"{folder} is a run itself: `esper report {quoted}` shows it"
-        print_line(console, advice if is_run else f"no runs in {folder}: `esper train` makes one")
+        advice = f"{folder} is itself a run: use `esper report {quoted}`"
+        print_line(console, advice if is_run else f"no runs in {folder}: `esper train` creates one")
         return
 
     table = plain_table("run", "command", "state", "done", "value", "probe", "started", "MB")

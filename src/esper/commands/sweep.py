@@ -31,8 +31,8 @@ TRIALS = 20
 MOST_TRIALS = 10_000
 SWEEPS = Path("runs") / "sweeps"
 CAUTION = (
-    "One training seed per trial proves nothing: the first of many is partly the luckiest. "
-    "`esper compare` trains the best ones with several seeds and finds out which is better, if any."
+    "Each trial has one training seed, so the best of many is partly luck. "
+    "Use `esper compare` to train the best settings with several seeds and test the difference."
 )
 
 
@@ -47,23 +47,23 @@ def command(
     computing: Computing = LOCAL,
     json: bool = False,
 ) -> None:
-    """Train controllers by many settings, one after the other, as an Optuna study (extra ``sweep``), and rank them.
+    """Search over settings of `esper train` with an Optuna study (extra ``sweep``), and rank the trials.
 
-    The space is a YAML file: `base` holds settings as for `esper train`, `space` by dotted key a list of values or a
-    range {low, high, log, step}. Each trial is a run directory. --set overrides `base`.
+    The YAML file has two keys: `base`, settings as for `esper train`, and `space`, which maps dotted settings to a list
+    of values or a range {low, high, log, step}. Each trial is a run directory. --set overrides `base`.
 
     Args:
         space: YAML file with base and space.
-        run_dir: Directory of the study and all runs; by default one under runs/sweeps/ named after the space. Called
-            again with the same one, a sweep goes on where it stopped.
-        trials: Trials in all. If the lists have no more combinations than that, each is tried once.
-        seed: Random seed of the search. Trials are trained with the random seed of their own settings.
+        run_dir: Directory of the study and all runs (default: runs/sweeps/SPACE). With the directory of an interrupted
+            sweep, it continues.
+        trials: Total number of trials. If the lists have at most this many combinations, each is tried once.
+        seed: Random seed of the search. Trials use the seed of their own settings.
         instances: Held-out instances that every policy plays.
-        pruner: How trials that train badly, by J after each iteration, are given up.
-        json: Print a machine-readable last line; progress then goes to stderr.
+        pruner: Optuna pruner, which stops weak trials early by their J after each iteration.
+        json: Print a final line of JSON to stdout, and progress to stderr.
     """
     if instances < 1:
-        raise ConfigError(f"{plural(instances, 'instance')} can give no score: give at least 1")
+        raise ConfigError(f"{plural(instances, 'instance')} cannot give a score: give at least 1")
     require_extra("sweep", "`esper sweep`", "optuna")
     from esper.lab.sweep import Sweep, is_within, load_space, run_sweep  # noqa: PLC0415 (an extra)
 
@@ -73,14 +73,14 @@ def command(
     sweep = Sweep(run_dir or SWEEPS / space.stem, search_space, trials, seed, instances, pruner)
     shared = compare_settings(search_space.settings[0], TrainSettings())
     shared = [row for row in shared if not any(is_within(row.key, key) for key in search_space.distributions)]
-    print_differences(console, "what all trials have in common", shared)
+    print_differences(console, "settings shared by all trials", shared)
     print_line(
-        console, f"study: {sweep.url}, which `optuna-dashboard {sweep.url}` shows (pip install optuna-dashboard)"
+        console, f"study: {sweep.url}; view it with `optuna-dashboard {sweep.url}` (pip install optuna-dashboard)"
     )
 
     # Train trial by trial, then rank them.
     with (
-        hint_if_stopped(console, f"go on with the same command and --run-dir {shlex.quote(str(sweep.folder))}"),
+        hint_if_stopped(console, f"to continue, add --run-dir {shlex.quote(str(sweep.folder))} to the same command"),
         computing.open_workers(max(settings.shards for settings in search_space.settings)) as workers,
         report_progress(console, "starting") as progress,
     ):

@@ -43,14 +43,14 @@ def command(
     """Train a growth controller, or resume a run.
 
     Args:
-        config: YAML file with settings; settings that it does not name have their defaults.
-        run_dir: Directory for the run, new or empty; by default one under runs/ named by the time.
+        config: YAML file with settings. Settings it omits keep their defaults.
+        run_dir: New or empty directory for the run (default: runs/DATE-TIME).
         seed: Short for --set seed=N.
-        start: Short for --set start_from=RUN: start from the policy of the run in that directory.
-        resume: Directory of a run to go on with, from its newest checkpoint and with its own settings.
-        logger: Send all metrics live to this tool, which its own environment variables configure; may be given many
-            times. TensorBoard reads RUN/loggers/tensorboard.
-        json: Print a machine-readable last line; progress then goes to stderr.
+        start: Start from the policy of the run in this directory; short for --set start_from=RUN.
+        resume: Directory of a run to continue from its newest checkpoint, with its own settings.
+        logger: Send all metrics live to this tool; repeatable. Configure the tool by its own environment variables.
+            TensorBoard files are in RUN/loggers/tensorboard.
+        json: Print a final line of JSON to stdout, and progress to stderr.
     """
     # Everything that can be refused is refused before there is a directory.
     console = console_beside(json)
@@ -64,7 +64,7 @@ def command(
         check_start_policy(settings)
         require_device(settings.devices[0])  # where the policy learns, in this process
     elif config or run_dir or seed is not None or start is not None or overrides:
-        raise ConfigError("--resume goes on with the run's own settings and directory: give no others beside it")
+        raise ConfigError("--resume uses the run's own settings and directory: remove the other options")
     else:
         settings = load_settings(TrainSettings, RunDirectory.open_training_run(resume).config)
 
@@ -75,12 +75,12 @@ def command(
     print_line(
         console,
         f"{plural(summary.iterations, 'iteration')} in {duration(summary.seconds)}, "
-        f"{summary.environment_steps_per_second:.0f} environment steps a second",
+        f"{summary.environment_steps_per_second:.0f} environment steps per second",
     )
     if summary.probe_score is not None and summary.baselines:
         best = max(summary.baselines, key=lambda name: summary.baselines[name])
         level = score(summary.baselines[best])
-        print_line(console, f"greedy policy {score(summary.probe_score)}, best baseline there {best} {level}")
+        print_line(console, f"greedy policy {score(summary.probe_score)}, best baseline ({best}) {level}")
     print_line(console, f"report: {report}")
     print_line(console, f"compare it on new instances with: esper evaluate {shlex.quote(str(run.path))}")
     print_line(console, f"run: {run.path}")
@@ -96,12 +96,12 @@ def _train(
     with run.open_store() as store, computing.open_workers(settings.shards) as workers:
         trainer = Trainer.open(run, settings, store, workers)
         if trainer.done >= settings.iterations:
-            print_line(console, "the run is complete already")
+            print_line(console, "the run is already complete")
             trainer.train(lambda _: None)  # marks it as finished
             return summarise_run(store)
         progress = TrainingProgress(settings.iterations, [value for _, value in store.series("objective")])
         if trainer.done:
-            print_line(console, f"going on after iteration {trainer.done} of {settings.iterations}")
+            print_line(console, f"resuming after iteration {trainer.done} of {settings.iterations}")
         name, values = run.path.absolute().name, settings.model_dump(mode="json")
         with (
             open_loggers(tools, run.loggers, name, values) as log_iteration,

@@ -162,7 +162,7 @@ def describe_argument_error(
     expected = advice.get(name) or _find_advice((*field.metadata, field.annotation))
     expected = expected or first["msg"].replace("Input should be", "give").replace("a valid boolean", "True or False")
     optional = NoneType in get_args(field.annotation)
-    return f"{name} is {text}: {expected}{', or leave it out' if optional else ''}"
+    return f"{name} is {text}: {expected}{', or omit it' if optional else ''}"
 
 
 def _find_advice(parts: Sequence[Any]) -> str:

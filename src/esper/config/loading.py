@@ -120,7 +120,7 @@ S = TypeVar("S", bound=Settings)
 Overrides = Annotated[
     tuple[str, ...],
     tyro.conf.UseAppendAction,
-    tyro.conf.arg(name="set", metavar="KEY=VALUE", help="Override one setting; may be given many times."),
+    tyro.conf.arg(name="set", metavar="KEY=VALUE", help="Override one setting; repeatable."),
 ]
 """The type of a command's `--set` option, repeatable: `overrides: Overrides = ()`."""
 

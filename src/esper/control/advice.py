@@ -25,12 +25,12 @@ from esper.lifecycle.legality import ActionMasks
 class AdviceSettings(Settings):
     """The rule that advises a policy, and the initial weight of its advice.
 
-    A weight is the initial logit of the advised choice above all other legal choices of that head: at 4, an untrained
-    policy takes the advised one of four operations with probability .95. Training changes the weights.
+    A weight is added to the logit of the advised choice. At 4, an untrained policy takes the advised one of four
+    operations with probability 0.95. Training changes the weights.
     """
 
     rule: LookSettings = LookSettings()
-    """How the rule decides, and how promise is measured for it; the policy observes the same promise."""
+    """Settings of the rule, including how promise is measured; the policy observes the same promise."""
     op: float = Field(default=4.0, allow_inf_nan=False)
     """Initial weight of the advised operation."""
     slot: float = Field(default=3.0, allow_inf_nan=False)
@@ -44,7 +44,7 @@ class AdviceSettings(Settings):
         needed = {0.0: "held_out", 1.0: "fitted"}.get(rule.fitted, "both")
         if rule.promise.shown not in ("both", needed):
             raise ValueError(
-                f"promise.shown is {rule.promise.shown}, but with fitted at {rule.fitted:g} the rule goes by {needed}: "
+                f"promise.shown is {rule.promise.shown}, but with fitted={rule.fitted:g} the rule needs {needed}: "
                 "leave it at both, or change fitted"
             )
         return rule

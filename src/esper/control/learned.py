@@ -152,8 +152,8 @@ def open_policy(name: str, rules: Sequence[str] = ()) -> RunDirectory:
         return RunDirectory.open_training_run(Path(name))
     if name == _FORMER:
         raise ConfigError(
-            f"there is no policy {name!r} since version 0.3: take the rule {LookRule.name!r}, the default, or train a "
-            "policy with `esper train` and give the directory of its run"
+            f"policy {name!r} was removed in version 0.3: use the default rule {LookRule.name!r}, or train a policy "
+            "with `esper train` and give the directory of its run"
         )
     if not rules:
         raise ConfigError(f"no policy {name!r}: give the directory of a run of `esper train`")

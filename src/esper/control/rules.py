@@ -282,18 +282,18 @@ class Schedule:
 
 
 class PeriodicSettings(Settings):
-    """When the periodic rule germinates, what, and how it judges."""
+    """Settings of the periodic rule."""
 
     period: int = Field(default=2, ge=1, le=1000)
     """Decisions from one germination to the next."""
     plantings: tuple[tuple[int, int], ...] = ((0, 0),)
-    """Slot and blueprint indices, germinated in this order, then again from the first."""
+    """Pairs of slot and blueprint indices, germinated in this order and repeated."""
     trial: int = Field(default=6, ge=1, le=1000)
-    """Decisions a seed is held before it is judged."""
+    """Decisions for which a seed is held before it is judged."""
     margin: float = Field(default=0.0, ge=-1, le=1)
-    """Accuracy points above its rent that a seed must contribute to be kept."""
+    """Minimum contribution above its rent for a seed to be kept, in units of the score."""
     stop_after: float = Field(default=0.6, ge=0, le=1)
-    """Share of the episode after which nothing new germinates."""
+    """Fraction of the episode after which no new seed germinates."""
 
 
 class Periodic:
@@ -333,24 +333,24 @@ class Periodic:
 
 
 class HeuristicSettings(Settings):
-    """Thresholds and preferences of the heuristic."""
+    """Settings of the heuristic rule."""
 
     preferences: tuple[tuple[int, int], ...] = ((0, 0),)
-    """Slot and blueprint indices, most promising first. What was tried before comes last."""
+    """Pairs of slot and blueprint indices, most promising first. Those already tried come last."""
     patience: float = Field(default=0.0, ge=0, le=10)
-    """Decisions without progress (`History.plateau_age`) before a seed germinates; 0: at once."""
+    """Decisions without progress (`History.plateau_age`) before a seed germinates; 0: immediately."""
     at_a_time: int = Field(default=2, ge=1, le=100)
-    """Unfinished seeds a network may have."""
+    """Maximum number of unfinished seeds per network."""
     most: int = Field(default=3, ge=1, le=100)
-    """Seeds a network may have, kept ones included."""
+    """Maximum number of seeds per network, kept ones included."""
     trial: int = Field(default=6, ge=1, le=1000)
-    """Decisions a seed is held before it is judged."""
+    """Decisions for which a seed is held before it is judged."""
     margin: float = Field(default=0.0, ge=-1, le=1)
-    """Accuracy points above its rent that a seed must contribute to be kept."""
+    """Minimum contribution above its rent for a seed to be kept, in units of the score."""
     stop_after: float = Field(default=0.6, ge=0, le=1)
-    """Share of the episode after which nothing new germinates."""
+    """Fraction of the episode after which no new seed germinates."""
     narrowest: float = Field(default=0.0, ge=0, le=1)
-    """A slot is tried only if its width is at least this share of the network's widest slot."""
+    """Minimum width of a slot relative to the network's widest slot."""
 
 
 class Heuristic:
@@ -396,27 +396,27 @@ class Heuristic:
 
 
 class LookSettings(Settings):
-    """When the look-ahead rule plants what, and how it judges: one set for every host."""
+    """Settings of the look-ahead rule; the same defaults serve every host."""
 
     promise: PromiseSettings = PromiseSettings()
-    """How promise is measured."""
+    """How promises are measured."""
     fitted: float = Field(default=0.75, ge=0, le=1)
-    """Weight of the fitted promise; the held-out one has the rest."""
+    """Weight of the fitted promise; the held-out promise has the rest."""
     price: float = Field(default=0.6, ge=0, le=100)
-    """What a candidate's rent takes from its promise: a factor, since promise is a share of the loss."""
+    """Factor of a candidate's rent when it is subtracted from its promise."""
     threshold: float = Field(default=0.05, ge=-1, le=1)
-    """What must be left of a promise for a seed to be planted."""
+    """Minimum promise minus price for a candidate to be planted."""
     size: float = Field(default=0.2, ge=-10, le=10)
-    """What ``log1p(parameters / host parameters)`` adds when candidates are compared: one gradient step undervalues
-    what a large module learns in many."""
+    """Weight of ``log1p(parameters / host parameters)`` in the ranking of candidates, since the promise of one gradient
+    step underestimates large modules."""
     early: float = Field(default=0.2, ge=0, le=1)
-    """Share of the episode in which seeds are planted decision after decision; later one at a time."""
+    """Fraction of the episode during which a seed is planted at every decision; later, only one at a time."""
     trial: int = Field(default=4, ge=1, le=1000)
-    """Decisions a seed is held before it is judged."""
+    """Decisions for which a seed is held before it is judged."""
     evidence: float = Field(default=1.0, ge=-10, le=10)
-    """Standard errors by which the loss must be lower with a seed for it to be kept."""
+    """Number of standard errors by which a seed must lower the loss to be kept."""
     stop_after: float = Field(default=0.75, ge=0, le=1)
-    """Share of the episode after which nothing new germinates."""
+    """Fraction of the episode after which no new seed germinates."""
 
 
 def rate_candidates(features: FeatureReader, settings: LookSettings) -> CandidateRating:
@@ -463,7 +463,7 @@ class LookRule:
         """
         settings, features, decisions = self._settings, FeatureReader(observation), ActionBuilder(masks)
         if not features.shows_promise:
-            raise ConfigError("controller 'look' goes by what blueprints promise: set conduct.promise")
+            raise ConfigError("controller 'look' needs promises: set conduct.promise")
 
         # First the seeds that are there: advance what may be, judge what is due.
         decisions.act_on(Op.ADVANCE, masks.slot[:, Op.ADVANCE])

@@ -29,17 +29,17 @@ for neural networks?", Epoch AI).
 
 
 class Budget(Settings):
-    """Caps on all seeds of one network together, fossils included; None: no cap. Masks enforce them.
+    """Limits on all seeds of one network together, fossils included; null: no limit.
 
-    A blueprint is on offer where it fits with each of the blends that the rules allow.
+    A blueprint is available if it fits with every blend that the rules allow.
     """
 
     parameters: int | None = Field(default=None, ge=0, le=LARGEST)
-    """Parameters."""
+    """Maximum number of parameters."""
     flops: int | None = Field(default=None, ge=0, le=LARGEST)
-    """FLOPs of one forward pass for one example, counted as blueprints do."""
+    """Maximum FLOPs of a forward pass for one example, as blueprints count them."""
     memory: int | None = Field(default=None, ge=0, le=LARGEST)
-    """Bytes that parameters, their gradients and their optimizer state take."""
+    """Maximum bytes of parameters, gradients and optimizer state."""
 
     def within(self, parameters: int | None) -> Budget:
         """These caps, with at most so many parameters."""

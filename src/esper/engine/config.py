@@ -15,37 +15,38 @@ from esper.numerics.arrays import Bools, Floats, Ints
 
 
 class EpisodeConfig(Settings):
-    """Settings of episodes beside the lifecycle's rules, and of a model's growth under an `esper.Grower`."""
+    """Settings of episodes and of an `esper.Grower`: rollbacks, budget, measurements and plateau."""
 
     governor: GovernorSettings | None = GovernorSettings()
-    """Rolls networks back when training blows up; null: no rollbacks."""
+    """Detects diverged training and rolls it back; null: no rollbacks."""
     budget: Budget = Budget()
-    """Caps on what growth may cost."""
+    """Limits on the cost of growth."""
     gradient_health: GradientHealthSettings = GradientHealthSettings()
     """When the gradient of a seed is healthy (gate G2)."""
     plateau: int | None = Field(default=None, ge=1, le=1000)
-    """Decisions without an improvement of the validation loss after which an episode ends, unless a seed is still
-    unfinished; null: episodes run to their horizon. A grower then stops deciding, and reports it; it uses its metric if
-    one was named."""
+    """Decisions without improvement of the validation loss after which an episode ends, if no seed is unfinished; null:
+    episodes run to their horizon. A grower then stops deciding and is `finished`; it uses its metric if you named one.
+    """
     counterfactual_every: int = Field(default=1, ge=1, le=1000)
-    """Decisions from one counterfactual of a slot to its next. Slots take turns. In between the last measurement is
-    used, and controllers see its age. Beyond `rules.evidence_max_age` + 1, seeds may have to wait for gate G5."""
+    """Decisions from one measurement of a slot's contribution to the next. Slots take turns. In between, the last
+    measurement is used, and controllers observe its age. Above `rules.evidence_max_age` + 1, seeds may have to wait for
+    gate G5."""
 
     promise: PromiseSettings | None = None
-    """Measure what every blueprint promises in every free slot, which controllers then see; null: not, unless the
-    controller needs it."""
+    """Measure promises of all blueprints in all free slots for the controller; null: only if the controller needs them.
+    """
 
     def require_measurements(self, horizon: int) -> None:
         """Raise ValueError unless an episode of so many decisions measures every slot, and promises in time."""
         if self.counterfactual_every > horizon:
             raise ValueError(
-                f"conduct.counterfactual_every is {self.counterfactual_every}, but there are {horizon} decisions: "
-                "some slots would never be measured, nor their seeds be kept; lower it"
+                f"conduct.counterfactual_every is {self.counterfactual_every}, but there are only {horizon} decisions: "
+                "some slots would never be measured, and their seeds never kept; lower it"
             )
         if self.promise is not None and self.promise.first >= horizon:
             raise ValueError(
-                f"promises are first measured after {self.promise.first} decisions, but there are {horizon}: nothing "
-                "would be measured in time; lower conduct.promise.first, or policy.advice.rule.promise.first"
+                f"promises are first measured after {self.promise.first} decisions, but there are only {horizon}: "
+                "lower conduct.promise.first, or policy.advice.rule.promise.first"
             )
 
     def find_due_counterfactuals(self, decision: Ints, slots: int) -> Bools:

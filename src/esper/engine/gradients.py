@@ -25,21 +25,21 @@ from esper.numerics.arrays import Bools, Floats, Ints, replace_where
 class GradientHealthSettings(Settings):
     """When the gradient of a seed is healthy: it neither vanishes nor explodes in too many minibatches.
 
-    Gate G2 asks for it, and controllers see it. The ratio is that of the seed's gradient to the gradient of host and
-    fossils, each as a root mean square per parameter.
+    Gate G2 requires it, and controllers observe it. The ratio is the seed's gradient over that of host and fossils,
+    each as a root mean square per parameter.
     """
 
     vanished_ratio: float = Field(default=1e-3, ge=0, allow_inf_nan=False)
-    """Ratio below which a gradient has vanished; one of zeros always has. On the token suite, where seeds learn, ratios
-    lie between .004 and 16."""
+    """Ratio below which a gradient has vanished; a zero gradient always has. On the token suite, where seeds learn,
+    ratios are between 0.004 and 16."""
     exploded_ratio: float = Field(default=1e2, gt=0, allow_inf_nan=False)
-    """Ratio above which it has exploded; one that is not finite always has. Clipping sets in at up to ten times the
-    usual norm (Pascanu et al. 2013)."""
+    """Ratio above which a gradient has exploded; one that is not finite always has. For comparison, clipping starts at
+    up to ten times the usual norm (Pascanu et al. 2013)."""
     max_share: float = Field(default=0.5, ge=0, lt=1)
-    """Largest share of minibatches with a vanished gradient, and largest share with an exploded one, of a healthy seed;
-    each is an exponential mean over decisions."""
+    """Maximum fraction of minibatches with a vanished gradient, and maximum fraction with an exploded one, for a
+    healthy seed; both are exponential means over decisions."""
     decay: float = Field(default=0.5, ge=0, lt=1)
-    """Weight of a decision in these means relative to that of the next one; 0: the newest decision alone counts."""
+    """Weight of a decision in these means relative to the next one; 0: only the newest decision counts."""
 
     @model_validator(mode="after")
     def _require_order(self) -> Self:

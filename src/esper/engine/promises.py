@@ -13,17 +13,17 @@ from esper.serialization.state_files import from_plain, to_plain
 
 
 class PromiseSettings(Settings):
-    """How often the promise of every blueprint in every slot is measured, and which figures controllers see."""
+    """How often promises of all blueprints in all slots are measured, and which values controllers observe."""
 
     every: int = Field(default=8, ge=1, le=1000)
-    """Decisions from one measurement to the next; in between the last one holds, and controllers see its age."""
+    """Decisions between measurements. In between the last one is used, and controllers observe its age."""
     first: int = Field(default=2, ge=1, le=1000)
-    """Decisions before the first measurement: to an untrained network every blueprint looks promising."""
+    """Decisions before the first measurement, since for an untrained network every blueprint looks promising."""
     examples: int = Field(default=128, ge=2, le=100_000)
-    """Training examples of a measurement: the newest since the last decision, or all of them if they are fewer. The
-    held-out promise is fitted on half of them."""
+    """Maximum number of training examples per measurement: the newest since the last decision. The held-out promise is
+    fitted on half of them."""
     shown: Literal["both", "fitted", "held_out"] = "both"
-    """The figures that controllers see; a hidden one reads 0."""
+    """Which of the two promises controllers observe; the other one reads 0."""
 
     def is_due(self, decisions: Ints) -> Bools:
         """Whether networks are measured after ``decisions`` ``[E]`` decisions: bool ``[E]``."""

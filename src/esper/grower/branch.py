@@ -17,14 +17,14 @@ from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
 
 @dataclass(frozen=True)
 class Branch:
-    """The copy that `branch` returns. It lives as long as you keep it, and is in no other state dict."""
+    """An independent copy of a model and its optimizer, returned by `branch`."""
 
     model: GrowingModel
-    """The copy, with parameters, buffers and modules of its own."""
+    """The copied model, with its own parameters, buffers and modules."""
     optimizer: torch.optim.Optimizer
-    """Optimizer of the copy, with the state of the original, such as moments."""
+    """The copied optimizer, with the original's state, such as moments."""
     spending: Spending
-    """What the copy has cost: `flops`, `seconds`, and the `share` of its budget."""
+    """Cost of the copy: `flops`, `seconds`, and the `share` of its budget."""
 
 
 @check_arguments(
@@ -40,10 +40,10 @@ def branch(
     training_flops: Flops | None = None,
     counted_in: Spending | None = None,
 ) -> Branch:
-    """Copy a growing model and its optimizer as they are now, to train the copy independently.
+    """Copy a growing model and its optimizer, to train the copy independently.
 
-    One training gives models of several sizes: at each size a branch is trained to its end, at falling learning rates,
-    and exported, while the model itself grows on at its own rate (as Hägele et al. 2024, arXiv 2405.18392, do for
+    This gives models of several sizes from one training. At each size, a branch is trained with decaying learning rates
+    and exported, while the model continues to grow at its own rate (Hägele et al. 2024, arXiv 2405.18392, do this for
     several budgets).
 
     ```python
@@ -55,21 +55,21 @@ def branch(
     rung.model.finalize()
     ```
 
-    The branch starts with the present learning rates. A scheduler of its optimizer starts from the initial rates: those
-    before the first scheduler of the original optimizer. The branch may grow by hand or by a grower of its own. The
-    branch of a compiled model is not compiled. In several processes make it in all of them, wrap its model as the
-    original one, and make the same passes in all; each process computes the share by itself.
+    The branch starts with the current learning rates. A scheduler of its optimizer starts from the initial rates, as
+    they were before the first scheduler of the original optimizer. The branch may grow by hand or with its own grower.
+    The branch of a compiled model is not compiled. With several processes, branch in all of them, wrap the branch's
+    model like the original, and run the same passes; each process computes its own share.
 
     Args:
         model: From `esper.attach`.
-        optimizer: The optimizer that trains it; of a wrapper, the one inside is copied.
-        training_flops: Budget of the branch, for `spending.share`; None: no limit.
-        counted_in: Another `Spending` to which the FLOPs of the branch are added too.
+        optimizer: Its optimizer; of a wrapper, the inner optimizer is copied.
+        training_flops: FLOP budget of the branch, for `spending.share`; None: no limit.
+        counted_in: Another `Spending` that also counts the FLOPs of the branch.
 
     Raises:
-        ConfigError: an argument is of another kind; FLOPs are limited, and torch cannot count them.
-        SlotError: a submodule with a slot was replaced, the model holds something that cannot be copied, or the
-            optimizer was not made of the model's groups.
+        ConfigError: an argument has the wrong type; or FLOPs are limited, but torch cannot count them.
+        SlotError: a submodule with a slot was replaced, the model cannot be copied, or the optimizer was not made from
+            the model's parameter groups.
     """
     require_attached(model)
     optimizer = unwrap_optimizer(optimizer)

@@ -37,17 +37,17 @@ class DecisionRecord:
     contributions: Floats
     """Contributions of modules, ``[1, S]``, as last measured; NaN where they are not known."""
     judgements: Mapping[str, ModuleJudgement]
-    """The figures by which the module in each slot would be kept or pruned now, by slot."""
+    """By slot: the measurements that decide whether its module is kept or pruned."""
     gradients: HealthTable
     """Gradients of modules since the last decision, ``[1, S]``."""
     evidence: Evidence
-    """What gates went by, ``[1, S]``."""
+    """Evidence that the gates used, ``[1, S]``."""
     before: SeedTable
     """The slots before the decision."""
     after: SeedTable
     """The slots after it."""
     metric: Metric | None
-    """The metric that growth is about; None: not known yet."""
+    """The metric; None: not known yet."""
     rent: float
     """The rent of all modules together after the decision, in units of the score."""
 
@@ -60,43 +60,43 @@ class DecisionRecord:
 
 
 class GrowerCallback:
-    """Base of callbacks: override what you need. In several processes only the first one calls them."""
+    """Base class of callbacks: override the methods you need. With several processes, only the first calls them."""
 
     def on_start(self, grower: Grower) -> None:
-        """The grower was made; it may be loaded with a saved state later."""
+        """Called when the grower was made; a saved state may be loaded later."""
 
     def on_resume(self, grower: Grower, state: dict[str, Any] | None) -> None:
-        """The grower was loaded with a saved state, in which ``state`` is this callback's `state_dict`, if any."""
+        """Called when a saved state was loaded; ``state`` is this callback's saved `state_dict`, if any."""
 
     def on_step_start(self, grower: Grower) -> None:
-        """A decision is about to be made."""
+        """Called before each decision."""
 
     def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
-        """A decision was made and carried out."""
+        """Called after each decision was applied."""
 
     def on_failure(self, grower: Grower, error: Exception) -> None:
-        """Training diverged once too often."""
+        """Called when training diverged and no rollbacks are left."""
 
     def on_finish(self, grower: Grower, ending: Ending) -> None:
-        """Growth has ended; unfinished modules were kept or pruned."""
+        """Called by `Grower.finish`, after unfinished modules were kept or pruned."""
 
     def on_close(self, grower: Grower) -> None:
-        """Training has ended: no other decision comes."""
+        """Called by `Grower.close`; no more decisions follow."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, to be saved with the grower."""
+        """State to save with the grower, as plain values."""
         return {}
 
 
 class PrintDecisions(GrowerCallback):
-    """Prints a line per decision, and at the end one per module that was tried."""
+    """Prints one line per decision, and at the end one line per module tried."""
 
     def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
-        """Print the decision with its figures."""
+        """Print the decision and its measurements."""
         _print(str(record))
 
     def on_finish(self, grower: Grower, ending: Ending) -> None:
-        """Print what was tried, and what came of it."""
+        """Print the modules tried and their outcomes."""
         _print(*ending.lines)
 
 

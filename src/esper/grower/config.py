@@ -50,7 +50,7 @@ def _read_controller(value: Any) -> Any:
     return cast("object", value)
 
 
-_CLASSES_ADVICE = Advice("give how many there are to choose from (say classes=2 for one output that tells yes from no)")
+_CLASSES_ADVICE = Advice("give the number of classes (classes=2 for one yes/no output)")
 STATE_VERSION = 8
 """Version of the state that `esper.Grower.state_dict` returns."""
 _SIGNATURE = ("classes", "seed")
@@ -59,7 +59,7 @@ _UNRECORDED = ("loss", "scaler")
 
 
 class GrowerConfig(Settings):
-    """How an `esper.Grower` decides. Each field may also be given to the grower as a keyword argument."""
+    """How an `esper.Grower` decides. Each field is also a keyword argument of the grower."""
 
     model_config = ConfigDict(**ARGUMENTS)
 
@@ -67,48 +67,48 @@ class GrowerConfig(Settings):
         str | Path | Controller,
         PlainValidator(_read_controller),
         Advice(
-            "give a rule's name, the directory of a run of `esper train`, FILE.py:NAME, or a Controller of "
+            "give the name of a rule, the directory of a run of `esper train`, FILE.py:NAME, or a Controller of "
             "esper.control"
         ),
     ] = "look"
-    """``look``, ``heuristic``, ``periodic``, ``all_at_start``, ``all_at_plateau``, ``random``, ``none``, the directory
-    of a run of `esper train`, ``FILE.py:NAME`` of a class or function that makes a controller for a number of
-    decisions, or an `esper.control.controller.Controller`."""
+    """A rule (``look``, ``heuristic``, ``periodic``, ``all_at_start``, ``all_at_plateau``, ``random`` or ``none``); the
+    directory of a run of `esper train`; ``FILE.py:NAME`` of a class or function that takes the number of decisions and
+    returns a controller; or an `esper.control.controller.Controller`."""
     horizon: PositiveInt | None = None
-    """Number of planned decisions. Controllers see the fraction of them that is over, and plant nothing towards the
-    end. None: until you stop; controllers then reckon with 100, and see at most half of them over, so that they go on
-    planting. In any case `Grower.finish` judges what is unfinished at the end."""
+    """Planned number of decisions. Controllers observe the elapsed fraction and stop planting near the end. None:
+    open-ended; controllers then assume 100 decisions and observe an elapsed fraction of at most 1/2, so they keep
+    planting. `Grower.finish` judges unfinished modules in either case."""
     rules: InstanceOf[Rules] | None = None
-    """What may happen to modules; None: the rules that the controller was trained with, or the default ones."""
+    """Which operations are allowed; None: the rules the controller was trained with, or the defaults."""
     conduct: EpisodeConfig = EpisodeConfig()
-    """When training that blows up is rolled back, what growth may cost, how often modules are measured, and when growth
-    ends. The governor's penalty stays as it is: no reward is paid here."""
+    """Rollbacks, budget, intervals of measurements, and the plateau that ends growth. The governor's penalty must keep
+    its default, since a grower has no reward."""
     rent: NonNegativeFloat = 0.0
-    """Price of growth: ``rent * log1p(added / host)`` is taken off the score, and what each module adds to it off its
-    contribution."""
+    """Price of growth. ``rent * log1p(added / host)`` is subtracted from the score, and each module's part of it from
+    its contribution."""
     rent_on: RentBasis = "parameters"
-    """Unit of ``added`` and ``host``: parameters, or FLOPs of a forward pass for one example. Controllers see all costs
-    in it; policies were trained with parameters."""
+    """Unit of ``added`` and ``host``: parameters, or FLOPs of a forward pass for one example. Controllers observe all
+    costs in this unit. Policies are trained with parameters."""
     train_size: PositiveInt = 1000
-    """Number of training examples; policies see it."""
+    """Number of training examples, which trained policies observe."""
     classes: Annotated[AtLeastTwo, _CLASSES_ADVICE] | None = None
-    """Number of classes (the vocabulary of a language model). Losses are then cross-entropies in nats, and controllers
-    see them relative to that of guessing. None: the number of the model's outputs, if ``evaluate`` gives an accuracy;
-    otherwise losses are relative to the first that is measured."""
+    """Number of classes, or vocabulary size of a language model. Losses must then be cross-entropies in nats, and are
+    scored relative to uniform guessing. None: the number of the model's outputs if ``evaluate`` gives an accuracy;
+    otherwise losses are scored relative to the first measured loss."""
     training_flops: Flops | None = None
-    """Budget of FLOPs for growth and training, as `esper.Spending` counts them, instead of a number of decisions or
-    besides: controllers see the fraction that is spent, and when all is, growth is `Grower.finished`."""
+    """Budget of training FLOPs, as `esper.Spending` counts them, instead of or besides ``horizon``. Controllers observe
+    the fraction spent; at 1, growth is `Grower.finished`."""
     seconds: Seconds | None = None
     """Budget of seconds since the grower was made, with the same effect."""
     seed: NonNegativeInt = 0
-    """Random seed of modules and controllers; all of several processes use that of the first one."""
+    """Random seed of modules and controllers. Several processes use that of the first one."""
     loss: Annotated[Callable[..., Tensor], Advice("give a function that computes the loss of a minibatch")] | None = (
         None
     )
-    """Computes the training loss of a minibatch by calling the model, from the arguments of
-    `Grower.isolated_backward`; isolation ``shadow`` and `esper.Refit` need it."""
+    """Computes the training loss of a minibatch by calling the model with the arguments of `Grower.isolated_backward`.
+    Required by isolation ``shadow`` and by `esper.Refit`."""
     scaler: torch.amp.GradScaler | None = None
-    """Gradient scaler of the loop, if it scales losses; gradients are then recorded without the scale."""
+    """The training loop's gradient scaler, if any; gradients are then recorded unscaled."""
 
     @model_validator(mode="after")
     def _require_conduct(self) -> Self:
@@ -117,16 +117,16 @@ class GrowerConfig(Settings):
         governor, default = self.conduct.governor, GovernorSettings().penalty
         if governor is not None and governor.penalty != default:
             raise ValueError(
-                f"conduct.governor.penalty is {governor.penalty}: it is a price in reward, and no reward is paid where "
-                f"one model grows; leave it at {default}"
+                f"conduct.governor.penalty is {governor.penalty}, but it is part of a reward, which a grower does not "
+                f"use: leave it at {default}"
             )
         return self
 
     def override(self, fields: Mapping[str, Any]) -> GrowerConfig:
-        """This configuration with other values in some ``fields``, checked.
+        """A copy of this configuration with new values for ``fields``.
 
         Raises:
-            ConfigError: there is no such field, or the value does not fit.
+            ConfigError: a field does not exist, or a value is invalid.
         """
         names = type(self).model_fields
         unknown = next((name for name in fields if name not in names), None)
@@ -156,7 +156,7 @@ def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained
     """
     require_blends(rules.blends, kinds)
     if constrained and Op.PRUNE not in rules.operations:
-        raise ConfigError("constraints: a seed that breaks one is pruned, but rules.operations lack 'prune'")
+        raise ConfigError("constraints need pruning: add 'prune' to rules.operations")
 
 
 @dataclass(frozen=True)
@@ -185,22 +185,22 @@ def check_step(
     loss = check_number(train_loss, "train_loss")
     fraction = None if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
     if fraction is not None and not 0 <= fraction <= 1 + ROUNDING:
-        raise ConfigError(f"train_accuracy is {fraction:g}: give a fraction in [0, 1], or leave it out")
+        raise ConfigError(f"train_accuracy is {fraction:g}: give a fraction in [0, 1], or omit it")
     # Without metrics `evaluate` is called; with some of them, all must be given.
     if val_loss is None and accuracy is None and metrics is None:
         return StepInputs(loss, fraction, None)
     if val_loss is None:
-        raise ConfigError("accuracy and metrics belong to a val_loss: give that too, or none of them")
+        raise ConfigError("accuracy and metrics need val_loss: give it too, or none of them")
     supplied: dict[Any, Any] = {LOSS: check_number(val_loss, "val_loss")}
     if accuracy is not None:
         supplied[ACCURACY] = check_number(accuracy, "accuracy")
     others = cast("Mapping[Any, Any]", {} if metrics is None else metrics)
     if not isinstance(others, Mapping) or supplied.keys() & set(others):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError("metrics: give a mapping of the names of figures other than loss and accuracy to numbers")
+        raise ConfigError("metrics: give a mapping from names, other than loss and accuracy, to numbers")
     supplied |= others
     missing = next((name for name in map(name_loss, constraints.limits) if name not in supplied), None)
     if missing is not None:
-        raise ConfigError(f"metrics: give {missing!r}, too, which is constrained, or no val_loss at all")
+        raise ConfigError(f"metrics lacks {missing!r}, which is constrained: add it, or omit val_loss")
     return StepInputs(loss, fraction, parse_metrics(supplied))
 
 
@@ -214,9 +214,9 @@ def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: 
         if key not in state or state[key] != value:
             saved = f"was saved with {key} {state[key]!r}" if key in state else f"has no {key}"
             raise CheckpointError(
-                f"the grower's state {saved}, but here it is {value!r}: load it into a grower with the same {key}, or "
-                "begin anew without it"
+                f"the grower's state {saved}, but this grower has {value!r}: load it into a grower with the same "
+                f"{key}, or start without the state"
             )
     for part in parts:
         if not isinstance(state.get(part), dict):
-            raise CheckpointError(f"the grower's state is damaged (it has no {part}): give what state_dict() returned")
+            raise CheckpointError(f"the grower's state is damaged ({part} is missing): give what state_dict() returned")

@@ -90,9 +90,9 @@ class Timing:
             isolated = f"after {self.isolated_decisions} in isolation {self.rules.isolation}"
             planned = plural(self.horizon, "decision")
             raise ConfigError(
-                f"{planned} cannot be enough for anything to grow: a seed germinates, counts from the next "
-                f"decision on{', ' + isolated if self.isolated_decisions else ''}, and must learn until another; plan "
-                f"at least {needed}, or choose controller 'none'"
+                f"{planned} is too few for anything to grow: a seed germinates, affects the output from the next "
+                f"decision on{', ' + isolated if self.isolated_decisions else ''}, and must train until another "
+                f"decision; plan at least {needed}, or use controller 'none'"
             )
 
     def fit_trial(self, default: int) -> int:
@@ -230,7 +230,7 @@ def require_time_to_plant(controller: Controller, plateau: int | None) -> None:
     if isinstance(controller, Schedule) and plateau is not None and plateau <= controller.patience:
         raise ConfigError(
             f"conduct.plateau {plateau} ends growth before controller {controller.name!r} plants, which is after "
-            f"{controller.patience:g} decisions without progress: give more, or leave it out"
+            f"{controller.patience:g} decisions without progress: give a larger plateau, or omit it"
         )
 
 
@@ -245,13 +245,12 @@ def choose_promise_settings(controller: Controller, requested: PromiseSettings |
         return settings
     if settings is None:
         raise ConfigError(
-            f"controller {controller.name!r} does not go by what blueprints promise: leave conduct.promise out, take "
-            f"controller {LookRule.name!r}, or give one of your own an attribute `promise`"
+            f"controller {controller.name!r} does not use promises: omit conduct.promise, use controller "
+            f"{LookRule.name!r}, or give your own controller an attribute `promise`"
         )
     if requested.shown != settings.shown:
         raise ConfigError(
-            f"conduct.promise.shown is {requested.shown!r}, but controller {controller.name!r} goes by "
-            f"{settings.shown!r}"
+            f"conduct.promise.shown is {requested.shown!r}, but controller {controller.name!r} needs {settings.shown!r}"
         )
     return requested
 
@@ -273,14 +272,14 @@ def warn_of_unfamiliar(
     unfamiliar = [
         *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, training.blueprints),
         *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, training.layouts),
-        *_list_outside("a horizon of {:g}", timing.horizon, training.horizons),
+        *_list_outside("horizon {:g}", timing.horizon, training.horizons),
         *_list_outside("rent {:g}", rent, training.rents),
         *_list_outside("{:g} classes", classes, training.classes),
     ]
     if unfamiliar:
         warnings.warn(
-            f"the policy was trained on {', '.join(suites)} and never met {'; '.join(unfamiliar)}: it may plant and "
-            "prune without keeping anything; compare it with controller 'look', or train one on problems like yours",
+            f"the policy was trained on {', '.join(suites)}, which had no {'; no '.join(unfamiliar)}. It may plant and "
+            "prune without keeping anything: compare it with controller 'look', or train one on problems like yours",
             stacklevel=5,
         )
 
@@ -288,7 +287,7 @@ def warn_of_unfamiliar(
 def _list_unknown(what: str, names: Iterable[str], training: Sequence[str]) -> list[str]:
     """A description of the names that training did not have, if any."""
     unknown = sorted(set(names) - set(training))
-    return [f"{what} {', '.join(unknown)} (it knows {', '.join(training)})"] if unknown else []
+    return [f"{what} {', '.join(unknown)} (only {', '.join(training)})"] if unknown else []
 
 
 def _list_outside(what: str, value: float, training: Sequence[float]) -> list[str]:
@@ -297,7 +296,7 @@ def _list_outside(what: str, value: float, training: Sequence[float]) -> list[st
     if low <= value <= high:
         return []
     bounds = " to ".join(f"{bound:g}" for bound in sorted({low, high}))
-    return [f"{what.format(value)} (it knows {bounds})"]
+    return [f"{what.format(value)} (only {bounds})"]
 
 
 class _Conditions(NamedTuple):

@@ -27,18 +27,18 @@ from esper.runs.metric import LOSS
 
 @dataclass(frozen=True)
 class Change:
-    """A slot that entered another stage."""
+    """A change of a slot's stage."""
 
     slot: str
     before: Stage
     after: Stage
     blueprint: str | None
-    """Blueprint of the module that came, stayed or went; None in a cooldown."""
+    """Blueprint of the module concerned; None in a cooldown."""
     cause: Cause
     reason: Reason
-    """Verdict of the gate before the new stage: what is allowed, not what is worth it."""
+    """Verdict of the gate before the new stage. It says whether the change is allowed, not whether it is useful."""
     judgement: ModuleJudgement | None = None
-    """The figures by which a module was kept or pruned; None for other changes, and after a rollback."""
+    """The measurements that decided to keep or prune the module; None for other changes, and after a rollback."""
 
 
 @dataclass(frozen=True)
@@ -49,40 +49,40 @@ class Decision:
     """Number of the decision, from 1."""
     op: Op
     slot: str | None
-    """The slot that was acted on; None for WAIT."""
+    """The affected slot; None for WAIT."""
     blueprint: str | None
-    """What germinated, or was there in the slot that was acted on; None for WAIT."""
+    """Blueprint that germinated, or of the module in the affected slot; None for WAIT."""
     changes: tuple[Change, ...]
-    """Slots that entered another stage: by the decision, by the passing of time, or by a rollback."""
+    """Changes of stage by the decision, by elapsed time, or by a rollback."""
     contributions: dict[str, float]
-    """By slot: the score with the module less the score without it, as last measured; of a loss, its relative reduction
-    below the loss without the module, by the formula of `esper.grower.scores`. Without it means with the module
-    switched off, so this measures how much the model depends on it. Under `esper.Refit` a module on trial is compared
-    with a fork that has trained on without it; the slot is missing until the fork is old enough."""
+    """By slot, as last measured: the score with the module minus the score with the module switched off. It measures
+    how much the model depends on the module. If the metric is a loss, it is the relative reduction of the loss
+    (`esper.grower.scores` has the formula). With `esper.Refit`, a module on trial is compared with a fork that has
+    trained without it; its slot is missing until the fork is old enough."""
     loss: float
-    """Validation loss before the decision, and after a rollback if there was one."""
+    """Validation loss before the decision, and after any rollback."""
     metric: str
-    """Name of the metric that growth is about; empty as long as it is not known."""
+    """Name of the metric; empty until it is known."""
     value: float
-    """That metric in its own units, measured together with the loss."""
+    """Value of the metric, measured together with the loss."""
     score: float
-    """The score of the same measurement, better the higher it is: the metric or its relative improvement, by the
-    formula of `esper.grower.scores`."""
+    """Score of the same measurement; higher is better. It is the metric or its relative improvement
+    (`esper.grower.scores` has the formula)."""
     rollback: Rollback | None
-    """What the governor restored before the decision; None if nothing."""
+    """The rollback before the decision; None if there was none."""
     finished: bool
-    """Whether there was nothing more to decide, by `esper.Grower.finished`: stop training."""
+    """Whether `esper.Grower.finished` held: stop training."""
     broken: str
-    """Which constraints were broken when it was made, and by how much; empty if none was."""
+    """Broken constraints and by how much; empty if none."""
     judgement: ModuleJudgement | None = None
-    """The figures by which a module was kept or pruned; None for other operations."""
+    """The measurements that decided to keep or prune a module; None for other operations."""
 
     def __str__(self) -> str:
         return f"decision {self.number}: {self.what}; loss {self.loss:.4g}{self.measured}{self.broken}"
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name, for a logger: what was measured, and how many slots entered each stage."""
+        """Metrics by name, for a logger: measurements, and the number of slots that entered each stage."""
         entered = Counter(change.after.name.lower() for change in self.changes)
         return {
             "validation_loss": self.loss,
@@ -93,12 +93,12 @@ class Decision:
 
     @property
     def measured(self) -> str:
-        """The metric as text that follows the loss; empty where the metric is the loss."""
+        """The metric as text to append to the loss; empty if the metric is the loss."""
         return f", {self.metric} {self.value:.4g}" if self.metric not in ("", LOSS) else ""
 
     @property
     def what(self) -> str:
-        """The decision as text, with the figures by which a module was kept or pruned."""
+        """The decision as text, with the measurements that decided to keep or prune a module."""
         what = self.op.name.lower()
         where = "" if self.slot is None else f" {self.blueprint} in {self.slot}" if self.blueprint else f" {self.slot}"
         undone = "" if self.rollback is None else f" after a rollback ({self.rollback.trouble.name.lower()})"
@@ -233,30 +233,31 @@ def list_changes(
 
 @dataclass(frozen=True)
 class Ending:
-    """What growth has tried, and what became of the modules that were unfinished when it ended."""
+    """All modules that growth tried, and the outcome of those that were unfinished when it ended."""
 
     changes: tuple[Change, ...]
-    """Changes to FOSSILIZED or PRUNED of unfinished modules, in the order in which they were decided; their cause is
-    FINISH. Empty if nothing was unfinished."""
+    """Changes of unfinished modules to FOSSILIZED or PRUNED, in the order decided, with cause FINISH. Empty if there
+    were no unfinished modules."""
     contributions: dict[str, float]
-    """By slot, of the unfinished modules that counted: as in `Decision`, measured when they were judged."""
+    """Contributions of unfinished modules by slot, as in `Decision`, measured when they were judged. Modules that did
+    not affect the output are left out."""
     tried: tuple[TriedModule, ...] = ()
-    """All modules that were ever planted, in that order, also those pruned long before."""
+    """All modules ever planted, in order of planting, pruned ones included."""
     advice: tuple[str, ...] = ()
-    """What to try next, in sentences; empty if anything was kept."""
+    """Sentences that suggest what to try next; empty if anything was kept."""
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
 
     @property
     def lines(self) -> list[str]:
-        """How many modules were tried and kept, a line for each of them, and the advice."""
+        """Lines of text: the numbers of modules tried and kept, one line per module, and the advice."""
         first = f"Finished. {count_tried(self.tried)}." if self.tried else "Finished. No module was tried."
         return [first, *map(str, self.tried), *self.advice]
 
 
-_BROKEN = "none may be kept, since a constraint is broken"
-_CONSTANT = "not kept, since the output is the same for all examples and no loss shows that the module helps"
+_BROKEN = "not kept because a constraint is broken"
+_CONSTANT = "not kept because the output is the same for all examples and the module does not lower the loss"
 
 
 def resolve_unfinished(
@@ -290,7 +291,7 @@ def resolve_unfinished(
     no_slots = np.zeros(table.stage.shape, np.bool_)
     idle = table.live & (table.pruning | ~table.blended | (table.alpha == 0) | unreached)
     notes = np.full(table.stage.shape, "", dtype=object)
-    notes[idle] = "did not count yet"
+    notes[idle] = "had no effect yet"
     notes[idle & table.pruning] = "was being pruned"
     notes[idle & unreached] = "no gradient reached it"
     prices = compute_prices(network, rent)

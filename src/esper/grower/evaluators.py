@@ -1,7 +1,7 @@
-"""What growth is about, as objects that wrap ``evaluate``: a metric by name, constraints, evidence from refitting.
+"""Wrappers of ``evaluate`` that choose the metric, set constraints, or judge modules by refitting.
 
-They may wrap each other: ``Refit(Constrained(measure_two_sets, "target", {"source": 0.01}))``. Each is a function of
-the model itself, and so may be called by itself.
+They can be nested: ``Refit(Constrained(measure_two_sets, "target", {"source": 0.01}))``. Each can be called with the
+model like the function it wraps.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Evaluator:
 
 
 class Metric(Evaluator):
-    """Growth is about one metric by name, plateaus included.
+    """Makes one named metric the target of growth. Plateaus are also measured on it.
 
     ```python
     grower = esper.Grower(model, optimizer, esper.Metric(measure, "f1", higher_is_better=True))
     ```
 
     Args:
-        evaluate: Returns a mapping of names to numbers that has ``loss`` and this metric.
-        name: The metric.
-        higher_is_better: Required for all metrics but ``loss`` and ``accuracy``.
+        evaluate: Returns a mapping of names to numbers, with ``loss`` and this metric.
+        name: Name of the metric.
+        higher_is_better: Required for metrics other than ``loss`` and ``accuracy``.
 
     Raises:
-        ConfigError: an argument is of another kind.
+        ConfigError: an argument has the wrong type.
     """
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)
@@ -64,9 +64,9 @@ class Metric(Evaluator):
 
 
 class Constrained(Evaluator):
-    """Growth is about one of several sets of validation data, and the loss on the others may rise only by a limit.
+    """Improves one of several validation sets while limiting the increase of the loss on the others.
 
-    While a constraint is broken, no module is kept, and the one without which it is broken least is pruned;
+    While a constraint is broken, no module is kept. The module whose removal reduces the violation most is pruned.
     `esper.grower.scores` has the formula.
 
     ```python
@@ -74,12 +74,12 @@ class Constrained(Evaluator):
     ```
 
     Args:
-        evaluate: Returns an `esper.Score` for each set, by name.
-        objective: The set that growth is about.
-        limits: Relative increase of the loss on other sets that is allowed, over what it is when the grower is made.
+        evaluate: Returns a mapping of set names to `esper.Score`.
+        objective: Name of the set to improve.
+        limits: Maximum relative increase of the loss per other set, relative to the loss when the grower is made.
 
     Raises:
-        ConfigError: an argument is of another kind.
+        ConfigError: an argument has the wrong type.
     """
 
     @check_arguments(ConfigError, evaluate=EVALUATE_ADVICE)
@@ -97,14 +97,14 @@ class Constrained(Evaluator):
 
 
 class Refit(Evaluator):
-    """Modules on trial are judged by a fork of the model that trains on without them, not by switching them off.
+    """Judges a module on trial against a fork of the model that trains without it, instead of switching it off.
 
-    What a model loses when a module is switched off is more than it has gained by it, since host and module train
-    together. A fork costs another pass per minibatch for each module on trial; it needs ``loss`` in the configuration
-    and `Grower.isolated_backward` in the loop. A module has a contribution from its fork's second decision on.
+    Switching a module off overstates its benefit, since host and module have adapted to each other. A fork costs one
+    more pass per minibatch for each module on trial. It requires ``loss`` in the configuration and a call of
+    `Grower.isolated_backward` in the loop. A module has a contribution from its fork's second decision on.
 
     Args:
-        evaluate: Measures the model, and its forks.
+        evaluate: Measures the model and its forks.
 
     Raises:
         ConfigError: ``evaluate`` is not a function.
@@ -148,7 +148,7 @@ def read_criterion(evaluate: Evaluate) -> Criterion:
     kinds: set[type] = set()
     while isinstance(evaluate, Evaluator):
         if type(evaluate) in kinds:
-            raise ConfigError(f"evaluate is an esper.{type(evaluate).__name__} of another one: leave one of them out")
+            raise ConfigError(f"evaluate wraps esper.{type(evaluate).__name__} twice: remove one of them")
         kinds.add(type(evaluate))
         fields |= evaluate.describe_criterion()
         evaluate = evaluate.evaluate

@@ -33,12 +33,12 @@ def accept_former_arguments(function: Callable[P, T]) -> Callable[P, T]:
     def construct(owner: Any, *arguments: Any, **keywords: Any) -> Any:
         model_and_optimizer, rest = arguments[:2], list(arguments[2:])
         if rest and isinstance(rest[0], str | Path | Controller):
-            warn_of_former("the third argument of Grower is evaluate now: give the controller as controller=...")
+            warn_of_former("the third argument of Grower is now evaluate: give the controller as controller=...")
             keywords["controller"] = rest.pop(0)
         former = {name: keywords.pop(name) for name in _EVALUATORS if name in keywords}
         if former and (rest or "evaluate" in keywords):
             for name in former:
-                warn_of_former(f"{name}= of Grower is part of evaluate now: give {_EVALUATORS[name]}")
+                warn_of_former(f"{name}= of Grower is now part of evaluate: give {_EVALUATORS[name]}")
             if rest:
                 rest[0] = _wrap(rest[0], **former)
             else:
@@ -60,7 +60,7 @@ def _wrap(
     if metric is not None:
         evaluate = Metric(evaluate, metric, higher_is_better)
     elif higher_is_better is not None:
-        raise ConfigError(f"higher_is_better={higher_is_better} of what? Give metric=... too, or leave it out")
+        raise ConfigError(f"higher_is_better={higher_is_better} needs metric=...: give it too, or omit both")
     if objective is not None:
         evaluate = Constrained(evaluate, objective, constraints)
     elif constraints:

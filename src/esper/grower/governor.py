@@ -285,8 +285,9 @@ def require_rollbacks_left(intervention: Intervention, governor: Governor) -> No
     if intervention.exhausted[0]:
         assert governor.settings is not None
         raise DivergedError(
-            f"training blew up again ({Trouble(intervention.trouble[0]).name}) after {governor.settings.max_rollbacks} "
-            "rollbacks: the model is in its last good state; lower the learning rate or check the data"
+            f"training diverged again ({Trouble(intervention.trouble[0]).name}) after "
+            f"{governor.settings.max_rollbacks} rollbacks: the model is in its last good state; lower the learning "
+            "rate or check the data"
         )
 
 

@@ -1,4 +1,4 @@
-"""The growth engine over one model, in a training loop of the user's."""
+"""The growth engine for one model in a user's training loop."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _EVERYONE = np.ones(1, np.bool_)
 
 
 class Grower:
-    """Decides, once per `step`, what grows in a model that your own loop trains.
+    """Decides once per `step` what grows in a model that your own loop trains.
 
     ```python
     model = esper.attach(net, {"layer2": "auto"}, example_input=images[:2])
@@ -87,30 +87,29 @@ class Grower:
     plain = model.finalize()
     ```
 
-    It is the engine of populations over a single model: a policy that `esper train` made sees here what it saw there.
-    In several processes the first one decides for all (`esper.grower.distributed`); where they share parameters
-    (`GrowingModel.shard_growth`), all of them measure together.
+    It uses the same engine as `esper train`, so a trained policy sees the same observations here. With several
+    processes, the first decides for all (`esper.grower.distributed`). If they share parameters
+    (`GrowingModel.shard_growth`), all of them evaluate.
 
     Args:
         model: From `esper.attach`, without live modules unless `load_state_dict` follows.
-        optimizer: Any `torch.optim` optimizer made from `GrowingModel.parameter_groups`, or a wrapper of it, such as
+        optimizer: A `torch.optim` optimizer made from `GrowingModel.parameter_groups`, or a wrapper of one, such as
             accelerate's.
-        evaluate: Measures a model on validation data, and gives the same for the same model: a loss,
-            ``(loss, accuracy)``, or a mapping of names to numbers that has ``loss``. `esper.Validation` does so for the
-            usual tasks; `esper.Metric`, `esper.Constrained` and `esper.Refit` wrap it where growth is about something
-            else than accuracy or loss. It is called once per decision, for each module whose turn it is, and anew after
-            a rollback; the first call is spared where `step` is given its result. Of several processes it is called
-            only in the first, but in all where they share parameters.
+        evaluate: Measures the model on validation data. It must be deterministic, and return a loss,
+            ``(loss, accuracy)``, or a mapping of names to numbers with the key ``loss``. `esper.Validation` covers the
+            usual tasks. Wrap it in `esper.Metric`, `esper.Constrained` or `esper.Refit` for another metric, for
+            constraints, or for other evidence. Each decision calls it for the model, for every module that is due, and
+            again after a rollback. The call for the model is skipped if you pass its result to `step`. With several
+            processes only the first calls it, unless they share parameters.
         config: How the grower decides.
         callbacks: Called with every decision, such as `esper.grower.RunRecorder` and `esper.grower.PrintDecisions`.
-        run: A new folder for the run's store: short for ``RunRecorder(run)`` among the callbacks.
-        verbose: Print a line per decision: short for ``PrintDecisions()`` among the callbacks.
-        fields: Fields of `GrowerConfig`, such as ``controller``, ``horizon`` or ``rent``, in place of those of
-            ``config``.
+        run: New folder for a record of the run; adds ``RunRecorder(run)`` to the callbacks.
+        verbose: Print a line per decision; adds ``PrintDecisions()`` to the callbacks.
+        fields: Fields of `GrowerConfig`, such as ``controller``, ``horizon`` or ``rent``; they override ``config``.
 
     Raises:
-        ConfigError: an argument is of another kind or out of range, rules or evidence need a ``loss``, the controller
-            judges nothing by the evidence, or the horizon is too short.
+        ConfigError: an argument has the wrong type or is out of range; rules or evidence need a ``loss``; the
+            controller does not use the evidence; or the horizon is too short.
         SlotError: the optimizer was not made from `GrowingModel.parameter_groups`, or the model has lost its slots.
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
@@ -160,8 +159,8 @@ class Grower:
         warn_of_unfamiliar(origin, model, timing, config.rent, scores.likely_classes)
         if model.sharded and (rules.isolation is Isolation.SHADOW or evidence is Counterfactual.REFIT):
             raise ConfigError(
-                "where processes share parameters (FSDP2) nothing trains in isolation, which takes copies and passes "
-                "through parts of the model: take isolation none and no esper.Refit"
+                "with sharded parameters (FSDP2), modules cannot train in isolation, which needs copies and partial "
+                "forward passes: use isolation none and no esper.Refit"
             )
         name = str(config.controller) if isinstance(config.controller, str | Path) else controller.name
         random_seed = processes.broadcast(lambda: config.seed)
@@ -212,7 +211,7 @@ class Grower:
 
         self.model, self.optimizer, self.network = model, optimizer, network
         self.config = config
-        """The configuration, with the rules and classes in use, and the controller by name."""
+        """The configuration in use, with resolved rules and classes and the controller's name."""
         self.controller, self.rules, self.conduct = controller, rules, conduct
         self.criterion, self.scores, self.constraints = criterion, scores, constraints
         self.spending = spending
@@ -224,7 +223,7 @@ class Grower:
             *callbacks,
         ]
         self.trials = TrialLog()
-        """Every module that was planted, with what became of it, and the best candidate."""
+        """Every module that was planted, with its outcome, and the best candidate."""
         model.tried = ()
         self._timing, self._processes, self._gradients, self._promise_recorder = timing, processes, gradients, recorder
         self._learning, self._trained, self._snapshot = learning, trained, snapshot
@@ -248,29 +247,30 @@ class Grower:
         train_accuracy: Number | None = None,
         look: Look | None = None,
     ) -> Decision:
-        """Measure the model, roll back training that blew up, let the controller decide, and carry that out.
+        """Measure the model, roll back diverged training, and make and apply one decision.
 
-        Call it after the optimizer's step, at equal intervals: once per epoch, or every so many minibatches. If no
-        gradient reaches a module although the optimizer steps, there is a warning, and it is not fossilized.
+        Call it after an optimizer step, at equal intervals: once per epoch or every N minibatches. If no gradient
+        reaches a module although the optimizer steps, the grower warns and does not fossilize it.
 
         Args:
             train_loss: Mean training loss since the last call.
-            val_loss: Validation loss, as `evaluate` would measure it now; if you pass everything `evaluate` returns,
-                it is not called.
+            val_loss: Current validation loss. If you pass everything that ``evaluate`` returns, it is not called for
+                the model.
             accuracy: Validation accuracy, in [0, 1].
-            metrics: Whatever else `evaluate` returns, by name; for a constrained set, its loss under the key
+            metrics: Other values that ``evaluate`` returns, by name; for a constrained set, its loss under the key
                 ``NAME loss``.
-            train_accuracy: Training accuracy since the last call, if growth is about accuracy; None: not known, taken
-                to equal that of validation.
-            look: What `GrowingModel.look` has just measured, where training shows nothing, as in a compiled model.
+            train_accuracy: Training accuracy since the last call, where accuracy is the metric; None: assumed equal to
+                the validation accuracy.
+            look: Result of a `GrowingModel.look` just made, where promises cannot be measured in training, as in a
+                compiled model.
 
         Raises:
-            ConfigError: an argument is not what it should be, or the metric is missing; a module was added or removed
-                outside the grower; another optimizer trains the model; or promises are due and no gradients were
-                recorded. In several processes the arguments of the first one count.
+            ConfigError: an argument has the wrong type or value, or the metric is missing; a module was added or
+                removed outside the grower; another optimizer trains the model; or promises are due and no gradients
+                were recorded. With several processes, the arguments of the first one count.
             SlotError: a submodule with a slot was replaced.
-            DivergedError: training blew up more often than the governor's `max_rollbacks`.
-            RunError: the run's folder is another grower's, or cannot be written.
+            DivergedError: training diverged more often than the governor's `max_rollbacks`.
+            RunError: the run's folder belongs to another grower, or cannot be written.
         """
         # Refuse what cannot be decided, before anything changes.
         self._notify(lambda callback: callback.on_step_start(self))
@@ -398,123 +398,121 @@ class Grower:
 
     @property
     def decisions(self) -> int:
-        """Decisions taken by `step`; the engine counts the first one, to wait, too."""
+        """Number of decisions taken by `step`."""
         return int(self.engine.decisions[0]) - 1
 
     @property
     def governor(self) -> Governor:
-        """Returns the model to its last good state; its settings are None where nothing is rolled back."""
+        """Restores the last good state after training diverges. Its settings are None if rollbacks are off."""
         return self.engine.governor
 
     @property
     def looks_next(self) -> bool:
-        """Whether promises are measured at the next `step`: a compiled model needs ``look`` there."""
+        """Whether the next `step` measures promises; for a compiled model, pass ``look`` to that step."""
         return bool(self.engine.promises_due()[0])
 
     @property
     def finished(self) -> bool:
-        """Whether the training budget is spent, or growth has reached the conduct's plateau with nothing unfinished.
+        """Whether to stop training: the budget is spent, or the plateau of `GrowerConfig.conduct` is reached.
 
-        The plateau is that of the metric where one is named, and of the validation loss otherwise, as when policies
-        were trained. You should stop training then. The controller decides nothing more, unless validation improves
-        after all. In several processes, read it in all of them: with a budget, the first one's clock counts.
+        A plateau only counts while no module is unfinished. It is measured on the metric if you named one, otherwise
+        on the validation loss. The controller makes no more decisions unless validation improves again. With several
+        processes, read this in all of them: with a budget, the clock of the first one counts.
         """
         spent = self.spending.limited and self._processes.broadcast(lambda: self.spending.compute_share() >= 1)
         return spent or bool(self.engine.find_stalled()[0])
 
     @property
     def needs_isolated_backward(self) -> bool:
-        """Whether `isolated_backward` is to be called for every minibatch."""
+        """Whether you must call `isolated_backward` for every minibatch."""
         return self.rules.isolation is Isolation.SHADOW or self.criterion.evidence is Counterfactual.REFIT
 
     @check_arguments(ConfigError, loss="give the loss of the minibatch, a tensor")
     def isolated_backward(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
-        """Train modules in isolation ``shadow`` and forks on a minibatch too; without any it does nothing.
+        """Also train modules in isolation ``shadow``, and forks, on this minibatch; does nothing if there are none.
 
-        Call it once ``loss``, the minibatch's loss, is there, before its ``backward()`` and before it is divided or
-        scaled. The loss is computed once more, by the ``loss`` of the configuration, of ``minibatch`` and ``named``,
-        with these modules at full weight. Their gradients arrive with the backward pass of ``loss``, before any
-        clipping and in proportion: where a loss is divided, scaled or accumulated afterwards, that holds for them as
-        well. Nothing else about the model, its buffers or random numbers is any different.
+        Call it after computing ``loss``, before ``backward()`` and before dividing or scaling the loss. It computes the
+        loss again with these modules at full weight, by calling the configured ``loss`` with ``minibatch`` and
+        ``named``. Their gradients are added in the backward pass of ``loss``, before any clipping, so dividing, scaling
+        or accumulating the loss affects them equally. The model, its buffers and the random state do not change.
 
-        Under `esper.Refit` the loss is also computed once more for every module on trial, for a fork of the model
-        without it. A fork has parameters, buffers and an optimizer of its own, which steps when yours does, with the
-        hyperparameters that yours has then; it has nothing of what else is done to gradients or parameters, such as
-        clipping.
+        With `esper.Refit`, the loss is also computed for each module on trial, on a fork of the model without it. A
+        fork has its own parameters, buffers and optimizer. Its optimizer steps when yours does, with the same
+        hyperparameters; other changes to gradients or parameters, such as clipping, do not apply to it.
 
-        The first minibatch after each decision is compared with its loss, by two passes of the model as it is. Another
-        loss of the same inputs, as of other labels, is warned of, if neither drops out at random.
+        After each decision, the first minibatch is checked against ``loss`` with two extra passes. The grower warns if
+        the loss differs for the same inputs, for instance because of other labels (not checked with dropout).
 
         Raises:
-            ConfigError: the loss of the configuration does not depend on such a module or fork; or ``loss`` is that of
-                another minibatch.
+            ConfigError: the configured loss does not depend on such a module or fork, or ``loss`` is from another
+                minibatch.
         """
         self.isolated.add_side_gradients(loss, minibatch, named)
 
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """The former name of `isolated_backward`."""
-        warn_of_former("Grower.learn_apart is called isolated_backward now")
+        warn_of_former("Grower.learn_apart was renamed to isolated_backward")
         self.isolated_backward(loss, *minibatch, **named)
 
     @property
     def learns_apart(self) -> bool:
         """The former name of `needs_isolated_backward`."""
-        warn_of_former("Grower.learns_apart is called needs_isolated_backward now")
+        warn_of_former("Grower.learns_apart was renamed to needs_isolated_backward")
         return self.needs_isolated_backward
 
     def rehearse(self, *passes: Callable[[], object]) -> int:
-        """Compile the model for every structure that growth may give it, before training; returns how many there are.
+        """Compile the model for every structure that growth may produce, before training; returns their number.
 
         ```python
         compiled = torch.compile(model, recompile_limit=64)
         grower.rehearse(lambda: loss_of(compiled, batch).backward(), lambda: validate(compiled))
         ```
 
-        All graphs that torch has made before are dropped. Nothing is compiled anew afterwards, as long as the model is
-        called with the same arguments, of the same shapes. Nothing remains of the passes but graphs. There are three
-        structures with one blueprint in one slot (`esper.grower.rehearsal`), and each may need a graph to learn and one
-        to evaluate.
+        Drops all graphs that torch has compiled so far. Afterwards nothing is recompiled as long as the model is called
+        with arguments of the same shapes. The passes leave no other trace. One blueprint in one slot gives three
+        structures (`esper.grower.rehearsal`), each of which may need a graph for training and one for evaluation.
 
         Args:
-            passes: Calls of what is compiled, as training and evaluation make them, backward passes included, but
-                without a step of the optimizer. None: the model itself, compiled in place by ``model.compile()``, on
-                its example input, in training with a backward pass, and in evaluation.
+            passes: Calls of the compiled model as in training (with backward pass, without optimizer step) and
+                evaluation. None: the model itself, compiled in place by ``model.compile()``, is run on its example
+                input in both ways.
 
         Raises:
-            ConfigError: nothing is compiled; torch keeps fewer graphs than that takes; modules train in isolation, in
-                passes of their own; or a pass makes a step of the optimizer.
+            ConfigError: nothing is compiled; torch's limit on graphs is too low; modules train in isolation; or a pass
+                steps the optimizer.
         """
         if self.model.sharded:
-            raise ConfigError("where processes share parameters (FSDP2) there is no rehearsal: leave it out")
+            raise ConfigError("a model with sharded parameters (FSDP2) cannot be rehearsed: remove the call")
         if self.needs_isolated_backward:
             raise ConfigError(
-                "modules in isolation and forks have passes of their own, which a rehearsal does not make: take "
-                "isolation none and no esper.Refit where the model is compiled"
+                "modules in isolation and forks run passes that a rehearsal does not cover: use isolation none and no "
+                "esper.Refit with a compiled model"
             )
         structures = rehearse(self.model, self.optimizer, list_structures(self.network, self.rules), passes)
         self.backend.evaluator.fallback_reason = "the network is compiled"
         return structures
 
     def finish(self) -> Ending:
-        """End growth: measure all unfinished modules now, keep those that are worth keeping, and prune the others.
+        """End growth: measure all unfinished modules, keep those worth keeping, and prune the others.
 
-        Call it after training, however early that ended, and before `GrowingModel.finalize` or `esper.save`. A module
-        is kept, at the alpha that it has, if it counts and reaches the thresholds of the controller; under one without
-        thresholds it must contribute at least what it adds to the rent. The least valuable is judged first, and the
-        others are measured again without it. None is kept while a constraint is broken. While the model's output is the
-        same for all examples, as that of a dead network, only modules are kept that lower the loss beyond noise by the
-        controller's threshold. Where nothing is unfinished, nothing changes. The result lists all that was ever tried,
-        with the figures by which it was kept or pruned. You may train on all the same: the next `step` decides as ever
-        about slots that are free.
+        Call it after training, even if it ended early, and before `GrowingModel.finalize` or `esper.save`. The result
+        lists every module that was ever tried, with the measurements that decided it. You may continue training: the
+        next `step` decides about free slots as before.
 
-        Nothing trains after it, so a module is judged by what the model loses when it is switched off, also under
-        `esper.Refit`. If parameters are not finite by now, the last good state comes back first.
+        A module is kept, at its current alpha, if it affects the output and reaches the controller's thresholds. If the
+        controller has none, its contribution must cover its rent. The least valuable module is judged first; the others
+        are then measured again without it. No module is kept while a constraint is broken. If the model gives the same
+        output for all examples, as a dead network does, a module is only kept if it lowers the loss significantly by
+        the controller's threshold.
+
+        Modules are judged by what the model loses when they are switched off, even with `esper.Refit`, since nothing
+        trains any more. If parameters are not finite, the last good state is restored first.
 
         Raises:
             ConfigError: a module was added or removed outside the grower.
             SlotError: a submodule with a slot was replaced, or the model was released.
-            DivergedError: training blew up more often than the governor's `max_rollbacks`.
-            RunError: the run's folder was closed, or is another grower's.
+            DivergedError: training diverged more often than the governor's `max_rollbacks`.
+            RunError: the run's folder was closed, or belongs to another grower.
         """
         unfinished = bool(self.network.table.live.any())
         if unfinished:
@@ -545,7 +543,7 @@ class Grower:
 
     @check_arguments(SlotError, slot="give the name of a slot", keep="give the number of units to keep, at least 1")
     def prune_units(self, slot: Name, keep: PositiveInt) -> None:
-        """Keep the hidden units in a slot (`units`) that earn most, and drop the others for good.
+        """Keep the most useful hidden units in a slot (`units`), and drop the others permanently.
 
         ```python
         grower.finish()
@@ -553,25 +551,25 @@ class Grower:
         plain = model.finalize()  # 16 units wider
         ```
 
-        They are left out group by group, by halves, and each time the group goes without which ``evaluate`` gives the
-        best score; of equals, and before any decision, the one with the smallest norms. That takes about two
-        evaluations per halving. What is dropped has no effect any more, and is counted until `GrowingModel.finalize`.
+        Units are dropped in groups, by halving: each time, the group without which ``evaluate`` gives the best score.
+        Ties, and all choices before the first decision, are settled by the smallest norms. Each halving takes about two
+        evaluations. Dropped units have no effect, but count as parameters until `GrowingModel.finalize`.
 
         Raises:
             SlotError: no such slot, no hidden units in it, or fewer than ``keep``.
         """
         seed = self.model.slots[slot].seed
         if seed is None or not isinstance(seed.blueprint, Units):
-            raise SlotError(f"slot {slot!r} holds no hidden units: name one in which {Units.name!r} grew")
+            raise SlotError(f"slot {slot!r} has no hidden units: name a slot in which {Units.name!r} grew")
         present = len(seed.blueprint.rank_units())
         if keep > present:
-            raise SlotError(f"slot {slot!r} holds {plural(present, 'hidden unit')}, fewer than the {keep} to keep")
+            raise SlotError(f"slot {slot!r} has {plural(present, 'hidden unit')}, fewer than the {keep} to keep")
         prune_units(seed.blueprint, keep, self.backend.measure_score)
 
     def close(self) -> None:
-        """Close the run and release its folder; calls `on_close` of all callbacks.
+        """Close the run and release its folder, by calling `on_close` of all callbacks.
 
-        A run whose last planned decision was taken has ended anyway.
+        A run also ends with its last planned decision.
         """
         self._notify(lambda callback: callback.on_close(self))
 
@@ -585,15 +583,15 @@ class Grower:
             raise ConfigError(f"look is {describe_value(look)}: give what model.look(loss, batches) returned")
         if self._promise_recorder is None:
             if look is not None:
-                raise ConfigError("the controller does not go by what blueprints promise: leave look out")
+                raise ConfigError("this controller does not use promises: remove the argument look")
             return None
         if look is not None:
             return self._promise_recorder.read_look(look, self.network.table.stage == Stage.DORMANT)
         if self.looks_next and self._gradients.stepped and self._promise_recorder.empty:
             raise ConfigError(
-                "the controller goes by what blueprints promise, which is measured from the backward passes of "
-                "training, but none was recorded, as where a model is compiled: call step(look=model.look(loss, "
-                "batches)) where grower.looks_next is true, or take another controller"
+                "the controller uses promises, which are measured in the backward passes of training, but none was "
+                "recorded (for instance because the model is compiled): call step(look=model.look(loss, batches)) "
+                "whenever grower.looks_next is true, or use another controller"
             )
         return None
 
@@ -659,16 +657,16 @@ class Grower:
             self.spending.set_share(self._processes.broadcast(self.spending.compute_share))
 
     def describe_config(self) -> dict[str, Any]:
-        """The configuration and the criterion by field, without functions, as a run records them."""
+        """The configuration and the criterion as a run records them: by field, without functions."""
         return {**self.config.to_dict(), **self.criterion.to_dict()}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the grower remembers, as plain values; as large as the model, of which the governor has a copy.
+        """The grower's state as plain values.
 
-        Between decisions the recorded features of slots are in it as well.
-
-        Save it beside the state dicts of model and optimizer; of several processes, the first one's; where they share
-        parameters, each one's, for as many processes.
+        It is about as large as the model, since it includes the last good state for rollbacks. Between decisions it
+        also holds recorded features. Save it together with the state dicts of model and optimizer. With several
+        processes, save that of the first one. If they share parameters, save each one's, and load them with the same
+        number of processes.
 
         Raises:
             CheckpointError: the controller's state cannot be saved.
@@ -682,17 +680,17 @@ class Grower:
 
     @check_arguments(CheckpointError, state="give what Grower.state_dict() returned")
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called.
+        """Resume from a state that `state_dict` returned.
 
-        Everything else comes first: plant the same modules in the model, load its values, make the optimizer of
+        First plant the same modules in the model, load its values, make the optimizer from
         `GrowingModel.parameter_groups`, and construct the grower with the same arguments. Slots, blueprints,
-        ``controller``, ``classes``, ``seed``, what growth is about and the governor's window must be those of then;
-        everything else holds from here on as it is given now, such as a longer ``horizon``.
+        ``controller``, ``classes``, ``seed``, the metric with its constraints, and the governor's window must be the
+        same. Other settings may change, such as a longer ``horizon``.
 
         Raises:
-            CheckpointError: the state is damaged or of another version, model, controller or setting, or the model
+            CheckpointError: the state is damaged; it is of another version, model, controller or setting; or the model
                 holds other modules.
-            RunError: the ``run`` is not the one that the state was saved in.
+            RunError: the state was saved with another ``run``.
         """
         require_same(state, self._signature(), ("seeds", "memory", "refit", "callbacks"))
         require_structure(self.model, state["seeds"])

@@ -77,26 +77,26 @@ def require_loss(
     """
     if rules.isolation is Isolation.SHADOW and loss is None:
         raise ConfigError(
-            "under isolation shadow a seed learns from a pass of its own over every minibatch: say how to compute its "
-            f"loss, with {_LOSS_LINE}, and call {_BACKWARD_LINE} before each loss.backward()"
+            "with isolation shadow, a seed trains in its own pass over every minibatch: give the loss function, "
+            f"{_LOSS_LINE}, and call {_BACKWARD_LINE} before each loss.backward()"
         )
     if evidence is not Counterfactual.REFIT:
         return
     if isinstance(controller, Never):
         raise ConfigError(
-            f"evidence refit is what seeds on trial are judged by, but controller {controller.name!r} plants none: "
-            "choose another controller, or leave evidence out"
+            f"esper.Refit judges seeds on trial, but controller {controller.name!r} has none: choose another "
+            "controller, or remove esper.Refit"
         )
     if loss is None:
         raise ConfigError(
-            "under evidence refit a fork without the seed learns from every minibatch as well: say how to compute its "
-            f"loss, with {_LOSS_LINE}, and call {_BACKWARD_LINE} before each loss.backward()"
+            "with esper.Refit, a fork without the seed also trains on every minibatch: give the loss function, "
+            f"{_LOSS_LINE}, and call {_BACKWARD_LINE} before each loss.backward()"
         )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"evidence refit cannot step {type(optimizer).__name__}, which computes losses by itself: take an "
-            "optimizer whose step needs no closure, or evidence dependence"
+            f"esper.Refit cannot step {type(optimizer).__name__}, whose step needs a closure: use another optimizer, "
+            "or remove esper.Refit"
         )
 
 
@@ -199,12 +199,12 @@ class SeedlessFork:
         gradients = self.run(lambda: differentiate(loss(), [*learning, *of_model]))
         if not gradients.keys().isdisjoint(of_model):
             raise ConfigError(
-                "the loss that the grower was given uses parameters of the growing model that were taken from it "
-                "before: it must take them from the model whenever it is called"
+                "the grower's loss function uses parameters that were taken from the growing model earlier: it must "
+                "take them from the model at each call"
             )
         if not gradients:
             raise ConfigError(
-                f"the loss that the grower was given does not depend on the model without the seed in slot "
+                f"the grower's loss function does not depend on the model without the seed in slot "
                 f"{self._slot.name!r}: it must call the growing model itself and return a loss that can be "
                 "differentiated"
             )
@@ -334,8 +334,8 @@ class IsolatedTrainer:
         forks = self.forks
         if forks and not self._minibatches:
             raise ConfigError(
-                f"under evidence refit the seed in slot {next(iter(forks))!r} is compared with a fork of the model, "
-                f"which has learned nothing since the last decision: call {_BACKWARD_LINE} before each "
+                f"with esper.Refit, the seed in slot {next(iter(forks))!r} is compared with a fork of the model, but "
+                f"the fork has not trained since the last decision: call {_BACKWARD_LINE} before each "
                 "loss.backward()"
             )
         return {name: fork if name in self._comparable else None for name, fork in forks.items()}
@@ -405,8 +405,8 @@ class IsolatedTrainer:
         for name, seed in isolated.items():
             if module_gradients.keys().isdisjoint(seed.parameters()):
                 raise ConfigError(
-                    f"the loss that the grower was given does not depend on the seed in slot {name!r}: it must call "
-                    "the growing model itself and return a loss that can be differentiated"
+                    f"the grower's loss function does not depend on the seed in slot {name!r}: it must call the "
+                    "growing model itself and return a loss that can be differentiated"
                 )
         scale = self._scale(torch.ones_like(loss.detach()))
 

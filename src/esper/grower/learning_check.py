@@ -45,8 +45,8 @@ class OptimizerCheck:
         has_gradients = any(parameter.grad is not None for parameter in self._host.parameters())
         if has_gradients and not stepped and len(sums) == len(before) and not torch.equal(sums, before.to(sums)):
             raise ConfigError(
-                "the model has learned since the last decision, but the optimizer that the grower was given made no "
-                "step: another one trains it, and would never train what grows; make that one from "
+                "the model has changed since the last decision, but the grower's optimizer made no step, so another "
+                "optimizer trains it, which would never train new modules: make that one from "
                 "model.parameter_groups(lr=...), and a Grower with it that loads this one's state_dict()"
             )
 
@@ -128,14 +128,14 @@ class LearningCheck:
         shown = better and self._learned and self._changed
         self._checks_without_progress = 0 if shown else self._checks_without_progress + 1
         if self._checks_without_progress == CHECKS_AT_CHANCE:
-            chance = "that of guessing, as a mean in nats, is" if self._scores.has_chance_level else "it began with"
+            chance = "that of guessing (mean, in nats) is" if self._scores.has_chance_level else "the initial one was"
             forgot = self._learned and self._changed
-            what = "has lost most of what it had learned, or overfits," if forgot else "has learned nothing"
-            signs = ", its output is the same for all examples" if constant_output else ""
+            what = "has lost most of its progress, or overfits," if forgot else "has not learned anything"
+            signs = ", and its output is the same for all examples" if constant_output else ""
             signs += ", its gradients are zero" if idle else ""
             warnings.warn(
                 f"the network {what} for {CHECKS_AT_CHANCE} decisions: its validation loss is {loss:.4g}, {chance} "
-                f"{self._scores.chance_loss:.4g}{signs}; no module is kept until it does better: check the learning "
+                f"{self._scores.chance_loss:.4g}{signs}. No module is kept until it improves: check the learning "
                 "rate, the loss and the data",
                 stacklevel=3,
             )

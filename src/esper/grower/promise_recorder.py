@@ -222,7 +222,7 @@ class PromiseRecorder:
     def _warn_once(self, key: str, reason: str) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            warnings.warn(f"{reason}: rules that go by promises plant nothing there", stacklevel=_CALLER)
+            warnings.warn(f"{reason}: rules that use promises plant nothing there", stacklevel=_CALLER)
 
     def read_look(self, look: Look, free: Bools) -> Promises:
         """The promises that `GrowingModel.look` has measured in the slots ``free``, bool ``[1, S]``.

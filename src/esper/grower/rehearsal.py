@@ -133,8 +133,8 @@ def rehearse(
                 _run_passes(model, structure, passes)
             if (counts.traced, counts.uncompiled) != before:
                 raise ConfigError(
-                    "the passes of a rehearsal are compiled anew each time, so that nothing is gained by it: let them "
-                    "call the model with tensors of the same shapes and types every time"
+                    "the passes of the rehearsal are recompiled each time, so it has no effect: call the model with "
+                    "tensors of the same shapes and types every time"
                 )
     finally:
         hook.remove()

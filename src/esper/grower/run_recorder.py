@@ -60,23 +60,23 @@ _writers: WeakValueDictionary[Path, RunRecorder] = WeakValueDictionary()
 
 
 class RunRecorder(GrowerCallback):
-    """Records a grower's decisions in a run's folder: all of a decision is safe there when `Grower.step` returns.
+    """Records a grower's decisions in a folder. Each decision is on disk when `Grower.step` returns.
 
-    A new folder starts a run; in the folder of a saved grower its run continues once the grower is loaded.
+    A new folder starts a run. With the folder of a saved grower, the run continues once that grower's state is loaded.
 
     Args:
-        path: A new folder, or the one that the saved grower had.
+        path: A new folder, or that of the saved grower.
 
     Raises:
-        ConfigError: it is not a path.
-        RunError: when the grower is made, if the folder holds something else, is in use, or cannot be written.
+        ConfigError: ``path`` is not a path.
+        RunError: raised when the grower is made, if the folder holds something else, is in use, or cannot be written.
     """
 
     @check_arguments(ConfigError)
     def __init__(self, path: FilePath) -> None:
         self.path = Path(path).resolve()
         self.id: str | None = None
-        """The run's id; None before a grower was made with this recorder."""
+        """ID of the run; None before a grower was made with this recorder."""
         self._directory = RunDirectory(self.path)
         self._resources = ExitStack()
         finalize(self, _close_silently, self._resources)
@@ -100,12 +100,12 @@ class RunRecorder(GrowerCallback):
         present, recorded = self._find_run(grower)
         if recorded and saved_in != present:
             raise RunError(
-                f"{self.path} holds another run than the one that this grower was saved in: give the folder of that "
-                "one, or a new one"
+                f"{self.path} holds a different run than the one this grower was saved with: give that run's folder, "
+                "or a new one"
             )
         if recorded and recorded < decisions:
             raise RunError(
-                f"{self.path} ends after decision {recorded}, the grower's is {decisions}: give a new folder"
+                f"{self.path} ends after decision {recorded}, but the grower is at {decisions}: give a new folder"
             )
         self._open(grower)
 
@@ -226,9 +226,9 @@ class RunRecorder(GrowerCallback):
         if self._store is not None:
             return self._store
         if self._released:
-            raise RunError(f"this grower no longer writes {self.path}: it was closed, or another one goes on with it")
+            raise RunError(f"this grower no longer writes to {self.path}: it was closed, or another one continued it")
         raise RunError(
-            f"{self.path} holds a run already: go on with it by load_state_dict of a grower that was saved in it, or "
+            f"{self.path} already holds a run: continue it by load_state_dict with a grower state saved for it, or "
             "give a new folder"
         )
 
@@ -244,12 +244,12 @@ class RunRecorder(GrowerCallback):
         if not metadata:  # it was killed in its first moment
             return new
         if _ID not in metadata:
-            raise RunError(f"{self.path} holds a run that no `{GROWER}` wrote: give a new folder")
+            raise RunError(f"{self.path} holds a run that was not written by `{GROWER}`: give a new folder")
         expected = self._describe_run(grower)
         for key in _SAME:
             if metadata.get(key) != expected[key]:
                 raise RunError(
-                    f"{self.path} holds another run, with {key} {metadata.get(key)!r} instead of {expected[key]!r}: "
+                    f"{self.path} has another run, with {key} {metadata.get(key)!r} instead of {expected[key]!r}: "
                     "give a new folder"
                 )
         return str(metadata[_ID]), decisions
@@ -262,7 +262,7 @@ class RunRecorder(GrowerCallback):
         except OSError as error:
             raise RunError(f"cannot write a run to {self.path} ({error.strerror}): give a new folder") from error
         except RunError:
-            raise RunError(f"{self.path} is not empty and holds no run: give a new folder") from None
+            raise RunError(f"{self.path} is not empty and is not a run: give a new folder") from None
 
     def _open(self, grower: Grower) -> None:
         """Take the folder from an earlier grower of this process, lock it, and start or continue the run."""

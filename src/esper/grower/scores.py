@@ -58,8 +58,8 @@ PENALTY = 1.0
 ROUNDING = 1e-6
 """Largest excess of the mean of float32 hits over 1."""
 EXPECTED = (
-    "a loss, a pair (loss, accuracy), or a mapping of names to figures that has 'loss', such as "
-    "{'loss': 0.3, 'f1': 0.8}; in a pair or a mapping a figure may be a tensor with one value per example"
+    "a loss, a pair (loss, accuracy), or a mapping of names to numbers with the key 'loss', such as "
+    "{'loss': 0.3, 'f1': 0.8}; in a pair or a mapping a value may be a tensor with one value per example"
 )
 
 Metrics = dict[str, float]
@@ -67,17 +67,17 @@ Metrics = dict[str, float]
 
 
 class Score(NamedTuple):
-    """Loss and accuracy of a model on one set of validation data."""
+    """Loss and accuracy of a model on one validation set; may be tensors with one value per example."""
 
     loss: float | Tensor
     accuracy: float | Tensor | None = None
-    """A fraction in [0, 1], where the task has one."""
+    """A fraction in [0, 1]; None if the task has no accuracy."""
 
 
 Limits = Annotated[
     Mapping[str, NonNegativeFloat],
     Advice(
-        "give a mapping from the names of sets that evaluate measures to the share by which their loss may rise, such "
+        "give a mapping from names of sets that evaluate measures to the maximum relative increase of their loss, such "
         "as {'source': 0.01}"
     ),
 ]
@@ -123,13 +123,13 @@ def parse_metrics(result: object) -> Metrics:
         return metrics
     if 0 <= accuracy <= 1 + ROUNDING:
         return {**metrics, ACCURACY: min(accuracy, 1.0)}
-    advice = "return the fraction that is right, which is 0 where nothing is"
+    advice = "return the fraction of correct predictions"
     if accuracy > 1:
         advice = "divide percentages by 100"
         if 0 <= loss <= 1:
             advice += ", or return (loss, accuracy) in this order if the two are swapped"
-        advice += "; a figure that is no fraction needs a name of its own, and metric=..."
-    raise ConfigError(f"evaluate gave loss {loss:g} and accuracy {accuracy:g}, which is not in [0, 1]: {advice}")
+        advice += "; a metric that is not a fraction needs its own name, and esper.Metric"
+    raise ConfigError(f"evaluate returned loss {loss:g} and accuracy {accuracy:g}, which is not in [0, 1]: {advice}")
 
 
 def _name_metrics(result: object) -> Metrics:
@@ -165,7 +165,7 @@ class ConstraintSet:
 
     def __init__(self, objective: str | None, limits: Mapping[str, float]) -> None:
         if objective in limits:
-            raise ConfigError(f"constraints: {objective!r} is the objective, which is to fall; constrain other sets")
+            raise ConfigError(f"constraints: {objective!r} is the objective: constrain other sets")
         self.objective, self.limits = objective, dict(limits)
         self.references: dict[str, float] = {}
         """Losses before growth, by set."""
@@ -181,8 +181,8 @@ class ConstraintSet:
         names = [self.objective, *self.limits]
         if not isinstance(result, Mapping) or not all(name in result for name in names):
             raise ConfigError(
-                f"evaluate returned {describe_value(cast(object, result))}: it must return a mapping of "
-                f"{', '.join(names)} to esper.Score(loss=..., accuracy=...) each"
+                f"evaluate returned {describe_value(cast(object, result))}: it must return a mapping from "
+                f"{', '.join(names)} to an esper.Score(loss=..., accuracy=...) each"
             )
         sets = cast("Mapping[Any, Any]", result)
         metrics = _parse_score(self.objective, sets[self.objective])
@@ -198,8 +198,8 @@ class ConstraintSet:
             loss = metrics[name_loss(name)]
             if not (math.isfinite(loss) and loss > 0):
                 raise ConfigError(
-                    f"constraints: the loss of {name!r} is {loss:g} before growth, and limits are shares of it: return "
-                    "a finite loss above 0"
+                    f"constraints: the loss of {name!r} is {loss:g} before growth, but limits are relative to it: "
+                    "return a finite loss above 0"
                 )
             self.references[name] = loss
 
@@ -297,8 +297,8 @@ class Scores:
         if ACCURACY in metrics and not self._classes:
             if self._outputs < 2:
                 raise ConfigError(
-                    "evaluate gives an accuracy, but the model's output does not show how many classes there are: say "
-                    "classes=... (2 for yes and no)"
+                    "evaluate returns an accuracy, but the number of classes is not known from the model's output: "
+                    "give classes=... (2 for yes/no)"
                 )
             self._classes = self._outputs
         self._has_reference, self.metric = True, metric
@@ -326,8 +326,8 @@ class Scores:
             return UNKNOWN
         if ACCURACY in metrics and not self._is_named and self.metric == LOSS:
             raise ConfigError(
-                "growth is about the loss, since what was measured first had no accuracy, but now there is one: hand "
-                "it to step together with val_loss, or say metric='loss' or metric='accuracy'"
+                "the metric is the loss, because the first measurement had no accuracy, but this one has: always pass "
+                "the accuracy to step with val_loss, or choose the metric with esper.Metric"
             )
         value = self._get_value(metrics, self.metric)
         score = value if self._rises(self.metric) else _relative_improvement(value, self._reference)
@@ -402,7 +402,7 @@ class Scores:
             ConfigError: growth is about another metric.
         """
         if not math.isnan(accuracy) and self.metric not in ("", ACCURACY):
-            raise ConfigError(f"train_accuracy means nothing where growth is about {self.metric!r}: leave it out")
+            raise ConfigError(f"train_accuracy has no use when the metric is {self.metric!r}: omit it")
 
     @property
     def likely_classes(self) -> int:
@@ -497,12 +497,10 @@ def _require_direction(metric: str | None, higher_is_better: bool | None) -> Non
     if metric is None:
         return
     if metric not in directions and higher_is_better is None:
-        raise ConfigError(
-            f"metric={metric!r}: say whether it is better the higher it is, higher_is_better=True or False"
-        )
+        raise ConfigError(f"metric={metric!r}: give higher_is_better=True or False")
     if metric in directions and higher_is_better is (not directions[metric]):
         raise ConfigError(
-            f"metric={metric!r} with higher_is_better={higher_is_better}: it is better the "
-            f"{'higher' if directions[metric] else 'lower'} it is; leave higher_is_better out, or give a figure "
-            "of another meaning another name"
+            f"metric={metric!r} with higher_is_better={higher_is_better}, but "
+            f"{'higher' if directions[metric] else 'lower'} is better: omit higher_is_better, or use another name for "
+            "another metric"
         )

@@ -18,21 +18,20 @@ from esper.serialization.state_files import from_plain, to_plain
 
 
 class Spending:
-    """Counts the FLOPs of every pass through a model: of training, validation, forks, and promises.
+    """Counts the FLOPs of every pass through a model: training, validation, forks and promises.
 
-    A forward pass through the host costs what torch counted when slots were attached (matrix products, convolutions,
-    attention and recurrent layers, as in training), in proportion to the size of the input, and a module what its
-    blueprint declares. A backward pass costs as much once for the features, and once more
-    for the parameters, if they learn (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). It is counted when it comes,
-    in training and in evaluation mode. A host that does not learn and has no modules is not differentiated.
+    The FLOPs of a forward pass through the host are counted by torch at `esper.attach` (matrix products, convolutions,
+    attention and recurrent layers), and scaled by the size of the input. The FLOPs of a module are those its blueprint
+    declares. A backward pass costs one forward pass for the features, and another one for the parameters, if they learn
+    (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). It is counted when it happens, also in evaluation mode. A host
+    that does not learn and has no modules has no backward pass.
 
-    A backward pass that skips some layers or parameters counts as a complete one. Not counted are direct calls of parts
-    of the host, such as its encoder, and what gradient checkpointing within the host computes once more. Where the host
-    returns tensors in something else than a mapping, list, tuple or dataclass, every forward pass that could be
-    differentiated counts as if it were: evaluate under `torch.no_grad`. What a pass returns carries a hook: detach what
-    is to be saved.
+    Limits: a backward pass that skips layers or parameters counts in full. Direct calls of parts of the host, such as
+    its encoder, and recomputation by gradient checkpointing within the host are not counted. If the host returns
+    something other than tensors, mappings, lists, tuples or dataclasses, every forward pass with gradients enabled
+    counts as if a backward pass followed: evaluate under `torch.no_grad`. Outputs carry a hook: detach what you save.
 
-    A grower has one, `Grower.spending`; for growth by hand make it yourself:
+    A grower has one, `Grower.spending`. If you grow by hand, make your own:
 
     ```python
     spending = esper.Spending(model, training_flops=1e12)
@@ -40,13 +39,13 @@ class Spending:
     ```
 
     Args:
-        model: An attached model, which is counted from now on.
+        model: An attached model; counting starts now.
         training_flops: Budget of FLOPs; None: no limit.
         seconds: Budget of seconds from now on; None: no limit.
-        counted_in: Another `Spending` to which the FLOPs are added too.
+        counted_in: Another `Spending` that also counts these FLOPs.
 
     Raises:
-        ConfigError: an argument is of another kind; FLOPs are limited, and those of the host could not all be counted.
+        ConfigError: an argument has the wrong type; or FLOPs are limited, but torch cannot count all of the host's.
     """
 
     @check_arguments(ConfigError, model=MODEL_ADVICE, counted_in="give an esper.Spending")
@@ -75,7 +74,7 @@ class Spending:
         """FLOPs spent so far.
 
         Raises:
-            ConfigError: they cannot be counted, as where the model is compiled.
+            ConfigError: they cannot be counted, for instance because the model is compiled.
         """
         self._require_countable()
         return self._flops
@@ -92,15 +91,15 @@ class Spending:
 
     @property
     def share(self) -> float:
-        """The share of the budget that is spent, 1 at its end.
+        """The share of the budget that is spent, from 0 to 1.
 
-        Each of several processes has its own; for a grower's, all have that of the first one at the last step.
+        With several processes each has its own. For a grower's, all use that of the first process at the last step.
 
         Raises:
-            ConfigError: there is no budget; or FLOPs cannot be counted, as where the model is compiled.
+            ConfigError: there is no budget, or FLOPs cannot be counted, for instance because the model is compiled.
         """
         if not self.limited:
-            raise ConfigError("there is no budget of which a share could be spent: say training_flops or seconds")
+            raise ConfigError("there is no budget: give training_flops or seconds")
         return self.compute_share() if self._shared_share is None else self._shared_share
 
     def set_share(self, share: float) -> None:
@@ -142,9 +141,9 @@ class Spending:
         model = self._model
         reason = "" if model.host_flops is not None else f"torch cannot count {model.uncounted_flops}"
         if model.compilations.compiled:
-            reason = "passes of a compiled model are not seen"
+            reason = "passes of a compiled model cannot be counted"
         if reason:
-            raise ConfigError(f"no FLOPs are known, since {reason}: limit something else, such as decisions or seconds")
+            raise ConfigError(f"FLOPs are unknown, because {reason}: limit decisions or seconds instead")
 
     def state_dict(self) -> dict[str, Any]:
         """FLOPs and seconds spent so far."""
@@ -175,30 +174,31 @@ def limit_progress(progress: float, spending: Spending, planned: int | None) -> 
 def warmup_stable_decay(
     share: NonNegativeFloat, *, warmup: NonNegativeFloat = 0.02, decay: NonNegativeFloat = 0.2
 ) -> float:
-    """The factor of learning rates after ``share`` of a budget: it rises to 1, stays there, and falls to 0 at the end.
+    """A learning-rate factor by ``share`` of the budget spent: it rises to 1, stays constant, then falls to 0.
 
     ```python
     grower = esper.Grower(model, optimizer, evaluate=validate, training_flops=1e15)
     scheduler = LambdaLR(optimizer, lambda _: esper.warmup_stable_decay(grower.spending.share))
     ```
 
-    Any scheduler survives growth, since slots have parameter groups from the start; the factor multiplies the learning
-    rate of each group. Call ``scheduler.step()`` after the optimizer's: the first step comes before anything is spent,
-    so its rate is 0. Policies see the learning rate. In several processes the share, and so the rate, changes at each
-    decision only.
+    The factor multiplies the learning rate of each parameter group. Any scheduler works with growth, since slots have
+    parameter groups from the start. Call ``scheduler.step()`` after ``optimizer.step()``; the first rate is 0, since
+    nothing is spent yet. Policies observe the learning rate. With several processes, the share and the rate change only
+    at decisions.
 
-    The fall is ``1 - sqrt(x)`` in the share x of the decay that is over (Hägele et al. 2024, arXiv 2405.18392).
+    During decay the factor is ``1 - sqrt(x)``, where x is the elapsed fraction of the decay (Hägele et al. 2024, arXiv
+    2405.18392).
 
     Args:
-        share: Share of the budget that is spent, from 0 to 1; the factor stays the same beyond 1.
-        warmup: Share of the budget in which the factor rises linearly from 0 to 1.
-        decay: Share of the budget, at the end, in which it falls.
+        share: Share of the budget spent, from 0 to 1. Beyond 1 the factor is constant.
+        warmup: Share of the budget during which the factor rises linearly from 0 to 1.
+        decay: Share of the budget at the end during which it falls to 0.
 
     Raises:
-        ConfigError: an argument is negative or no number, or the phases overlap.
+        ConfigError: an argument is negative or not a number, or the phases overlap.
     """
     if warmup + decay > 1:
-        raise ConfigError(f"warmup {warmup} and decay {decay} must be at most 1 together")
+        raise ConfigError(f"warmup {warmup} and decay {decay} add up to more than 1")
     if share >= 1:
         return float(decay == 0)
     if share < warmup:

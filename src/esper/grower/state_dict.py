@@ -90,8 +90,8 @@ def require_same_slots(model: GrowingModel, table: SeedTable) -> None:
     for owns, slot in zip(table.owning[0].tolist(), model.slots.values(), strict=True):
         if owns != (slot.seed is not None):
             raise ConfigError(
-                f"slot {slot.name!r} {'has lost its seed' if owns else 'holds a seed'} without its grower's doing: let "
-                "the grower alone plant and prune, or load its state where training goes on"
+                f"slot {slot.name!r} {'lost its seed' if owns else 'has a seed'} that the grower did not "
+                f"{'prune' if owns else 'plant'}: let only the grower plant and prune, or load its state to resume"
             )
 
 

@@ -137,10 +137,10 @@ def advise(trials: TrialLog, controller: str) -> tuple[str, ...]:
         sentences.append("Nothing was kept.")
     elif (best := trials.best) is not None:
         sentences.append(
-            f"The best candidate was {best.blueprint} in {best.slot} at decision {best.decision}: its promise less its "
-            f"price was {best.worth:.3g}, and candidates are planted above {best.threshold:.3g}."
+            f"The best candidate was {best.blueprint} in {best.slot} at decision {best.decision}: its promise minus "
+            f"its price was {best.worth:.3g}, but only candidates above {best.threshold:.3g} are planted."
         )
-    options = ["more decisions, so that modules learn for longer", "larger blueprints or more slots"]
+    options = ["more decisions, so that modules train longer", "larger blueprints or more slots"]
     if controller != ALL_AT_START:
-        options.insert(0, f'controller="{ALL_AT_START}", which plants the largest module of every slot at the start')
-    return (*sentences, f"To try: {'; '.join(options)}.")
+        options.insert(0, f'controller="{ALL_AT_START}", which plants the largest module in every slot at the start')
+    return (*sentences, f"Try: {'; '.join(options)}.")

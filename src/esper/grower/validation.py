@@ -1,4 +1,4 @@
-"""Measures a model on validation data for the usual tasks: `esper.Validation`, an argument for `esper.Grower`."""
+"""`esper.Validation`: measures a model on validation data for the usual tasks."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _tally_classes(outputs: Tensor, labels: Tensor, dim: int) -> Tally:
     labels, classes = labels.long(), scores.shape[-1]
     if classes < 2:
         raise ConfigError(
-            "the model gives one score, and no class can be chosen by that: give one per class, or take multi_label "
-            "for yes or no"
+            "the model has one output per example, but classification needs one per class: use multi_label for a "
+            "yes/no output"
         )
     counted = labels != IGNORED
     if (counted & ((labels < 0) | (labels >= classes))).any():
-        raise ConfigError(f"labels are beyond the {classes} classes of the model's outputs: give 0 to {classes - 1}")
+        raise ConfigError(f"labels exceed the {classes} classes of the model's outputs: give 0 to {classes - 1}")
     losses = F.cross_entropy(_widen(scores.reshape(-1, classes)), labels.reshape(-1), reduction="none")
     hits = (scores.argmax(-1) == labels) & counted
     return Tally(*(_sum_by_example(values, len(labels)) for values in (losses, hits, counted)))
@@ -89,7 +89,7 @@ _TALLIES: dict[str, Callable[[Tensor, Tensor], Tally]] = {
 
 
 class Validation:
-    """Measures loss and accuracy of a model on validation data, for ``Grower(evaluate=...)`` and for you.
+    """Measures loss and accuracy of a model on validation data, for ``Grower(evaluate=...)`` or your own use.
 
     ```python
     validate = esper.Validation("classification", DataLoader(validation_data, batch_size=256))
@@ -97,43 +97,42 @@ class Validation:
     loss, accuracy = validate(model)
     ```
 
-    The model runs in evaluation mode without gradients. Its modes and torch's random numbers are restored afterwards,
-    though a `DataLoader` draws some. Loss and accuracy are means over all labels, whatever the sizes of batches, in
-    float32 at least; both keep the values of single examples, by which a grower knows the standard error of a
-    contribution. Where the model returns a dictionary or an object with ``logits``, as those of Hugging Face do,
-    these are its outputs.
+    The model runs in evaluation mode without gradients. Its mode and torch's random state are restored afterwards. Loss
+    and accuracy are means over all labels, independent of batch sizes, in at least float32. Both keep the values of
+    single examples, so that a grower can compute standard errors of contributions. If the model returns a dictionary or
+    object with ``logits``, as Hugging Face models do, these are its outputs.
 
     Args:
         task: The kind of task.
 
-            ``classification``: outputs ``[N, classes, ...]``, labels int64 ``[N, ...]``; gives the cross-entropy in
-            nats and the accuracy.
+            ``classification``: outputs ``[N, classes, ...]``, int64 labels ``[N, ...]``. Returns cross-entropy in nats
+            and accuracy.
 
-            ``language_modelling``: outputs ``[..., vocabulary]``, labels int64 ``[...]``, the token that comes next at
-            each position; gives the same, per token.
+            ``language_modelling``: outputs ``[..., vocabulary]``, int64 labels ``[...]`` (the next token at each
+            position). Returns cross-entropy in nats per token and accuracy.
 
-            ``multi_label``: outputs ``[N, labels]``, targets 0 or 1 of that shape; gives the binary cross-entropy in
-            nats and the share of correct labels. The chance level of a grower is then 1/2.
+            ``multi_label``: outputs ``[N, labels]``, targets 0 or 1 of the same shape. Returns binary cross-entropy in
+            nats and the fraction of correct labels. Its chance level is 1/2.
 
-            ``regression``: outputs and targets of one shape; gives only the mean squared error.
+            ``regression``: outputs and targets of the same shape. Returns only the mean squared error.
 
-            The label -100 is left out of the count by the first two.
-        batches: Pairs of the model's input and labels, the same in every iteration, such as a list or a `DataLoader`
-            that does not shuffle. An input is a tensor, a tuple of positional arguments or a dictionary of keyword
-            arguments. Tensors are moved to the device of the model.
+            The first two ignore labels of -100.
+        batches: Pairs of inputs and labels, the same in every iteration, such as a list or a `DataLoader` without
+            shuffling. Inputs are a tensor, a tuple of positional arguments or a dictionary of keyword arguments.
+            Tensors are moved to the model's device.
 
     Raises:
-        ConfigError: there is no such task; the batches are an iterator, are empty or hold something else than pairs; or
-            labels and outputs do not fit each other.
+        ConfigError: the task does not exist; the batches are an iterator, empty, or not pairs; or labels and outputs do
+            not match.
     """
 
     def __init__(self, task: str, batches: Iterable[Any]) -> None:
         if not isinstance(task, str) or task not in _TALLIES:  # pyright: ignore[reportUnnecessaryIsInstance]
             hint = did_you_mean(str(task), _TALLIES) or f"; choose from {', '.join(_TALLIES)}"
-            raise ConfigError(f"no task is called {task!r}{hint}")
+            raise ConfigError(f"unknown task {task!r}{hint}")
         if isinstance(batches, Iterator) or not isinstance(cast("object", batches), Iterable):
             raise ConfigError(
-                f"batches is {describe_value(batches)}: give what can be gone through again, such as a DataLoader or a "
+                f"batches is {describe_value(batches)}, which cannot be iterated repeatedly: give a DataLoader or a "
                 "list"
             )
         self.task = task
@@ -142,21 +141,19 @@ class Validation:
         """Number of classes of each label; None: that of the model's outputs, if the task has classes."""
 
     def resolve_classes(self, classes: int | None) -> int | None:
-        """The number of classes, if it is known: that of the task, or else the configured ``classes``.
+        """The number of classes, if known: that of the task, or else the configured ``classes``.
 
         Raises:
-            ConfigError: the task has another number of them.
+            ConfigError: the task has a different number of classes.
         """
         if None not in (classes, self.classes) and classes != self.classes:
-            raise ConfigError(
-                f"classes is {classes}, but {self.task} has labels 0 and 1: leave it out, or say classes=2"
-            )
+            raise ConfigError(f"classes is {classes}, but {self.task} has labels 0 and 1: omit it, or give classes=2")
         return classes or self.classes
 
     def __call__(self, model: nn.Module) -> float | tuple[float, float]:
-        """The mean loss, or the mean loss and the accuracy, a fraction, where the task has one."""
+        """The mean loss; for tasks with an accuracy, the mean loss and the accuracy in [0, 1]."""
         if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"{describe_value(model)} is no model: give a torch.nn.Module")
+            raise ConfigError(f"{describe_value(model)} is not a model: give a torch.nn.Module")
         device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
         # A DataLoader draws random numbers even if it does not shuffle.
         with keep_modes(model), keep_generators(model), torch.no_grad():
@@ -164,7 +161,7 @@ class Validation:
             tallies = [self._measure(model, batch, device) for batch in self.batches]
         count = sum(float(tally.total.sum()) for tally in tallies)
         if not count:
-            raise ConfigError(f"the batches for {self.task} hold nothing to count: give at least one example")
+            raise ConfigError(f"the batches for {self.task} contain no labels: give at least one example")
 
         def compute_mean(sums: list[Tensor]) -> float:
             # Examples with more labels count for more, so that the mean is the one over all labels.
@@ -194,23 +191,21 @@ class Validation:
             outputs = getattr(outputs, "logits", outputs)
         if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor):
             raise ConfigError(
-                f"{self.task} compares {describe_value(outputs)} of the model with {describe_value(labels)}: "
-                "both have to be "
-                "tensors; write a function of your own for other outputs"
+                f"{self.task} got {describe_value(outputs)} from the model and {describe_value(labels)} as labels, but "
+                "both must be tensors: write your own evaluate function for other outputs"
             )
         # Other tensors would give a loss, but a wrong one.
         for tensor in (outputs, labels):
             if tensor.is_complex() or tensor.layout is not torch.strided or not tensor.ndim:
                 raise ConfigError(
-                    f"{self.task} compares dense tensors of real numbers with an axis for the examples, and none like "
-                    f"{describe_value(tensor)}"
+                    f"{self.task} needs dense real tensors with an axis for examples, not {describe_value(tensor)}"
                 )
         try:
             return _TALLIES[self.task](outputs, labels)
         except ValueError:
             raise ConfigError(
-                f"outputs {tuple(outputs.shape)} and labels {tuple(labels.shape)} of {labels.dtype} do not fit each "
-                f"other in {self.task}: see help(esper.Validation)"
+                f"outputs {tuple(outputs.shape)} and labels {tuple(labels.shape)} of {labels.dtype} do not match for "
+                f"{self.task}: see help(esper.Validation)"
             ) from None
 
 

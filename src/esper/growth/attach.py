@@ -91,39 +91,38 @@ def attach(
     apart: bool | None = None,
     freeze_host: FrozenParts = False,
 ) -> GrowingModel:
-    """Give ``model`` growth slots behind some of its submodules.
+    """Add growth slots behind some submodules of ``model``.
 
     ```python
     growing = attach(net, {"layer2": ["conv3x3", "squeeze_excite"], r"re:blocks\\.\\d+": "auto"}, images[:2])
     ```
 
-    The model itself and its state-dict keys do not change; a slot is a forward hook, and dormant ones change nothing.
+    The model and its state-dict keys do not change. A slot is a forward hook, and does nothing while it is empty.
     Attach before `torch.compile`, which silently ignores later hooks.
 
     Args:
         model: Any module.
-        slots: Names of submodules, or a mapping from names to blueprints' names or ``"auto"``. A key that begins with
-            ``re:`` is a regular expression for all submodules whose whole name it matches; there is a warning if one of
-            its alternatives, as in ``(query|value)``, matches none. New hidden units (``units``, ``units_8``) grow
-            between layers that a tuple names, ``("fc1", "fc2")`` or ``("gate", "up", "down")``, or which are found in
-            the submodule of a name or pattern, such as a transformer's MLP. The slot is behind the last of them, and
-            has its name.
-        example_input: Arguments of the model, with two examples or more: a tensor, a tuple of positional arguments, or
-            a dictionary of keyword arguments. A forward pass with it finds the features at each slot.
-        causal: Whether tokens must not depend on later ones, as in a language model; None: found by a forward pass.
-        apart: Whether no position of tokens or sequences may depend on any other, as if the model masks padding or
-            caches the past, which seeds do not get; None: found by the arguments of modules. False offers blueprints
-            that mix positions in any case: for models that never meet padding and never use a cache.
-        freeze_host: Whether the host stays equal, to the bit, and only seeds learn: its parameters require no gradient,
-            and it stays in evaluation mode, without dropout or new statistics, in any mode of the model. Names or
-            patterns, as in ``slots``, freeze these submodules and their children.
+        slots: Names of submodules, or a mapping from names to lists of blueprints or ``"auto"`` (all that fit). A name
+            that begins with ``re:`` is a regular expression that must match whole names; a warning says if one of its
+            alternatives, as in ``(query|value)``, matches nothing. New hidden units (``units``, ``units_8``) grow
+            between layers named by a tuple, ``("fc1", "fc2")`` or ``("gate", "up", "down")``, or found in a named
+            submodule such as a transformer's MLP. Their slot is behind the last of these layers and has its name.
+        example_input: Arguments of the model with at least two examples: a tensor, a tuple of positional arguments, or
+            a dictionary of keyword arguments. It is used in a forward pass to find the features at each slot.
+        causal: Whether tokens must not depend on later ones, as in a language model; None: detected by a forward pass.
+        apart: Whether positions of tokens or sequences must not depend on each other, because the model masks padding
+            or caches past positions, and seeds do not get masks or caches; None: detected from the arguments of
+            modules. False allows blueprints that mix positions, for models without padding or cache.
+        freeze_host: Whether only seeds learn and the host stays bit for bit the same: its parameters require no
+            gradient, and it stays in evaluation mode, without dropout or new statistics. Names or patterns, as in
+            ``slots``, freeze only these submodules and their children.
 
     Raises:
-        SlotError: an argument has another type, such as a string as ``slots``; a name or pattern matches nothing, two
-            of them the same submodule; a submodule is shared, is never called or more than once, or has no features
-            that a slot can use; a blueprint does not support a site; or no units can be added between layers, as
-            something lies between them that is not done to each unit by itself.
-        UnknownBlueprintError: no blueprint of that name is registered.
+        SlotError: an argument has the wrong type, such as a string for ``slots``; a name or pattern matches nothing, or
+            two match the same submodule; a submodule is shared, not called exactly once, or has no features that a slot
+            can use; a blueprint does not support a site; or units cannot be added between layers, because an operation
+            between them is not applied to each unit separately.
+        UnknownBlueprintError: a blueprint is not registered.
     """
     # Blueprints on offer by name or pattern; None: all that fit.
     offers: dict[Place, list[str] | None] = dict.fromkeys(slots)
@@ -133,7 +132,7 @@ def attach(
         if not isinstance(blueprints, str):
             offers[place] = [get(name).name for name in blueprints]
         elif isinstance(place, tuple):
-            raise SlotError(f"the layers {place} have 'auto': name what may grow between them, such as ['units_8']")
+            raise SlotError(f"'auto' does not work between layers {place}: name the blueprints, such as ['units_8']")
     # Names of the submodules to freeze; a shared submodule has several names.
     if isinstance(freeze_host, bool):
         frozen = [WHOLE] if freeze_host else []
@@ -159,13 +158,13 @@ def attach(
         grows_units = offer is not None and any(get(kind).context is Context.HIDDEN for kind in offer)
         if isinstance(place, tuple):
             if not grows_units:
-                raise SlotError(f"no units are on offer between the layers {place}: name {place[-1]!r} alone")
+                raise SlotError(f"no blueprint for units is given between the layers {place}: name only {place[-1]!r}")
             makers[place[-1]] = place[:-1]
         elif grows_units:
             widened += names
         for name in names:
             if name in blueprints_by_name:
-                raise SlotError(f"{place!r} matches submodule {name!r}, which an earlier slot has already")
+                raise SlotError(f"{place!r} matches submodule {name!r}, which already has a slot")
             blueprints_by_name[name] = offer
     # Slots of units are behind the last of their layers.
     pairs = find_pairs(model, widened, lambda: call_host(model, example_input)) if widened else {}
@@ -188,14 +187,14 @@ def _match_names(model: nn.Module, place: str) -> list[str]:
     try:
         pattern = re.compile(place.removeprefix(PATTERN))
     except re.error as error:
-        raise SlotError(f"slot {place!r} is no regular expression: {error}") from error
+        raise SlotError(f"slot {place!r} is not a valid regular expression: {error}") from error
     names = [name for name, _ in list_named_modules(model) if name]
     # The whole name must match; a part of one makes the error more helpful.
     matches = [name for name in names if pattern.fullmatch(name)]
     if not matches:
         part = next((name for name in names if pattern.search(name)), None)
-        hint = "print(model) shows the names" if part is None else f"part of {part!r} does: '.*' stands for the rest"
-        raise SlotError(f"no submodule's whole name matches {place!r}; {hint}")
+        hint = "print(model) shows the names" if part is None else f"it matches part of {part!r}: add '.*' for the rest"
+        raise SlotError(f"{place!r} matches no whole name of a submodule; {hint}")
     # An alternative that matches nothing is misspelt, or of another model.
     counts: list[tuple[str, int]] = []
     for branch, alone in [] if pattern.flags & re.VERBOSE else list_alternatives(pattern.pattern):
@@ -207,7 +206,7 @@ def _match_names(model: nn.Module, place: str) -> list[str]:
     if missing:
         warnings.warn(
             f"{place!r} has alternatives that match no submodule: {missing}; submodules matched: {told}. "
-            "print(model) shows the names: correct these alternatives, or leave them out",
+            "Correct or remove these alternatives; print(model) shows the names",
             stacklevel=4,
         )
     return matches

@@ -100,9 +100,9 @@ def refuse_cache(module: nn.Module, names: tuple[str, ...], arguments: tuple[Any
     """
     for name in find_hints(names, arguments, {}).caches:
         raise SlotError(
-            f"a {type(module).__name__} with gradient checkpointing is given a cache, {name!r}, which it would fill "
-            "twice, as the backward pass computes it again: call the model with use_cache=False and without a cache, "
-            "or disable its gradient checkpointing"
+            f"a {type(module).__name__} with gradient checkpointing got a cache, {name!r}, which the recomputation in "
+            "the backward pass would fill twice: call the model with use_cache=False and without a cache, or disable "
+            "its gradient checkpointing"
         )
 
 

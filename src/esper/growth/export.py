@@ -75,15 +75,14 @@ def export(
     *,
     fixed_batch: bool = False,
 ) -> None:
-    """Write ``model``, as it computes in eval mode, to ``path``, for batches of any size.
+    """Export ``model`` in evaluation mode to the file ``path``, for any batch size.
 
-    Before the file is moved there, a fresh process that cannot import Esper loads it and runs it on random inputs of
-    another batch size than the traced one; its outputs must equal the model's to 1e-5, or to the precision of its
-    numbers if that is coarser. Weights alone (``safetensors``) do not need a model that can be traced: the file must
-    hold the model's tensors, bit for bit.
+    The file is first loaded in a process that cannot import Esper, and run on random inputs of a batch size other than
+    the traced one. Its outputs must equal the model's to 1e-5, or to the precision of its numbers if that is coarser.
+    ``safetensors`` has only weights and needs no tracing: the file must hold the model's tensors bit for bit.
 
-    The file returns tensors in plain tuples, lists and dictionaries, also if the model returns an object such as
-    Hugging Face's `ModelOutput`; parts without a tensor, such as the cache of a language model, are left out.
+    The exported program returns tensors in plain tuples, lists and dictionaries, even if the model returns an object
+    such as Hugging Face's `ModelOutput`. Parts without a tensor, such as a language model's cache, are left out.
 
     Args:
         model: From `GrowingModel.finalize`, or any other module.
@@ -101,24 +100,22 @@ def export(
     """
     # Refuse invalid arguments before any work.
     if find_attached(model) is not None or any(isinstance(part, Slot) for part in model.modules()):
-        raise ExportError("a growing model cannot be exported, since its slots may change: export its finalize()")
+        raise ExportError("a growing model cannot be exported, because it may still change: export its finalize()")
     kind, path = Format(format), Path(path)
     if not path.name.endswith(kind.suffix) or path.name == kind.suffix:
         raise ExportError(f"the {kind} format needs a file name that ends in {kind.suffix}, not {path.name!r}")
     if not path.parent.is_dir():
         raise RunError(f"cannot write {path} (there is no folder {path.parent}): make it, or choose another one")
     if kind is Format.SAFETENSORS and fixed_batch:
-        raise ConfigError(
-            f"the {kind} format holds weights alone, which fit batches of any size: leave out fixed_batch"
-        )
+        raise ConfigError(f"the {kind} format has only weights, which fit any batch size: omit fixed_batch")
     inputs = None if kind is Format.SAFETENSORS else Inputs.from_arguments(example_input)
     if inputs is not None and kind is Format.ONNX:
         require_extra("onnx", "export to ONNX", *_ONNX_PACKAGES, error=ExportError)
         for tensor in (*model.parameters(), *inputs.tensors):
             if tensor.dtype in _NOT_FOR_ONNX:
                 raise ExportError(
-                    f"the model computes in {tensor.dtype}, which onnxruntime does not everywhere: export "
-                    "model.float() with an example input of torch.float32, or choose another format"
+                    f"the model uses {tensor.dtype}, which onnxruntime does not support in all operators: export "
+                    "model.float() with a torch.float32 example input, or choose another format"
                 )
     # Write and verify in a temporary folder, then move the file to its place.
     plain = copy_module(model, ExportError).cpu().eval()
@@ -128,7 +125,7 @@ def export(
             if inputs is None:
                 write_weights(plain, file)
                 if save(load(file.read_bytes())) != save(_copy_state(model)):
-                    raise ExportError("the safetensors file holds other tensors than the model: nothing is written")
+                    raise ExportError("the safetensors file differs from the model's tensors: nothing was written")
             else:
                 generator = torch.Generator().manual_seed(0)
                 plain.register_forward_hook(lambda _module, _arguments, returned: make_plain(returned))
@@ -167,7 +164,7 @@ def _copy_state(model: nn.Module) -> dict[str, Tensor]:
     copies: dict[str, Tensor] = {}
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            raise ExportError(f"the model's state has {name!r}, which is no tensor: choose another format")
+            raise ExportError(f"the model's state has {name!r}, which is not a tensor: choose another format")
         copies[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
     return copies
 
@@ -238,8 +235,8 @@ def verify(kind: Format, file: Path, inputs: Inputs, expected: Sequence[Tensor],
         # Infinities and NaN must be in the same places.
         if not torch.allclose(theirs.double(), ours.double(), rtol=0, atol=allowed, equal_nan=True):
             raise ExportError(
-                f"the {kind} file returns something else than the model (off by more than {allowed:.0e}, or infinite "
-                "or NaN in other places): nothing is written; choose another format"
+                f"the outputs of the {kind} file differ from the model's by more than {allowed:.0e}, or are infinite "
+                "or NaN in other places: nothing was written; choose another format"
             )
 
 
@@ -269,13 +266,12 @@ def trace_model(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) 
                 pass  # the reason below holds for any batch
             else:
                 raise ExportError(
-                    f"torch.export cannot trace {name} for batches of any size ({reason}): export it for batches as "
-                    "large as the example input, with fixed_batch=True (or --fixed-batch), or rewrite what it "
-                    "stumbles on"
+                    f"torch.export cannot trace {name} for any batch size ({reason}): fix the batch size to that of "
+                    "the example input with fixed_batch=True (or --fixed-batch), or rewrite the failing code"
                 ) from error
         raise ExportError(
-            f"torch.export cannot trace {name} ({reason}): rewrite what it stumbles on, export its weights alone as "
-            "safetensors, or keep the finalized module itself by torch.save"
+            f"torch.export cannot trace {name} ({reason}): rewrite the failing code, export only the weights as "
+            "safetensors, or save the finalized module with torch.save"
         ) from error
 
 
@@ -369,8 +365,8 @@ def make_plain(returned: Any) -> Any:
     plain = _make_part_plain(returned)
     if not collect_tensors(plain):
         raise ExportError(
-            f"the model returns a {type(returned).__name__} in which no tensor is found: wrap the model in a module "
-            "that returns a tensor, or a tuple, list, mapping or dataclass of tensors"
+            f"the model returns a {type(returned).__name__} that contains no tensor: wrap the model in a module that "
+            "returns a tensor, or a tuple, list, mapping or dataclass of tensors"
         )
     return plain
 

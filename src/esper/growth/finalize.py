@@ -78,7 +78,7 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
 
     Raises:
         ExportError: `torch.export` cannot trace a seed's blueprint, or the host cannot be copied.
-        SlotError: there are unfinished seeds, which ``unfinished`` forbids; or a slot is not called any more.
+        SlotError: there are unfinished seeds, which ``unfinished`` forbids; or a slot is no longer called.
     """
     require_attached(model)
     kept = _choose_kept(model, unfinished)
@@ -142,8 +142,8 @@ def _choose_kept(model: GrowingModel, unfinished: Unfinished) -> list[str]:
     kept: list[str] = []
     if live and unfinished is Unfinished.RAISE:
         raise SlotError(
-            f"unfinished seeds: {'; '.join(descriptions.values())}; call finish() of their grower, fossilize or prune "
-            "them, or decide by finalize(unfinished='keep') or 'drop'"
+            f"unfinished seeds: {'; '.join(descriptions.values())}; call finish() of the grower, fossilize or prune "
+            "them, or use finalize(unfinished='keep') or 'drop'"
         )
     if live and unfinished is Unfinished.KEEP:
         for name, seed in live.items():
@@ -209,8 +209,8 @@ def _call_wider(host: nn.Module, example: Arguments, slot: str) -> Any:
         return call_host(host.eval(), example)
     except RuntimeError as error:
         raise ExportError(
-            f"the host cannot be called with the units that grew behind {slot!r} ({error}): its code goes by the "
-            "number of units that it had; save the growing model by esper.save"
+            f"the host cannot be called with the units that grew behind {slot!r} ({error}): its code depends on the "
+            "original number of units; save the growing model with esper.save"
         ) from error
 
 
@@ -239,13 +239,13 @@ def _add_fossil(
     needs_call = seed.context is Context.CALL and layer is not None and not layer.single_argument
     if needs_call and (block is None or runs_children):
         raise ExportError(
-            f"{what} counts with {alpha:.2f} in a module that runs all its children: with a weight of 1 it can be part "
-            "of a plain model; save the growing model by esper.save"
+            f"{what} has weight {alpha:.2f} in a module that runs all its children, but only with a weight of 1 it can "
+            "be part of a plain model; save the growing model with esper.save"
         )
     if block is not None and former is not None:
         raise ExportError(
-            f"{what} is a copy of a layer to which units were added behind it: only one of both can be part of a plain "
-            "model; save the growing model by esper.save"
+            f"{what} is a copy of a layer behind which units were added: a plain model can have only one of the two; "
+            "save the growing model with esper.save"
         )
     if block is not None and (alpha != 1 or runs_children):
         how = ", as a graph, which neither drops out nor gathers statistics in training" if runs_children else ""
@@ -410,7 +410,7 @@ def _require_equal(
         for name in widened[:1]
     ]
     causes += [f"a copy of the block {name!r} does not do what its seed did" for name in blocks[:1]]
-    raise ExportError(f"{', or '.join(causes)}; save the growing model by esper.save")
+    raise ExportError(f"{', or '.join(causes)}; save the growing model with esper.save")
 
 
 def _compute_both(

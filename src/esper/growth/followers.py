@@ -84,9 +84,8 @@ class Ownership:
         split = [name for name in slots if groups[name] > 1]
         if split:
             raise SlotError(
-                f"the optimizer has {groups[split[0]]} parameter groups for slot {split[0]!r}, and what grows there "
-                "can go to one of them alone: leave the groups of slots as model.parameter_groups(lr=...) made them; "
-                "those of the host may be split"
+                f"the optimizer has {groups[split[0]]} parameter groups for slot {split[0]!r}, but needs exactly one: "
+                "do not split the groups of slots from model.parameter_groups(lr=...); the host's group may be split"
             )
         if missing:
             raise SlotError(
@@ -99,8 +98,8 @@ class Ownership:
         }
         if owned and owned.isdisjoint(parameter for _, parameter in named_parameters()):
             raise SlotError(
-                "the optimizer's groups hold no parameter of this model: it was made for another one, for a copy, or "
-                "before it was sharded; make it from this model's model.parameter_groups(lr=...)"
+                "the optimizer has no parameter of this model: it was made for another model, a copy, or before "
+                "sharding; make it from this model's model.parameter_groups(lr=...)"
             )
         # Optimizers that divide the parameters among processes step groups that would not get those of seeds.
         lists = {id(group["params"]) for group in optimizer.param_groups}
@@ -108,18 +107,17 @@ class Ownership:
             others = [group for group in held.param_groups if id(group["params"]) not in lists]
             if any(SLOT_KEY in group or not owned.isdisjoint(group["params"]) for group in others):
                 raise SlotError(
-                    f"{type(optimizer).__name__} trains by a {type(held).__name__} inside, which has groups of its "
-                    "own, so what grows would never learn: take a torch.optim optimizer that is made from "
-                    "model.parameter_groups(lr=...), or, to divide its state among processes, FSDP2 with "
-                    "model.shard_growth()"
+                    f"{type(optimizer).__name__} wraps a {type(held).__name__} with its own parameter groups, so seeds "
+                    "would never learn: use a torch.optim optimizer made from model.parameter_groups(lr=...), or, to "
+                    "divide its state among processes, FSDP2 with model.shard_growth()"
                 )
         # The check of a former optimizer is replaced.
         try:
             check = _OwnershipCheck(optimizer, named_parameters)
         except AttributeError as error:  # `torch.optim.Optimizer.__init__` was never called
             raise SlotError(
-                f"{type(optimizer).__name__} takes no hooks on its steps, by which growth follows training: give the "
-                "torch.optim optimizer that it steps, or call torch.optim.Optimizer.__init__ in it"
+                f"{type(optimizer).__name__} does not support step hooks, which growth needs: give the torch.optim "
+                "optimizer that it steps, or call torch.optim.Optimizer.__init__ in it"
             ) from error
         if self._check is not None:
             self._check.handle.remove()
@@ -174,8 +172,8 @@ class _OwnershipCheck:
         seed_name = next((name for name, _ in lacking if name.startswith(SLOTS_PREFIX)), None)
         if seed_name is not None:
             raise SlotError(
-                f"the optimizer lacks {seed_name!r} of a seed, which would never learn: leave the groups of slots as "
-                "they are, or make the optimizer anew from model.parameter_groups(lr=...)"
+                f"the optimizer lacks {seed_name!r} of a seed, which would never learn: do not change the groups of "
+                "slots, or make a new optimizer from model.parameter_groups(lr=...)"
             )
         trainable = [name for name, parameter in lacking if parameter.requires_grad]
         if trainable:
@@ -262,8 +260,8 @@ class Copies:
             return
         self._warned = True
         warnings.warn(
-            f"what grows in slot {slot.name!r} is not in a copy that was made of the model before: if the copy is an "
-            "average of its weights, call model.mirror(average) when you make it; a snapshot needs nothing",
+            f"the new seed in slot {slot.name!r} is missing in an earlier copy of the model: if the copy is an average "
+            "of weights, call model.mirror(average) when you make it; if it is a snapshot, ignore this",
             stacklevel=4,
         )
 

@@ -149,22 +149,21 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
     """Replace a model's growth and return the former one; see `esper.GrowingModel.swap`."""
     if not model.frozen.holds_all(model.host):
         raise SlotError(
-            "the host has learned together with what grew, so neither is of use by itself: attach with "
-            "freeze_host=True to swap what grows"
+            "the host trains together with its seeds, so they cannot be swapped: attach with freeze_host=True"
         )
     growth = Growth({}, {}) if growth is None else growth
     # Refuse what does not fit before anything is removed.
     host_sha256 = hash_frozen(model.host, [WHOLE])
     if growth.seeds and growth.host_sha256 != host_sha256:
         raise SlotError(
-            "the growth is of a frozen host with other values than this one's: give the host the values that it had "
-            "when the growth was taken off"
+            "this growth belongs to a frozen host with different values: load the values that the host had when the "
+            "growth was swapped out"
         )
     for name, seed in growth.seeds.items():
         if name in model.slots and seed.blueprint.name not in model.slots[name].blueprints:
             raise SlotError(
                 f"the growth has a seed of {seed.blueprint.name!r} in slot {name!r}, which offers "
-                f"{', '.join(model.slots[name].blueprints)}: attach with that on offer, too"
+                f"{', '.join(model.slots[name].blueprints)}: attach with that blueprint, too"
             )
     for name, site in growth.sites.items():
         if name not in model.slots or model.slots[name].site != site:

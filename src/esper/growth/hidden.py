@@ -8,7 +8,8 @@ module takes the values further, usual activation functions are tried.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +28,8 @@ from esper.numerics.module_state import keep_generators, keep_modes
 
 _NOISE = 3.0
 """Standard deviation of the noise: activations that are alike near zero differ there."""
+_FAR = 30.0
+"""Factor of the noise with which what was found is checked once more: clamps act only there."""
 _CLOSE = 1e-5
 """Difference by which a function may be computed otherwise, as a share of the largest value."""
 
@@ -125,8 +128,9 @@ def find_pairs(host: nn.Module, containers: Collection[str], run: Callable[[], o
         names = [name for name in order if name in inside[container]]
         if len(names) < 2 or len(calls.get(container, ())) != 1:
             raise SlotError(
-                f"submodule {container!r} ({type(modules[container]).__name__}) calls no two linear layers or "
-                "convolutions, once each, between which units can be added: name the layers, as in ('fc1', 'fc2')"
+                f"submodule {container!r} ({type(modules[container]).__name__}) has no two linear layers or "
+                "convolutions, called once each, between which units can be added: name the layers, as in ('fc1', "
+                "'fc2')"
             )
         # Layers that follow each other; in a gated MLP the two before the last have the same input.
         candidates = [LayerPair((maker,), reader) for maker, reader in itertools.pairwise(names)]
@@ -318,6 +322,16 @@ class _Trace:
                     raise self._refuse(problem)
             else:
                 after = self._multiply(steps, [value for value, _ in ends])
+            # The same must hold far from zero.
+            far = [_FAR * noise for noise in noises]
+            self._call_with_noise(far, first)
+            values = [_compute(chain, value) for chain, value in zip(steps, far, strict=True)]
+            if not _is_close(_compute(after, math.prod(values[1:], start=values[0])), self._target):
+                shown = ", ".join(_describe(step) for step in (*itertools.chain(*steps), *after)) or "nothing"
+                raise self._refuse(
+                    f"what lies between is {shown} near zero, but not at large values, as where values are clamped: "
+                    "make it a module that is called, such as nn.Hardtanh() or one of your own"
+                )
             maker_axis, reader_axis = map(find_channel_axis, (self._makers[0], self._reader))
             if maker_axis != reader_axis and self._target.dim() > 2:
                 raise self._refuse("one of them has its channels last, and the other behind the batch")
@@ -557,6 +571,13 @@ def _find_function(value: Tensor, readers: Sequence[Tensor]) -> tuple[Step, Tens
 def _is_result(first: Tensor, second: Tensor) -> bool:
     """Whether two functions gave the same; activations may differ by less than half precision rounds."""
     return _is_same(first, second) or (first.dtype.itemsize >= torch.float32.itemsize and _is_close(first, second))
+
+
+def _compute(steps: Iterable[Step], value: Tensor) -> Tensor:
+    """The value after the steps, which may work in place."""
+    for step in steps:
+        value = step.module(value.clone())
+    return value
 
 
 def _is_close(first: Tensor, second: Tensor) -> bool:

@@ -35,8 +35,8 @@ def require_attachable(host: nn.Module) -> None:
     name = find_attached(host)
     if name is not None:
         raise SlotError(
-            f"the model has growth slots already, one behind {name!r}: go on with what esper.attach returned then, "
-            "or take them off by its release() first"
+            f"the model already has growth slots, one behind {name!r}: use what esper.attach returned then, or call "
+            "its release() first"
         )
 
 
@@ -101,8 +101,8 @@ def require_called(model: GrowingModel) -> None:
         for place, hook in ((name, slot), *((maker, slot.source) for maker in slot.makers[:1])):
             if place not in modules or hook not in _list_hooks(modules[place]):
                 raise SlotError(
-                    f"slot {name!r} is not called any more: the model was released, or its submodule {place!r} was "
-                    "replaced or lost its hooks since esper.attach; rebuild the host first and attach then"
+                    f"slot {name!r} is no longer called: the model was released, or its submodule {place!r} was "
+                    "replaced or lost its hooks after esper.attach; change the host first, then attach"
                 )
 
 

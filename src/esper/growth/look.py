@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A module that does not exist yet: a blueprint in a slot."""
+    """A possible module: a blueprint in a slot, with its promise and cost."""
 
     slot: str
     blueprint: str
     promise: float
-    """Share of a common fall of the examples' losses that one step would achieve, in [0, 1): `esper.growth.promise`."""
+    """Fraction of a uniform decrease of all examples' losses that one step would achieve, in [0, 1); see
+    `esper.growth.promise`."""
     promise_held_out: float
-    """Promise on examples that the step was not fitted on; about zero or below where it would only fit noise."""
+    """Promise on examples the step was not fitted on; about zero or below if it would only fit noise."""
     error: float
     """Standard error of ``promise_held_out`` over draws of the initial values and halves of the examples."""
     parameters: int
@@ -47,7 +48,7 @@ class Candidate:
     flops: int
     """FLOPs added to a forward pass of one example, a multiply-add counted as two."""
     resident: str | None
-    """Blueprint of the seed in the slot, behind which the candidate would come; None if the slot is free."""
+    """Blueprint of the seed in an occupied slot, behind which the candidate is measured; None if the slot is free."""
 
     @property
     def promise_per_parameter(self) -> float:
@@ -57,7 +58,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LayerNeed:
-    """A layer of the host and the promise of its own parameters: much, if it learns well and is not done."""
+    """Promise of a host layer's own parameters; high if the layer still has much to learn and can learn it."""
 
     layer: str
     kind: str
@@ -74,14 +75,14 @@ class LayerNeed:
 
 @dataclass(frozen=True, repr=False)
 class Look:
-    """Promises of all candidates; prints as a table, in a notebook with a map."""
+    """Promises of all candidates. Prints as a table, in notebooks also as a heat map."""
 
     rows: tuple[Candidate, ...]
-    """Candidates, the most promising first."""
+    """Candidates, most promising first."""
     slots: tuple[str, ...]
     """Slots in the order of the forward pass."""
     layers: tuple[LayerNeed, ...]
-    """The host's own layers in the order of their calls, with ``layers=True``."""
+    """The host's own layers in the order of their calls; empty without ``layers=True``."""
     examples: int
     """Number of examples."""
     loss: float
@@ -124,7 +125,7 @@ class Look:
         return f"<div>{self._draw_svg()}<pre>{html.escape(repr(self))}</pre></div>"
 
     def to_svg(self, path: str | Path) -> None:
-        """Write a map of ``promise_held_out``: slots across, blueprints down, darker where the promise is higher.
+        """Write an SVG heat map of ``promise_held_out``: slots across, blueprints down, darker is higher.
 
         Raises:
             RunError: the file cannot be written.
@@ -200,8 +201,8 @@ def look(
             for index, slot in enumerate(slots.values()):
                 if slot.name not in at_slots.records:
                     raise LookError(
-                        f"submodule {slot.name!r} did not run once per call of loss(model, batch) with the batch "
-                        "first: call the model once there, as a whole"
+                        f"submodule {slot.name!r} did not run exactly once, batch first, per call of "
+                        "loss(model, batch): call the whole model once in the loss function"
                     )
                 record = at_slots.records[slot.name]
                 if slot.name in at_makers.records:
@@ -289,8 +290,8 @@ def _find_contexts(
     # Calls without a first tensor, or with further arguments, were not recorded as such.
     if len(contexts) < len(record.features):
         raise LookError(
-            f"blueprint {kind.name!r} in slot {slot.name!r}: the layer there is called with more than its features, so "
-            "the promise cannot be measured: offer others, or take a controller that does not look"
+            f"the promise of blueprint {kind.name!r} in slot {slot.name!r} cannot be measured, because the layer there "
+            "takes more arguments than its features: remove the blueprint, or use a controller without promises"
         )
     return contexts
 

@@ -62,10 +62,10 @@ def make_empty(model: type[M], host: type[nn.Module]) -> M:
     return subclass.__new__(subclass)
 
 
-OPTIMIZER_ADVICE = "give a torch.optim optimizer that is made from model.parameter_groups(lr=...)"
+OPTIMIZER_ADVICE = "give a torch.optim optimizer made from model.parameter_groups(lr=...)"
 """Advice in errors about an optimizer argument."""
 MODEL_ADVICE = (
-    "give the very model that esper.attach returned: neither its host, nor a compiled, averaged or distributed module "
+    "give the model that esper.attach returned: not its host, and not a compiled, averaged or distributed module "
     "around it"
 )
 """Advice in errors about a growing model argument."""
@@ -129,8 +129,8 @@ def _prepare_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, 
         same_shape = not (isinstance(own, Tensor) and isinstance(saved, Tensor)) or own.shape == saved.shape
         if own is None or not same_shape:
             raise CheckpointError(
-                f"the state dict holds {key!r} of a seed that this model does not have: a state dict has no structure; "
-                "keep grown models with esper.save, and get them back with esper.load"
+                f"the state dict has {key!r} of a seed that this model does not have, and a state dict has no "
+                "structure: save grown models with esper.save and load them with esper.load"
             )
 
 
@@ -141,19 +141,19 @@ def _require_called(model: nn.Module, *_: Any) -> None:
 
 
 class GrowingModel(nn.Module):
-    """A host and its growth slots; called as the host is. Make it with `esper.attach`.
+    """A host with growth slots, called like the host. Create it with `esper.attach`.
 
-    ``host`` is the module that was passed, with its own state-dict keys; seeds have theirs under ``slots``. The
-    object's class is a subclass that is named after the host's and whose ``forward`` has the host's signature. Public
-    attributes and methods that only the host has are read from it, such as ``config`` or ``generate``.
+    ``host`` is the original module with its own state-dict keys; keys of seeds are under ``slots``. The class is named
+    after the host's class, and its ``forward`` has the host's signature. Other public attributes and methods, such as
+    ``config`` or ``generate``, are taken from the host.
 
-    If a submodule with a slot was replaced, or after `release`, growth would be lost: then `finalize`, `mirror`,
-    ``state_dict``, copies and pickles raise SlotError.
+    After `release`, or if a submodule with a slot was replaced, `finalize`, `mirror`, ``state_dict``, copies and
+    pickles raise SlotError, since growth would be lost.
 
     Args:
         host: Any module.
         slots: Names of the submodules to hook, with the blueprints that may germinate there; None: all that fit.
-        makers: By submodule, the layers that make the hidden units which it reads, where such units may grow.
+        makers: By submodule, the layers that produce the hidden units it reads, where such units may grow.
         example_input: Arguments of the host: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
         causal: As in `esper.growth.probe.probe`.
         apart: As in `esper.growth.probe.probe`.
@@ -191,7 +191,7 @@ class GrowingModel(nn.Module):
         )
         self.host = host
         self.host_record = describe_host(host)
-        """What the host computes with beside its tensors."""
+        """Numbers and settings of the host that affect its output but are not tensors."""
         self.example = ExampleInput(example_input)
         self.example_size = first_tensor(example_input)[0].numel()
         """Number of scalars in the input of one example."""
@@ -241,7 +241,7 @@ class GrowingModel(nn.Module):
         self.sharded = False
         """Whether `shard_growth` was called."""
         self.tried: tuple[TriedModule, ...] = ()
-        """All modules that a grower has planted so far, with what became of them, for `summary`."""
+        """All modules that a grower has planted, with their outcomes, for `summary`."""
         self.hidden = False
         """Whether growth is switched off, as within `without_growth`."""
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
@@ -249,16 +249,16 @@ class GrowingModel(nn.Module):
         self.host_flops = None if probed.uncounted else probed.flops
         """FLOPs of the host's forward pass for one example, before any growth; None if not all could be counted."""
         self.uncounted_flops = probed.uncounted
-        """What of the host's FLOPs could not be counted, and where; empty if everything was."""
+        """Operations of the host that torch cannot count, and where; empty if there are none."""
         if probed.uncounted:
             warnings.warn(
-                f"the FLOPs of this host are unknown: torch cannot count {probed.uncounted}; budgets and rent in FLOPs "
-                "are refused, and copies of its blocks count without that. torch.utils.flop_counter."
-                "register_flop_formula gives torch the formula of an operation",
+                f"the FLOPs of this host are unknown: torch cannot count {probed.uncounted}. Budgets and rent in FLOPs "
+                "are therefore refused, and copies of its blocks are counted without that. Register the formula of the "
+                "operation with torch.utils.flop_counter.register_flop_formula to include it",
                 stacklevel=4,
             )
         self.outputs = probed.outputs
-        """Channels of the host's output, which are the classes of a classifier; None if it returns no tensor."""
+        """Channels of the host's output (the classes of a classifier); None if it returns no tensor."""
         # A state dict has no structure: refuse to make or load one if seeds would be lost.
         self.planters: list[Callable[[GrowingModel, dict[str, Any], str], None]] = []
         """Called with this model, a state dict that is about to be loaded, and the prefix of its names there."""
@@ -298,43 +298,44 @@ class GrowingModel(nn.Module):
         raise ExportError(GROWING_ADVICE)
 
     def train(self, mode: bool = True) -> Self:
-        """`torch.nn.Module.train` for all but frozen parts, which stay in evaluation mode."""
+        """Set the mode of all parts except frozen ones, which stay in evaluation mode."""
         super().train(mode)
         self.frozen.set_eval(self.host)
         return self
 
     def without_growth(self) -> AbstractContextManager[None]:
-        """Within the block the host computes without growth, which is back afterwards.
+        """Context manager in which the host computes without growth.
 
-        A frozen host computes to the bit what it did before it was attached to. Torch's encoder layers round otherwise
-        if a gradient is needed: compare theirs under `torch.no_grad`. They are not compiled within the block.
+        A frozen host gives bit for bit the outputs it had before `esper.attach`. Torch's encoder layers round
+        differently if a gradient is needed: compare them under `torch.no_grad`. Models with such layers run uncompiled
+        in the block.
 
-        This holds in all threads, until the last of several blocks ends, for every forward pass as a whole: the block
-        begins and ends when the passes that other threads have under way are over. A backward pass that computes
-        features again (activation checkpointing) has to be over, too: make it where its forward pass was made. Nothing
+        It affects all threads, until the last of several blocks ends. Entering and leaving wait for forward passes of
+        other threads. With activation checkpointing, run forward and backward on the same side of the block. Nothing
         may be planted, removed or saved within the block.
         """
         return hide_growth(self)
 
     @check_arguments(SlotError, growth="give the return value of model.swap()")
     def swap(self, growth: InstanceOf[Growth] | None) -> Growth:
-        """Put the seeds of ``growth`` into the slots, and return the former ones: several growths of one frozen host.
+        """Exchange the seeds of a frozen host for those of ``growth``; returns the previous ones.
 
         ```python
         first = model.swap(None)  # the bare host again, for another task
         second = model.swap(first)
         ```
 
-        The model gets copies of the seeds: ``growth`` stays as it is, and other models may get it, too. A linked
-        optimizer drops the parameters of the former seeds, and gets those of the new ones. A grower belongs to one
-        growth: make another one after a swap. The host's values are hashed, which takes about a second per gigabyte.
+        The model gets copies of the seeds, so ``growth`` can be used again, also with other models. A linked optimizer
+        drops the parameters of the previous seeds and gets those of the new ones. Make a new grower after a swap. The
+        host's values are hashed, which takes about one second per gigabyte.
 
         Args:
-            growth: Returned by `swap` of this model, or of one with the same slots on an equal host; None: no seeds.
+            growth: Returned by `swap` of this model, or of a model with the same slots on an identical host; None: no
+                seeds.
 
         Raises:
-            SlotError: the host is not frozen, and so has learned together with its seeds; ``growth`` is of other slots,
-                or of a host with other values; or a slot is not called any more.
+            SlotError: the host is not frozen; ``growth`` is for other slots or a host with other values; or a slot is
+                no longer called.
         """
         require_attached(self)
         return swap_growth(self, growth)
@@ -350,14 +351,14 @@ class GrowingModel(nn.Module):
         return sum(parameter.numel() for seed in self.seeds.values() for parameter in seed.parameters())
 
     def parameter_groups(self, **options: Any) -> list[dict[str, Any]]:
-        """Parameter groups for an optimizer: the host's, and one per slot, empty where nothing has grown yet.
+        """Parameter groups for an optimizer: one for the host and one per slot, empty while nothing has grown there.
 
-        The groups are filled and emptied as seeds are planted and removed, so that any scheduler survives growth: it
-        would not survive groups that are added later. ``options`` (``lr``, ``weight_decay``, ...) hold for all groups.
-        Parameters that do not require a gradient are left out.
+        Seeds add parameters to the group of their slot and remove them again. Schedulers keep working, since no group
+        is added later. ``options`` (``lr``, ``weight_decay``, ...) apply to all groups. Parameters that do not require
+        a gradient are left out.
 
         Raises:
-            SlotError: a slot is switched off by a block.
+            SlotError: growth is switched off, as within `without_growth`.
         """
         # Refuse disabled slots, whose seeds would be left out.
         for slot in self.slots.values():
@@ -373,49 +374,49 @@ class GrowingModel(nn.Module):
 
     @check_arguments(SlotError, optimizer=OPTIMIZER_ADVICE)
     def link(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hand the parameters of future seeds to ``optimizer``; `esper.Grower` does so by itself.
+        """Add the parameters of future seeds to ``optimizer``; `esper.Grower` calls this itself.
 
-        Of a wrapper, such as accelerate's or Lightning's, it is the optimizer inside.
+        Of a wrapper, such as accelerate's or Lightning's, the inner optimizer is linked.
 
         Raises:
-            SlotError: the optimizer was not made from `parameter_groups`, or from those of another model; it takes no
-                hooks on its steps; or it divides the parameters among processes.
+            SlotError: the optimizer was not made from this model's `parameter_groups`, does not support step hooks, or
+                divides the parameters among processes.
         """
         reshard(self)
         self.ownership.link(unwrap_optimizer(optimizer), self.slots, self.named_parameters)
 
     @check_arguments(SlotError)
     def mirror(self, average: PlainModule) -> None:
-        """Make a copy of this model grow as it does, such as an average of its weights over training.
+        """Make a copy of this model grow in the same way, for instance an average of its weights.
 
         ```python
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
         model.mirror(average)
         ```
 
-        Seeds that are planted, removed or fossilized here are so in the copy, too, where a fresh seed begins with the
-        same values. So the tensors of both correspond at any time, and any average goes on. When a governor rolls this
-        model back, the copy gets the restored values.
+        Seeds that are planted, removed or fossilized in this model are also in the copy; new seeds start with the same
+        values. The tensors of both correspond at any time, so any average continues to work. After a rollback of this
+        model, the copy gets the restored values.
 
         Args:
-            average: A copy of this model, or a module that holds one.
+            average: A copy of this model, or a module that contains one.
 
         Raises:
-            SlotError: there is no such copy in ``average``, or a slot is not called any more.
+            SlotError: ``average`` contains no copy of this model, or a slot is no longer called.
         """
         require_attached(self)
         # Averages hold the copy in a module of their own.
         mirrors = [part for part in average.modules() if isinstance(part, GrowingModel)]
         if not mirrors or any(mirror is self or list(mirror.slots) != list(self.slots) for mirror in mirrors):
             raise SlotError(
-                f"the {type(average).__name__} holds no copy of this model: give copy.deepcopy(model), or a "
+                f"the {type(average).__name__} contains no copy of this model: give copy.deepcopy(model), or a "
                 "module with one, such as torch.optim.swa_utils.AveragedModel(model)"
             )
         for mirror in mirrors:
             self.copies.add_mirror(mirror, self.slots.values())
 
     def shard_growth(self, **options: Any) -> None:
-        """Shard seeds over processes by FSDP2, as the host; call it before you shard the host.
+        """Shard seeds over processes with FSDP2, like the host. Call it before you shard the host.
 
         ```python
         model = esper.attach(net, slots, example_input)
@@ -427,42 +428,42 @@ class GrowingModel(nn.Module):
         grower = esper.Grower(model, optimizer, controller="all_at_plateau", evaluate=validate)  # in all processes
         ```
 
-        Shard the host itself, not the growing model, which would leave out later seeds. Seeds are planted by a grower,
-        or by hand in all processes alike. `esper.branch`, averages, copies and `finalize` need whole parameters: load a
-        checkpoint of `torch.distributed.checkpoint` into a model that is not sharded, with the same seeds planted.
-        Copies of blocks lack attributes that were set after this call.
+        Shard the host itself, not the growing model, which would miss later seeds. Plant seeds with a grower, or by
+        hand in the same way in all processes. `esper.branch`, averages, copies and `finalize` need unsharded
+        parameters: load a `torch.distributed.checkpoint` into an unsharded model with the same seeds. Copies of blocks
+        lack attributes that are set after this call.
 
         Args:
-            options: Of `torch.distributed.fsdp.fully_shard`, for each seed, such as ``mesh`` and the ``mp_policy`` of
-                the host; after a forward pass seeds are always sharded again.
+            options: Options of `torch.distributed.fsdp.fully_shard` for each seed, such as the host's ``mesh`` and
+                ``mp_policy``. Seeds are always resharded after a forward pass.
 
         Raises:
-            SlotError: the host is sharded already, linked to an optimizer, or mirrored; an option is unknown; or there
+            SlotError: the host is already sharded, linked to an optimizer, or mirrored; an option is unknown; or there
                 is no process group.
         """
         # Refuse what has whole parameters already, and could not follow.
         if self.sharded:
-            raise SlotError("shard_growth was called already")
+            raise SlotError("shard_growth was already called")
         require_attached(self)
         if self.ownership.optimizer is not None:
-            raise SlotError("an optimizer has the parameters as they are: shard first, and make the optimizer then")
+            raise SlotError("an optimizer already has the unsharded parameters: shard first, then make the optimizer")
         if self.copies.mirrored:
-            raise SlotError("an average of this model grows with it, and torch cannot copy seeds that are sharded")
+            raise SlotError("a copy of this model grows with it (mirror), and torch cannot copy sharded seeds")
         check_options(options)
         for slot in self.slots.values():
             slot.shard_growth(options)
         self.sharded = True
 
     def summary(self) -> GrowthSummary:
-        """Table of all slots: stage, and the seed's parameters, FLOPs, weight and contribution. Print it.
+        """Printable table of all slots: stage, and the seed's parameters, FLOPs, weight and contribution.
 
-        If a grower has planted anything, a second table lists every module that it tried: when it was planted and
-        judged, by what, and the figures by which it was kept or pruned.
+        If a grower has planted modules, a second table lists each of them: when it was planted and judged, by what, and
+        the measurements that decided it.
         """
         return summarise(self.slots.values(), self.host_parameters, self.tried)
 
     def preview(self) -> Preview:
-        """Table of the parameters and FLOPs of each blueprint on offer in each free slot. Print it."""
+        """Printable table of the parameters and FLOPs of each blueprint available in each free slot."""
         return preview(self.slots.values(), self.host_parameters)
 
     @check_arguments(LookError, loss="give a function loss(model, batch) that returns the loss of each example")
@@ -476,52 +477,53 @@ class GrowingModel(nn.Module):
         layers: bool = False,
         seed: NonNegativeInt = 0,
     ) -> Look:
-        """Measure the promise of every blueprint on offer in every slot, before anything is planted.
+        """Measure the promise of every available blueprint in every slot, before anything is planted.
 
         ```python
         looked = model.look(lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="none"), loader)
         print(looked)
         ```
 
-        The promise is the share of a common fall of all examples' losses that one step of such a module achieves
-        (`esper.growth.promise` has the formula), on these examples and on held-out ones. One backward pass measures all
-        candidates, in free and in taken slots. The model does not change; it runs in evaluation mode, so that batch
-        normalisation does not mix examples. For autocast open it in the loss function.
+        The promise is the fraction of a uniform decrease of all examples' losses that one gradient step of such a
+        module achieves (`esper.growth.promise` has the formula), on these examples and on held-out ones. One backward
+        pass measures all candidates, in free and occupied slots. The model does not change. It runs in evaluation mode,
+        so that batch normalisation does not mix examples. If you need autocast, enter it in the loss function.
 
-        Memory: the features of all slots and their gradients for all examples, and half a gigabyte.
+        Memory: the features of all slots and their gradients for all examples, plus half a gigabyte.
 
         Args:
-            loss: ``loss(model, batch) -> [B]``, the loss of each example; a sequence is one example, so the mean over
-                its tokens. The mean over examples is taken as well, if every example counts in it alike.
-            batches: Batches for the loss, of which as many are taken as ``examples`` need.
-            examples: Number of examples, rounded up to whole batches. More of them separate candidates better.
-            draws: Number of draws of initial values, for modules whose initial values are random.
-            layers: Whether to measure the promise of the host's own layers, too.
+            loss: ``loss(model, batch) -> [B]``, the loss of each example; for a sequence, the mean over its tokens. A
+                mean over examples with equal weights is accepted, too.
+            batches: Batches for ``loss``; as many are used as ``examples`` requires.
+            examples: Number of examples, rounded up to whole batches. More examples separate candidates better.
+            draws: Number of random initialisations per module.
+            layers: Whether to also measure the promise of the host's own layers.
             seed: Random seed of the initial values.
 
         Raises:
-            LookError: the loss is no tensor ``[B]`` nor a mean, or not finite; or there are fewer than two examples.
-            SlotError: a slot is not called any more.
+            LookError: the loss is neither a tensor ``[B]`` nor a mean, or is not finite; or there are fewer than two
+                examples.
+            SlotError: a slot is no longer called.
         """
         require_attached(self)
         return look(self, loss, batches, examples=examples, draws=draws, layers=layers, seed=seed)
 
     @check_arguments(SlotError, slot=_SLOT_ADVICE)
     def disable(self, slot: Name) -> None:
-        """Let nothing germinate in ``slot`` from now on; a seed in it stays.
+        """Prevent new seeds in ``slot``; a present seed stays.
 
         Raises:
-            SlotError: no such slot.
+            SlotError: the slot does not exist.
         """
         self.slots[slot].enabled = False
 
     @check_arguments(SlotError, slot=_SLOT_ADVICE)
     def enable(self, slot: Name) -> None:
-        """Let blueprints germinate in ``slot`` again."""
+        """Allow seeds in ``slot`` again."""
         self.slots[slot].enabled = True
 
     def release(self) -> None:
-        """Take the slots off the host, which then computes and learns as before `esper.attach`."""
+        """Remove the slots from the host, which then computes and learns as before `esper.attach`."""
         # The host as it was: what was frozen learns again, without hooks and with its own configuration.
         self.frozen.unfreeze(self.host, training=self.training)
         for handle in (*self._hooks, *self._guards):
@@ -532,40 +534,39 @@ class GrowingModel(nn.Module):
 
     @check_arguments(ConfigError)
     def finalize(self, unfinished: Literal["keep", "drop", "raise"] = "keep") -> nn.Module:
-        """A copy of the host with the seeds folded in: an ordinary module that needs no Esper.
+        """A copy of the host with the seeds built in: an ordinary module that does not need Esper.
 
-        All fossils are part of the copy. ``unfinished`` decides about other seeds, which a grower has neither
-        fossilized nor pruned; `esper.Grower.finish` measures and judges them first, so that there are none.
+        The copy contains all fossils. ``unfinished`` applies to seeds that a grower has neither fossilized nor pruned;
+        call `esper.Grower.finish` first so that there are none.
 
-        The copy keeps the host's state-dict keys; a seed appears beside them as a module ``fossil_BLUEPRINT`` in the
-        submodule that it follows, where hooks made of torch operations run it. (In a submodule that runs all its
-        children, in another way than `nn.Sequential`, the fossil's tensors are attributes ``fossil_BLUEPRINT_...``
-        instead.) It trains on, copies, pickles, compiles and exports like any module, and its layers keep their fossils
-        when they are put together anew. Only fossils that need the network's input need the whole model, called as with
-        the example input: in the same place, or under the same keyword; in a part of it they raise KeyError.
+        The copy keeps the host's state-dict keys. A seed becomes a module ``fossil_BLUEPRINT`` in the submodule it
+        follows, run by hooks made of torch operations. (If that submodule runs all its children, other than as
+        `nn.Sequential` does, the tensors become attributes ``fossil_BLUEPRINT_...`` instead.) The copy trains, copies,
+        pickles, compiles and exports like any module, and its layers keep their fossils when reused elsewhere. Fossils
+        that need the network's input are an exception: they work only in the whole model, called like the example
+        input, and raise KeyError in a part of it.
 
-        A copy of a block (`block_copy`, `block_zero`) with a weight of 1 is the next module of the `nn.ModuleList` or
-        `nn.Sequential` that the block is in, and the configuration counts it (see `esper.growth.depth`): the copy is an
+        A copy of a block (`block_copy`, `block_zero`) with a weight of 1 becomes the next module of the `nn.ModuleList`
+        or `nn.Sequential` of its block, and the configuration counts it (see `esper.growth.depth`), so the result is an
         ordinary deeper model. With another weight it runs behind its block, with a warning. New hidden units
-        (`units_8`) are further outputs and inputs of the layers between which they grew, at any weight: the copy is an
-        ordinary wider model.
+        (`units_8`) extend the layers between which they grew, at any weight, so the result is an ordinary wider model.
 
-        If a class has ``save_pretrained`` and ``push_to_hub``, as Hugging Face's have, these raise AssertionError if
-        ``from_pretrained`` would lose growth, so not in a model that only became deeper, or wider by as many units in
-        each layer, if the configuration can state it. Calls with ``state_dict``, as
-        their Trainer makes for its checkpoints, pass with a warning: the finalized model itself can load these.
+        ``save_pretrained`` and ``push_to_hub``, as of Hugging Face models, raise AssertionError if ``from_pretrained``
+        would lose growth. They work for a model that only became deeper, or wider by the same number of units in each
+        layer, if the configuration can express it. Calls with ``state_dict``, as by Hugging Face's Trainer for
+        checkpoints, only warn: the finalized model can load these.
 
         Args:
-            unfinished: ``keep`` folds in the seeds that count (alpha above 0, not isolated), at their present alpha, so
-                that the copy computes what this model does; but not those whose contribution was below 0 when it was
-                last measured. A warning lists what was kept and dropped. ``drop`` drops them all: the host, which has
-                learned together with them, may do much worse. ``raise`` refuses a model that has any.
+            unfinished: ``keep`` builds in seeds that affect the output (alpha above 0, not isolated), at their current
+                alpha, except those whose last contribution was below 0; a warning lists kept and dropped seeds.
+                ``drop`` drops them all, which may hurt the host, since it has trained with them. ``raise`` refuses
+                unfinished seeds.
 
         Raises:
-            ConfigError: ``unfinished`` is something else.
-            SlotError: there are unfinished seeds, and ``unfinished`` is ``raise``; or a slot is not called any more.
-            ExportError: `torch.export` cannot trace the blueprint of a seed; the copy of a block cannot follow it, as
-                it is in a container that its owner does not run module by module; a weight that something was added
-                to is read elsewhere, too; or the host's code goes by the number of hidden units that it had.
+            ConfigError: ``unfinished`` has another value.
+            SlotError: there are unfinished seeds and ``unfinished`` is ``raise``; or a slot is no longer called.
+            ExportError: `torch.export` cannot trace a seed's blueprint; a copy of a block cannot follow it, because
+                their container is not run module by module; a weight that was extended is also read elsewhere; or the
+                host's code depends on its original number of hidden units.
         """
         return finalize(self, Unfinished(unfinished))

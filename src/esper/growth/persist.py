@@ -44,21 +44,21 @@ _TENSORS_FILES = "tensors-*.safetensors"
 
 @check_arguments(CheckpointError, model=MODEL_ADVICE, folder="give the path of a folder")
 def save(model: GrowingModel, folder: FilePath) -> None:
-    """Write host, slots and seeds into ``folder``, which is made if need be; a model saved there before is replaced.
+    """Save host, slots and seeds in ``folder``, which is created if necessary; a model saved there is replaced.
 
-    Several processes may save into one folder: it holds the model of one of them.
+    If several processes save into one folder, it holds the model of one of them.
 
-    Of frozen parts only the SHA-256 is written: `load` needs a host with the same values. Numbers in the configuration
-    and the modules of the host, such as its number of heads, are written as they were when it was attached to.
-    Optimizers are saved as usual, by their ``state_dict``.
+    For frozen parts only a SHA-256 hash is saved: `load` needs a host with the same values. Numbers in the host's
+    configuration and modules, such as the number of heads, are saved as they were at `attach`. Save optimizers as
+    usual, with their ``state_dict``.
 
     Args:
         model: From `attach` or `load`, with any seeds.
-        folder: For `load`.
+        folder: Folder to write.
 
     Raises:
-        CheckpointError: the model cannot be saved; a model saved there before is untouched.
-        SlotError: a slot is not called any more, or the host is sharded.
+        CheckpointError: the model cannot be saved; a previously saved model is untouched.
+        SlotError: a slot is no longer called, or the host is sharded.
     """
     require_attached(model)
     folder = Path(folder)
@@ -78,26 +78,25 @@ def save(model: GrowingModel, folder: FilePath) -> None:
                 if old != path:
                     old.unlink(missing_ok=True)
     except (OSError, RunError) as error:
-        raise CheckpointError(f"the model is not saved: {error}") from error
+        raise CheckpointError(f"the model was not saved: {error}") from error
 
 
 @check_arguments(CheckpointError, folder="give the path of a folder")
 def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> GrowingModel:
-    """Load a model that computes, and goes on learning, as the one that `save` wrote.
+    """Load a model that `save` wrote, to use it or continue training.
 
-    To go on with its optimizer, load the model, make the optimizer from its `parameter_groups`, which have the loaded
-    seeds, and then load the optimizer's own state.
+    To continue with its optimizer, load the model first, make the optimizer from its `parameter_groups`, which include
+    the loaded seeds, and then load the optimizer's state.
 
     Args:
-        folder: Written by `save`.
-        host: Built as the saved one was. Frozen parts must have the same values as then. It gets slots and the saved
-            values.
-        example_input: As for `attach`, of the same shape as then.
+        folder: Folder written by `save`.
+        host: A model built like the saved one. It gets slots and the saved values. Frozen parts must already have the
+            saved values.
+        example_input: As for `attach`, with the same shape as when it was saved.
 
     Raises:
-        CheckpointError: the folder holds no saved model, or a damaged one, or that of another host, if only by a number
-            in its configuration or modules; ``host`` has no
-            slots and its own values then.
+        CheckpointError: the folder has no saved model, or a damaged one, or one of a different host, even by a single
+            number in its configuration or modules. ``host`` is then unchanged and has no slots.
     """
     # Read and check both files, anew if `save` replaced them meanwhile.
     source = Path(folder) / TOPOLOGY_FILE
@@ -112,8 +111,8 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                 raise
     if hash_frozen(host, saved.frozen) != saved.frozen_sha256:
         raise CheckpointError(
-            f"{source} is of a frozen host with other values than this one's: give the host the values that it had "
-            "when the model was saved"
+            f"{source} was saved with a frozen host of different values: load the values of that time into the host "
+            "first"
         )
     # Build a model with the same slots and seeds. After an error the host has no slots again.
     with ExitStack() as after_error:
@@ -135,8 +134,8 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                 if site != before:
                     raise CheckpointError(
                         f"slot {record.name!r} had {before.layout} {before.extent} of width {before.width} when it was "
-                        f"saved, and has {site.layout} {site.extent} of width {site.width} now: build the host and "
-                        "give the example input as then"
+                        f"saved, but now has {site.layout} {site.extent} of width {site.width}: use the same host and "
+                        "example input"
                     )
                 if record.seed is not None:
                     record.seed.plant(slot)
@@ -166,8 +165,8 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
         place = find_difference(saved.host, model.host_record)
         if place is not None:
             raise CheckpointError(
-                f"{source} is of a host with other settings: {place!r} was {_show(saved.host[place])} and is "
-                f"{_show(model.host_record[place])} here, so it would compute something else: build it as it was then"
+                f"{source} was saved with a host of other settings: {place!r} was {_show(saved.host[place])} and is "
+                f"{_show(model.host_record[place])} here, which would change its output: build the same host"
             )
         after_error.pop_all()
     model.load_state_dict(tensors, strict=False)  # checked above; frozen parts are not in it
@@ -184,7 +183,7 @@ def _collect_tensors(model: GrowingModel) -> dict[str, Tensor]:
     }
     invalid = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if invalid:
-        raise CheckpointError(f"the model's state has {invalid[0]!r}, which is no tensor: only tensors can be saved")
+        raise CheckpointError(f"the model's state has {invalid[0]!r}, which is not a tensor: only tensors can be saved")
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 

@@ -183,7 +183,7 @@ def probe(
     if inputs.dim() < 1 or len(inputs) < FEWEST_EXAMPLES:
         raise SlotError(
             f"the example input has shape {tuple(inputs.shape)}: give a batch of {FEWEST_EXAMPLES} examples or more, "
-            "batch first, so that the batch axis differs from others"
+            "batch first, so that the batch axis can be identified"
         )
     # Run the host in evaluation mode and record all calls; then count FLOPs.
     calls, outputs = CallRecorder(host), _OutputRecorder(modules)
@@ -295,7 +295,7 @@ def find_input_place(arguments: Arguments) -> int | str:
     for place, argument in _arguments_by_place(arguments).items():
         if isinstance(argument, Tensor):
             return place
-    raise SlotError("the example input holds no tensor: give the model's arguments")
+    raise SlotError("the example input contains no tensor: give the model's arguments")
 
 
 def first_tensor(arguments: Arguments) -> Tensor:

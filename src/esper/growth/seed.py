@@ -112,7 +112,7 @@ def require_blends(blends: Sequence[Blend], kinds: Iterable[type[Blueprint]]) ->
     """
     only_adding = next((kind.name for kind in kinds if kind.context in LAYER_CONTEXTS), None)
     if only_adding is not None and tuple(blends) != (Blend.ADD,):
-        raise ConfigError(f"rules.blends: blueprint {only_adding!r} only adds to the features; leave 'add' alone")
+        raise ConfigError(f"rules.blends: blueprint {only_adding!r} only adds to the features: allow only 'add'")
 
 
 def count_blend_parameters(blend: Blend, site: Site) -> int:

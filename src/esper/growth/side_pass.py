@@ -208,7 +208,7 @@ def record_gradients(
         leaves = [leaf for recorder in recorders for leaf in recorder.list_leaves()]
         count = len(leaves[0]) if leaves else 0
         if leaves and not count:
-            raise LookError("a batch holds no example: leave empty batches out")
+            raise LookError("a batch is empty: remove empty batches")
         # The gradient of the sum has each example's own functional gradient in its row.
         summed = _sum_losses(losses, count)
         gradients = iter(torch.autograd.grad(summed, leaves, allow_unused=True))
@@ -227,8 +227,8 @@ def record_gradients(
                 recorder.drop_calls()
             if reduction is Reduction.SUM:
                 raise LookError(
-                    "loss(model, batch) returned the sum of the examples' losses, as it is twice as much for the same "
-                    "examples twice: return their mean, or [B], the loss of each example"
+                    "loss(model, batch) returned the sum of the examples' losses (it doubles when the examples are "
+                    "repeated): return their mean, or the loss of each example, [B]"
                 )
         sizes.add(count)
         seen, total = seen + count, total + float(summed.detach())
@@ -254,7 +254,7 @@ def _sum_losses(losses: Any, count: int) -> Tensor:
             f"loss(model, batch) returned {describe_value(losses)}: return a tensor [B], the loss of each example"
         )
     if not count:
-        raise LookError("loss(model, batch) called no module with a slot: call the model that it is given, as a whole")
+        raise LookError("loss(model, batch) called no module with a slot: call the whole model passed to it")
     if losses.dim() and losses.shape != (count,):
         examples = plural(count, "example")
         raise LookError(
@@ -264,7 +264,7 @@ def _sum_losses(losses: Any, count: int) -> Tensor:
     if losses.is_complex():
         raise LookError(f"loss(model, batch) returned {losses.dtype}: return real numbers, such as its absolute value")
     if not losses.requires_grad:
-        raise LookError("no gradient follows from what loss(model, batch) returned: leave out detach() and no_grad()")
+        raise LookError("the result of loss(model, batch) has no gradient: remove detach() and no_grad()")
     if not bool(losses.isfinite().all()):
         raise LookError("loss(model, batch) is not finite: look at the model before it diverges")
     return losses.sum() if losses.dim() else losses * count

@@ -146,7 +146,7 @@ class Slot(GrowthHook):
             if seed is not None and parameter is not None and parameter.dtype == output.dtype:
                 raise SlotError(
                     f"the seed in slot {self.name!r} is {self.anchor.dtype}, but its host became {output.dtype}: "
-                    "convert the whole growing model, as by model.double(), and not its host alone"
+                    "convert the whole growing model, for instance by model.double(), not only its host"
                 )
         # Find the second argument.
         context = Context.NETWORK if seed is None else seed.context
@@ -244,12 +244,12 @@ class Slot(GrowthHook):
             )
         if blueprint not in self.blueprints:
             offered = ", ".join(self.blueprints)
-            raise SlotError(f"blueprint {blueprint!r} is not on offer at slot {self.name!r}, which has {offered}")
+            raise SlotError(f"blueprint {blueprint!r} is not available in slot {self.name!r}, which has {offered}")
         if blend is not Blend.ADD and kind.context in LAYER_CONTEXTS:
-            raise SlotError(f"blueprint {blueprint!r} only adds to the features: it takes no blend but 'add'")
+            raise SlotError(f"blueprint {blueprint!r} only adds to the features: use blend 'add'")
         # Make the seed.
         if generator is None and self.sharding is not None:
-            raise SlotError("processes share what grows: give a generator, which has the same seed in all of them")
+            raise SlotError("seeds are shared by processes: give a generator with the same random seed in all of them")
         if generator is None:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         return Seed(kind(self.site, generator), self.site, blend)
@@ -300,7 +300,7 @@ class Slot(GrowthHook):
         """
         self.require_not_disabled()
         if self.seed is not None and self.seed.fossilized:
-            raise SlotError(f"the seed in slot {self.name!r} is fossilized: it is part of the model for good")
+            raise SlotError(f"the seed in slot {self.name!r} is fossilized: it is a permanent part of the model")
         self.remove()
 
     def remove(self) -> None:
@@ -384,8 +384,8 @@ class Slot(GrowthHook):
         """
         if self._disabled:
             raise SlotError(
-                f"slot {self.name!r} is switched off for the moment, as within model.without_growth(): leave that "
-                "block before anything grows, goes or is saved"
+                f"slot {self.name!r} is switched off, as within model.without_growth(): leave that block before you "
+                "plant, remove or save anything"
             )
 
     def temporary_alpha(self, alpha: float) -> AbstractContextManager[None]:
@@ -419,7 +419,7 @@ class Slot(GrowthHook):
     def _require_seed(self) -> Seed:
         seed = self.seed
         if seed is None:
-            raise SlotError(f"slot {self.name!r} holds no seed; germinate one first")
+            raise SlotError(f"slot {self.name!r} has no seed; germinate one first")
         return seed
 
 

@@ -21,11 +21,11 @@ class SlotState(StrEnum):
     DORMANT = "dormant"
     """Free: a seed may germinate."""
     DISABLED = "disabled"
-    """Free, but nothing may germinate."""
+    """Free, but seeds are not allowed."""
     LIVE = "live"
-    """With a seed that may still be pruned."""
+    """Has a seed that may still be pruned."""
     FOSSILIZED = "fossilized"
-    """With a seed that stays for good."""
+    """Has a permanent seed."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SlotSummary:
     """Shape of one example's features."""
     stage: SlotState
     blueprint: str | None
-    """The seed's blueprint; None without a seed, as ``alpha`` and ``contribution``."""
+    """Blueprint of the seed; None without a seed, like ``alpha`` and ``contribution``."""
     parameters: int
     """Number of scalars of the seed; 0 without one."""
     flops: int
@@ -46,7 +46,7 @@ class SlotSummary:
     alpha: float | None
     """The seed's weight."""
     contribution: float | None
-    """Accuracy with the seed less accuracy without it, in [-1, 1], as last measured by a grower; None before."""
+    """Score with the seed minus score without it, as last measured by a grower; None before."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +57,7 @@ class GrowthSummary:
     host_parameters: int
     """Number of scalars of the host without its seeds."""
     tried: tuple[TriedModule, ...] = ()
-    """All modules that a grower has planted, in that order, also those pruned since."""
+    """All modules that a grower has planted, in order, pruned ones included."""
 
     @property
     def parameters(self) -> int:

@@ -161,9 +161,7 @@ class InputTap(nn.Module):
         running = None if torch.compiler.is_compiling() else self.gate.running
         inputs = self._inputs if running is None or running.inputs is None else running.inputs
         if inputs is None:
-            raise SlotError(
-                "a seed needs the network's input, but the host has not been called yet: call it as a whole"
-            )
+            raise SlotError("a seed needs the network's input, but the host has not been called: call the whole host")
         return inputs
 
     def __getstate__(self) -> dict[str, Any]:

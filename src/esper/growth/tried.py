@@ -11,25 +11,25 @@ from esper.errors import plural
 
 @dataclass(frozen=True)
 class ModuleJudgement:
-    """The figures by which a module was kept or pruned: its contribution to the score, and its effect on the loss."""
+    """The measurements that decided to keep or prune a module: contribution to the score, and effect on the loss."""
 
     contribution: float | None
-    """Measured contribution; None where it was not measured, as of a module that does not count yet."""
+    """Contribution to the score; None if not measured, as for a module that does not affect the output yet."""
     error: float | None
-    """Standard error of the contribution; None where it is not known."""
+    """Standard error of the contribution; None if unknown."""
     price: float
-    """What the module adds to the rent."""
+    """The module's part of the rent."""
     threshold: float | None
-    """Contribution from which the module is kept, its price included; None where no threshold decides, as under a
-    trained policy."""
+    """Minimum contribution to keep the module, including its price; None without a threshold, as with a trained
+    policy."""
     loss_gain: float | None = None
-    """How much lower the validation loss is with the module, as a share of the loss; None where not measured."""
+    """Relative reduction of the validation loss by the module; None if not measured."""
     loss_error: float | None = None
-    """Standard error of ``loss_gain``; None where it is not known."""
+    """Standard error of ``loss_gain``; None if unknown."""
     loss_threshold: float | None = None
-    """``loss_gain`` from which the module is kept; None where only the score decides."""
+    """Minimum ``loss_gain`` to keep the module; None if only the score decides."""
     note: str = ""
-    """What settled the matter if it was not the figures, such as that the module did not count yet; mostly empty."""
+    """Another reason for the outcome, such as that the module did not affect the output yet; usually empty."""
 
     def __str__(self) -> str:
         """``contribution +0.016 ± 0.004, rent 0, kept from 0; loss lower by 1.2% ± 0.3%, kept from 0.3%``."""
@@ -48,23 +48,23 @@ class ModuleJudgement:
 
 @dataclass(frozen=True)
 class TriedModule:
-    """A module that was planted, and what became of it; decisions are numbered from 1."""
+    """A module that was planted, and its outcome. Decisions are numbered from 1."""
 
     slot: str
     blueprint: str
     parameters: int
     """Number of scalars."""
     planted: int
-    """Decision with which it was planted."""
+    """Decision that planted it."""
     judged: int | None = None
-    """Decision with which it was kept or pruned, or after which growth ended; None while it is on trial."""
+    """Decision that kept or pruned it, or the last decision of growth; None while it is on trial."""
     kept: bool | None = None
-    """Whether it was kept for good; None until that is settled."""
+    """Whether it was kept permanently; None until decided."""
     by: str = ""
-    """What kept or pruned it: the controller by name; ``gate``, if its output was not finite; ``governor``, by a
-    rollback; ``constraint``, where one was broken; or ``finish``."""
+    """What kept or pruned it: the controller's name; ``gate`` (its output was not finite); ``governor`` (a rollback);
+    ``constraint`` (one was broken); or ``finish``."""
     judgement: ModuleJudgement | None = None
-    """The figures by which it was kept or pruned; None if it was rolled back, or has not been judged."""
+    """The measurements that decided; None if it was rolled back or not judged."""
 
     @property
     def outcome(self) -> str:

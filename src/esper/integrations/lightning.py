@@ -55,18 +55,19 @@ class GrowerCallback(Callback):
     trainer = Trainer(callbacks=[GrowerCallback(evaluate=validate, controller="heuristic", horizon=30)], max_epochs=30)
     ```
 
-    It takes a decision after the last minibatch of an epoch, before validation and checkpoints, or every
-    ``every_n_steps`` optimizer steps, and logs it through the module. Checkpoints hold the grown model and the grower's
-    state: ``trainer.fit(module, ckpt_path=...)`` with a module and a callback made in the same way goes on there.
+    It makes a decision after the last minibatch of each epoch, before validation and checkpoints, or every
+    ``every_n_steps`` optimizer steps, and logs it through the module. Checkpoints include the grown model and the
+    grower's state. To resume, call ``trainer.fit(module, ckpt_path=...)`` with a new module and callback made in the
+    same way.
 
-    When ``fit`` ends, early or not, `Grower.finish` judges the unfinished seeds, and the model is ready for
-    `GrowingModel.finalize`. Checkpoints were written before that, so training can go on from one with more epochs.
+    When ``fit`` ends, `Grower.finish` judges unfinished seeds, and the model is ready for `GrowingModel.finalize`.
+    Checkpoints are written before that, so training can continue from one with more epochs.
 
-    While seeds learn in isolation ``shadow``, ``training_step`` is called twice per minibatch, and once more for each
-    seed on trial under evidence ``refit``. The further calls log nothing and do not change the module's metrics.
+    With isolation ``shadow``, ``training_step`` is called twice per minibatch, and with `esper.Refit` once more for
+    each seed on trial. The additional calls log nothing and do not change the module's metrics.
 
-    Averages of weights that Lightning's callbacks keep (``EMAWeightAveraging``, ...) grow with the model; such a
-    callback must come after this one in the list.
+    Weight averages of Lightning's callbacks (``EMAWeightAveraging``, ...) grow with the model; such a callback must
+    come after this one in the list.
 
     Args:
         evaluate: As in `Grower`.
@@ -75,9 +76,9 @@ class GrowerCallback(Callback):
             ``scaler``. If ``conduct`` has a plateau, training stops there.
 
     Raises:
-        ConfigError: in `setup`, if the module does not hold exactly one `GrowingModel`; when training begins, if an
-            average comes before this callback, or another callback keeps a copy of the module that cannot grow.
-        SlotError: when training begins, if no optimizer was made from the model's `parameter_groups`.
+        ConfigError: in `setup`, if the module does not have exactly one `GrowingModel`; at the start of training, if an
+            averaging callback comes before this one, or another callback keeps a copy of the module that cannot grow.
+        SlotError: at the start of training, if no optimizer was made from the model's `parameter_groups`.
     """
 
     @check_arguments(ConfigError)
@@ -182,7 +183,7 @@ class GrowerCallback(Callback):
 
 
 class LadderCallback(Callback):
-    """Models of several sizes from one training of a LightningModule, as `esper.ladder` makes them.
+    """Trains models of several sizes in one training of a LightningModule, like `esper.ladder`.
 
     ```python
     class Language(LightningModule):
@@ -198,16 +199,15 @@ class LadderCallback(Callback):
     Trainer(callbacks=[ladder], max_epochs=-1).fit(Language(), loader)
     ```
 
-    The network grows in place, and the optimizer with it. The callback sets the learning rates, of which those of the
-    optimizer are the highest, and ends ``fit`` when the last rung is saved. Checkpoints are Lightning's: with all
-    objects made in the same way, ``trainer.fit(module, loader, ckpt_path=...)`` goes on from any of them, with
-    ``folder`` as it was left.
+    The network and its optimizer grow in place. The callback sets the learning rates, with those of the optimizer as
+    maximum, and ends ``fit`` when the last rung is saved. Checkpoints are Lightning's. To resume from any of them, make
+    all objects in the same way, keep ``folder``, and call ``trainer.fit(module, loader, ckpt_path=...)``.
 
     Args:
         example_input: Arguments of the network, of the size of a minibatch.
         folder: As in `esper.ladder`.
-        network: Name of the module's attribute that holds the network, the first size.
-        evaluate: As in `esper.ladder`; it gets the network.
+        network: Name of the module's attribute with the network of the first size.
+        evaluate: As in `esper.ladder`; called with the network.
         options: Arguments of `esper.ladder`: ``steps``, ``depths`` or ``parameters`` or ``flops``, ``blocks``,
             ``share``, ``decay``, ``rates``.
 
@@ -323,13 +323,13 @@ def _mirror_averages(trainer: Trainer, model: GrowingModel) -> None:
             continue
         if not isinstance(average, AveragedModel):
             raise ConfigError(
-                f"{type(callback).__name__} keeps a copy of the model, which would not grow with it: leave that "
-                "callback out, and average a model that has grown, or take EMAWeightAveraging or WeightAveraging"
+                f"{type(callback).__name__} keeps a copy of the model that does not grow with it: use "
+                "EMAWeightAveraging or WeightAveraging, or remove the callback and average the finished model"
             )
         if not any(name.endswith(KEY) for name in average.state_dict()):
             raise ConfigError(
-                f"{type(callback).__name__} comes before GrowerCallback among the trainer's callbacks, so its "
-                "checkpoints would lack what grew: put GrowerCallback first"
+                f"{type(callback).__name__} comes before GrowerCallback in the trainer's callbacks, so its checkpoints "
+                "would lack the seeds: put GrowerCallback first"
             )
         model.mirror(average)
 

@@ -74,7 +74,7 @@ class GrowthVecEnv(VecEnv):
             ConfigError: there are options.
         """
         if options:
-            raise ConfigError("episodes of growth have no reset options: leave set_options out")
+            raise ConfigError("episodes of growth have no reset options: remove set_options")
 
     def step_async(self, actions: Array) -> None:
         """Set the actions of the next step, ``[E]`` or ``[E, 8]`` as ``envs`` takes them."""

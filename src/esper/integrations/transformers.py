@@ -41,7 +41,7 @@ _LOSS = "loss"
 
 
 class GrowerCallback(TrainerCallback):
-    """Grows a `GrowingModel` that is a Trainer's model.
+    """Grows the `GrowingModel` of a Trainer.
 
     ```python
     model = esper.attach(net, {"layer2": "auto"}, example_input={"inputs": images[:2]})
@@ -51,23 +51,23 @@ class GrowerCallback(TrainerCallback):
     trainer.train()
     ```
 
-    It takes a decision at the end of every epoch, or every ``every_n_steps`` steps, and logs it. It makes the Trainer
-    log the loss before that. Checkpoints hold the grown model and the grower's state:
-    ``trainer.train(resume_from_checkpoint=...)`` with all objects made in the same way goes on from there.
+    It makes a decision at the end of every epoch, or every ``every_n_steps`` steps, and logs it. The Trainer logs the
+    loss before each decision. Checkpoints include the grown model and the grower's state. To resume, make all objects
+    in the same way and call ``trainer.train(resume_from_checkpoint=...)``.
 
-    When training ends, early or not, `Grower.finish` judges the unfinished seeds, and the model is ready for
-    `GrowingModel.finalize`. Checkpoints were written before that, so training can go on from one with more epochs.
+    When training ends, `Grower.finish` judges unfinished seeds, and the model is ready for `GrowingModel.finalize`.
+    Checkpoints are written before that, so training can continue from one with more epochs.
 
     Args:
-        trainer: The Trainer whose model and optimizer the grower takes.
+        trainer: The Trainer whose model grows, with its optimizer.
         evaluate: As in `Grower`.
         every_n_steps: Optimizer steps from one decision to the next; None: one decision per epoch.
         options: Arguments of `Grower`: ``controller``, ``horizon``, ``classes``, ``conduct``, ..., except ``loss`` and
             ``scaler``. If ``conduct`` has a plateau, training stops there.
 
     Raises:
-        ConfigError: the Trainer's model is no `GrowingModel`, or it has no optimizer yet.
-        SlotError: its optimizer was not made from `GrowingModel.parameter_groups`.
+        ConfigError: the Trainer's model is not a `GrowingModel`, or it has no optimizer.
+        SlotError: the optimizer was not made from `GrowingModel.parameter_groups`.
     """
 
     @check_arguments(ConfigError)
@@ -78,7 +78,7 @@ class GrowerCallback(TrainerCallback):
         model = cast("nn.Module", trainer.model)
         optimizer = cast("Optimizer | None", trainer.optimizer)
         if not isinstance(model, GrowingModel):
-            raise ConfigError(f"the Trainer's model is a {type(model).__name__}: give it what esper.attach returns")
+            raise ConfigError(f"the Trainer's model is a {type(model).__name__}: give it the model from esper.attach")
         if optimizer is None:
             raise ConfigError(
                 "give the Trainer optimizers=(an optimizer made from model.parameter_groups(lr=...), None)"
@@ -146,7 +146,7 @@ class GrowerCallback(TrainerCallback):
 
 
 class LadderCallback(TrainerCallback):
-    """Models of several sizes from one training of a Trainer, as `esper.ladder` makes them.
+    """Trains models of several sizes in one training of a Trainer, like `esper.ladder`.
 
     ```python
     model = GPT2LMHeadModel(GPT2Config(n_layer=1))
@@ -155,13 +155,12 @@ class LadderCallback(TrainerCallback):
     trainer.train()
     ```
 
-    The Trainer's model grows in place, and its optimizer with it. The callback sets the learning rates, of which those
-    of the optimizer are the highest, and ends the training when the last rung is saved. Checkpoints are the Trainer's:
-    with all objects made in the same way, ``trainer.train(resume_from_checkpoint=...)`` goes on from any of them, with
-    ``folder`` as it was left.
+    The Trainer's model and optimizer grow in place. The callback sets the learning rates, with those of the optimizer
+    as maximum, and ends training when the last rung is saved. Checkpoints are the Trainer's. To resume from any of
+    them, make all objects in the same way, keep ``folder``, and call ``trainer.train(resume_from_checkpoint=...)``.
 
     Args:
-        trainer: The Trainer, with a plain model, the first size. Without an optimizer it makes its usual one.
+        trainer: The Trainer, with a plain model of the first size. Without an optimizer it creates its default one.
         folder: As in `esper.ladder`.
         evaluate: As in `esper.ladder`, such as ``lambda model: trainer.evaluate()["eval_loss"]``.
         example_input: Arguments of the model; None: the first minibatch of the Trainer.
@@ -169,8 +168,8 @@ class LadderCallback(TrainerCallback):
             ``share``, ``decay``, ``rates``.
 
     Raises:
-        ConfigError: as `esper.ladder`; or the Trainer has a schedule, ``max_steps`` other than the ladder's, or is to
-            load its best model at the end.
+        ConfigError: as `esper.ladder`; or the Trainer has a learning-rate schedule, another ``max_steps`` than the
+            ladder, or ``load_best_model_at_end``.
         SlotError: as `esper.ladder`.
         CheckpointError: the folder holds another ladder.
     """
@@ -191,15 +190,13 @@ class LadderCallback(TrainerCallback):
                 "the Trainer has a schedule, but a ladder sets the rates: give optimizers=(optimizer, None)"
             )
         if args.load_best_model_at_end:
-            raise ConfigError("load_best_model_at_end would load a model of another size: leave it out")
+            raise ConfigError("load_best_model_at_end would load a model of another size: remove it")
         if example_input is None:
             with keep_generators(model):
                 example_input = dict(next(iter(cast("Iterable[Mapping[str, Any]]", trainer.get_train_dataloader()))))
         plan = make_plan(model, example_input, float(args.gradient_accumulation_steps), **options)
         if args.max_steps not in (-1, plan.total_steps):
-            raise ConfigError(
-                f"max_steps is {args.max_steps}, but the ladder takes {plan.total_steps}: leave max_steps out"
-            )
+            raise ConfigError(f"max_steps is {args.max_steps}, but the ladder takes {plan.total_steps}: omit max_steps")
         args.max_steps = plan.total_steps
         # The optimizer, and a schedule that shows in the Trainer's logs what the ladder sets.
         if trainer.optimizer is None:

@@ -148,10 +148,10 @@ def sample_for_evaluation(suite: Suite, split: Split, count: int, seed: int) -> 
 
 def _check_counts(heldout: int, transfer: int) -> None:
     if heldout < FEWEST_INSTANCES:
-        raise ConfigError(f"{plural(heldout, 'instance')} can give no interval: take at least {FEWEST_INSTANCES}")
+        raise ConfigError(f"{plural(heldout, 'instance')} cannot give an interval: give at least {FEWEST_INSTANCES}")
     if transfer != 0 and transfer < FEWEST_INSTANCES:
         raise ConfigError(
-            f"{plural(transfer, 'transfer instance')} can give no interval: take at least {FEWEST_INSTANCES}, or 0"
+            f"{plural(transfer, 'transfer instance')} cannot give an interval: give at least {FEWEST_INSTANCES}, or 0"
         )
 
 

@@ -67,7 +67,7 @@ class Experiment:
                 raise ConfigError(f"an arm cannot be called {name!r}, which names its folder: use letters and digits")
             if settings.seed:
                 raise ConfigError(
-                    f"{name} has seed {settings.seed}, but every arm is trained with seeds 0, 1, ...: leave seed out"
+                    f"{name} has seed {settings.seed}, but every arm is trained with seeds 0, 1, ...: remove seed"
                 )
         suites = sorted({settings.suite for settings in self.arms.values()})
         if len(suites) > 1:
@@ -204,7 +204,7 @@ def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
             done.setdefault(path.parents[2].name, set()).add(int(number))
     seeds = sorted(set[int].intersection(*done.values())) if done else []
     if not seeds:
-        raise RunError(f"no training seed is done yet by every configuration in {folder}: go on with `esper compare`")
+        raise RunError(f"no training seed is finished for all configurations in {folder}: continue `esper compare`")
 
     # The first configuration is the one whose first trial began first.
     def read_start(name: str) -> float:

@@ -143,7 +143,7 @@ def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: in
         ConfigError: there is a cap on memory, which networks that never change do not have.
     """
     if config.conduct.budget.memory is not None:
-        raise ConfigError("a search knows no cap on memory: train with conduct.budget.parameters or flops instead")
+        raise ConfigError("a search does not support conduct.budget.memory: use budget.parameters or budget.flops")
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.STATIC_SEARCH)
     prices = Prices(suite)
     repeated = [instance for instance in instances for _ in range(POOL)]

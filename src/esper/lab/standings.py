@@ -41,22 +41,22 @@ SPLIT_TITLES: Mapping[Split, str] = {
 ARM_MEANINGS = {
     "policy": "the learned controller",
     "none": "the host, never grown",
-    "random": "every choice drawn at random from what is allowed",
+    "random": "random legal actions",
     "all_at_start": "a seed in every slot from the start",
     "schedule": "the best fixed schedule found by a search over the suite",
     "periodic": "a seed every few decisions, kept if its contribution exceeds its rent; tuned",
-    "heuristic": "a hand-written rule based on the contributions and costs of seeds; tuned",
-    "look": "the most promising seed by the network's gradients, kept if its contribution exceeds its rent",
-    "shuffled": "the policy's actions, each sequence replayed on a different instance",
-    "sequence": "the best fixed sequence found with as many environment steps as the policy's training",
-    "static": "the policy's final network, with its seeds from the first step, on the same minibatches",
-    "static_equal_flops": "the same network, trained for as many FLOPs as the policy's",
-    "none_equal_flops": "the host, never grown, trained for as many FLOPs as the policy's network",
+    "heuristic": "a hand-written rule on contributions and costs of seeds; tuned",
+    "look": "plants the candidate with the highest promise, keeps it if its contribution exceeds its rent",
+    "shuffled": "the policy's own actions, each instance's applied to another one",
+    "sequence": "the best fixed sequence found with the environment steps of the policy's training",
+    "static": "the policy's final network trained from scratch, with its seeds from the first step; same minibatches",
+    "static_equal_flops": "the same network, trained with the same FLOPs as the policy's network",
+    "none_equal_flops": "the host without growth, trained with the same FLOPs as the policy's network",
 }
 """What each arm is; others are controllers of users' files."""
 RULE = (
-    "Verdicts use p-values adjusted for the number of comparisons (Holm). Intervals are not adjusted, so an interval "
-    "without zero is not always a difference shown."
+    "Verdicts use p, adjusted for the number of comparisons (Holm). Intervals are not adjusted, so an interval without "
+    "zero need not mean a difference shown."
 )
 """The rule behind the verdicts, as every table states it."""
 
@@ -92,15 +92,18 @@ def describe_basis(comparison: Comparison) -> str:
         return f"On {played}: intervals and verdicts hold for {claim} on other instances. {RULE}"
     if claim is Claim.POLICY:
         return (
-            f"One training seed on {played}: intervals and verdicts hold for {claim} on other instances, not for other "
-            f"training seeds. {RULE}"
+            f"One training seed on {played}: intervals and verdicts hold for {claim} on other instances, not for "
+            f"other training seeds. {RULE}"
         )
     if comparison.seeds < FEWEST_SEEDS:
         seeds = "training seed is" if comparison.seeds == 1 else "training seeds are"
-        return f"{comparison.seeds} {seeds} too few to judge {claim}: at least {FEWEST_SEEDS} are needed."
+        return (
+            f"{comparison.seeds} {seeds} too few to judge {claim}, which needs {FEWEST_SEEDS}. "
+            "Means are over the trained policies."
+        )
     return (
-        f"{plural(comparison.seeds, 'training seed')} on {played}: intervals and verdicts hold for {claim}, with both "
-        f"seeds and instances treated as random samples. {RULE}"
+        f"{plural(comparison.seeds, 'training seed')} on {played}: intervals and verdicts hold for {claim}, since "
+        f"both seeds and instances are treated as random. {RULE}"
     )
 
 

@@ -274,10 +274,10 @@ def _run_trials(
     text = f"instances: {sweep.instances}\n{space.text}"
     if study.user_attrs.get("sweep", text) != text:
         raise ConfigError(
-            f"{sweep.folder} holds a sweep of another space or of other instances: choose another --run-dir"
+            f"{sweep.folder} holds a sweep with another space or other instances: choose another --run-dir"
         )
     if not study.get_trials() and any(sweep.folder.glob("*/config.yaml")):
-        raise ConfigError(f"{sweep.folder} holds runs of something else: choose another --run-dir")
+        raise ConfigError(f"{sweep.folder} holds other runs: choose another --run-dir")
     study.set_user_attr("sweep", text)
     suite = get_suite(example.suite)
     instances = suite.sample(sweep.instances, "heldout", numpy_generator(Stream.SWEPT_INSTANCES))
@@ -362,7 +362,7 @@ def _run_trial(
                 past = reader.series("objective")
         for number, objective in past:
             trial.report(objective, number)
-        report_line(f"{name}: {f'going on after iteration {len(past)}, ' if past else ''}{settings_text}")
+        report_line(f"{name}: {f'resuming after iteration {len(past)}, ' if past else ''}{settings_text}")
         pruned = 0 < len(past) < settings.iterations and trial.should_prune()
         with closing(train_and_play(run.path, settings, instances, workers, LOCK_OWNER)) as training:
             while outcomes is None and not pruned:

@@ -49,7 +49,7 @@ _RANDOM, _EPOCH = "random.", "epoch."
 ADVICE = {
     **PLAN_ADVICE,
     "learn": "give a function learn(model, optimizer, batch) that makes one optimizer step",
-    "optimizer": "give a torch.optim optimizer of the model's parameters",
+    "optimizer": "give a torch.optim optimizer for the model's parameters",
     "evaluate": "give a function evaluate(model) that returns the loss",
     "data": "give batches that can be iterated more than once, such as a DataLoader or a list",
 }
@@ -74,7 +74,7 @@ def ladder(
     decay: NonNegativeFloat = DECAY,
     rates: Sequence[NonNegativeFloat] | None = None,
 ) -> Ladder:
-    """Train models of several sizes in one training that grows; returns them with their losses and costs.
+    """Train models of several sizes in one growing training; returns them with their losses and costs.
 
     ```python
     def learn(model, optimizer, batch):
@@ -89,44 +89,45 @@ def ladder(
     AutoModelForCausalLM.from_pretrained(made.rungs[2].path)  # four blocks
     ```
 
-    The model trains as the first size would alone. Then a branch decays to its end and is the first rung, while the
-    model itself goes on from where the rung branched off: a copy is put behind each block, with the block's values and
-    its moments in the optimizer, it trains for a share of the steps, the next branch decays, and so on. The model given
-    grows in place, and ends as the largest rung.
+    The model first trains at the first size. A branch of it is then trained with decaying learning rates, which gives
+    the first rung. The model itself continues from the branch point: each block is copied, with its values and its
+    optimizer state; the model trains for a share of the steps; the next branch decays; and so on. The given model grows
+    in place and ends as the largest rung.
 
-    The plan is printed before anything is trained (`esper.plan_ladder` makes it alone). A process that was killed goes
-    on when the same script runs again: the folder has a checkpoint of at most a minute ago, and all rungs before.
+    The plan is printed before training (`esper.plan_ladder` only makes the plan). If the process is killed, run the
+    same script again: it continues from the folder's checkpoint, usually at most a minute old, and keeps finished
+    rungs.
 
     Args:
         model: The first size: any module with an `nn.ModuleList` or `nn.Sequential` of blocks that run in turn, such as
-            GPT-2, Llama, ViT, or the stages of a ResNet. It has no slots.
-        learn: ``learn(model, optimizer, batch)`` makes one optimizer step, and leaves the learning rates alone. Without
-            ``data`` it is called as ``learn(model, optimizer)``, or with the number of the step, from 0, if it takes
-            three arguments.
-        steps: Optimizer steps of a training of one size alone: the first rung gets as many.
-        folder: Gets a folder per rung, the table ``ladder.json``, and checkpoints.
-        depths: The sizes as numbers of blocks, the first of which is the model's. Give one of ``depths``,
-            ``parameters`` and ``flops``.
-        parameters: The sizes as numbers of parameters, of which the nearest that blocks can make are taken.
-        flops: The sizes as FLOPs of a forward pass of one example, likewise.
-        data: Batches for ``learn``, begun anew whenever they end.
-        optimizer: Of the model's parameters, with the highest learning rates; parameter groups are kept, and copies
-            join those of their originals. None: AdamW at 0.001.
-        evaluate: ``evaluate(model)``, the loss of a rung once it is finished, in evaluation mode and without gradients.
-        example_input: Arguments of the model, as for `esper.attach`. None: found by a step of ``learn`` on a copy.
+            GPT-2, Llama, ViT, or the stages of a ResNet. It must not have slots.
+        learn: ``learn(model, optimizer, batch)`` makes one optimizer step without changing learning rates. Without
+            ``data`` it is called as ``learn(model, optimizer)``, or, if it takes three arguments, with the number of
+            the step, from 0.
+        steps: Optimizer steps to train one size alone, as for the first rung.
+        folder: Folder for the rungs (a folder each), the table ``ladder.json``, and checkpoints.
+        depths: Sizes as numbers of blocks, starting with the model's. Give one of ``depths``, ``parameters`` and
+            ``flops``.
+        parameters: Sizes as numbers of parameters; the nearest possible sizes are used.
+        flops: Sizes as FLOPs of a forward pass of one example; the nearest possible sizes are used.
+        data: Batches for ``learn``, repeated when they end.
+        optimizer: Optimizer of the model, with the maximum learning rates. Copies join the parameter groups of their
+            originals. None: AdamW with learning rate 0.001.
+        evaluate: ``evaluate(model)`` returns the loss of a finished rung; called in evaluation mode without gradients.
+        example_input: Arguments of the model, as for `esper.attach`. None: found by one step of ``learn`` on a copy.
         blocks: Names of the lists of blocks to copy; None: those that run in turn.
-        share: Share of ``steps`` that the model trains at each size but the first, before its rung branches off.
-        decay: Share of ``steps`` in which a rung's learning rates fall to zero.
+        share: Fraction of ``steps`` for which the model trains at each size after the first, before the rung branches.
+        decay: Fraction of ``steps`` during which a rung's learning rates fall to zero.
         rates: Factors of the learning rates, by size; None: 1 for all.
 
     Raises:
-        ConfigError: an argument is of another kind, sizes are given in no way or in several, do not increase or cannot
-            be made of this model's blocks; blocks are not clear, or copies of them would not run; ``learn`` does not
-            call the model, takes other arguments, or changes learning rates; several processes train it.
+        ConfigError: an argument has the wrong type; sizes are given in no or several ways, do not increase, or cannot
+            be reached with this model's blocks; the blocks are ambiguous, or copies of them would not run; ``learn``
+            does not call the model, takes other arguments, or changes learning rates; or several processes train it.
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
-        DivergedError: parameters are not finite when a rung branches off or ends, or at a checkpoint, which is not
-            written then.
-        CheckpointError: the folder holds another ladder, or one that another optimizer trains; or it is damaged.
+        DivergedError: parameters are not finite when a rung branches or ends, or at a checkpoint, which is then not
+            written.
+        CheckpointError: the folder holds another ladder, or one trained with another optimizer; or it is damaged.
         RunError: the folder cannot be written.
     """
     # Plan, and print it.
@@ -162,7 +163,7 @@ def ladder(
         training.resume_at(newest.iteration)
         training.spent.flops = newest.state["flops"]
         batches.restore_state(newest)
-        print_line(Console(), f"going on after step {training.step:,} of {plan.total_steps:,}, from {newest.path}")
+        print_line(Console(), f"resuming after step {training.step:,} of {plan.total_steps:,}, from {newest.path}")
 
     # Train; checkpoints are written at every change of size, and about once a minute.
     takes = _count_arguments(learn, data)
@@ -208,9 +209,9 @@ def plan_ladder(
     decay: NonNegativeFloat = DECAY,
     rates: Sequence[NonNegativeFloat] | None = None,
 ) -> LadderPlan:
-    """The plan of `esper.ladder` for these arguments, without training; print it.
+    """The plan of `esper.ladder` for these arguments, without training. It prints as a report.
 
-    A copy of the model grows to every size, so what cannot be done is refused here already.
+    A copy of the model grows to every size, so errors appear here already.
 
     ```python
     print(esper.plan_ladder(gpt2, example_input={"input_ids": tokens}, depths=[1, 2, 4, 8], steps=5000))
@@ -220,7 +221,7 @@ def plan_ladder(
         model: As in `esper.ladder`.
         learn: As in `esper.ladder`; not needed with ``example_input``, whose size is then that of a step.
         steps: As in `esper.ladder`.
-        folder: Of a ladder that is to go on, which must have the same plan.
+        folder: Folder of a ladder to continue, which must have the same plan.
         depths: As in `esper.ladder`.
         parameters: As in `esper.ladder`.
         flops: As in `esper.ladder`.
@@ -275,7 +276,7 @@ def _count_arguments(learn: Learn, data: Any) -> int:
             continue
         return count
     forms = "learn(model, optimizer, batch)" if data is not None else "learn(model, optimizer[, step])"
-    raise ConfigError(f"learn{signature} cannot be called as {forms}: give such a function")
+    raise ConfigError(f"learn{signature} cannot be called as {forms}: change its arguments")
 
 
 def _find_example(
@@ -289,8 +290,8 @@ def _find_example(
     require_plain(model)
     if isinstance(data, Iterator):
         raise ConfigError(
-            f"data is {describe_value(cast('object', data))}, which ends for good: give a DataLoader or a list; "
-            "for an endless stream leave data out, and let learn(model, optimizer, step) make its batch by the step"
+            f"data is {describe_value(cast('object', data))}, which cannot be repeated: give a DataLoader or a list; "
+            "for an endless stream, omit data and make the batch in learn(model, optimizer, step)"
         )
     if learn is None and given is None:
         raise ConfigError(
@@ -316,7 +317,7 @@ def _find_example(
         learn(*(other, other_optimizer, batch)[:takes])
     if not calls:
         raise ConfigError(
-            "learn(model, optimizer, batch) does not call the model as a whole: compute the loss from model(...)"
+            "learn(model, optimizer, batch) does not call the whole model: compute the loss from model(...)"
         )
     examples = [_bind(other, arguments, keywords) for arguments, keywords in calls]
     sizes = [first_tensor(example).numel() for example in examples]
@@ -336,8 +337,8 @@ def _bind(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
         parameters = list(inspect.signature(model.forward).parameters.values())[: len(plain)]
         if any(parameter.kind is not parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
             raise ConfigError(
-                f"learn calls the model with positional and keyword arguments, and {type(model).__name__}.forward does "
-                "not name the former: give example_input, or call the model in learn with either kind"
+                f"learn calls the model with positional and keyword arguments, but {type(model).__name__}.forward does "
+                "not name the positional ones: give example_input, or use only one kind in learn"
             )
         names = [parameter.name for parameter in parameters]
         example = {**dict(zip(names, plain, strict=True)), **named}
@@ -387,7 +388,7 @@ class _Batches:
                 self._taken += 1
                 return batch
             self._batches = None
-        raise ConfigError("data holds no batch: give a DataLoader or a list with at least one")
+        raise ConfigError("data has no batch: give a DataLoader or a list with at least one")
 
     def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON values."""

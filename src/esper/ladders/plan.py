@@ -258,8 +258,8 @@ def make_plan(
         if not forward > before:
             names = ", ".join(repr(tower.name) for tower in towers)
             raise ConfigError(
-                f"the copies in {names} are not run: the model does not go through that list in turn; name another one "
-                "in blocks"
+                f"the copies in {names} do not run, because the model does not call that list in turn: name another "
+                "one in blocks"
             )
         by_rung.append((copies, _count_parameters(probe), forward))
     pretrained = any(callable(getattr(type(model), method, None)) for method in METHODS)
@@ -299,11 +299,11 @@ def require_plain(model: nn.Module) -> None:
         ConfigError: the model has slots, is compiled, or several processes train it.
     """
     if any(isinstance(part, GrowingModel) for part in model.modules()):
-        raise ConfigError("the model has slots from esper.attach: give the plain model, which grows by whole blocks")
+        raise ConfigError("the model has slots from esper.attach: give the plain model; a ladder grows whole blocks")
     if COMPILED in dict(model.named_children()):
-        raise ConfigError("the model is compiled by torch.compile, which does not follow growth: give the plain model")
+        raise ConfigError("the model is compiled by torch.compile, but a ladder needs the plain model: give that")
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise ConfigError("a ladder grows its model in place, which no wrapper for several processes follows: use one")
+        raise ConfigError("a ladder cannot run in several processes, because its model grows in place: use one")
     if next(model.parameters(), None) is None:
         raise ConfigError("the model has no parameters")
 
@@ -362,14 +362,14 @@ def _find_depths(
         near = ", ".join(f"{size:g} is {depth}" for size, depth in zip(sizes, depths, strict=True))
         if depths[0] != first:
             raise ConfigError(
-                f"{measure} begin at {sizes[0]:g}, but the model given, the first size, has {least:g}: begin with that"
+                f"{measure} starts at {sizes[0]:g}, but the given model, the first size, has {least:g}: start with that"
             )
         if any(before >= after for before, after in pairwise(depths)):
-            raise ConfigError(f"{measure}: sizes are too near to differ by a block ({near} blocks): give others")
+            raise ConfigError(f"{measure}: sizes differ by less than a block ({near} blocks): give other sizes")
     if depths[0] != first or depths[-1] > DEEPEST:
         raise ConfigError(
-            f"{measure} is {list(sizes)}, from {plural(depths[0], 'block')} to {depths[-1]:,}; but the model given, "
-            f"the first size, has {plural(first, 'block')}: build a model of {depths[0]}, or begin with {first}"
+            f"{measure} is {list(sizes)}, from {plural(depths[0], 'block')} to {depths[-1]:,}; but the given model, "
+            f"the first size, has {plural(first, 'block')}: build a model with {depths[0]}, or start with {first}"
         )
     return depths
 

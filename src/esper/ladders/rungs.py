@@ -40,7 +40,7 @@ LATENCY_SECONDS, LATENCY_PASSES = 0.5, 30
 
 @dataclass(frozen=True)
 class Rung:
-    """A model of one size that a ladder has made."""
+    """A finished model of one size."""
 
     depth: int
     """Number of blocks."""
@@ -49,15 +49,15 @@ class Rung:
     forward_flops: float
     """FLOPs of a forward pass, per example."""
     flops: float
-    """FLOPs of all training up to the end of this rung; evaluation is not counted."""
+    """FLOPs of all training up to the end of this rung, without evaluation."""
     flops_alone: float
-    """FLOPs of a separate training of this size, by the plan."""
+    """Planned FLOPs of training this size separately."""
     loss: float | None
-    """What ``evaluate`` returned."""
+    """Result of ``evaluate``; None without it."""
     latency: float
-    """Median seconds of a forward pass of the example input on the machine that made the rung."""
+    """Median seconds of a forward pass of the example input on the machine that trained the rung."""
     path: Path
-    """Folder with the model: as ``save_pretrained`` writes it, or `TENSORS` with its state dict."""
+    """Folder with the model: as written by ``save_pretrained``, or `TENSORS` with its state dict."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,11 +65,11 @@ class Ladder:
     """The result of `esper.ladder`. Prints as a table."""
 
     plan: LadderPlan
-    """What was to be done."""
+    """The plan."""
     rungs: tuple[Rung, ...]
-    """The sizes that have been made, from the smallest on."""
+    """The finished sizes, smallest first."""
     folder: Path
-    """Holds `TABLE`, and a folder per rung."""
+    """Folder with `TABLE` and a folder per rung."""
 
     def __repr__(self) -> str:
         titles = ("blocks", "loss", "parameters", "FLOPs forward", "FLOPs so far", "FLOPs alone", "latency")
@@ -128,8 +128,8 @@ class RungFolder:
             self._table = _read_table(path / TABLE)
             if self._table.plan != plan.describe():
                 raise CheckpointError(
-                    f"{path} holds a ladder with another plan: give another folder, or the model and the arguments of "
-                    "that one to go on with it"
+                    f"{path} holds a ladder with another plan: give another folder, or the same model and arguments to "
+                    "continue it"
                 )
 
     def create(self) -> None:

@@ -180,8 +180,8 @@ def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | Non
         for name in lists:
             if name not in towers:
                 raise ConfigError(
-                    f"blocks: the modules in {name!r} are not called once each, in turn, or none of them returns what "
-                    "it could be called with again: a copy could not follow them"
+                    f"blocks: the modules in {name!r} are not called once each, in turn, or their output cannot be "
+                    "their input, so copies cannot be inserted"
                 )
         return tuple(towers.values())
 
@@ -198,8 +198,8 @@ def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | Non
     if not towers or len(classes) > 1 or nested:
         found = f"there are several: {', '.join(map(repr, towers))}" if towers else "none was found"
         raise ConfigError(
-            f"which blocks to copy is not clear ({found}): name the nn.ModuleList or nn.Sequential that holds them, as "
-            "in blocks=['transformer.h']"
+            f"cannot determine the blocks to copy ({found}): name their nn.ModuleList or nn.Sequential, as in "
+            "blocks=['transformer.h']"
         )
     return tuple(towers.values())
 

@@ -102,7 +102,7 @@ class LadderTraining:
         blocks = [self.model.get_submodule(tower.name) for tower in self._towers]
         if members.isdisjoint(parameter for block in blocks for parameter in block.parameters()):
             raise ConfigError(
-                "the optimizer holds no parameter of the model's blocks: make it of this very model, as in "
+                "the optimizer has no parameter of the model's blocks: make it from this model, as in "
                 "torch.optim.AdamW(model.parameters(), lr=1e-3)"
             )
         for group in optimizer.param_groups:
@@ -130,7 +130,7 @@ class LadderTraining:
             if not math.isclose(float(group["lr"]), float(rate), rel_tol=1e-6):  # a tensor has fewer digits
                 raise ConfigError(
                     f"learn changed a learning rate from {float(rate):.3g} to {float(group['lr']):.3g}, but the ladder "
-                    "sets it before each step: leave schedulers out, and give factors by size as rates"
+                    "sets it before each step: remove schedulers, and give factors per size as rates"
                 )
 
     def _compute_rates(self) -> list[Any]:
@@ -240,8 +240,8 @@ class LadderTraining:
                     values.setdefault(str(index), {})[str(name)] = value
                 else:
                     raise CheckpointError(
-                        f"the optimizer keeps {name!r}, {describe_value(value)}, for a parameter: use one that keeps "
-                        "tensors and numbers"
+                        f"the optimizer's state of a parameter has {name!r}, {describe_value(value)}: use an optimizer "
+                        "whose state is tensors and numbers"
                     )
         return tensors, {"optimizer": values, "trained_by": self._describe_optimizer(), "flops": self.spent.flops}
 
@@ -301,7 +301,7 @@ class LadderTraining:
         if due != self._rung:
             raise CheckpointError(
                 f"step {step} belongs to {plural(self.plan.rungs[due].depth, 'block')}, but the model has "
-                f"{self.plan.rungs[self._rung].depth}: go on from a checkpoint of this ladder"
+                f"{self.plan.rungs[self._rung].depth}: resume from a checkpoint of this ladder"
             )
         self.step = step
         spent = self.folder.find_spent(step)

@@ -20,10 +20,10 @@ class Isolation(StrEnum):
     """How a seed learns before it counts in the forward pass."""
 
     NONE = "none"
-    """Not at all: it blends one step after it germinated, and learns together with the host."""
+    """No isolation: it blends one step after it germinated, and trains together with the host."""
     SHADOW = "shadow"
-    """A second pass trains the seed alone, at full alpha on a frozen host, until it is advanced. That leaves the host
-    unaffected, unless gradients are clipped to a norm over all parameters: the seed's gradient is part of it."""
+    """A second pass trains only the seed, at full alpha on a frozen host, until it is advanced. This does not affect
+    the host, except by clipping the gradient norm over all parameters, which includes the seed's gradient."""
 
 
 def _accept_names(kind: type[IntEnum]) -> BeforeValidator:
@@ -51,35 +51,36 @@ Steps: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
 
 
 class Rules(Settings):
-    """What may happen to a seed, and when. Times are in steps (decisions).
+    """Lifecycle rules: allowed operations on seeds, and their timing. Times are in steps (decisions).
 
-    The defaults leave the choices that matter in short episodes. Ramps and curves were measured to tie, so a controller
-    has nothing to learn there; a short cooldown leaves time to try again.
+    The defaults allow the choices that matter in short episodes. Different ramps and curves made no measurable
+    difference. A short cooldown leaves time for another attempt.
     """
 
     isolation: Isolation = Isolation.NONE
-    """How a seed learns before it counts: shadow, in TRAINING; none: not at all."""
+    """How a seed trains before it affects the output: `shadow`, alone during TRAINING; `none`, not at all."""
     cooldown: tuple[Steps, Steps, Steps] = (1, 1, 1)
-    """Steps spent in PRUNED, EMBARGOED and RESETTING before a slot is DORMANT again."""
+    """Steps in PRUNED, EMBARGOED and RESETTING before a slot is DORMANT again."""
     min_training_steps: Steps = 3
-    """Steps in TRAINING before a seed may advance (gate G2)."""
+    """Minimum steps in TRAINING before a seed may advance (gate G2)."""
     evidence_max_age: int = Field(default=2, ge=0, le=1000)
-    """Steps after which a measured contribution is stale (gate G5)."""
+    """Maximum age of a measured contribution, in steps (gate G5)."""
     harm_tolerance: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """Accuracy points that a seed may cost and still be fossilized (gate G5)."""
+    """Maximum loss of score by a seed that may still be fossilized (gate G5), in units of contributions: 0.01 is one
+    percentage point of accuracy, or 1% of the loss."""
     operations: tuple[OpName, ...] = (Op.WAIT, Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE)
-    """Operations that the masks allow; wait must be among them, and advance if seeds learn in isolation. set_alpha
-    needs several alpha targets."""
+    """Allowed operations. `wait` is required; so is `advance` with isolation. `set_alpha` requires several alpha
+    targets."""
     blends: tuple[BlendName, ...] = Field(default=(Blend.ADD,), min_length=1)
-    """Ways to blend that the masks allow. A seed gets one when it germinates, and keeps it."""
+    """Allowed blends. A seed gets one when it germinates and keeps it."""
     tempos: tuple[int, ...] = Field(default=(3,), min_length=1)
-    """Steps to full alpha that the masks allow: a subset of 3, 5, 8."""
+    """Allowed numbers of steps to full alpha: a subset of 3, 5, 8."""
     alpha_targets: tuple[float, ...] = Field(default=(1.0,), min_length=1)
-    """Alpha targets that the masks allow: a subset of 0.5, 0.7, 1."""
+    """Allowed alpha targets: a subset of 0.5, 0.7, 1."""
     alpha_speeds: tuple[int, ...] = Field(default=(0,), min_length=1)
-    """Steps for a change of alpha that the masks allow: a subset of 0, 3, 5, 8."""
+    """Allowed numbers of steps for a change of alpha: a subset of 0, 3, 5, 8."""
     alpha_curves: tuple[CurveName, ...] = Field(default=(Curve.LINEAR,), min_length=1)
-    """Curves for a change of alpha that the masks allow."""
+    """Allowed curves for a change of alpha."""
 
     @field_validator("operations")
     @classmethod
@@ -101,7 +102,7 @@ class Rules(Settings):
     def _require_advance(self) -> Self:
         if self.isolation is not Isolation.NONE and Op.ADVANCE not in self.operations:
             raise ValueError(
-                f"under isolation {self.isolation} a seed leaves TRAINING only by operation advance: "
+                f"with isolation {self.isolation}, only operation advance ends TRAINING: "
                 f"add advance to operations ({', '.join(map(_write_name, self.operations))})"
             )
         return self
@@ -110,8 +111,8 @@ class Rules(Settings):
     def _require_alpha_targets(self) -> Self:
         if Op.SET_ALPHA in self.operations and len(set(self.alpha_targets)) == 1:
             raise ValueError(
-                f"operation set_alpha never becomes legal, as {self.alpha_targets[0]:g} is the only alpha target: "
-                "name another in alpha_targets, or leave set_alpha out of operations"
+                f"operation set_alpha is never legal, because {self.alpha_targets[0]:g} is the only alpha target: "
+                "add another to alpha_targets, or remove set_alpha from operations"
             )
         return self
 

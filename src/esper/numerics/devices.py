@@ -21,7 +21,7 @@ def _check_name(name: str) -> str:
     try:
         return str(torch.device(name))
     except RuntimeError as error:
-        raise ValueError(f"torch knows no device '{name}'") from error
+        raise ValueError(f"'{name}' is not a torch device") from error
 
 
 DeviceName = Annotated[str, AfterValidator(_check_name)]

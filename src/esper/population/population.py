@@ -209,7 +209,7 @@ class Population:
 
     Raises:
         SlotError: a slot's name does not fit the template; no units can be added between layers, or none are on offer
-            there; or units are on offer, and no slot is between layers.
+            there; units are on offer, and no slot is between layers; or a blueprint is made for one layer of one model.
         TaskError: the template keeps or draws what networks cannot have for themselves; see `draws_in_training`.
         ConfigError: bfloat16 or parts of minibatches that the hosts cannot learn with; or the rules allow blends that a
             blueprint does not take.
@@ -222,7 +222,7 @@ class Population:
         self._empty_banks: dict[SeedKind, SeedBank] = {}
         kinds = [get(name) for name in config.blueprints]
         require_blends(config.rules.blends, kinds)
-        _require_pairs(config.slots, kinds)
+        _require_slots_for(kinds, config.slots)
 
         # The architecture with its slots, and how it is computed for many networks at once.
         template = config.template.to(device=config.device, dtype=config.dtype, non_blocking=True)
@@ -405,8 +405,13 @@ class Population:
         return (self.specs.costs.parameters.resident(self.table) * slots).sum(axis=1)
 
 
-def _require_pairs(slots: Sequence[str | tuple[str, ...]], kinds: Sequence[type[Blueprint]]) -> None:
-    """Refuse hidden units on offer without a slot for them, and a slot for them without such units."""
+def _require_slots_for(kinds: Sequence[type[Blueprint]], slots: Sequence[str | tuple[str, ...]]) -> None:
+    """Refuse blueprints that fit no slot of any population, and hidden units without a pair of layers or vice versa."""
+    of_one_layer = next((kind.name for kind in kinds if kind.context in (Context.LAYER, Context.CALL)), None)
+    if of_one_layer is not None:
+        raise SlotError(
+            f"{of_one_layer!r} is made for a layer of a single model, and fits no slot of a population: offer others"
+        )
     pair = next((place for place in slots if not isinstance(place, str)), None)
     units = next((kind.name for kind in kinds if kind.context is Context.HIDDEN), None)
     if pair is not None and units is None:

@@ -42,24 +42,24 @@ class GrowthSettings(Settings):
     suite: str = "tokens"
     """The distribution of learning problems."""
     split: Split = "train"
-    """The suite's instances: train, heldout or transfer."""
+    """Instances of the suite: train, heldout or transfer."""
     rules: Rules = Rules()
-    """The lifecycle's rules, or a mapping of their fields."""
+    """Lifecycle rules, or a mapping of their fields."""
     conduct: EpisodeConfig = EpisodeConfig()
-    """The governor, caps on growth, and when episodes end early, or a mapping of its fields."""
+    """Governor, budget of growth, and early ends of episodes, or a mapping of its fields."""
     reward: RewardSpec = (OUTCOME,)
-    """How the agent is paid: a mode's name, its settings, or a list of either that the networks use in turns."""
+    """Reward: name of a mode, its settings, or a list of these that networks use in turn."""
     strategy: StrategyChoice = "stacked"
-    """How networks are run: stacked, looped, or auto for the faster of the two; the results are the same."""
+    """Run networks stacked or looped, or auto for the faster; results differ only in rounding."""
     networks_per_pass: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
-    """The most networks that are computed at once; null: all of them. It changes results only in rounding."""
+    """Maximum number of networks computed at once; null: all. Changes only rounding."""
     examples_per_pass: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
-    """The most examples of a network that are computed at once; null: all of them. It changes results only in rounding.
-    Hosts with batch normalisation or dropout refuse it."""
+    """Maximum number of a network's examples computed at once; null: all. Changes only rounding. Not possible for hosts
+    with batch normalisation or dropout."""
     bf16: bool = False
-    """Compute the networks' forward passes in bfloat16 where torch's autocast does."""
+    """Run forward passes of networks in bfloat16 by torch's autocast."""
     device: DeviceName = CPU
-    """Where the networks live, as torch names it."""
+    """Torch device of the networks."""
 
     @model_validator(mode="after")
     def _require_measured_slots(self) -> Self:
@@ -96,7 +96,7 @@ class Growth:
 
     def __init__(self, size: int, settings: GrowthSettings) -> None:
         if size < 1:
-            raise ConfigError(f"num_envs is {size}, but must be at least 1")
+            raise ConfigError(f"num_envs is {size}: give at least 1")
         self.size = size
         self.suite = get_suite(settings.suite)
         self._settings = settings

@@ -642,7 +642,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
             raise CheckpointError(f"the learner's checkpoint lacks {name}: it is of another version or policy")
         if name not in expected:
             raise CheckpointError(
-                f"the learner's checkpoint holds {name[:LONGEST_NAME]!r}, which this policy has not: use its settings"
+                f"the learner's checkpoint has {name[:LONGEST_NAME]!r}, but this policy does not: use its settings"
             )
         own_type, saved_type = _describe_type(expected[name]), _describe_type(tensors[name])
         if own_type != saved_type:

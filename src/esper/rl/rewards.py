@@ -86,33 +86,33 @@ class RewardInputs(NamedTuple):
 
 
 class RewardSettings(Settings):
-    """How a controller is paid.
+    """Reward of a controller.
 
-    Weights are in units of the score: 0.01 is worth a point of accuracy. A mode reads the weights of its own terms;
-    others are refused beside it.
+    Weights are in units of the score: 0.01 equals one percentage point of accuracy. Only weights of the chosen mode's
+    own terms are accepted.
     """
 
     rent_on: RentBasis = "parameters"
-    """What rent is paid on."""
+    """Unit of rent: parameters or FLOPs."""
     progress: float = Field(default=0.02, ge=0, allow_inf_nan=False)
-    """Advanced for each slot on its way from germination to holding, and taken back in the end."""
+    """Advance per slot on its way from germination to holding; subtracted again at the end."""
     attribution: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Share of the seeds' contributions that is advanced, and taken back in the end."""
+    """Fraction of the seeds' contributions that is paid in advance; subtracted again at the end."""
     intervention: float = Field(default=0.001, ge=0, allow_inf_nan=False)
-    """Cost of every operation but wait."""
+    """Cost of every operation except wait."""
     intervention_after: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the training after which that cost sets in. It then grows linearly and is complete halfway from there to
-    the end. Charged from the start, it can teach never to act before acting has ever paid."""
+    """Fraction of training after which the intervention cost starts. It then rises linearly, and is complete halfway to
+    the end. With a cost from the start, a policy may learn never to act before it has learned to act well."""
     shock: float = Field(default=0.002, ge=0, allow_inf_nan=False)
-    """Cost of a seed's alpha moving by 1 in one step; it grows with the square of the change."""
+    """Cost of changing a seed's alpha by 1 in one step; it grows with the square of the change."""
     early_prune: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Cost of pruning a seed early."""
     early_age: int = Field(default=5, ge=1, le=1000)
-    """Steps since germination up to which pruning is early."""
+    """Maximum number of steps since germination at which pruning counts as early."""
     mode: str = "outcome"
-    """Name of a reward mode."""
+    """Name of the reward mode."""
     family: Family = "accuracy"
-    """Unit of scores and contributions: accuracy, or the relative decrease of the loss."""
+    """Unit of scores and contributions: accuracy, or the relative reduction of the loss."""
 
     @field_validator("mode")
     @classmethod
@@ -131,14 +131,14 @@ class RewardSettings(Settings):
         if self.family not in mode.families:
             modes = [name for name in MODES if self.family in MODES[name].families]
             raise ValueError(
-                f"reward mode '{self.mode}' pays in {' or '.join(mode.families)}, not in {self.family}; "
+                f"reward mode '{self.mode}' is for {' or '.join(mode.families)}, not for {self.family}; "
                 f"modes for {self.family} are {', '.join(modes)}"
             )
         for weight in WEIGHTS:
             if weight not in mode.weights and getattr(self, weight) != type(self).model_fields[weight].default:
                 modes = [name for name in MODES if weight in MODES[name].weights]
                 raise ValueError(
-                    f"reward mode '{self.mode}' does not read {weight}: leave it out, or choose {' or '.join(modes)}"
+                    f"reward mode '{self.mode}' does not use {weight}: remove it, or choose {' or '.join(modes)}"
                 )
         return self
 
@@ -206,7 +206,7 @@ def register_reward(
 
     def register(pay: _Pay) -> _Pay:
         if not isinstance(cast("object", pay), FunctionType):
-            raise ConfigError(f"reward mode {name!r} is paid by {describe_value(pay)}: decorate a function")
+            raise ConfigError(f"reward mode {name!r} is {describe_value(pay)}: decorate a function")
         present = MODES[name].compute if name in MODES else pay
         same_definition = (present.__module__, present.__qualname__) == (pay.__module__, pay.__qualname__)
         if not same_definition or (pay.__name__ == LAMBDA and present is not pay):

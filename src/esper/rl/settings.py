@@ -12,30 +12,29 @@ from esper.lifecycle.actions import PerHead
 
 
 class PPOSettings(Settings):
-    """How a policy learns from rollouts. Fields that change over training do so linearly in its progress, 0 to 1.
+    """Hyperparameters of PPO. Schedules are linear in the progress of training, from 0 to 1.
 
-    The defaults are for few, noisy episodes: every rollout is used up to the KL limit, which ends most updates before
-    their last epoch.
+    The defaults suit few, noisy episodes: each rollout is used until the KL limit, which usually stops an update before
+    its last epoch.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"twin": "no_growth_baseline"}
 
     # Returns and advantages
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount per step. Below 1 a reward at the end of a long episode fades: .99 leaves .22 of it after 150 steps."""
+    """Discount per step. Values below 1 weaken rewards at the end of long episodes: .99 leaves .22 after 150 steps."""
 
     gae_lambda: float = Field(default=0.98, ge=0, le=1)
-    """0 trusts the value function, 1 the rewards that followed."""
+    """Lambda of generalised advantage estimation: 0 relies on the value function, 1 on the observed rewards."""
 
     group: int = Field(default=8, ge=1, le=MOST_AT_ONCE)
-    """Environments in consecutive groups of this size share an instance; the advantage is then taken relative to the
-    others of the group. 1 is off. It must divide the number of environments."""
+    """Number of consecutive environments that share an instance. Advantages are relative to the others of the group. 1:
+    off. It must divide the number of environments."""
 
     no_growth_baseline: bool = False
-    """Run one more network per group that only waits on the group's instance, and subtract its rewards from those of
-    the group before advantages and the values' targets are computed: what remains is what growth added. These networks
-    cost their computation, are not learned from, and count in no figure but `environment_steps`. In groups of several
-    members the mean of the others takes the same off the advantages, so there it only makes the values' task easier."""
+    """Run one more network per group that never grows, and subtract its rewards from those of the group. These networks
+    cost computation, are not trained on, and count only in `environment_steps`. In groups of several environments,
+    advantages already subtract the mean of the others, so there it only helps the value function."""
 
     normalise_advantages: bool = True
     """Standardise advantages over the rollout."""
@@ -45,46 +44,46 @@ class PPOSettings(Settings):
     """Passes over each rollout."""
 
     minibatches: int = Field(default=4, ge=1, le=MOST_AT_ONCE)
-    """Optimizer steps per pass, each on whole episodes of a share of the environments."""
+    """Optimizer steps per pass, each on whole episodes of a part of the environments."""
 
     chunk: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
-    """Steps through which gradients flow back, for horizons whose activations do not fit into memory: an update needs
-    less of it with shorter chunks. The loss is that of whole episodes. Null: all steps."""
+    """Steps of truncated backpropagation through time, to limit memory. The loss is still that of whole episodes.
+    null: all steps."""
 
     compile: bool = False
-    """Compile the policy for updates with torch.compile, which needs a C++ compiler and takes a minute or two at the
-    first update. On a CPU, runs of the usual length do not win that back. Acting and checkpoints stay as they are."""
+    """Compile the policy for updates with torch.compile. It needs a C++ compiler and takes a minute or two at the first
+    update, which runs of usual length on a CPU do not recover. Acting and checkpoints are not affected."""
 
     bf16: bool = False
-    """Multiply matrices of the update in bfloat16, except those of the LSTM; only for policies on a CUDA device.
+    """Use bfloat16 in matrix products of the update, except in the LSTM. Requires a policy on a CUDA device.
     Probabilities, losses and weights stay in float32."""
 
     # The loss
     surrogate: Literal["joint", "factored"] = "factored"
-    """What is maximised, with A the advantage, r a probability ratio and c(r) the smaller of r A and clip(r) A.
-    `joint`: (1 / N) sum_t c(r_t), over all N steps, with the whole action's ratio; a head with a choice in n of them
-    learns n / N times as fast as one that always has. `factored`: sum_h (1 / n_h) sum_t c(r_th), with each head's own
-    ratio over the n_h steps in which it had a choice; all heads learn equally fast. If a single head has a choice, in
-    every step, they are the same."""
+    """Surrogate objective, where A is the advantage, r a probability ratio, and c(r) the smaller of r A and clip(r) A.
+    `joint`: (1 / N) sum_t c(r_t) over all N steps, with the ratio of the whole action; a head with a choice in n steps
+    learns n / N times as fast as one that always has a choice. `factored`: sum_h (1 / n_h) sum_t c(r_th), with the
+    ratio of each head over the n_h steps in which it had a choice; all heads learn equally fast. They are equal if a
+    single head has a choice, in every step."""
 
     clip: float = Field(default=0.2, gt=0, lt=1)
-    """Probability ratios beyond 1 - clip .. 1 + clip gain nothing more."""
+    """Probability ratios are clipped to 1 - clip .. 1 + clip."""
 
     target_kl: float = Field(default=0.03, gt=0)
-    """The update ends before a step on a minibatch whose KL from the acting policy exceeds 1.5 times this."""
+    """An update stops before a minibatch whose KL divergence from the acting policy exceeds 1.5 times this."""
 
     value_weight: float = Field(default=0.5, ge=0)
-    """Weight of the value loss, which is in units of the returns' variance."""
+    """Weight of the value loss, in units of the variance of returns."""
 
     entropy_start: PerHead = PerHead.fill(0.02)
-    """Weight of each head's mean normalised entropy in the mean over heads, at the start of training. One number for
-    all heads, or some of them by name."""
+    """Weight of each head's mean normalised entropy at the start of training: one number for all heads, or a mapping
+    from heads to numbers."""
 
     entropy_floor: PerHead = PerHead.fill(0.005)
-    """Weight of each head's entropy at the end of the annealing and from then on."""
+    """Weight of each head's entropy after annealing."""
 
     entropy_anneal: float = Field(default=0.7, gt=0, le=1)
-    """Fraction of training over which entropy weights fall to their floors."""
+    """Fraction of training during which entropy weights fall to their floors."""
 
     # The optimizer
     learning_rate: float = Field(default=3e-3, gt=0, le=1)
@@ -107,9 +106,9 @@ class PPOSettings(Settings):
 
     # Anomalies
     on_anomaly: Literal["record", "skip", "stop"] = "record"
-    """What follows an anomaly of an update. `record`: it is recorded. `skip`: an update that was not finite, moved the
-    policy too far or was nearly all clipped is undone, and the learning rate is halved from then on. `stop`: the run
-    ends with an error once the iteration is saved, and can be resumed."""
+    """Reaction to an anomaly in an update. `record`: only record it. `skip`: undo an update that was not finite, moved
+    the policy too far or was almost entirely clipped, and halve the learning rate from then on. `stop`: save the
+    iteration and end the run with an error; it can be resumed."""
 
     def entropy_weights(self, progress: float) -> tuple[float, ...]:
         """The weight of each head's entropy at this progress, in the order of `Head`."""

@@ -138,8 +138,8 @@ def limit_reading(connection: sqlite3.Connection, path: Path) -> Generator[None]
         if time.monotonic() < end:
             raise KeyboardInterrupt from error
         raise RunError(
-            f"reading the run store {path} took more than {seconds:g} seconds, and was stopped: "
-            "select less of it, or if all reading of it ends so, it is damaged"
+            f"reading the run store {path} was stopped after {seconds:g} seconds: read less of it; if every read "
+            "fails, the store is damaged"
         ) from error
     finally:
         alarm.cancel()

@@ -150,7 +150,7 @@ class _ResumableLogger:
         except OSError as error:
             raise RunError(f"cannot use the folder {folder} ({error.strerror}): choose another") from error
         except ValidationError as error:
-            raise RunError(f"{self._file} cannot be read: remove it to begin a new run at the tool") from error
+            raise RunError(f"{self._file} cannot be read: remove it to start a new run in the tool") from error
         with self._warn_of_failure():
             self._logger = _TOOLS[tool](folder, name, self._state.address)
             self._save(address=self._logger.address)
@@ -186,7 +186,7 @@ class _ResumableLogger:
         except Exception as error:  # noqa: BLE001 (whatever a tool raises, training goes on)
             self._logger = None
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            warnings.warn(f"{self._tool} gets no more metrics of this run ({reason}); training goes on", stacklevel=4)
+            warnings.warn(f"{self._tool} gets no more metrics of this run ({reason}); training continues", stacklevel=4)
 
 
 class _TensorBoardLogger:

@@ -150,7 +150,7 @@ def _run_file(path: str) -> None:
         TaskError: the file cannot be read, or fails.
     """
     if not Path(path).is_file():
-        raise TaskError(f"there is no such file as {path}, which the command or {FILES} names: name one that exists")
+        raise TaskError(f"file {path}, named by the command or {FILES}, does not exist: name another file")
     before = dict(_suites)
     try:
         import_file(path)

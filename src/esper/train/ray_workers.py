@@ -99,14 +99,14 @@ class RayWorkers(Workers):
             result, error = ray.get(handle)
         except RayTaskError as error:
             raise RunError(
-                f"a Ray worker could not take up a task ({error.cause!r}): install the same Esper and torch on all "
+                f"a Ray worker could not start a task ({error.cause!r}): install the same Esper and torch on all "
                 "machines"
             ) from error
         except RayError as error:
             reason = " ".join(str(error).split())
             raise RunError(
-                f"a Ray task died {1 + RETRIES} times, perhaps for want of memory: free some and run it again "
-                f"(training goes on with --resume), or lower `environments`; Ray reports: {reason}"
+                f"a Ray task died {1 + RETRIES} times, perhaps out of memory: free memory and run it again "
+                f"(continue training with --resume), or lower `environments`; Ray reports: {reason}"
             ) from error
         if error is not None:
             raise error

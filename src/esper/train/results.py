@@ -222,7 +222,7 @@ def read_json(path: Path, kind: TypeAdapter[T], command: str = "esper evaluate")
         raise RunError(f"cannot read {path} ({error.strerror}): make it with {advice}") from error
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise RunError(f"{path} is damaged ({reason}): make it anew with {advice}") from error
+        raise RunError(f"{path} is damaged ({reason}): recreate it with {advice}") from error
 
 
 def cache_key(*facts: Any) -> str:

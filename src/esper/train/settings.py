@@ -22,21 +22,21 @@ from esper.tasks.registry import FIRST_UNSEEN, GENERATED, SHORTEST, get_suite
 
 
 class TelemetrySettings(Settings):
-    """How much of a run is recorded. It does not change the run.
+    """How much of a run is recorded. It does not affect training.
 
-    Changes of stage, verdicts of gates, rollbacks and the ends of episodes are always recorded, of all networks.
+    Changes of stage, verdicts of gates, rollbacks and ends of episodes are always recorded, for all networks.
     """
 
     steps_every: int = Field(default=1, ge=0, le=LARGEST_COUNT)
-    """Every how many iterations all decisions are recorded, with rewards and counterfactuals: half a kilobyte each.
-    0: never."""
+    """Iterations between recordings of all decisions, with rewards and counterfactuals (0.5 kB per decision); 0: never.
+    """
     watched: int = Field(default=4, ge=0, le=MOST_AT_ONCE)
-    """Networks whose observations and probabilities of choices are recorded: some kilobytes per decision. They are
-    spread evenly, and so over problems."""
+    """Number of networks, evenly spread over the environments, whose observations and action probabilities are recorded
+    (a few kB per decision)."""
 
     minibatches_after_anomaly: int = Field(default=3, ge=0, le=HISTORY)
-    """Iterations after an anomaly of which every minibatch of the update is recorded in full: ratios, entropies,
-    advantages and gradient norms of each head."""
+    """Number of iterations after an anomaly in which every minibatch of the update is recorded in full: ratios,
+    entropies, advantages and gradient norms of each head."""
 
     def records_steps(self, iteration: int) -> bool:
         """Whether the decisions of this iteration, counted from 1, are recorded."""
@@ -49,71 +49,68 @@ class TelemetrySettings(Settings):
 
 
 class TrainSettings(Settings):
-    """How a growth controller is learned."""
+    """Settings of a training run of a growth controller."""
 
     # The problems, and the policy to start from
     suite: str = "tokens"
     """The distribution of learning problems."""
     mix: tuple[str, ...] = ()
-    """Further suites to learn on. Each shard then plays in each iteration a suite drawn from `suite` and these.
-    `generated` stands for a new one of the generated suites every time. Episodes on them are not recorded as events;
-    probes, evaluations and reports are on `suite`."""
+    """Additional suites to train on. In each iteration, each shard plays a suite drawn from `suite` and these.
+    `generated` means a new generated suite each time. Episodes on additional suites are not recorded as events; probes,
+    evaluations and reports use only `suite`."""
     start_from: str | None = None
-    """The directory of the run whose policy to start from; null: a new policy. Its settings under `policy` must be
-    those of this run."""
+    """Directory of a run whose policy to start from, with the same settings under `policy`; null: a new policy."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Random seed from which all randomness of the run follows."""
+    """Random seed of the run."""
     # The size of training, and how it is computed
     iterations: int = Field(default=20, ge=1, le=LARGEST_COUNT)
-    """Rollouts, each followed by a policy update. A rollout is one whole episode in every environment."""
+    """Number of rollouts, each followed by a policy update. A rollout is one full episode in every environment."""
     environments: int = Field(default=128, ge=1, le=MOST_AT_ONCE)
-    """Networks that grow side by side in a rollout."""
+    """Number of networks grown in parallel in a rollout."""
     shards: int = Field(default=2, ge=1, le=MOST_AT_ONCE)
-    """Parts in which the environments are computed, each in its own process. Results do not depend on the machine's
-    cores, but may differ in rounding for another number of shards."""
+    """Number of groups of environments, each computed in its own process. Results do not depend on the number of cores,
+    but another number of shards may change rounding."""
     devices: tuple[DeviceName, ...] = Field(default=(CPU,), min_length=1)
-    """Where networks are computed, as torch names it: shard i on device i modulo their number. The policy learns on
-    the first, and its measurements are made there. With Ray, `cuda` is the GPU that Ray lends to a task."""
+    """Torch devices of the networks; shard i uses device i modulo their number. The policy is trained and measured on
+    the first. With Ray, `cuda` is the GPU assigned to the task."""
     deterministic: bool = True
-    """Compute so that a run can be repeated and resumed to the last bit, on GPUs too: with kernels that sum in a fixed
-    order, and convolutions in full float32. false: the fastest kernels, and TF32 in convolutions; only with a device
-    other than the CPU, which is always deterministic."""
+    """Use deterministic kernels and full float32 convolutions, so that runs can be repeated and resumed bit for bit, on
+    GPUs too. false: the fastest kernels, and TF32 in convolutions; requires a device other than the CPU, which is
+    always deterministic."""
     strategy: Strategy = "stacked"
-    """How networks are run: as one stacked program, or looped. `auto`, which takes the faster one, is not allowed here:
-    a run with it could not be reproduced."""
+    """Run networks as one stacked program or in a loop. `auto` (the faster one) is not allowed, since such a run could
+    not be reproduced."""
     networks_per_pass: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
-    """The most networks of a shard that are computed at once, if a device's memory does not hold them all; null: all
-    of them. It changes results only in rounding."""
+    """Maximum number of a shard's networks computed at once, to limit memory; null: all. Changes only rounding."""
     examples_per_pass: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
-    """The most examples of a network that are computed at once, in training and in measurements, if memory does not
-    hold a minibatch; null: all of them. Gradients of a minibatch's parts are added up before its step, which changes
-    results only in rounding. Hosts with batch normalisation or dropout refuse it."""
+    """Maximum number of a network's examples computed at once, to limit memory; null: all. Gradients are accumulated
+    over the parts of a minibatch, which changes only rounding. Not possible for hosts with batch normalisation or
+    dropout."""
     bf16: bool = False
-    """Compute the networks' forward passes in bfloat16 where torch's autocast does, in training, validation,
-    counterfactuals and tests. Parameters, optimizers, losses and promises stay in float32."""
+    """Run forward passes of networks in bfloat16 by torch's autocast, in training, validation, counterfactuals and
+    tests. Parameters, optimizers, losses and promises stay in float32."""
     # Rewards, episodes, policy and learning
     reward: RewardSpec = (OUTCOME,)
-    """How the controller is paid: a mode's name, its settings, or a list of either that groups of environments use in
-    turns."""
+    """Reward: name of a mode, its settings, or a list of these that groups of environments use in turn."""
     rules: Rules = Rules()
-    """What may happen to seeds: the lifecycle's rules."""
+    """Lifecycle rules: which operations on seeds are allowed, and when."""
     conduct: EpisodeConfig = EpisodeConfig()
-    """The governor, caps on growth, and when episodes end early."""
+    """Governor, budget of growth, and early ends of episodes."""
     policy: PolicySettings = PolicySettings()
-    """The policy's sizes, how it starts, and the floors of its probabilities."""
+    """Sizes of the policy, its initialisation, and minimum probabilities."""
     ppo: PPOSettings = PPOSettings()
-    """How the policy learns."""
+    """Hyperparameters of PPO."""
     # Records, probes and checkpoints
     telemetry: TelemetrySettings = TelemetrySettings()
-    """What the run store records of the growing networks."""
+    """What is recorded about the growing networks."""
     probe_every: int = Field(default=10, ge=1, le=LARGEST_COUNT)
     """Iterations between measurements of the greedy policy on fixed instances."""
     probe_instances: int = Field(default=56, ge=1, le=MOST_AT_ONCE)
-    """Fixed training instances on which the greedy policy and the baselines' level are measured during training."""
+    """Number of fixed training instances for measuring the greedy policy and the baselines during training."""
     checkpoint_every: int = Field(default=10, ge=1, le=LARGEST_COUNT)
     """Iterations between checkpoints."""
     keep_checkpoints: int = Field(default=3, ge=1, le=LARGEST_COUNT)
-    """Checkpoints kept, the newest ones."""
+    """Number of newest checkpoints to keep."""
 
     @field_validator("suite")
     @classmethod
@@ -126,7 +123,7 @@ class TrainSettings(Settings):
         return tuple(name if name == GENERATED else get_suite(name).name for name in names)
 
     def draw_suite(self, iteration: int, shard: int) -> str:
-        """The name of the suite that a shard plays in an iteration, counted from 0."""
+        """The name of the suite that a shard plays in an iteration; iterations count from 0."""
         if not self.mix:
             return self.suite
         rng = numpy_generator(self.seed, iteration, shard, Stream.MIXED_SUITES)
@@ -135,15 +132,15 @@ class TrainSettings(Settings):
 
     @property
     def promise(self) -> PromiseSettings | None:
-        """The settings by which promises are measured in rollouts; None: they are not."""
+        """How promises are measured in rollouts; None: not at all."""
         return self.policy.resolve_promise(self.conduct.promise)
 
     @model_validator(mode="after")
     def _require_measured_slots(self) -> Self:
         if self.policy.advice is not None and self.conduct.promise is not None:
             raise ValueError(
-                "promises are measured by the settings of the rule that advises the policy: set "
-                "policy.advice.rule.promise instead of conduct.promise, or policy.advice to null"
+                "the rule that advises the policy has its own promise settings: set policy.advice.rule.promise instead "
+                "of conduct.promise, or policy.advice to null"
             )
         # Every suite must leave enough decisions to measure all slots.
         measured = self.conduct.model_copy(update={"promise": self.promise})
@@ -156,8 +153,8 @@ class TrainSettings(Settings):
     def _require_fixed_strategy(cls, strategy: Any) -> Any:
         if strategy == "auto":
             raise ValueError(
-                "auto depends on timings, so that equal settings would train differently in their last bits: set "
-                "stacked or looped; `esper bench train --set strategy=looped` measures how fast one is here"
+                "auto depends on timings, so equal settings would differ in rounding: set stacked or looped; `esper "
+                "bench train --set strategy=looped` measures the speed"
             )
         return strategy
 
@@ -169,9 +166,7 @@ class TrainSettings(Settings):
     @model_validator(mode="after")
     def _require_choice_of_kernels(self) -> Self:
         if not self.deterministic and set(self.devices) == {CPU}:
-            raise ValueError(
-                "deterministic=false has no effect on the CPU, which has no other kernels: leave it out, or set devices"
-            )
+            raise ValueError("deterministic=false has no effect on the CPU: remove it, or set devices")
         return self
 
     @model_validator(mode="after")
@@ -179,7 +174,7 @@ class TrainSettings(Settings):
         shards, size = self.shards, self.environments // self.shards
         if len(self.devices) > shards:
             raise ValueError(
-                f"{len(self.devices)} devices have only {shards} shards to compute: raise shards or name fewer"
+                f"{len(self.devices)} devices for only {shards} shards: raise shards or name fewer devices"
             )
         if self.environments % (shards * self.ppo.group):
             raise ValueError(

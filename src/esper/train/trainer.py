@@ -211,7 +211,7 @@ class Trainer:
                         sentences = "; ".join(f"{one.label}: {one.describe()}" for one in iteration.anomalies)
                         raise DivergedError(
                             f"ppo.on_anomaly is stop, and iteration {self.done} had an anomaly: {sentences}. "
-                            "The iteration is saved; esper train --resume goes on from it"
+                            "The iteration is saved; continue with esper train --resume"
                         )
                     if self.done < settings.iterations:
                         interrupts.raise_if_requested()

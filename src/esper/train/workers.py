@@ -274,8 +274,8 @@ class LocalWorkers(Workers):
         codes = [process.exitcode for process in system_processes if process.exitcode is not None]
         cause = next((signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes), "killed")
         return RunError(
-            f"a worker process ended unexpectedly ({cause}), perhaps for want of memory: free some and run it again "
-            "(training goes on with --resume), or lower `environments` or `shards`"
+            f"a worker process ended unexpectedly ({cause}), perhaps out of memory: free memory and run it again "
+            "(continue training with --resume), or lower `environments` or `shards`"
         )
 
 
@@ -373,12 +373,11 @@ class Backend:
     """Where tasks are computed, and how many at a time. It only changes how long results take."""
 
     backend: Literal["local", "ray"] = "local"
-    """Processes of this machine, or Ray (extra ``ray``)."""
+    """Compute in local processes, or with Ray (extra ``ray``)."""
     workers: Annotated[int | None, _NO_DEFAULT_HINT] = None
-    """Tasks computed at a time; by default all there are, on this machine at most one per core."""
+    """Tasks computed at a time (default: all; locally at most one per core)."""
     address: Annotated[str | None, _NO_DEFAULT_HINT] = None
-    """A Ray cluster to compute in, as host:port or "auto"; by default Ray is started here, and ended with the
-    command."""
+    """Address of a Ray cluster: host:port or "auto" (default: Ray is started for this command)."""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:

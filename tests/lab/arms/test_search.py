@@ -195,7 +195,7 @@ def test_a_pool_plays_under_the_controllers_caps_but_ends_by_its_horizon_alone()
             EvaluationConfig("short", Rules(), EpisodeConfig(budget=Budget(parameters=0))), instances, 3, workers
         )
         memory = EpisodeConfig(budget=Budget(memory=10))
-        with pytest.raises(ConfigError, match="a search knows no cap on memory"):
+        with pytest.raises(ConfigError, match="a search does not support conduct.budget.memory"):
             train_pool(EvaluationConfig("short", Rules(), memory), instances, 3, workers)
     assert np.array_equal(usual.validation, stalling.validation)
     assert len(set(capped.flops[0].tolist())) == 1

@@ -53,7 +53,7 @@ def test_the_figures_say_what_the_standings_say() -> None:
     assert '<b class="below">sequence better</b>' in PAGE
     assert '<b class="above">policy better</b>' in PAGE
     assert "230,400" in PAGE
-    assert "the policy&#39;s actions, each" not in PAGE, "only the arms that took part are explained"
+    assert "the policy&#39;s own actions" not in PAGE, "only the arms that took part are explained"
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:

@@ -13,11 +13,11 @@ from esper.lifecycle.actions import Head, Op, PerHead
 
 
 class OpPrior(Settings):
-    """Initial logits of the operations, flat by default: useful for policies without advice.
+    """Initial logits of the operations, all 0 by default. Useful for policies without advice.
 
-    With 1.5 for wait, 1 for fossilize and -2 for prune, an untrained policy for which all of them are legal waits with
-    probability .54, germinates with .12, fossilizes with .33 and prunes with .02. Seeds then have time to show their
-    worth, where a uniform policy would prune nearly all of them at once.
+    With 1.5 for wait, 1 for fossilize and -2 for prune, an untrained policy with all of them legal waits with
+    probability 0.54, germinates with 0.12, fossilizes with 0.33 and prunes with 0.02. This gives seeds time to learn; a
+    uniform policy would prune nearly all of them at once.
     """
 
     wait: float = Field(default=0.0, allow_inf_nan=False)
@@ -35,14 +35,14 @@ class OpPrior(Settings):
 
 
 class PolicySettings(Settings):
-    """Sizes and initialisation of the recurrent policy, and the floors of its probabilities.
+    """Sizes and initialisation of the recurrent policy, and minimum probabilities.
 
     All are independent of the number of slots and blueprints. The policy has heads for operation, slot and blueprint,
-    and for each other part of an action for which the rules of the lifecycle leave more than one choice.
+    and for every other part of an action for which the lifecycle rules allow more than one choice.
     """
 
     hidden: int = Field(default=128, ge=4, le=4096)
-    """Units of the LSTM: the main cost of an update."""
+    """Units of the LSTM; the main cost of an update."""
 
     width: int = Field(default=64, ge=4, le=2048)
     """Width of slot tokens, blueprint embeddings and pointer queries; a multiple of `attention_heads`."""
@@ -51,21 +51,21 @@ class PolicySettings(Settings):
     """Heads of the self-attention across slots."""
 
     memory: int = Field(default=30, ge=2, le=100_000)
-    """Longest dependency, in steps, that the LSTM's gates are initialised for: about the length of an episode."""
+    """Longest dependency, in steps, for which the LSTM's gates are initialised; about the length of an episode."""
 
     head_gain: float = Field(default=0.01, gt=0, le=1)
-    """Gain of the last layer of each action head: small, so that the untrained policy is nearly uniform."""
+    """Gain of the last layer of each action head. Small values make the untrained policy nearly uniform."""
 
     advice: AdviceSettings | None = AdviceSettings()
-    """The rule whose choices the policy observes, and prefers until it has learned; null: no advice."""
+    """Rule whose choices the policy observes, and initially prefers; null: no advice."""
 
     op_prior: OpPrior = OpPrior()
-    """Initial logits of the operations, on top of those of advice."""
+    """Initial logits of the operations, added to those of advice."""
 
     probability_floor: PerHead = PerHead.fill(0.0)
-    """The least probability, per head, of each of n legal choices; at most 1 / n. Below .5; 0: no floor. It mixes the
-    policy's distributions with uniform ones, in acting and in learning; a greedy policy takes the likeliest choice
-    without it. One number for all heads, or some of them by name."""
+    """Minimum probability of each of n legal choices of a head, below 0.5 and at most 1 / n; 0: none. The policy's
+    distributions are mixed with uniform ones, in acting and in learning; a greedy policy ignores it. One number for all
+    heads, or a mapping from heads to numbers."""
 
     def resolve_promise(self, default: PromiseSettings | None) -> PromiseSettings | None:
         """How promise is measured for the policy: as its advisor needs it, or without one as in ``default``."""

@@ -70,8 +70,8 @@ class LoRA(Blueprint):
         old = dict(layer.named_parameters(recurse=False)).get("weight")
         if old is None:
             raise ExportError(
-                f"the weight of {name!r} is computed from other tensors since {self.name!r} grew there, as by a weight "
-                "norm or pruning, so nothing can be added to it: take that off again before finalize()"
+                f"the weight of {name!r} is now computed from other tensors, as by a weight norm or pruning added "
+                f"after {self.name!r} grew there, so nothing can be added to it: remove that before finalize()"
             )
         # B A as one matrix has the weight's rows, and its other axes flattened.
         update = (self.outer.flatten(1) @ self.inner.flatten(1)).view_as(old)

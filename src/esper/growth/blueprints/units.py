@@ -108,8 +108,8 @@ class Units(Blueprint):
         for path, layer in zip((*self._names, name), (*layers, last), strict=True):
             if not is_widenable(layer):
                 raise ExportError(
-                    f"the weight of {path!r} is computed from other tensors since {self.name!r} grew there, as by a "
-                    "weight norm or pruning, so no units can be added to it: take that off again before finalize()"
+                    f"the weight of {path!r} is now computed from other tensors, as by a weight norm or pruning added "
+                    f"after {self.name!r} grew there, so no units can be added to it: remove that before finalize()"
                 )
         kept = self.kept.nonzero().flatten()
         for layer, added in zip(layers, self.layers, strict=True):

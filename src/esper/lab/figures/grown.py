@@ -402,7 +402,7 @@ def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
     """A panel per moment, with the host's layers from top to bottom and the seed behind each."""
     # The query has chosen the moments: evenly spread, the first and the last among them.
     moments, slots = list(group_rows(rows, "decision").values()), list(group_rows(rows, "slot_name"))
-    canvas.set_size_inches(WIDTHS[2], _MARGIN + _ROW * len(slots))
+    canvas.set_size_inches(canvas.get_figwidth(), _MARGIN + _ROW * len(slots))
     panels = canvas.subplots(1, len(moments), sharey=True, squeeze=False)[0]
     stages: set[Stage] = set()
     small: dict[str, Any] = {"fontsize": LABEL_SIZE - 0.5, "ha": "center", "va": "center", "clip_on": True}
@@ -444,7 +444,8 @@ def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
     styles = [style for stage, style in STAGE_STYLES.items() if stage in stages]
     if styles:
         boxes, meanings = [Patch(color=style.colour) for style in styles], [style.meaning for style in styles]
-        canvas.legend(boxes, meanings, loc="outside upper center", ncols=len(styles))
+        across = len(styles) if canvas.get_figwidth() > WIDTHS[1] else 2
+        canvas.legend(boxes, meanings, loc="outside upper center", ncols=across)
 
 
 def _make_box(sides: tuple[float, float], top: float, colour: str, share: float = 1.0) -> Rectangle:
