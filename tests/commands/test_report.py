@@ -39,6 +39,12 @@ def test_figures_and_tables_lie_beside_the_page(tmp_path: Path, capsys: pytest.C
     assert f"2 tables: {out / 'tables'}" in words
 
 
+def test_a_bare_host_is_only_for_a_grown_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path / "run")
+    assert main(["report", str(run.path), "--bare", str(run.path)]) == 2
+    assert "a bare host is compared with one run of a `Grower`" in capsys.readouterr().err
+
+
 def test_what_is_no_run_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "neither a run nor a comparison" in capsys.readouterr().err

@@ -176,7 +176,7 @@ def test_evaluation_prints_a_table_and_writes_records(run: Path, capsys: Capture
     assert {"policy", "none", "random", "all_at_start", "periodic", "heuristic"} <= {
         one["controller"] for one in records
     }
-    assert "Not measured yet" not in (run / "report.html").read_text()
+    assert "Not evaluated yet" not in (run / "report.html").read_text()
 
 
 def test_evaluation_prints_a_line_for_machines(run: Path, capsys: Capture):

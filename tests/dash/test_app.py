@@ -36,6 +36,7 @@ VIEWS = (
     "/api/learning?run=run",
     "/api/compare?run=run",
     "/api/events?run=run",
+    "/api/events?run=run&important=1",
 )
 
 
@@ -59,6 +60,11 @@ def get(folder: Path, path: str) -> Any:
 def test_the_list_says_how_runs_stand(planted: Path):
     (run,) = get(planted, "/api/runs")["runs"]
     assert (run["name"], run["state"], run["done"], run["total"]) == ("run", "finished", 2, 2)
+
+
+def test_the_list_has_the_newest_value_of_each_run(planted: Path):
+    (run,) = get(planted, "/api/runs")["runs"]
+    assert (run["metric"], run["value"], run["suite"], run["seed"]) == ("J", pytest.approx(0.57), "tokens", 0)
 
 
 def test_a_population_is_that_of_the_newest_episode_unless_another_is_asked_for(planted: Path):
@@ -215,6 +221,27 @@ def test_the_log_pages_backwards_and_filters(planted: Path):
     named = {event["type"] for event in get(planted, "/api/events?run=run&text=QUAD/")["events"]}
     assert named == {"episode_started", "interactions_measured"}
     assert get(planted, "/api/events?run=run&text=%25")["events"] == []
+
+
+def test_important_events_are_lives_of_seeds_rollbacks_anomalies_and_failures(planted: Path, tmp_path: Path):
+    shutil.copytree(planted / "run", tmp_path / "run")
+    with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as connection, connection:
+        connection.execute(
+            "INSERT INTO events (time, type, version, iteration, payload) VALUES (0, 'lifecycle_transition', 1, 2, '{')"
+        )
+        rows = connection.execute("SELECT id, type, payload FROM events ORDER BY id DESC").fetchall()
+
+    def matters(kind: str, payload: str) -> bool:
+        if kind in ("rolled_back", "anomaly_raised", "run_failed", "run_interrupted"):
+            return True
+        is_change = kind == "lifecycle_transition" and payload != "{"
+        return is_change and json.loads(payload)["after"] in ("germinated", "fossilized", "pruned")
+
+    expected = [number for number, kind, payload in rows if matters(kind, payload)]
+    found = get(tmp_path, "/api/events?run=run&important=1")
+    assert [event["id"] for event in found["events"]] == expected[:PAGE]
+    assert 0 < len(expected) < len(rows)
+    assert found["slots"] == PLAN.slot_names
 
 
 @pytest.mark.parametrize(

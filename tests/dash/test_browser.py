@@ -162,9 +162,9 @@ def test_the_population_is_filtered_and_sorted_by_the_address(browser: Browser, 
         assert "family=ctx" in page.url
 
 
-def test_a_network_shows_its_seeds_and_what_the_policy_thought(browser: Browser, address: str):
+def test_a_network_shows_its_seeds_and_the_policy_s_inputs(browser: Browser, address: str):
     with opened(browser, f"{address}#/network?run=first&environment=1&episode=1&step=3") as page:
-        seeds = page.get_by_role("region", name=re.compile("Lives of the seeds"))
+        seeds = page.get_by_role("region", name="Seeds by step")
         expect(seeds.get_by_role("row")).to_have_count(1 + PLAN.slots)
         expect(page.get_by_text("70.0%")).to_be_visible()
         for title in ("Accuracy and J", "Loss", "Contributions", "Reward by term", "Rollbacks", "Gate verdicts"):
@@ -174,7 +174,7 @@ def test_a_network_shows_its_seeds_and_what_the_policy_thought(browser: Browser,
         page.keyboard.press("ArrowRight")
         expect(page.get_by_text("step 4: wait")).to_be_visible()
         assert "step=4" in page.url
-        expect(page.get_by_role("region", name="What the policy saw of the network")).to_contain_text("progress")
+        expect(page.get_by_role("region", name="Inputs: the network")).to_contain_text("progress")
 
 
 def test_a_network_shows_how_kept_modules_interact_in_the_probes(browser: Browser, address: str):
@@ -190,11 +190,11 @@ def test_a_network_shows_how_kept_modules_interact_in_the_probes(browser: Browse
         expect(rows.nth(2)).to_have_text(re.compile(r"layer1\s*.+\u22120\.050\s*·\s*\+0\.050\s*\+0\.080"))
         page.get_by_label("Probe instance").select_option("1")
         expect(rows).to_have_count(1 + 1)
-        expect(panel).to_contain_text("A single module has nothing to interact with")
+        expect(panel).to_contain_text("A single module has no interactions")
         assert "probe=1" in page.url
         page.get_by_label("Probe instance").select_option("0")
-        expect(panel).to_contain_text("The policy kept no module in this network")
-        page.get_by_role("button", name="Episode after").click()
+        expect(panel).to_contain_text("The policy kept no modules in this network")
+        page.get_by_role("button", name="Next episode").click()
         expect(panel).to_contain_text("greedy policy after iteration 2")
 
 
@@ -226,7 +226,7 @@ def test_new_probes_show_by_themselves_and_old_runs_say_why_there_are_none(
         connection.execute("DELETE FROM events WHERE type = 'interactions_measured'")
     with opened(browser, f"{address}#/network?run=probed") as page:
         panel = page.get_by_role("region", name="Kept modules together")
-        expect(panel).to_contain_text("this run was made before interactions of modules were recorded")
+        expect(panel).to_contain_text("this run predates the recording of interactions")
         with RunStore.open(store) as writer:
             for event in (*begin(plan, 2), *advance(plan, 2, 0)):
                 writer.emit(event)
@@ -237,7 +237,7 @@ def test_new_probes_show_by_themselves_and_old_runs_say_why_there_are_none(
             for event in (*begin(plan, 1), *advance(plan, 1, 0)):
                 writer.emit(event)
             writer.flush()
-            expect(panel).to_contain_text("the greedy policy has not played the probe instances")
+            expect(panel).to_contain_text("there was no probe of the greedy policy up to this episode")
     delete(folder / "probed")
 
 
@@ -247,13 +247,13 @@ def test_learning_shows_scores_health_and_anomalies(browser: Browser, address: s
         for title in ("Approximate KL divergence", "Explained variance", "Entropy per head", "Gradient norm"):
             expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
         row = page.get_by_role("region", name="Anomalies").get_by_role("row").last
-        for text in ("entropy", "slot", "head entropy/slot", "0.001", "0.02", "update undone, rate halved"):
+        for text in ("entropy", "slot", "head entropy/slot", "0.001", "0.02", "update undone, learning rate halved"):
             expect(row).to_contain_text(text)
 
 
 def test_runs_are_compared_as_chosen(browser: Browser, address: str):
     with opened(browser, f"{address}#/compare?run=first") as page:
-        rows = page.get_by_role("region", name="Late level of J in each run").get_by_role("row")
+        rows = page.get_by_role("region", name="Final level of J in each run").get_by_role("row")
         expect(rows).to_have_count(3)
         page.get_by_role("checkbox", name="second").uncheck()
         expect(rows).to_have_count(2)
@@ -274,10 +274,13 @@ def test_an_evaluation_is_shown_with_its_verdicts_or_with_what_writes_them(
         table = page.get_by_role("region", name="judged: policy on 60 held-out instances").first
         expect(table).to_contain_text("policy better")
         expect(page.get_by_text(re.compile(r"^Yes\. One training seed on 60 instances"))).to_be_visible()
+    delete(run.path)
 
 
 def test_the_log_filters_and_pages(browser: Browser, address: str):
     with opened(browser, f"{address}#/events?run=first") as page:
+        page.get_by_label("All events").check()
+        expect(page.locator(".log .kind").first).to_have_text("run ended")
         expect(page.locator(".log li")).to_have_count(100)
         page.get_by_role("button", name="Older").click()
         expect(page.get_by_role("button", name="Newest")).to_be_visible()
@@ -286,14 +289,113 @@ def test_the_log_filters_and_pages(browser: Browser, address: str):
         page.locator(".log summary").first.click()
         expect(page.locator(".log pre").first).to_contain_text('"loss_before": 5')
         page.get_by_label("Text").fill("nothing is like this")
-        expect(page.get_by_text("No event is like this")).to_be_visible()
+        expect(page.get_by_text("No matching events yet")).to_be_visible()
 
 
-@pytest.mark.parametrize("place", [*(f"{view}?run=first" for view in VIEWS), "model?run=alone"])
+def test_the_log_opens_on_what_matters(browser: Browser, address: str, folder: Path):
+    plant(folder / "logged", Plan(networks=2, slots=3, steps=12, iterations=1))
+    with opened(browser, f"{address}#/events?run=logged") as page:
+        kinds = page.locator(".log .kind")
+        # All seeds of both networks germinate, those of two slots are kept; a rollback and an anomaly.
+        expect(kinds).to_have_count(2 * (3 + 2) + 1 + 1)
+        assert set(kinds.all_text_contents()) == {"germinated", "kept", "rolled back", "anomaly raised"}
+        kept = page.locator(".log li", has_text="kept").first
+        expect(kept).to_contain_text(re.compile(r"in layer1, contribution \+0\.02, minimum \+0\.015, rent 0\.01"))
+        page.get_by_label("All events").check()
+        expect(kinds.filter(has_text="episode ended").first).to_be_visible()
+        assert "all=1" in page.url
+        page.get_by_label("All events").uncheck()
+        expect(kinds).to_have_count(2 * (3 + 2) + 1 + 1)
+    delete(folder / "logged")
+
+
+def test_the_log_of_a_chosen_type_shows_all_of_it(browser: Browser, address: str):
+    with opened(browser, f"{address}#/events?run=second&type=episode_ended") as page:
+        expect(page.locator(".log li")).to_have_count(3 * 2)
+        expect(page.get_by_label("All events")).to_be_checked()
+
+
+def test_runs_are_listed_sorted_and_filtered_by_the_address(browser: Browser, address: str, alone: Path):
+    with opened(browser, address) as page:
+        names = page.locator(".runs tbody td:first-child")
+        expect(names).to_have_text(["alone", "second", "first"])  # the newest first
+        page.get_by_role("button", name="Newest").click()
+        with RunReader.open(alone / "run.db") as reader:
+            accuracy = reader.events(StepTaken)[-1].metric
+        levels = {"first": 0.57, "second": 0.58, "alone": accuracy}
+        ranked = sorted(levels, key=lambda name: levels[name])
+        expect(names).to_have_text(ranked)
+        page.get_by_role("button", name="Newest").click()
+        expect(names).to_have_text(ranked[::-1])
+        expect(page.locator("th[aria-sort=descending]")).to_have_text("Newest")
+        page.get_by_label("Filter").fill("TOKENS 0.58")
+        expect(names).to_have_text(["second"])
+        expect(page.get_by_text("1 of 3 runs")).to_be_visible()
+        page.reload()
+        expect(names).to_have_text(["second"])
+        names.get_by_role("link").click()
+        expect(page.get_by_role("heading", name="Population")).to_be_visible()
+        page.get_by_role("link", name="All runs").click()
+        expect(names).to_have_count(3)
+        page.get_by_label("Filter").fill("nothing is like this")
+        expect(page.get_by_text("No run matches the filter")).to_be_visible()
+
+
+def test_new_runs_appear_in_the_list_and_broken_ones_say_why(browser: Browser, address: str, folder: Path):
+    with opened(browser, f"{address}#/runs") as page:
+        rows = page.locator(".runs tbody tr")
+        expect(rows.first).to_be_visible()
+        store = plant(folder / "appeared", Plan(networks=1, slots=1, steps=2, iterations=1))
+        expect(rows.first).to_contain_text("appeared")
+        store.write_text("no store")
+        expect(page.locator(".runs tr", has_text="appeared")).to_contain_text("run.db")
+    delete(folder / "appeared")
+
+
+def test_a_single_run_is_opened_at_once(browser: Browser, folder: Path):
+    with served(folder / "second", free_port()) as url, opened(browser, url) as page:
+        expect(page.get_by_role("heading", name="Population")).to_be_visible()
+        page.get_by_role("link", name="All runs").click()
+        expect(page.locator(".runs tbody tr")).to_have_count(1)
+
+
+def test_curves_are_smoothed_in_front_of_what_was_measured(browser: Browser, address: str):
+    with opened(browser, f"{address}#/learning?run=second") as page:
+        score = page.get_by_role("region", name="Score")
+        expect(score.locator(".legend")).to_have_text(re.compile(r"J, exploring0\.58policy on probes0\.6$"))
+        slider = page.get_by_label("Smoothing")
+        slider.fill("0.5")
+        # (0.56 / 8 + 0.57 / 4 + 0.58 / 2) / (1 - 1 / 8), with the average corrected for its start
+        expect(score.locator(".legend")).to_contain_text("J, exploring0.58 (smoothed 0.5743)")
+        assert "smooth=0.5" in page.url
+        page.get_by_role("link", name="Compare").click()
+        expect(page.get_by_label("Smoothing")).to_have_value("0.5")
+        expect(page.locator(".legend").first).to_contain_text("smoothed")
+        page.get_by_label("Smoothing").fill("0")
+        expect(page.locator(".legend").first).not_to_contain_text("smoothed")
+
+
+@pytest.mark.parametrize("view", ["population?run=first", "network?run=first", "runs"])
+def test_on_a_telephone_the_header_has_two_rows_and_nothing_covers_the_cards(browser: Browser, address: str, view: str):
+    with opened(browser, f"{address}#/{view}", viewport={"width": 400, "height": 800}) as page:
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        rows = page.evaluate(
+            """() => new Set([...document.querySelectorAll('header .top > *, nav a')]
+            .filter((one) => one.offsetHeight).map((one) => {
+                const box = one.getBoundingClientRect(); return Math.round((box.top + box.bottom) / 2 / 12); })).size"""
+        )
+        assert rows <= 2
+        fixed = """() => [...document.querySelectorAll('body *')]
+            .filter((one) => ['fixed', 'sticky'].includes(getComputedStyle(one).position)
+                && !one.closest('.scroll, .tall')).length"""
+        assert page.evaluate(fixed) == 0
+
+
+@pytest.mark.parametrize("place", ["runs", *(f"{view}?run=first" for view in VIEWS), "model?run=alone"])
 def test_nothing_is_wider_than_a_telephone(browser: Browser, address: str, alone: Path, place: str):
     with opened(browser, f"{address}#/{place}", viewport={"width": 400, "height": 800}) as page:
         expect(page.get_by_role("heading", level=1)).to_be_visible()
-        page.wait_for_function("document.querySelector('main canvas, .log li')")
+        page.wait_for_function("document.querySelector('main canvas, .log li, .runs td')")
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
@@ -415,14 +517,14 @@ def test_a_model_s_page_says_why_seeds_were_pruned(browser: Browser, address: st
         judged = [change for change in reader.events(LifecycleTransition) if change.threshold is not None]
     assert len(judged) == 2
     with opened(browser, f"{address}#/model?run=pruned") as page:
-        seeds = page.get_by_role("region", name="Lives of the seeds")
-        expect(seeds.locator("thead")).to_contain_text("Kept from")
+        seeds = page.get_by_role("region", name="Seeds by decision")
+        expect(seeds.locator("thead")).to_contain_text("Minimum")
         newest = page.locator(".tall tbody tr").first
         for change, row in zip(judged, seeds.locator("tbody tr").all(), strict=True):
             assert change.price == change.threshold
             expect(row).to_contain_text(f"{change.price:.3f}")
             expect(row).to_contain_text(f"+{change.threshold:.3f}")
-            figures = rf"{change.before} to pruned \(finish\): contribution .*, rent {change.price:.3f}, kept from"
+            figures = rf"{change.before} to pruned \(finish\): contribution .*, rent {change.price:.3f}, minimum"
             expect(newest).to_contain_text(re.compile(figures))
     delete(folder / "pruned")
 
@@ -435,16 +537,16 @@ def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address
     with opened(browser, f"{address}#/population?run=alone") as page:  # which such a run has none of
         expect(page.get_by_role("heading", level=1)).to_have_text("Sequential")
         assert page.url.endswith("#/model?run=alone")
-        assert page.locator("nav a").all_text_contents() == ["Model", "Compare", "Events"]
+        assert page.locator("nav a").all_text_contents() == ["All runs", "Model", "Compare", "Events"]
         expect(page.locator("#status")).to_have_text("finished, decision 10 of 20")
         expect(page.locator("main")).to_contain_text(
             f"After decision 10: accuracy {last.metric:.3f}, loss {last.loss:.3f}"
         )
-        expect(page.locator("main")).to_contain_text(f"and {added:.0f} of what grew")
-        for title in ("Accuracy", "Loss", "What each seed contributes", "Parameters"):
+        expect(page.locator("main")).to_contain_text(f"and {added:.0f} in seeds")
+        for title in ("Accuracy", "Loss", "Contributions", "Parameters"):
             expect(page.get_by_role("img", name=re.compile(rf"^{title}\. Newest: (?!nothing)"))).to_be_visible()
         assert lit(page) > 10
-        expect(page.get_by_role("region", name="Lives of the seeds").locator("tbody tr")).to_have_count(len(seeds))
+        expect(page.get_by_role("region", name="Seeds by decision").locator("tbody tr")).to_have_count(len(seeds))
         rows = page.locator(".tall tbody tr")
         expect(rows).to_have_count(len(steps))
         for row, step in zip(rows.all(), reversed(steps), strict=True):
@@ -463,7 +565,7 @@ def test_a_model_that_grew_alone_has_a_page_of_its_own(browser: Browser, address
 def test_the_page_of_a_model_follows_its_training(browser: Browser, address: str, folder: Path):
     loop = Loop("heuristic", run=folder / "growing")
     with opened(browser, f"{address}#/model?run=growing") as page:
-        expect(page.get_by_text("No decision was made yet")).to_be_visible()
+        expect(page.get_by_text("No decisions yet")).to_be_visible()
         for number in range(1, 4):
             loop.epoch()
             expect(page.get_by_text(f"After decision {number}:")).to_be_visible()

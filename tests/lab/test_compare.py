@@ -133,7 +133,7 @@ def test_one_configuration_can_be_held_against_all_arms(tmp_path: Path, capsys: 
     assert "none: too few seeds to say, policy minus none" in captured.err
     page = (runs / "report.html").read_text()
     assert page.startswith("<!doctype html>")
-    assert "Who is better" in page
+    assert "All arms" in page
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_above_all_is_yes_and_names_the_closest():
 def test_no_win_is_claimed_where_an_interval_holds_zero():
     found = answered({"policy": 0.7, "none": 0.5, "heuristic": 0.7})
     assert found.short == "In part"
-    assert "above none; no difference shown to heuristic (difference " in found.sentence
+    assert "above none; not shown to differ from heuristic (difference " in found.sentence
 
 
 def test_nothing_told_apart_is_not_shown():
@@ -130,7 +130,7 @@ def test_a_policy_that_never_grows_is_told():
 def test_many_that_are_not_told_apart_are_named_only():
     found = answered({"policy": 0.5, "a": 0.5, "b": 0.5, "c": 0.5})
     assert "(difference" not in found.sentence
-    assert "no difference shown to " in found.sentence
+    assert "not shown to differ from " in found.sentence
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -20,7 +20,9 @@ from esper.lab.report.training import report_on
 from esper.lab.standings import show_comparison
 
 
-def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None) -> None:
+def command(
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None, bare: Path | None = None
+) -> None:
     """Write the report of a training run, a grown model or a comparison. The run may still be in progress.
 
     Evaluated runs that differ only in their random seed share one report.
@@ -29,6 +31,7 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
         paths: Directory of a run or a comparison; the report is written to its report.html. Several runs need --out.
         out: Write the report to this folder instead, with all figures (PDF, PNG, SVG) and tables (CSV). Each states
             the query or files its numbers come from.
+        bare: For a grown model: run of the same training loop with the controller "none", to compare with.
     """
     # One run or comparison keeps its own report; several need a folder for theirs.
     match paths:
@@ -44,7 +47,7 @@ def command(paths: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path 
         with report_progress(console, "reading and drawing"):
             if os.path.isdir(folder):  # unlike Path.is_dir, it takes names that no file can have
                 locks.enter_context(lock_folder(folder))  # what is read here must not change before it is written
-            report = report_on(paths)
+            report = report_on(paths, bare)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

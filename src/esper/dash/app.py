@@ -73,7 +73,7 @@ class Access:
         """The response that refuses a request, or that takes over its token; None if the request may pass."""
         if request.method not in METHODS:
             headers = {"allow": ", ".join(METHODS)}
-            return _refuse(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard only shows: use GET.", headers)
+            return _refuse(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard is read-only: use GET.", headers)
 
         # A Host header of another name: a foreign page may have made its own name resolve to this machine.
         name = _parse_host(request.headers.get("host", ""))
@@ -81,7 +81,7 @@ class Access:
             not self.local and (name in (self.host, socket.gethostname().lower()) or _is_address(name))
         )
         if not is_known:
-            message = "This address is not the dashboard's: use the one that `esper dash` printed."
+            message = "Unknown host name: open the address that `esper dash` printed."
             return _refuse(HTTPStatus.MISDIRECTED_REQUEST, message)
 
         # The token comes once in the address, and from then on in a cookie. Browsers share cookies between ports.
@@ -224,7 +224,8 @@ def _describe_run(view: str, reader: RunReader, request: Request) -> Any:
             return describe_model(reader)
         case _:
             types, text = request.query_params.getlist("type"), request.query_params.get("text", "")
-            return list_events(reader, types, text, _optional_number(request, "before"))
+            important = request.query_params.get("important") == "1"
+            return list_events(reader, types, text, _optional_number(request, "before"), important)
 
 
 def _number(request: Request, name: str) -> int:
@@ -265,12 +266,12 @@ def _handle_error(_: Request, error: Exception) -> Response:
 
 
 def _handle_not_found(_: Request, _error: Exception) -> Response:
-    return _json({"error": "There is no such page: go to the dashboard's start."}, HTTPStatus.NOT_FOUND)
+    return _json({"error": "There is no such page: open the dashboard's start page."}, HTTPStatus.NOT_FOUND)
 
 
 def _handle_defect(_: Request, _error: Exception) -> Response:
     """Respond after a defect; the traceback is in the server's terminal."""
-    return _json({"error": "The dashboard has failed at this: see its terminal."}, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return _json({"error": "The dashboard failed: see its terminal."}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 SHORTEST_TOKEN = 16

@@ -22,6 +22,8 @@ from esper.runs.events import (
     PolicyLooked,
     PolicyProbed,
     RolledBack,
+    RunFailed,
+    RunInterrupted,
     StepTaken,
 )
 from esper.runs.metric import SCORE, Metric, describe_contributions
@@ -47,6 +49,14 @@ _IN_POPULATION = (StepTaken.name, EpisodeStarted.name, EpisodeEnded.name, Rolled
 _IN_NETWORK = (*_IN_POPULATION, LifecycleTransition.name, GateJudged.name)
 
 
+_IMPORTANT = f"""(
+    +type IN ('{RolledBack.name}', '{AnomalyRaised.name}', '{RunFailed.name}', '{RunInterrupted.name}')
+    OR +type = '{LifecycleTransition.name}' AND CASE WHEN json_valid(payload)
+        THEN json_extract(payload, '$.after') IN ('germinated', 'fossilized', 'pruned') END
+)"""
+"""SQL that is true for the events that the log shows by default."""
+
+
 def list_runs(stores: Mapping[str, Path]) -> list[dict[str, Any]]:
     """Every run with its settings and progress; a run that cannot be read has its `error` instead."""
     return [_describe_run(name, store) for name, store in stores.items()]
@@ -65,6 +75,8 @@ def _describe_run(name: str, store: Path) -> dict[str, Any]:
         "done": progress.done,
         "total": progress.total,
         "started": progress.started,
+        "metric": progress.metric.metric,
+        "value": plain(progress.value),
         **_pick(metadata, _OF_RUN),
     }
 
@@ -302,12 +314,17 @@ def _describe_evaluation(run: RunDirectory) -> dict[str, Any]:
     return {"evaluation": {split: asdict(record) for split, record in verdicts.items()}, "evaluation_note": None}
 
 
-def list_events(reader: RunReader, types: Sequence[str], text: str, before: int | None) -> dict[str, Any]:
+def list_events(
+    reader: RunReader, types: Sequence[str], text: str, before: int | None, important: bool = False
+) -> dict[str, Any]:
     """A page of the newest events that have one of ``types``, contain ``text`` and have ids below ``before``.
 
-    Empty types, an empty text and None do not restrict the events.
+    Empty types, an empty text and None do not restrict the events; ``important`` leaves out all but seeds that
+    germinated, were kept or pruned, rollbacks, anomalies and failures.
     """
     conditions, parameters = ["1"], list[int | str]()
+    if important:
+        conditions.append(_IMPORTANT)
     if types:
         # `+` keeps SQLite from the index of types: walking back along the ids finds a page sooner.
         conditions.append(f"+type IN ({', '.join('?' for _ in types)})")
@@ -328,6 +345,7 @@ def list_events(reader: RunReader, types: Sequence[str], text: str, before: int 
     counts = reader.rows("SELECT type, count(*) FROM events GROUP BY type ORDER BY type")
     return {
         "cursor": cursor,
+        "slots": plain(reader.metadata().get("slots", [])),
         "types": [{"type": name, "count": count} for name, count in counts],
         "events": [describe_event(EventRecord(*row)) for row in rows[:PAGE]],
         "more": len(rows) > PAGE,

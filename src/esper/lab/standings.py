@@ -161,7 +161,7 @@ def judge_learning(comparison: Comparison, split: Split = "heldout") -> Conclusi
         return Conclusion("Yes", f"{start}, above every other controller; the closest is {quote(nearest)}.")
     parts = [
         *([f"above {join_words([arm.name for arm in above])}"] if above else []),
-        *([f"no difference shown to {name_arms(open_)}"] if open_ else []),
+        *([f"not shown to differ from {name_arms(open_)}"] if open_ else []),
         *([f"below {name_arms(below)}"] if below else []),
     ]
     short = "In part" if above else "No" if below else "Not shown"

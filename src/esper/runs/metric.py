@@ -10,6 +10,12 @@ LOSS, ACCURACY = "loss", "accuracy"
 """Metrics whose meaning is known by their name."""
 SCORE = "score"
 """Scalar of the score, where that is not the metric itself."""
+SCORE_MEANING = (
+    "Score is test accuracy (in loss-based suites, the relative loss reduction) minus rent, the price of added "
+    "parameters."
+)
+J_MEANING = "J is the same on validation data; controllers maximize it."
+"""What pages say where they first use these words; `J_MEANING` follows `SCORE_MEANING`."""
 REFIT = "refit"
 """Metadata ``evidence`` of runs whose seeds on trial are compared with forks."""
 METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE key = 'metric'), '{ACCURACY}')"

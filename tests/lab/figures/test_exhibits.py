@@ -91,7 +91,7 @@ def test_what_has_nothing_to_show_is_left_out_with_its_reason(tmp_path: Path) ->
     run = grown(tmp_path / "run")
     rollbacks = [exhibit for exhibit in grown_exhibits(run.store, {}) if exhibit.name == "rollbacks"]
     done = export_exhibits(tmp_path / "out", rollbacks)
-    assert (done.figures, done.tables, done.absent) == (0, 0, ("rollbacks: training never blew up",))
+    assert (done.figures, done.tables, done.absent) == (0, 0, ("rollbacks: training never diverged",))
     assert not (tmp_path / "out").exists()
 
 
@@ -118,7 +118,7 @@ def test_tables_of_a_grown_model_say_why_a_seed_was_pruned(tmp_path: Path) -> No
     rows = {exhibit.name: exhibit.rows for exhibit in grown_exhibits(tmp_path / "run.db", {})}
     (seed,), (decision,) = rows["seeds"], rows["decisions"]
     assert {name: seed[name] for name in figures} == figures
-    assert "u2 holding to pruned: contribution +0.016, kept from +0.021" in str(decision["changes"])
+    assert "u2 holding to pruned: contribution +0.016, minimum +0.021" in str(decision["changes"])
     assert (decision["op"], decision["slot_name"], decision["blueprint"]) == ("prune", "u2", "mlp")
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from esper.lab.analysis import Verdict
 from esper.lab.comparison import Comparison
+from esper.lab.figures.drawing import COLOURS, INK
 from esper.lab.report.training import report_configurations
+from esper.lab.standings import ARM_MEANINGS
+from esper.runs.metric import SCORE_MEANING
 from lab.arms_cases import ARMS, STANDINGS
 
 
@@ -26,6 +30,21 @@ def test_every_arm_is_in_both_plots_and_explained() -> None:
     assert all(f">{one.name}</text>" in drawn for one in STANDINGS)
     assert all(f">{words}</text>" in drawn for words in ("parameters added / host's", "training MFLOP"))
     assert PAGE.count("the best fixed sequence found with") == 1
+
+
+def test_every_arm_has_a_colour_of_its_own_and_the_same_in_both_plots() -> None:
+    many = [replace(STANDINGS[index and 1], name=f"arm{index}") for index in range(len(ARM_MEANINGS) + 1)]
+    verdicts = dict.fromkeys([arm.name for arm in many[1:]], Verdict.OPEN)
+    page = render(replace(ARMS, standings=many, verdicts=verdicts, family_scores={}))
+    for plot in ("scores", "costs"):
+        (drawn,) = re.findall(rf'<figure id="figure-arms_{plot}".*?</svg>', page, re.DOTALL)
+        shades = [COLOURS[index] if COLOURS[index] != INK else "var(--ink)" for index in range(len(many))]
+        assert all(shade in drawn for shade in shades)
+    assert len(set(COLOURS)) == len(COLOURS) >= len(many)
+
+
+def test_score_is_explained_with_the_first_figure() -> None:
+    assert SCORE_MEANING in unescape(PAGE[: PAGE.index("</figcaption>")])
 
 
 def test_the_figures_say_what_the_standings_say() -> None:

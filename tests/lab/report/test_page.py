@@ -13,8 +13,11 @@ from esper.config.loading import dump_settings
 from esper.dash.formats import MINUS
 from esper.errors import RunError
 from esper.lab.behaviour import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
-from esper.lab.report.training import write_report
+from esper.lab.figures.exhibit import Column, Figure, Files, Table
+from esper.lab.report.page import Report, Section
+from esper.lab.report.training import report_on, write_report
 from esper.runs.events import PPOUpdated, RolledBack, RunStarted
+from esper.runs.metric import J_MEANING, SCORE_MEANING
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
 from esper.train.episode_log import StageChange
@@ -94,6 +97,10 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.text += data
 
+    def values(self, tag: str, name: str) -> list[str | None]:
+        """The values of an attribute, in order."""
+        return [value for one, other, value in self.attributes if (one, other) == (tag, name)]
+
     def classed(self, tag: str, kind: str) -> int:
         return sum(
             one == tag and name == "class" and kind in (value or "").split() for one, name, value in self.attributes
@@ -151,9 +158,45 @@ def page_of(run: RunDirectory) -> Page:
 
 def test_the_page_asks_for_nothing_from_outside(evaluated: RunDirectory):
     page = page_of(evaluated)
-    assert not {"script", "link", "img", "iframe", "object", "image", "a"} & set(page.tags)
+    assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
     assert not re.search(r"https?:|url\((?!#)|href=\"(?!#)|@import|//[a-z]", page.html)
     assert ("meta", "content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_table_of_contents_links_every_part(evaluated: RunDirectory):
+    page = page_of(evaluated)
+    linked = page.values("a", "href")
+    assert linked == [f"#{anchor}" for anchor in page.values("section", "id")]
+    assert len(set(linked)) == page.tags.count("h2") == len(linked) > 5
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_j_and_score_are_explained_where_they_first_appear(evaluated: RunDirectory):
+    text = page_of(evaluated).text
+    text = text[text.index("Did learning to grow networks help?") :]
+    assert text.index(SCORE_MEANING) < text.index("How the policy learned")
+    assert J_MEANING in text
+
+
+def test_charts_take_the_width_of_the_page_alone_or_in_pairs(evaluated: RunDirectory):
+    for section in report_on([evaluated.path]).sections:
+        placed = list(section.place_exhibits())
+        narrow = [exhibit.name for exhibit, is_wide in placed if not is_wide]
+        assert len(narrow) % 2 == 0, section.title
+        for exhibit, is_wide in placed:
+            if isinstance(exhibit, Figure):
+                assert (exhibit.columns == 2) == is_wide, exhibit.name
+    assert not re.search(r"svg\s*{[^}]*max-width", page_of(evaluated).html)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_optional_columns_without_a_value_are_left_out():
+    columns = (Column("name"), Column("full", optional=True), Column("empty", optional=True))
+    rows = [{"name": "a", "full": None, "empty": None}, {"name": "b", "full": 0, "empty": None}]
+    table = Table("table", "", Files(""), columns, "", rows=rows)
+    assert [column.name for column in table.shown_columns] == ["name", "full"]
+    assert "<span>empty</span>" not in Report("", "", "", [], [Section("A", [table])], [table]).render()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -163,7 +206,7 @@ def test_the_answer_comes_first_and_rests_on_the_figures(evaluated: RunDirectory
     assert "Yes" in text
     assert "On 60 held-out instances this policy scores" in text
     assert "the closest is heuristic" in text
-    assert "Families never trained on: yes." in text
+    assert "On families it never trained on: yes." in text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -171,16 +214,17 @@ def test_no_win_is_claimed_without_one(run: RunDirectory):
     write_results(run.evaluation, planted({"policy": 0.5, "none": 0.5}))
     text = page_of(run).text
     assert "Not shown" in text
-    assert "no difference shown to none" in text
+    assert "not shown to differ from none" in text
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_an_unevaluated_run_says_how_to_evaluate_it(run: RunDirectory):
     page = page_of(run)
-    assert "Not measured yet" in page.text
+    assert "Not evaluated yet" in page.text
     assert f"esper evaluate {run.path}" in page.text
-    assert "the greedy policy scored 0.655" in page.text
-    assert "the best baseline there, heuristic, 0.641; that is no answer yet" in page.text
+    assert (
+        "the greedy policy scored 0.655 and the best baseline, heuristic, 0.641. This is not yet an answer" in page.text
+    )
 
 
 def test_the_learning_curve_stands_against_the_baselines(run: RunDirectory):
@@ -192,8 +236,8 @@ def test_the_learning_curve_stands_against_the_baselines(run: RunDirectory):
 @pytest.mark.usefixtures("undrawn")
 def test_the_comparison_is_drawn_for_each_split(evaluated: RunDirectory):
     page = page_of(evaluated)
-    assert "Is it better than not learning?" in page.text
-    assert "Does it carry over to new families?" in page.text
+    assert "Is it better than the baselines?" in page.text
+    assert "Does it generalize to new families?" in page.text
     drawn = {value for tag, name, value in page.attributes if (tag, name) == ("figure", "id")}
     for split in ("heldout", "transfer"):
         assert {f"figure-evaluation_{split}_{kind}" for kind in ("scores", "costs")} <= drawn
@@ -240,7 +284,7 @@ def test_what_kept_seeds_earned(evaluated: RunDirectory):
         evaluated.behaviour, replace(BEHAVIOUR, earnings=(*EARNINGS, replace(EARNINGS[0], seeds=(), pairs=())))
     )
     page = page_of(evaluated)
-    assert "What the kept seeds earned" in page.text
+    assert "What kept seeds contributed" in page.text
     assert re.search(r"token_mix8 in 89%\+0\.235 \[\+0\.2\d\d to \+0\.2\d\d\]0%", page.text)
     assert "norm8 in 89%-0.050 [-0.050 to -0.050]100%" in page.text.replace(MINUS, "-")
     assert "layer0, layer18+0.010 [+0.010 to +0.010]" in page.text
@@ -251,15 +295,15 @@ def test_what_kept_seeds_earned(evaluated: RunDirectory):
 def test_a_few_earnings_have_no_interval(evaluated: RunDirectory):
     write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, earnings=EARNINGS[:1]))
     text = page_of(evaluated).text
-    assert "token_mix1 in 100%+0.200 too few to say0%" in text
-    assert "layer0, layer11+0.010 too few to say" in text
+    assert "token_mix1 in 100%+0.200 too few for an interval0%" in text
+    assert "layer0, layer11+0.010 too few for an interval" in text
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_earnings_that_there_are_not(evaluated: RunDirectory):
-    assert "What the kept seeds earned" not in page_of(evaluated).text  # an old file
+    assert "What kept seeds contributed" not in page_of(evaluated).text  # an old file
     write_behaviour(evaluated.behaviour, replace(BEHAVIOUR, earnings=()))
-    assert "The policy kept no seed." in page_of(evaluated).text
+    assert "The policy kept no seeds." in page_of(evaluated).text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -270,7 +314,7 @@ def test_health_shows_anomalies_and_their_number(run: RunDirectory):
 
 @pytest.mark.usefixtures("undrawn")
 def test_health_counts_rollbacks(run: RunDirectory):
-    assert "No network blew up." in page_of(run).text
+    assert "No network diverged." in page_of(run).text
     with RunStore.open(run.store) as store:
         for environment, trouble in enumerate(("not_finite", "exploded", "not_finite")):
             store.emit(
@@ -288,9 +332,7 @@ def test_health_counts_rollbacks(run: RunDirectory):
                     ended=False,
                 )
             )
-    assert "returned networks that blew up to their last good state, 3 times in all (exploded 1, not finite 2)" in (
-        page_of(run).text
-    )
+    assert "rolled back diverged networks 3 times (exploded 1, not finite 2)" in (page_of(run).text)
 
 
 def test_gaps_in_a_curve_are_no_numbers(run: RunDirectory):
@@ -325,7 +367,7 @@ def test_a_run_without_an_iteration_has_a_report(tmp_path: Path):
     run = RunDirectory.create(tmp_path / "run")
     dump_settings(TrainSettings(), run.config)
     RunStore.create(run.store).close()
-    assert "no finished iteration yet" in page_of(run).text
+    assert "No iteration has finished yet" in page_of(run).text
 
 
 @pytest.mark.usefixtures("undrawn")

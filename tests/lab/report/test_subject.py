@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from esper.errors import RunError
-from esper.lab.figures.exhibit import read_texts
+from esper.dash.formats import measure
+from esper.errors import ConfigError, RunError
+from esper.lab.figures.exhibit import group_rows, read_texts
 from esper.lab.report.training import report_on
-from esper.runs.events import RunStarted
+from esper.runs.events import LifecycleTransition, RunStarted
+from esper.runs.reader import RunReader
+from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
 from esper.train.results import ArmResults, load_or_compute
 from grower.training_loop import Loop
@@ -84,7 +90,7 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
     assert "controller heuristic, seed 0, 20 decisions planned" in page
     added = sum(parameter.numel() for seed in loop.model.seeds.values() for parameter in seed.parameters())
     assert f"After {decision.number} decisions (running)" in page
-    assert f"{loop.model.host_parameters} parameters and {added} of what grew" in page
+    assert f"{loop.model.host_parameters} parameters in the host and {added} in seeds" in page
     assert "; 1 rollback." in page
     assert "G3 held back: alpha moving" in page
     assert "blending to holding" in page
@@ -95,17 +101,114 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
     }
 
 
+@pytest.fixture(scope="module")
+def grown_and_bare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model that grew, and its host in the same loop; the bare host trained for one decision more."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, controller, decisions in (("grown", "all_at_start", 4), ("bare", "none", 5)):
+        loop = Loop(controller, run=folder / name)
+        for _ in range(decisions):
+            loop.epoch()
+        loop.grower.close()
+    return folder / "grown", folder / "bare"
+
+
+def test_a_grown_model_is_compared_with_its_bare_host_after_equal_training(grown_and_bare: tuple[Path, Path]) -> None:
+    run, bare = grown_and_bare
+    report = report_on([run], bare)
+    figure, table = (exhibit for exhibit in report.exhibits if exhibit.name == "bare")
+    rows = {str(row["measure"]): row for row in table.rows}
+    for place, column in ((run, "grown"), (bare, "bare")):
+        with RunReader.open(RunDirectory(place).store) as reader:
+            scalars, host = reader.scalars_at(4), reader.metadata()["host_parameters"]
+        assert rows["accuracy"][column] == scalars["validation_accuracy"]
+        assert rows["loss"][column] == scalars["validation_loss"]
+        assert rows["parameters"][column] == host + scalars["added_parameters"]
+    for row in rows.values():
+        assert row["difference"] == pytest.approx(float(str(row["grown"])) - float(str(row["bare"])))
+    assert [len(curve) for curve in group_rows(figure.rows, "model").values()] == [2 * 4, 2 * 5]
+    page = report.render()
+    assert 'id="compared-with-the-bare-host"' in page
+    assert f"accuracy {measure(float(str(rows['accuracy']['grown'])))} with growth, " in page
+    assert "On validation data after decision 4: " in page
+    assert "bare-host" not in report_on([run]).render()
+
+
+def with_growth(_run: Path, bare: Path) -> None:
+    names = {"before": "dormant", "after": "germinated", "blueprint": "mlp", "cause": "germinate", "reason": "passed"}
+    with RunStore.open(bare / "run.db") as store:
+        store.emit(LifecycleTransition(iteration=5, episode=1, environment=0, step=4, slot=0, **names))
+
+
+def of_another_host(_run: Path, bare: Path) -> None:
+    with RunStore.open(bare / "run.db") as store:
+        store.set_metadata({"host_parameters": 7})
+
+
+def of_another_metric(_run: Path, bare: Path) -> None:
+    with RunStore.open(bare / "run.db") as store:
+        store.set_metadata({"metric": "f1"})
+
+
+def of_a_population(_run: Path, bare: Path) -> None:
+    with RunStore.open(bare / "run.db") as store:
+        store.set_metadata({"command": "train"})
+
+
+def beside_a_population(run: Path, bare: Path) -> None:
+    of_a_population(bare, run)
+
+
+def without_a_store(_run: Path, bare: Path) -> None:
+    (bare / "run.db").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (with_growth, "bare is not bare, as 1 seed germinated in it: give a run of the same training loop with"),
+        (of_another_host, "host_parameters is 7 instead of"),
+        (of_another_metric, "metric is 'f1' instead of 'accuracy'"),
+        (of_a_population, "bare is not a run of a `Grower`"),
+        (beside_a_population, "compared with one run of a `Grower`"),
+        (without_a_store, "no run at"),
+    ],
+    ids=lambda part: getattr(part, "__name__", None),
+)
+def test_a_run_that_is_not_the_bare_host_is_refused(
+    spoil: Callable[[Path, Path], None], message: str, grown_and_bare: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run, bare = (Path(shutil.copytree(place, tmp_path / place.name)) for place in grown_and_bare)
+    spoil(run, bare)
+    with pytest.raises((ConfigError, RunError), match=re.escape(message)):
+        report_on([run], bare)
+
+
+def test_a_bare_host_is_of_one_model(grown_and_bare: tuple[Path, Path]) -> None:
+    run, bare = grown_and_bare
+    with pytest.raises(ConfigError, match="one run of a `Grower`"):
+        report_on([run, run], bare)
+
+
+def test_before_the_first_decision_there_is_nothing_to_compare(
+    grown_and_bare: tuple[Path, Path], tmp_path: Path
+) -> None:
+    Loop("none", run=tmp_path / "new")
+    page = report_on([grown_and_bare[0]], tmp_path / "new").render()
+    assert "Not shown, bare: no decision was made." in page
+
+
 def test_a_comparison_keeps_the_order_in_which_it_was_asked_for(comparison: Path) -> None:
     page = report_on([comparison]).render()
     assert "zeta against alpha: zeta better." in page
-    assert "Who is better" not in page
+    assert "All arms" not in page
 
 
 def test_a_comparison_shows_arms_that_have_played_with_all_seeds(comparison: Path) -> None:
     add_arm(comparison / "zeta" / "arms" / "none.json", 0.5)
     add_arm(comparison / "zeta" / "seed-0" / "arms" / "sequence.json", 0.7)
     report = report_on([comparison])
-    assert "Who is better" in report.render()
+    assert "All arms" in report.render()
     names = {exhibit.name: exhibit.rows for exhibit in report.exhibits}
     assert read_texts(names["arms"], "name") == ["policy", "none"]
 

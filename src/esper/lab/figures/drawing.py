@@ -31,8 +31,11 @@ SKY, PURPLE, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"
 INK, SOFT, LINE, PAPER = "#1c2430", "#5b6675", "#e3e7ed", "#ffffff"
 """For text, for what matters less, for grids, and for the background: on a page they follow its style sheet."""
 GREY = "#7f8fa6"
-COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK, YELLOW)
-"""Colours that the colour-blind tell apart (Okabe and Ito, 2008): C0, C1, ... of every figure."""
+COLOURS = (
+    *(BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK, YELLOW),
+    *("#6a51a3", "#8c6d31", "#e7298a", "#66a61e", "#b2182b", "#40c9b5", "#9e9ac8", "#c49c94"),
+)
+"""C0, C1, ... of every figure. The first eight can be distinguished by the colour-blind (Okabe and Ito, 2008)."""
 LABEL_SIZE = 6
 DASHED = (0, (4, 3))
 """Line style of levels to compare with."""
@@ -196,8 +199,17 @@ def _make_printable(text: str) -> str:
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def pick_colour(place: int) -> str:
+    """The colour of the arm in this place, different for each of the first `len(COLOURS)` places."""
+    return COLOURS[place % len(COLOURS)]
+
+
 def add_legend(canvas: Canvas, columns: int = 4) -> None:
-    """A legend above the whole figure with the labels of all axes, each once."""
+    """A legend above the whole figure with the labels of all axes, each once.
+
+    ``columns`` is how many labels fit side by side in one column of a paper.
+    """
+    columns *= round(canvas.get_figwidth() / WIDTHS[1])
     marks = {name: mark for axes in canvas.axes for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     canvas.legend(marks.values(), marks.keys(), loc="outside upper center", ncols=columns)
 

@@ -14,7 +14,16 @@ from esper.errors import plural
 from esper.lab.behaviour import Behaviour, EpisodeTimeline, summarise_blueprints, summarise_pairs
 from esper.lab.comparison import Comparison
 from esper.lab.experiment import ARMS
-from esper.lab.figures.drawing import BLUE, GREY, LABEL_SIZE, SOFT, add_legend, name_rows, set_integer_axis
+from esper.lab.figures.drawing import (
+    BLUE,
+    GREY,
+    LABEL_SIZE,
+    SOFT,
+    add_legend,
+    name_rows,
+    pick_colour,
+    set_integer_axis,
+)
 from esper.lab.figures.exhibit import (
     Column,
     Exhibit,
@@ -30,6 +39,7 @@ from esper.lab.figures.exhibit import (
 from esper.lab.figures.lanes import LANE_HEIGHT, draw_lanes, explain_stages
 from esper.lab.standings import describe_basis, name_instances, standings_columns, standings_rows
 from esper.lifecycle.stages import Stage
+from esper.runs.metric import SCORE_MEANING
 from esper.tasks.suite import Split
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -39,7 +49,7 @@ _EPISODES_ACROSS = 2
 """Episodes beside each other."""
 _ACCURACY_HEIGHT, _PANEL_MARGIN, _EPISODES_MARGIN = 0.5, 0.75, 0.5
 """Inches: of an episode's accuracy, of the titles of its panel, and of the figure's legend."""
-_NOBODY = "nobody has played"
+_NOBODY = "there are no results yet"
 _TRIALS = Files(
     f"CONFIGURATION/seed-N/{ARMS}/ARM.json in the comparison's folder ({POLICY}.json of a configuration itself), and "
     f"CONFIGURATION/{ARMS}/ARM.json of arms without training seeds, the list value.outcomes: score, test_accuracy, "
@@ -91,7 +101,7 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
     # Scores in rows, with their intervals.
     scores = Figure(
         f"{name}_scores",
-        f"Mean score of {players}, with 95% intervals. Score is test accuracy minus the rent on added parameters.",
+        f"Mean score of {players}, with 95% intervals. {SCORE_MEANING}",
         source,
         _draw_scores,
         _NOBODY,
@@ -117,18 +127,18 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
     # The table of all figures, whose caption explains the columns that it has.
     columns, reference = standings_columns(comparison), comparison.reference.name
     optional = {
-        "flops": "MFLOP is what training one network took, without measurements.",
-        "environment_steps": "Environment steps are what finding it took.",
+        "flops": "MFLOP: cost of training one network, without measurements.",
+        "environment_steps": "Environment steps: cost of finding it.",
     }
     sentences = [
         f"{players[:1].upper()}{players[1:]}.",
-        "Means with 95% intervals in brackets. Score is test accuracy minus the rent on added parameters; middle half: "
-        "interquartile mean of the score; added are parameters over the host's.",
-        f"{reference} wins: how often {reference} scores higher on an instance, ties counting half; it describes, and "
-        "judges nothing.",
+        f"Means with 95% intervals in brackets. {SCORE_MEANING} Middle half: interquartile mean of the score. Added: "
+        "added parameters relative to the host's.",
+        f"{reference} wins: share of instances on which {reference} scores higher (ties count half); verdicts do not "
+        "use it.",
         *(sentence for column, sentence in optional.items() if column in {shown.name for shown in columns}),
-        f"{reference} minus it: mean score of {reference} minus that of the row. p: seeds and instances crossed, both "
-        "at random.",
+        f"{reference} minus it: mean score of {reference} minus that of the row. p: adjusted p-value of this "
+        "difference, with seeds and instances as crossed random effects.",
         describe_basis(comparison),
     ]
     standings = Table(name, " ".join(sentences), source, columns, _NOBODY, rows=rows)
@@ -138,7 +148,7 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
 
     families = Table(
         f"{name}_families",
-        f"Mean score of {players}, by family of instances; the best of each family is set in bold.",
+        f"Mean score of {players}, by family of instances. The best of each family is in bold.",
         source,
         (Column("family"), *(Column(arm, score, arm, mark=mark_best(arm)) for arm in names)),
         _NOBODY,
@@ -169,15 +179,13 @@ def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comp
 
 def _draw_scores(canvas: Canvas, rows: Sequence[Row]) -> None:
     axes, values, places = canvas.subplots(), read_numbers(rows, "score"), range(len(rows))
-    shades = [BLUE if kind == "policy" else GREY for kind in read_texts(rows, "kind")]
+    shades = [pick_colour(place) for place in places]
     lows, highs = read_numbers(rows, "score_low"), read_numbers(rows, "score_high")
     axes.hlines(places, lows, highs, color=shades, linewidth=1.6)
     axes.scatter(values, places, color=shades, s=14, zorder=3)
     name_rows(axes, read_texts(rows, "name"))
-    for place, value, shade in zip(places, values, shades, strict=True):
-        axes.annotate(
-            score(value), (1.02, place), xycoords=axes.get_yaxis_transform(), va="center", color=shade, fontsize=6.5
-        )
+    for place, value in enumerate(values):
+        axes.annotate(score(value), (1.02, place), xycoords=axes.get_yaxis_transform(), va="center", fontsize=6.5)
     axes.set_xlabel("score")
 
 
@@ -197,12 +205,12 @@ def _draw_costs(canvas: Canvas, rows: Sequence[Row]) -> None:
         for index, row in enumerate(rows):
             (x, across), (y, upright) = read_whiskers(row, cost, unit), read_whiskers(row, "accuracy")
             bars = axes.errorbar(
-                [x], [y], xerr=across, yerr=upright, elinewidth=0.8, color=f"C{index}", label=str(row["name"])
+                [x], [y], xerr=across, yerr=upright, elinewidth=0.8, color=pick_colour(index), label=str(row["name"])
             )
             bars.lines[0].set(marker=_MARKERS[index % len(_MARKERS)], linestyle="none")
         axes.set_xlabel(title)
     panels[0].set_ylabel("test accuracy")
-    add_legend(canvas, 3 * len(measured))
+    add_legend(canvas, 3)
 
 
 # What the policy did --------------------------------------------------------------------------------------------------
@@ -223,7 +231,7 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
         "Share of the policy's decisions per operation, by family.",
         usage_file,
         (family, *(Column(name, percent, name, heated=1.0) for name in used)),
-        "the policy decided nothing",
+        "the policy made no decisions",
         upright=True,
         rows=[
             {"family": entry.family, "split": entry.split, **{name: entry.operations[name] for name in used}}
@@ -247,7 +255,7 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
 
     blueprints = Table(
         "behaviour_blueprints",
-        "Seeds kept per episode, by blueprint and family; beside it, how many were germinated.",
+        "Seeds kept per episode, by blueprint and family, out of those germinated.",
         usage_file,
         (
             family,
@@ -264,9 +272,9 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
     # What kept seeds earned: Shapley values by blueprint, interactions by pair of slots.
     earnings = Table(
         "earnings",
-        "Seeds kept, and in what share of the episodes; their Shapley value, in accuracy on validation data at the end "
-        "of the episode: a seed's fair share of what all kept seeds of its network add to the host. Mean over episodes "
-        "with its 95% interval, and how many of the seeds have a negative one.",
+        "Seeds kept, the share of episodes with such a seed, and the mean Shapley value of a seed with its 95% "
+        "interval: its fair share of the validation accuracy that all kept seeds of a network add to the host at the "
+        "end of the episode. Below 0: share of seeds with a negative value.",
         earnings_file,
         (
             Column("blueprint"),
@@ -279,8 +287,8 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
     )
     interactions = Table(
         "interactions",
-        "Accuracy that the seeds of two slots add together beyond what each adds alone, where both were kept: above "
-        "zero they help each other, below zero one makes the other superfluous.",
+        "Accuracy that the kept seeds of two slots add together beyond what each adds alone. Above zero they help each "
+        "other; below zero one makes the other redundant.",
         earnings_file,
         (Column("slots"), Column("episodes", count), _mean_column("interaction")),
         "no network kept seeds in two slots",
@@ -291,9 +299,8 @@ def exhibit_behaviour(behaviour: Behaviour) -> dict[str, Exhibit]:
     panel = _PANEL_MARGIN + _ACCURACY_HEIGHT + LANE_HEIGHT * len(sites)
     timelines = Figure(
         "episodes",
-        "The policy's first held-out episode of each family: validation accuracy above, below it one lane per slot "
-        "over the episode's decisions. A label names the blueprint that germinated there; seeds that are not "
-        "fossilized at the end are dropped.",
+        "The policy's first held-out episode of each family: validation accuracy, and below it the stages of each slot "
+        "by decision. Labels name germinated blueprints. Seeds not fossilized by the end are dropped.",
         episodes_file,
         _draw_episodes,
         "no episode was played",
@@ -317,7 +324,7 @@ def _mean_column(title: str) -> Column:
         low, high = read_numbers([row], "value_low")[0], read_numbers([row], "value_high")[0]
         return "above" if low > 0 else "below" if high < 0 else ""
 
-    return Column("value", signed_score, title, bounded=True, note=lambda _: "too few to say", mark=mark_side)
+    return Column("value", signed_score, title, bounded=True, note=lambda _: "too few for an interval", mark=mark_side)
 
 
 def _list_decisions(episode: EpisodeTimeline, sites: Sequence[str]) -> Iterator[Row]:

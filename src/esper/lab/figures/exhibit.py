@@ -121,6 +121,8 @@ class Column:
     missing: str = EN_DASH
     long: bool = False
     """Whether a value may take several lines."""
+    optional: bool = False
+    """Whether a page leaves the column out where no row has a value."""
     note: Callable[[Row], str] | None = None
     mark: Callable[[Row], str] | None = None
     heated: float | None = None
@@ -165,6 +167,15 @@ class Table:
     """Whether headings stand upright on the page, where they take no more room than their figures."""
     rows: Sequence[Row] = ()
     """Its figures; without rows it cannot be shown."""
+
+    @property
+    def shown_columns(self) -> list[Column]:
+        """The columns without the optional ones that have no value in any row."""
+
+        def has_values(column: Column) -> bool:
+            return any(row[column.name] is not None for row in self.rows)
+
+        return [column for column in self.columns if not column.optional or has_values(column)]
 
 
 Exhibit = Figure | Table

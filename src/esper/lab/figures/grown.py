@@ -10,10 +10,11 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch, Rectangle
 
-from esper.dash.formats import count, difference, measure, percent, signed_percent
+from esper.dash.formats import MINUS, count, difference, measure, percent, signed_percent
 from esper.lab.figures.drawing import (
     BLUE,
     COLOURS,
+    DASHED,
     GREEN,
     GREY,
     INK,
@@ -31,6 +32,7 @@ from esper.lab.figures.exhibit import (
     Column,
     Exhibit,
     Figure,
+    Files,
     Query,
     Row,
     Table,
@@ -41,9 +43,13 @@ from esper.lab.figures.exhibit import (
 from esper.lab.figures.lanes import LANE_HEIGHT, ON_BARS, STAGE_STYLES, draw_lanes, explain_stages
 from esper.lifecycle.stages import OWNING, Stage
 from esper.runs.metric import LOSS, METRIC_NAME, Metric, describe_contributions
+from esper.runs.reader import RunReader
 
 ADDED = "added_parameters"
 """The measure of all seeds' parameters."""
+PARAMETERS = "parameters"
+GROWN, BARE = "grown", "bare host"
+"""The two models of a comparison."""
 MOMENTS = 6
 """Snapshots at most."""
 _SLOT_NAME = "COALESCE((SELECT json_extract(value, '$[' || slot || ']') FROM metadata WHERE key = 'slots'), slot)"
@@ -81,9 +87,8 @@ def grown_figures(metadata: Mapping[str, Any]) -> list[Figure]:
     return [
         Figure(
             "curves",
-            f"How the model learned: {_name_measures(Metric.from_metadata(metadata))} on training and "
-            "validation data, and the "
-            "parameters of all seeds. Vertical lines are rollbacks.",
+            f"Learning curves: {_name_measures(Metric.from_metadata(metadata))} on training and validation data, and "
+            "the parameters that seeds add. Vertical lines are rollbacks.",
             Query(f"""\
 SELECT about.metric AS measure, substr(name, 1, instr(name, '_') - 1) AS data, iteration AS decision, value
 FROM scalars, (SELECT {METRIC_NAME} AS metric) AS about
@@ -103,9 +108,8 @@ ORDER BY measure, data, decision
         ),
         Figure(
             "stages",
-            "What each slot went through, one lane per slot over the decisions; a label names the blueprint that "
-            "germinated there. Where the end of growth judged seeds, how that left the slots stands after the last "
-            "decision.",
+            "The stage of each slot by decision. Labels name germinated blueprints. If seeds were judged when growth "
+            "ended, the outcome follows the last decision.",
             Query(f"""\
 WITH judged AS (
     SELECT slot, after FROM transitions
@@ -139,9 +143,9 @@ ORDER BY slot, step
         ),
         Figure(
             "snapshots",
-            "The network at a few moments, its input at the top: the host's layers in grey, behind each the seed that "
-            "lives there, filled by the share of its alpha, with its contribution when last measured. Crossed out: "
-            "what was pruned there.",
+            "The network at several decisions, input at the top. Grey: layers of the host. To the right of each is the "
+            "seed in its slot, filled in proportion to its alpha, with its latest contribution. "
+            "\N{MULTIPLICATION SIGN}: pruned seeds.",
             Query(f"""\
 WITH RECURSIVE share(number) AS (
     SELECT 0 UNION ALL SELECT number + 1 FROM share WHERE number < {MOMENTS - 1}
@@ -171,10 +175,10 @@ def grown_tables(metadata: Mapping[str, Any]) -> list[Table]:
     return [
         Table(
             "seeds",
-            "The life of each seed, by the decisions with which it entered a stage, and why it was kept or pruned: its "
-            "contribution, the standard error where that is known, the rent that it added, and the contribution from "
-            "which it is kept, rent included; then how much lower the loss was with it, as a share, the standard "
-            f"error, and the share from which it is kept. {describe_contributions(metadata)}",
+            "The decisions at which each seed entered its stages, and why it was kept or pruned: its contribution with "
+            "its standard error if known, its rent, and the minimum contribution for keeping it, rent included; then "
+            "the relative decrease of the loss with it, its standard error, and the minimum decrease. "
+            f"{describe_contributions(metadata)}",
             Query(f"""\
 SELECT {_SLOT_NAME} AS slot_name, blueprint,
     germinated + 1 AS germinated, trained + 1 AS trained, blended + 1 AS blended, held + 1 AS held,
@@ -188,30 +192,28 @@ FROM seeds ORDER BY germinated, slot
                 *(Column(name, count) for name in ("germinated", "blended", "held", "ended")),
                 Column("outcome"),
                 Column("contribution", difference),
-                Column("error", measure),
+                Column("error", measure, optional=True),
                 Column("price", measure, "rent"),
-                Column("threshold", difference, "kept from"),
-                Column("loss_gain", percent, "loss lower by"),
-                Column("loss_error", percent, "error of the loss"),
-                Column("loss_threshold", percent, "loss kept from"),
+                Column("threshold", difference, "minimum"),
+                Column("loss_gain", percent, "loss decrease", optional=True),
+                Column("loss_error", percent, "its error", optional=True),
+                Column("loss_threshold", percent, "minimum decrease", optional=True),
             ),
             "no seed has germinated",
         ),
         Table(
             "decisions",
-            "Every decision with which something happened: what was decided, which slots changed their stage (finish: "
-            "when growth ended after it), new verdicts of the gates ahead of seeds, and the "
-            f"{_name_measures(metric)} on validation data that it was made on. A gate says what is allowed, the "
-            "thresholds what is worth it: a seed whose gate has passed is pruned if its contribution, or its effect on "
-            "the loss, is below one.",
+            "Decisions with an operation, a change of stage (finish: at the end of growth) or a new gate verdict, and "
+            f"the {_name_measures(metric)} on validation data at that time. A gate states what is allowed; a seed that "
+            "passes its gate is still pruned if its contribution or its effect on the loss is below the minimum.",
             Query(f"""\
 WITH changed AS (
     SELECT iteration, group_concat({_SLOT_NAME} || ' ' || before || ' to ' || after
         || CASE WHEN cause = 'finish' THEN ' (finish)' ELSE '' END
         || CASE WHEN threshold IS NULL THEN ''
-            ELSE printf(': contribution %+.3g, kept from %+.3g', contribution, threshold) END
+            ELSE printf(': contribution %+.3g, minimum %+.3g', contribution, threshold) END
         || CASE WHEN loss_threshold IS NULL THEN ''
-            ELSE printf(', loss lower by %.2g%%, kept from %.2g%%', 100 * loss_gain, 100 * loss_threshold) END,
+            ELSE printf(', loss decrease %.2g%%, minimum %.2g%%', 100 * loss_gain, 100 * loss_threshold) END,
         '; ') AS changes
     FROM (SELECT * FROM transitions ORDER BY id) GROUP BY iteration
 ), judged AS (
@@ -235,11 +237,11 @@ ORDER BY iteration
                 Column("loss", measure),
                 *([] if metric.is_loss else [Column("metric", measure, metric.metric)]),
             ),
-            "all decisions were to wait",
+            "every decision was to wait",
         ),
         Table(
             "rollbacks",
-            "Every return to the last good state, with the validation loss before and after.",
+            "Rollbacks to the last good state, with the validation loss before and after.",
             Query("""\
 SELECT iteration AS decision, trouble, loss_before, loss_after, json_array_length(pruned) AS seeds_lost
 FROM rollbacks ORDER BY id
@@ -251,9 +253,91 @@ FROM rollbacks ORDER BY id
                 Column("loss_after", measure),
                 Column("seeds_lost", count),
             ),
-            "training never blew up",
+            "training never diverged",
         ),
     ]
+
+
+def compare_with_bare(store: Path, metadata: Mapping[str, Any], bare_store: Path) -> list[Exhibit]:
+    """The figure and the table that compare a run of a `Grower` with a run of the same host without growth.
+
+    Raises:
+        RunError: a store is missing, damaged or not ours.
+    """
+    metric = Metric.from_metadata(metadata)
+    source = Files(
+        f"run.db of both runs: the scalars validation_{metric.metric} and validation_loss by iteration. The table has "
+        "the last decision of both; parameters are host_parameters in the metadata and the scalar added_parameters.\n"
+    )
+    # The same query on both runs.
+    curves: dict[str, dict[str, dict[int, float]]] = {}
+    sizes: dict[str, dict[int, float]] = {}
+    for model, place in ((GROWN, store), (BARE, bare_store)):
+        with RunReader.open(place) as reader:
+            curves[model] = {name: dict(reader.series(f"validation_{name}")) for name in {metric.metric: 0, LOSS: 0}}
+            sizes[model] = dict(reader.series(ADDED))
+    rows: list[Row] = [
+        {"measure": name, "model": model, "decision": decision, "value": value}
+        for model, measures in curves.items()
+        for name, values in measures.items()
+        for decision, value in values.items()
+    ]
+
+    # Models are compared after equal training only.
+    last = min(max(sizes[model], default=0) for model in curves)
+    figures = {name: [curves[model][name].get(last, math.nan) for model in curves] for name in curves[GROWN]}
+    if isinstance(host := metadata.get("host_parameters"), int):
+        figures[PARAMETERS] = [host + sizes[model].get(last, math.nan) for model in curves]
+    compared: list[Row] = []
+    for name, (grown, bare) in figures.items():
+        values = {"grown": grown, "bare": bare, "difference": grown - bare}
+        finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
+        compared.append({"measure": name, "decision": last, **finite})
+    which = f"{_name_measures(metric)} on validation data"
+    return [
+        Figure(
+            "bare",
+            f"The grown model and the bare host: {which}.",
+            source,
+            _draw_bare,
+            _NO_DECISION,
+            height=2.6,
+            columns=1 if metric.is_loss else 2,
+            rows=rows if last else (),
+        ),
+        Table(
+            "bare",
+            f"The grown model and the bare host after decision {last}: {which}, and the size of the model. The "
+            "difference is grown minus bare. It comes from one run of each, so another random seed may change it.",
+            source,
+            (
+                Column("measure", title=""),
+                Column("grown", _write_size_or_measure),
+                Column("bare", _write_size_or_measure, "bare host"),
+                Column("difference", lambda value: f"{'+' if value > 0 else ''}{_write_size_or_measure(value)}"),
+            ),
+            _NO_DECISION,
+            rows=compared if last else (),
+        ),
+    ]
+
+
+def _write_size_or_measure(value: float) -> str:
+    """Whole numbers, as those of parameters, without decimals."""
+    return count(value).replace("-", MINUS) if value == int(value) and abs(value) > 1 else measure(value)
+
+
+def _draw_bare(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """A panel per measure, with a curve for each of the two models."""
+    measures = group_rows(rows, "measure")
+    panels = canvas.subplots(1, len(measures), squeeze=False)[0]
+    styles: dict[str, dict[str, Any]] = {GROWN: {"color": BLUE}, BARE: {"color": VERMILION, "linestyle": DASHED}}
+    for axes, (name, curves) in zip(panels, measures.items(), strict=True):
+        for model, curve in group_rows(curves, "model").items():
+            axes.plot(read_numbers(curve, "decision"), read_numbers(curve, "value"), label=model, **styles[model])
+        axes.set_ylabel(name)
+        set_integer_axis(axes, "decision")
+    add_legend(canvas)
 
 
 def _name_measures(metric: Metric) -> str:
@@ -264,7 +348,7 @@ def _name_measures(metric: Metric) -> str:
 def _draw_curves(canvas: Canvas, rows: Sequence[Row]) -> None:
     """A panel per measure: the run's own metric above, then the loss and the parameters."""
     measures = group_rows(rows, "measure")
-    # The owner's metric has a name of its own, so it is what is left of the known ones.
+    # A user-defined metric may have any name: it is the one that is not known.
     panels = [
         *(name for name in measures if name not in (*_PANELS, _ROLLBACK)),
         *(name for name in _PANELS if name in measures),

@@ -40,6 +40,7 @@ from esper.lab.figures.exhibit import (
     run_queries,
 )
 from esper.rl.ppo import KL_STOP
+from esper.runs.metric import J_MEANING
 from esper.train.iteration import BY_REWARD, LEVELS
 
 _NO_ITERATION = "no iteration is done"
@@ -78,10 +79,10 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 LEARNING = Figure(
     "learning",
-    "Score of the greedy policy on fixed training problems, on test data, against what the baselines score on the "
-    "very same problems (dashed). J is the score of the policy while it explores, on other problems in every "
-    "iteration and on validation data, so it compares with the dashed levels only roughly. Where controllers are paid "
-    f"by several rewards, J is drawn for each, as the mean of {SMOOTHING} iterations.",
+    f"Score of the greedy policy and of the baselines (dashed) on the same fixed training problems. {J_MEANING} It is "
+    "measured while the policy explores, on new problems in every iteration, so it is only roughly comparable with the "
+    "dashed levels. If several rewards are used, J is drawn for each, as the mean of "
+    f"{SMOOTHING} iterations.",
     Query(f"""\
 SELECT 'J' AS kind, 'J' AS name, iteration, value FROM scalars WHERE name = 'objective'
 UNION ALL
@@ -105,8 +106,8 @@ ORDER BY kind, name, iteration
 )
 BLUEPRINTS = Table(
     "blueprints",
-    "Seeds of the training run by blueprint: what became of them, and the mean contribution to validation accuracy "
-    "of fossilized ones when they were fossilized.",
+    "Seeds of the training run by blueprint: the shares that were fossilized (kept) and pruned, and the mean "
+    "contribution of kept seeds to validation accuracy when they were kept.",
     Query("""\
 SELECT blueprint, COUNT(*) AS seeds,
     AVG(outcome = 'fossilized') AS fossilized,
@@ -127,10 +128,9 @@ FROM seeds GROUP BY blueprint ORDER BY seeds DESC, blueprint
 _SLOT_NAMES = "(SELECT value FROM metadata WHERE key = 'slots')"
 PROBE_INTERACTIONS = Table(
     "probe_interactions",
-    "Pairs of modules that the greedy policy kept in one network, in the last probe of the training run: the score on "
-    "validation data that both add beyond what each adds alone (the Shapley interaction index), as the mean over the "
-    "networks that kept both. Above zero they help each other, below zero one makes the other redundant. At most ten "
-    "pairs, those first that matter most over all networks.",
+    "Pairs of modules that the greedy policy kept in one network, in the last probe: the score on validation data that "
+    "the two add beyond what each adds alone (the Shapley interaction index), averaged over the networks that kept "
+    "both. Above zero they help each other; below zero one makes the other redundant. The ten strongest pairs.",
     Query(f"""\
 SELECT COALESCE(json_extract({_SLOT_NAMES}, '$[' || first || ']'), first) || ' ' || first_blueprint AS first,
     COALESCE(json_extract({_SLOT_NAMES}, '$[' || second || ']'), second) || ' ' || second_blueprint AS second,
@@ -168,14 +168,14 @@ KL = "ppo/kl"
 _GAUGES_ACROSS = 3
 GAUGES = (
     Gauge("entropy", "ppo/entropy", "1: the policy decides at random\n0: it no longer explores"),
-    Gauge("operation's entropy", "ppo/head_entropy/op", "the same of the choice\nof operation alone"),
-    Gauge("KL divergence", KL, "moved per update\ndashed: where an update ends early"),
-    Gauge("explained variance", "ppo/explained_variance", "1: the value function\nforesees the returns", (0.0,)),
-    Gauge("clipped share", "ppo/clip_fraction", "decisions whose probability\nleft the clip range"),
-    Gauge("gradient norm", "ppo/gradient_norm", "before it is clipped"),
+    Gauge("operation's entropy", "ppo/head_entropy/op", "of the choice of\noperation alone"),
+    Gauge("KL divergence", KL, "change of the policy per update\ndashed: the update stops early"),
+    Gauge("explained variance", "ppo/explained_variance", "1: the value function\npredicts the returns", (0.0,)),
+    Gauge("clipped share", "ppo/clip_fraction", "of decisions whose probability\nratio left the clip range"),
+    Gauge("gradient norm", "ppo/gradient_norm", "before clipping"),
     Gauge("accuracy", "accuracy", "validation, at the end\nof the episodes"),
-    Gauge("growth", "added", "committed parameters\nover the host's"),
-    Gauge("deciding to wait", "operations/wait", "share of decisions"),
+    Gauge("growth", "added", "committed parameters\nrelative to the host's"),
+    Gauge("waiting", "operations/wait", "share of decisions"),
 )
 _HEALTH = Query(f"""\
 SELECT 'figure' AS kind, name, iteration, value FROM scalars
@@ -193,25 +193,25 @@ def health_figure(target_kl: float) -> Figure:
 
 
 def exhibit_health(store: Path, target_kl: float, rollbacks: Mapping[str, int]) -> Exhibit:
-    """Small plots of the figures in which a sick training shows; raises as `run_queries`.
+    """Small plots of the figures that show whether training is healthy; raises as `run_queries`.
 
-    ``rollbacks`` has how often the governor stepped in, by the trouble.
+    ``rollbacks`` counts the governor's rollbacks by their cause.
     """
     # The caption counts what the figure shows, so it is written after the query.
     (figure,) = run_queries(store, [health_figure(target_kl)])
-    caption = "Figures of the policy's updates, by iteration"
+    caption = "Health of the policy's updates, by iteration"
     anomalies = Counter(row["name"] for row in figure.rows if row["kind"] == "anomaly")
     if anomalies:
         counts = [f"{name} ({number})" for name, number in sorted(anomalies.items())]
         caption += f"; ticks at the bottom mark iterations with an anomaly: {', '.join(counts)}. "
     else:
-        caption += ". No anomaly was seen. "
+        caption += ". There were no anomalies. "
     if rollbacks:
         kinds = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in sorted(rollbacks.items()))
         times = plural(sum(rollbacks.values()), "time")
-        caption += f"The governor returned networks that blew up to their last good state, {times} in all ({kinds})."
+        caption += f"The governor rolled back diverged networks {times} ({kinds})."
     else:
-        caption += "No network blew up."
+        caption += "No network diverged."
     return replace(figure, caption=caption)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from markupsafe import Markup
 from esper.files import lock_folder, write_atomically
 from esper.lab.comparison import Comparison
 from esper.lab.figures.drawing import draw_svg
-from esper.lab.figures.exhibit import Exhibit, Figure
+from esper.lab.figures.exhibit import Exhibit, Figure, Table
 from esper.runs.run_directory import RunDirectory
 
 
@@ -29,6 +31,10 @@ class Headline:
     notes: Sequence[str] = ()
 
 
+_NARROW_COLUMNS = 7
+"""Columns of a table for which half of the page is enough."""
+
+
 @dataclass(frozen=True)
 class Section:
     """A titled part of the page."""
@@ -40,6 +46,34 @@ class Section:
     terms: Sequence[tuple[str, str]] = ()
     """Names, and what they are."""
 
+    @property
+    def anchor(self) -> str:
+        """The identifier to which the table of contents links."""
+        return make_anchor(self.title)
+
+    def place_exhibits(self) -> Iterator[tuple[Exhibit, bool]]:
+        """The exhibits in order, each with whether it takes the page's whole width.
+
+        Two narrow ones in a row share the width; a figure that takes all of it is drawn for it.
+        """
+        for is_narrow, group in groupby(self.exhibits, _is_narrow):
+            exhibits = list(group)
+            for place, exhibit in enumerate(exhibits):
+                is_wide = not is_narrow or (place == len(exhibits) - 1 and place % 2 == 0)
+                widened = replace(exhibit, columns=2) if is_wide and isinstance(exhibit, Figure) else exhibit
+                yield widened, is_wide
+
+
+def make_anchor(title: str) -> str:
+    """An identifier for the place with this title: ``How it learned`` as ``how-it-learned``."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def _is_narrow(exhibit: Exhibit) -> bool:
+    if not exhibit.rows:
+        return False  # a sentence instead
+    return len(exhibit.shown_columns) <= _NARROW_COLUMNS if isinstance(exhibit, Table) else exhibit.columns == 1
+
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -49,6 +83,11 @@ class Reproduction:
     settings: str
     sentence: str = ""
     commands: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """The identifier to which the table of contents links."""
+        return make_anchor(self.title)
 
 
 @dataclass(frozen=True)
@@ -65,6 +104,11 @@ class Report:
     comparisons: Mapping[str, Comparison] = field(default_factory=dict[str, Comparison])
     verdicts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The comparisons as JSON values."""
+
+    @property
+    def contents(self) -> Sequence[Section | Reproduction]:
+        """All titled parts in order, as the table of contents lists them."""
+        return [*self.sections, *([] if self.reproduction is None else [self.reproduction])]
 
     def render(self) -> str:
         """The page as HTML."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from esper.config.loading import format_settings, load_settings
 from esper.dash.formats import duration, join_words, score
-from esper.errors import RunError, plural
+from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder
 from esper.lab.behaviour import Behaviour, read_behaviour
 from esper.lab.comparison import Comparison, compare_splits
@@ -32,6 +32,7 @@ from esper.lab.standings import (
     record_evaluation,
 )
 from esper.runs.events import RolledBack, RunStarted
+from esper.runs.metric import SCORE_MEANING
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RUN_ADVICE, STUDY, RunDirectory
 from esper.tasks.suite import Split
@@ -40,18 +41,24 @@ from esper.train.results import read_evaluation
 from esper.train.settings import TrainSettings
 
 _QUESTIONS: Mapping[Split, str] = {
-    "heldout": "Is it better than not learning?",
-    "transfer": "Does it carry over to new families?",
+    "heldout": "Is it better than the baselines?",
+    "transfer": "Does it generalize to new families?",
 }
 _MADE_BY = f"{RUN_ADVICE}, or the folder of a comparison of `esper compare`"
 
 
-def report_on(paths: Sequence[Path]) -> Report:
+def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
     """The report of a run or a comparison, also while it goes on, or of several runs that differ in their seed alone.
+
+    Args:
+        paths: Folders of runs, or of a comparison.
+        bare: Of a grown model: a run of the same training loop in which nothing grew, to compare with.
 
     Raises:
         RunError, ConfigError: they are something else, nothing is done yet, or a file is damaged.
     """
+    if bare is not None:
+        return _report_beside_bare(paths, bare)
     # Several runs are one way of training.
     if len(paths) > 1:
         return _report_over_seeds(paths, read_over_seeds(paths))
@@ -60,14 +67,28 @@ def report_on(paths: Sequence[Path]) -> Report:
         raise RunError(f"no run at {path}: {_MADE_BY}")
     run = RunDirectory(path)
     if run.store.is_file() and run.config.is_file():
-        with RunReader.open(run.store) as reader:
-            is_grown = reader.metadata().get("command") == "grow"
-        return report_grown(run) if is_grown else _report_training(run)
+        return report_grown(run) if _is_grown(run) else _report_training(run)
     if path.is_dir() and is_experiment(path):
         return report_configurations(path, *read_experiment(path))
     if (path / STUDY).is_file():
         raise RunError(f"{path} is a sweep, whose study is in {path / STUDY}: give the directory of one of its trials")
     raise RunError(f"{path} is neither a run nor a comparison: {_MADE_BY}")
+
+
+def _report_beside_bare(paths: Sequence[Path], bare: Path) -> Report:
+    """The report of one grown model beside its bare host."""
+    runs = [RunDirectory(path) for path in (*paths, bare)]
+    for run in runs:
+        if not run.store.is_file():
+            raise RunError(f"no run at {run.path}: a bare host is compared with a run of a `Grower`")
+    if len(paths) != 1 or not _is_grown(runs[0]):
+        raise ConfigError("a bare host is compared with one run of a `Grower`: leave it out for other runs")
+    return report_grown(*runs)
+
+
+def _is_grown(run: RunDirectory) -> bool:
+    with RunReader.open(run.store) as reader:
+        return reader.metadata().get("command") == "grow"
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -96,7 +117,7 @@ def _report_training(run: RunDirectory) -> Report:
     if any(row["kind"] == "J" for row in learning.rows):
         sections = [Section("How the policy learned", [learning, blueprints, interactions])]
     else:
-        sections = [Section("How the policy learned", note="The run has no finished iteration yet.")]
+        sections = [Section("How the policy learned", note="No iteration has finished yet.")]
     exhibits = [learning, blueprints, interactions]
 
     # How it compares with the other controllers.
@@ -108,11 +129,11 @@ def _report_training(run: RunDirectory) -> Report:
     # What it does.
     if behaviour is not None:
         acted = exhibit_behaviour(behaviour)
-        sections.append(Section("What it uses where", [acted["operations"], acted["blueprints"]]))
+        sections.append(Section("What the policy uses in each family", [acted["operations"], acted["blueprints"]]))
         if behaviour.earnings is not None:
             kept = [acted["earnings"], acted["interactions"]] if acted["earnings"].rows else []
-            sections.append(Section("What the kept seeds earned", kept, "" if kept else "The policy kept no seed."))
-        sections.append(Section("What the policy does", [acted["episodes"]]))
+            sections.append(Section("What kept seeds contributed", kept, "" if kept else "The policy kept no seeds."))
+        sections.append(Section("Episodes", [acted["episodes"]]))
         exhibits += acted.values()
 
     # Whether training was healthy.
@@ -138,8 +159,8 @@ def _report_training(run: RunDirectory) -> Report:
         reproduction=Reproduction(
             "How to reproduce this",
             format_settings(settings),
-            "The same version of Esper with the same settings gives the same run, whatever the number of cores. "
-            "All randomness follows from the seed in the settings.",
+            "The same version of Esper with the same settings reproduces the run on any number of cores. All "
+            "randomness comes from the seed in the settings.",
             f"esper train --config {shlex.quote(f'{run.path}/config.yaml')} --run-dir runs/again\n"
             "esper evaluate runs/again",
         ),
@@ -152,10 +173,10 @@ def _describe_verdict(
     heldout: Comparison, transfer: Comparison | None, behaviour: Behaviour | None, summary: TrainingSummary
 ) -> Headline:
     conclusion = judge_learning(heldout)
-    sentences, notes = [conclusion.sentence], [describe_basis(heldout)]
+    sentences, notes = [conclusion.sentence], [SCORE_MEANING, describe_basis(heldout)]
     if transfer is not None:
         new = judge_learning(transfer, "transfer")
-        sentences.append(f"Families never trained on: {new.short.lower()}. {new.sentence}")
+        sentences.append(f"On families it never trained on: {new.short.lower()}. {new.sentence}")
     if behaviour is not None and behaviour.iteration != summary.iterations:
         notes.append(f"The policy of iteration {behaviour.iteration} was evaluated.")
     return Headline(conclusion.short, sentences, notes=notes)
@@ -167,11 +188,12 @@ def _describe_unmeasured(run: RunDirectory, summary: TrainingSummary) -> Headlin
     if summary.probe_score is not None and summary.baselines:
         best = max(summary.baselines, key=lambda name: summary.baselines[name])
         sentences.append(
-            f"During training the greedy policy scored {score(summary.probe_score)} on a few training problems, the "
-            f"best baseline there, {best}, {score(summary.baselines[best])}; that is no answer yet."
+            f"On a few training problems, the greedy policy scored {score(summary.probe_score)} and the best baseline, "
+            f"{best}, {score(summary.baselines[best])}. This is not yet an answer."
         )
-    sentences.append("To compare the policy with all baselines on instances that nobody trained on, run")
-    return Headline("Not measured yet", sentences, f"esper evaluate {shlex.quote(str(run.path))}")
+    sentences.append("To compare the policy with all baselines on held-out instances, run")
+    command = f"esper evaluate {shlex.quote(str(run.path))}"
+    return Headline("Not evaluated yet", sentences, command, [SCORE_MEANING])
 
 
 def report_configurations(folder: Path, configurations: Comparison, arms: Comparison | None) -> Report:
@@ -180,15 +202,14 @@ def report_configurations(folder: Path, configurations: Comparison, arms: Compar
     first, names = configurations.reference.name, [arm.name for arm in configurations.standings]
     compared = exhibit_configurations(configurations)
     comparisons, exhibits = {"configurations": configurations}, [*compared.values()]
-    sections = [Section("Configurations", [compared["standings"]])]
+    sections = [Section("Configurations", [compared["scores"], compared["costs"], compared["standings"]])]
     if arms is not None:
         compared, comparisons["arms"] = exhibit_arms(arms, first), arms
         exhibits += compared.values()
         sections += [
-            Section("Who is better", [compared["standings"]]),
-            Section("What it costs", [compared["costs"]]),
+            Section("All arms", [compared["scores"], compared["costs"], compared["standings"]]),
             Section(
-                "Who is who",
+                "What each arm is",
                 terms=[(arm.name, ARM_MEANINGS.get(arm.name, "a controller in a file")) for arm in arms.standings],
             ),
         ]
@@ -198,7 +219,7 @@ def report_configurations(folder: Path, configurations: Comparison, arms: Compar
         heading="Which configuration is better?",
         facts=f"Comparison {folder}: {join_words(names)}, {plural(configurations.seeds, 'training seed')} each, "
         f"on the same {name_instances(configurations.instances)}.",
-        headlines=[Headline(" ".join(sentences), [describe_basis(configurations)])] if sentences else [],
+        headlines=[Headline(" ".join(sentences), [SCORE_MEANING, describe_basis(configurations)])] if sentences else [],
         sections=sections,
         exhibits=exhibits,
         comparisons=comparisons,
@@ -213,7 +234,10 @@ def _report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Compar
     evaluated = exhibit_evaluation(comparisons)
     for split, exhibits in evaluated.items():
         conclusion = judge_learning(comparisons[split], split)
-        headlines.append(Headline(conclusion.short, [conclusion.sentence, describe_basis(comparisons[split])]))
+        notes = (
+            [describe_basis(comparisons[split])] if headlines else [SCORE_MEANING, describe_basis(comparisons[split])]
+        )
+        headlines.append(Headline(conclusion.short, [conclusion.sentence], notes=notes))
         shown = [exhibits["standings"], exhibits["seeds"]]
         sections.append(Section(f"All controllers on {SPLIT_TITLES[split]}", shown))
     return Report(

@@ -2,9 +2,10 @@
 
 import { card, element } from "./dom.js";
 import { brief } from "./formats.js";
+import { average, onSmoothing, smoothing } from "./smoothing.js";
 import { colour, onTheme } from "./theme.js";
 
-const COLOURS = 8;
+const COLOURS = 12;
 export const AXIS = 56; // width of the vertical axis, which canvases beside it line up with
 export const RIGHT = 16;
 const LABELLED = 108; // room for the names of levels
@@ -19,18 +20,21 @@ const isPoint = (line) => line.values.filter((value) => value !== null).length <
  *
  * `lines` are { label, values, dashed?, points?, broken? } over `x`, broken where a value is missing; `levels` are { label, value }, drawn across and named on the
  * right; `marks` are { x, label } that are flagged. Around values that are all the same the axis reaches `constant` up
- * and down, where that is given. `update` takes a new `{ x, lines, levels, marks }`.
+ * and down, where that is given. `update` takes a new `{ x, lines, levels, marks }`. Where the reader smooths curves, the
+ * raw curve stays behind its average.
  */
 export class Chart {
   constructor({ title, note, height = 210, unit = "iteration", range = null, constant = null }) {
     this.options = { title, height, unit, range, constant };
     this.box = element("div", { className: "plot", role: "img" });
     this.keys = element("ul", { className: "legend" });
-    this.none = element("p", { className: "note", hidden: true }, "Nothing was measured yet.");
+    this.none = element("p", { className: "note", hidden: true }, "No measurements yet.");
     this.node = card(title, note, this.box, this.none, this.keys);
     this.plot = null;
+    this.averages = [];
     this.redraw = () => this.build();
     onTheme.add(this.redraw);
+    onSmoothing.add(this.redraw);
     this.resize = new ResizeObserver(() => this.fit());
     this.resize.observe(this.box);
   }
@@ -52,7 +56,9 @@ export class Chart {
 
   columns() {
     const { x, lines, levels } = this.data;
-    return [x, ...lines.map((line) => line.values), ...levels.map((level) => x.map(() => level.value))];
+    const weight = smoothing();
+    this.averages = weight ? lines.map((line) => average(line.values, weight, line.broken)) : [];
+    return [x, ...lines.map((line) => line.values), ...this.averages, ...levels.map((level) => x.map(() => level.value))];
   }
 
   build() {
@@ -77,7 +83,12 @@ export class Chart {
           { ...axis, label: unit, labelSize: 16, labelFont: FONT, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
           { ...axis, size: AXIS, values: (_, ticks) => ticks.map(brief) },
         ],
-        series: [{}, ...this.data.lines.map((line, index) => this.line(line, index)), ...this.data.levels.map(() => this.level())],
+        series: [
+          {},
+          ...this.data.lines.map((line, index) => this.line(line, index, Boolean(smoothing()))),
+          ...(smoothing() ? this.data.lines.map((line, index) => this.line({ ...line, points: false }, index)) : []),
+          ...this.data.levels.map(() => this.level()),
+        ],
         hooks: { draw: [(plot) => this.annotate(plot, room)], setCursor: [(plot) => this.showValues(plot.cursor.idx)] },
       },
       this.columns(),
@@ -86,10 +97,14 @@ export class Chart {
     this.showKeys();
   }
 
-  line(line, index) {
-    const stroke = colour(line.colour ?? `c${(index % COLOURS) + 1}`);
+  line(line, index, faint = false) {
+    const stroke = faint ? faded(this.colourOf(line, index)) : this.colourOf(line, index);
     const dash = line.dashed ? [6, 4] : index >= COLOURS ? [2, 3] : undefined;
     return { stroke, width: 2, dash, spanGaps: !line.broken, points: { show: isPoint(line) || Boolean(line.points), size: 6, fill: stroke } };
+  }
+
+  colourOf(line, index) {
+    return colour(line.colour ?? `c${(index % COLOURS) + 1}`);
   }
 
   level() {
@@ -128,19 +143,20 @@ export class Chart {
     this.values = this.data.lines.map(() => element("output"));
     const keys = this.data.lines.map((line, index) => {
       const key = element("span", { className: line.dashed || index >= COLOURS ? "key dashed" : "key", "aria-hidden": "true" });
-      key.style.borderTopColor = colour(line.colour ?? `c${(index % COLOURS) + 1}`);
+      key.style.borderTopColor = this.colourOf(line, index);
       return element("li", {}, key, element("span", {}, line.label), this.values[index]);
     });
     this.keys.replaceChildren(...keys);
     this.showValues(null);
   }
 
-  /** The values under the cursor, or the newest. */
+  /** The values under the cursor, or the newest, and their averages. */
   showValues(index) {
     if (!this.values) return;
+    const pick = (values) => (index === null || index === undefined ? values.findLast((one) => one !== null) : values[index]);
     this.data.lines.forEach((line, number) => {
-      const value = index === null || index === undefined ? line.values.findLast((one) => one !== null) : line.values[index];
-      if (this.values[number]) this.values[number].textContent = brief(value);
+      const smoothed = this.averages[number] ? ` (smoothed ${brief(pick(this.averages[number]))})` : "";
+      if (this.values[number]) this.values[number].textContent = `${brief(pick(line.values))}${smoothed}`;
     });
   }
 
@@ -153,5 +169,9 @@ export class Chart {
     this.plot?.destroy();
     this.resize.disconnect();
     onTheme.delete(this.redraw);
+    onSmoothing.delete(this.redraw);
   }
 }
+
+/** A colour, `rgb(...)`, as a faint one. */
+const faded = (stroke) => stroke.replace(/^rgb\((.*)\)$/, "rgba($1, 0.28)");

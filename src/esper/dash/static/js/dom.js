@@ -36,7 +36,7 @@ export function card(title, note, ...content) {
   return element("section", { className: "card", "aria-label": title }, element("h2", {}, title), words, ...content);
 }
 
-/** Where there is nothing to show, and why. */
+/** Why there is nothing to show. */
 export function empty(sentence, command) {
   const code = command ? [element("br"), element("code", {}, command)] : [];
   return element("p", { className: "empty" }, sentence, ...code);

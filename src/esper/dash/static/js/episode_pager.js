@@ -12,11 +12,11 @@ export function episodePager(view, episode, requested) {
   return element(
     "span",
     { className: "pager" },
-    button("‹", "Episode before", number - 1, number > first),
+    button("‹", "Previous episode", number - 1, number > first),
     element("span", {}, `Episode ${number} of ${last}`),
-    button("›", "Episode after", number + 1, number < last),
+    button("›", "Next episode", number + 1, number < last),
     requested === null
-      ? element("span", { className: "facts" }, "the newest")
+      ? element("span", { className: "facts" }, "newest")
       : button("Newest", "Follow the newest episode", null, true),
   );
 }

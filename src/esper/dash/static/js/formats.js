@@ -2,6 +2,9 @@
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
+/** What pages say where they first use J. */
+export const J_MEANING = "J is validation accuracy (in loss-based suites, the relative loss reduction) minus rent, the price of added parameters.";
+
 /** With three decimals, or "–" where nothing was measured. */
 export const score = (value) => (isNumber(value) ? value.toFixed(3).replace("-", "−") : "–");
 

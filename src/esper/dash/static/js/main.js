@@ -13,8 +13,9 @@ import * as learning from "./views/learning.js";
 import * as model from "./views/model.js";
 import * as network from "./views/network.js";
 import * as population from "./views/population.js";
+import * as allRuns from "./views/runs.js";
 
-const MODULES = { population, network, learning, model, compare, events };
+const MODULES = { runs: allRuns, population, network, learning, model, compare, events };
 const REFRESH_MS = 4000;
 
 const main = document.getElementById("main");
@@ -83,11 +84,11 @@ function contextOf(run, number) {
 async function show() {
   const { view, parameters } = here();
   const run = parameters.get("run");
-  if (run === null || !runs.length) return;
-  const views = viewsOf(runs.find((one) => one.name === run));
-  if (!views.includes(view)) return go(views[0], {}, true);
+  if (!runs.length || (run === null && view !== "runs")) return;
+  const views = ["runs", ...(run === null ? [] : viewsOf(runs.find((one) => one.name === run)))];
+  if (!views.includes(view)) return go(views[1], {}, true);
   showTabs(view, views);
-  chooser.value = run;
+  chooser.value = run ?? "";
   showStatus();
   if (opened.view === view && opened.run === run && opened.shown?.changed?.(parameters)) return;
   opened.shown?.close?.();
@@ -107,7 +108,7 @@ async function show() {
     else opened.shown = { changed: (now) => shown?.changed?.(now), close };
   } catch (error) {
     if (number !== visit) return;
-    main.replaceChildren(empty("Nothing can be shown here now."));
+    main.replaceChildren(empty("This page cannot be shown now."));
     complain(error.message);
     if (!(error instanceof TypeError)) retryLater(number);
     else throw error;
@@ -126,7 +127,7 @@ function retryLater(number) {
 function showTabs(view, views) {
   const tabs = document.getElementById("tabs");
   const links = views.map((name) => {
-    const title = name[0].toUpperCase() + name.slice(1);
+    const title = name === "runs" ? "All runs" : name[0].toUpperCase() + name.slice(1);
     const link = element("a", { href: address(name) }, title);
     if (name === view) link.setAttribute("aria-current", "page");
     return link;
@@ -143,16 +144,18 @@ function showStatus() {
   const total = run?.total ? ` of ${run.total}` : "";
   const unit = run?.command === "grow" ? "decision" : "iteration";
   const progress = run && !run.error ? `${words(run.state)}, ${unit} ${run.done}${total}` : "cannot be read";
-  status.textContent = connected === false ? "connection lost, trying again" : progress;
+  status.hidden = here().parameters.get("run") === null && connected !== false;
+  status.textContent = connected === false ? "connection lost, retrying" : progress;
   status.dataset.state = connected === false ? "waiting" : connected && run?.state === "running" ? "live" : "still";
 }
 
 function showRuns() {
   const requested = here().parameters.get("run");
   const names = runs.map((run) => run.name);
-  if (requested !== null && !names.includes(requested)) names.unshift(requested);
+  if (requested === null) names.unshift(""); // nothing is chosen
+  else if (!names.includes(requested)) names.unshift(requested);
   if ([...chooser.options].map((option) => option.value).join("\n") !== names.join("\n")) {
-    chooser.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
+    chooser.replaceChildren(...names.map((name) => element("option", { value: name, disabled: !name }, name || "choose a run")));
   }
   chooser.value = requested ?? "";
 }
@@ -164,14 +167,21 @@ async function refresh() {
     runs = data.runs;
     showRuns();
     if (!runs.length) return showNoRuns(data.places);
-    if (here().parameters.get("run") === null) {
+    // A single run is opened at once; a view without a run shows the newest.
+    if (here().parameters.get("run") === null && (here().view !== "runs" || (!location.hash && runs.length === 1))) {
       const newest = [...runs].sort((one, other) => (other.started ?? 0) - (one.started ?? 0))[0];
-      go(here().view, { run: newest.name }, true);
+      go(here().view === "runs" ? viewsOf(newest)[0] : here().view, { run: newest.name }, true);
     }
     const { view, parameters } = here();
     const known = runs.find((one) => one.name === parameters.get("run"));
-    if (none || (known && !viewsOf(known).includes(view))) await show();
-    else showStatus();
+    if (none || (known && view !== "runs" && !viewsOf(known).includes(view))) await show();
+    else {
+      if (view === "runs") {
+        connected = null; // it follows no run
+        opened.shown?.changed?.(parameters);
+      }
+      showStatus();
+    }
   } catch (error) {
     if (!runs.length) complain(error.message);
     connected = false;
@@ -183,9 +193,10 @@ function showNoRuns(places) {
   opened.shown?.close?.();
   opened = { view: null, run: null, shown: null };
   visit += 1;
+  status.hidden = false;
   status.textContent = "waiting for a run";
   complain(null);
-  const sentence = `There are no runs in ${places.join(", ")} yet. This page keeps looking. To make one:`;
+  const sentence = `There are no runs in ${places.join(", ")} yet. New runs appear here. To start one:`;
   main.replaceChildren(empty(sentence, "esper train --run-dir runs/first"));
 }
 
@@ -194,12 +205,16 @@ document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the part after # is the reader's place
   main.focus();
 });
-chooser.addEventListener("change", () => go(here().view, { run: chooser.value, ...forget(here().view) }));
+chooser.addEventListener("change", () => {
+  const { view } = here();
+  const target = view === "runs" ? viewsOf(runs.find((run) => run.name === chooser.value))[0] : view;
+  go(target, { run: chooser.value, ...forget(target) });
+});
 window.addEventListener("hashchange", show);
 setInterval(refresh, REFRESH_MS);
 refresh();
 
 /** Parameters that mean nothing in another run. */
 function forget(view) {
-  return view === "compare" ? {} : { episode: null, environment: null, step: null, probe: null, family: null, type: null, text: null };
+  return view === "compare" ? {} : { episode: null, environment: null, step: null, probe: null, family: null, type: null, text: null, before: null };
 }

@@ -6,7 +6,7 @@ import { difference, estimate, lossGain, measure, named, percent, whole, words }
 /** Whether growth is about the loss alone. */
 export const isLoss = (data) => data.about.metric === "loss";
 
-/** What growth is about, as a title; names that their owner gave stay as they are. */
+/** The metric as a title; names of user-defined metrics stay as they are. */
 export const titled = (metric) => ({ accuracy: "Accuracy", loss: "Loss" })[metric] ?? metric;
 
 /** One row per decision, the newest first. */
@@ -25,7 +25,7 @@ export function decisionsTable(data) {
     figure(measure(one.loss)),
     ...(isLoss(data) ? [] : [figure(measure(one.metric))]),
   ]);
-  const heads = ["Decision", "What", "Changes", "Gates", "Contributions", "Loss", ...(isLoss(data) ? [] : [titled(data.about.metric)])];
+  const heads = ["Decision", "Operation", "Changes", "Gates", "Contributions", "Loss", ...(isLoss(data) ? [] : [titled(data.about.metric)])];
   return element("div", { className: "tall" }, table(heads, rows, "Decisions"));
 }
 
@@ -45,12 +45,12 @@ function decided(one, data) {
 /** The figures by which a seed was kept or pruned. */
 function judged(change) {
   if (typeof change.contribution !== "number" || typeof change.price !== "number") return "";
-  const threshold = typeof change.threshold === "number" ? `, kept from ${difference(change.threshold)}` : "";
-  const loss = typeof change.loss_threshold === "number" ? `; loss ${lossGain(change)}, kept from ${percent(change.loss_threshold)}` : "";
+  const threshold = typeof change.threshold === "number" ? `, minimum ${difference(change.threshold)}` : "";
+  const loss = typeof change.loss_threshold === "number" ? `; loss ${lossGain(change)}, minimum decrease ${percent(change.loss_threshold)}` : "";
   return `: contribution ${estimate(change.contribution, change.error)}, rent ${measure(change.price)}${threshold}${loss}`;
 }
 
-const ALLOWS = { G1: "may start to learn", G2: "may blend", G3: "may be held", G5: "may be kept" };
+const ALLOWS = { G1: "may train", G2: "may blend", G3: "may hold", G5: "may be kept" };
 
 function verdict(gate, slot) {
   const allowed = ALLOWS[gate.gate];

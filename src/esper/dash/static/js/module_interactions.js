@@ -19,15 +19,15 @@ export function interactionsContent(probe, requested, family, choose) {
       choice("Probe instance", options, String(place), choose),
       element("span", { className: "facts" }, `${network.instance}, greedy policy after iteration ${iteration}`),
     ),
-    network.modules.length ? matrix(network, slots) : element("p", { className: "note" }, "The policy kept no module in this network."),
+    network.modules.length ? matrix(network, slots) : element("p", { className: "note" }, "The policy kept no modules in this network."),
     network.modules.length ? element("p", { className: "note" }, reading(network)) : null,
   ].filter(Boolean);
 }
 
 function whyNothing(iteration) {
   return iteration === null
-    ? "Nothing is measured yet: the greedy policy has not played the probe instances up to this episode (probe_every)."
-    : "Nothing was measured: this run was made before interactions of modules were recorded.";
+    ? "Not measured yet: there was no probe of the greedy policy up to this episode (probe_every)."
+    : "Not measured: this run predates the recording of interactions.";
 }
 
 /** The first network with the most modules, of the same family if one of these kept two. */
@@ -68,10 +68,10 @@ function matrix({ modules, pairs }, slots) {
 }
 
 function reading({ metric, modules, exact }) {
-  const unit = metric === "accuracy" ? "accuracy" : "share of a guess's loss removed";
+  const unit = metric === "accuracy" ? "accuracy" : "relative reduction of the loss below that of guessing";
   const pairs = modules.length > 1
-    ? "A cell is the interaction of two modules: above 0 they help each other, below 0 one makes the other redundant. "
-    : "A single module has nothing to interact with. ";
-  const estimate = exact ? "" : " Estimated from pairs, as there are too many modules to switch off in all combinations.";
+    ? "Cells are interactions of two modules: above 0 they help each other; below 0 one makes the other redundant. "
+    : "A single module has no interactions. ";
+  const estimate = exact ? "" : " Estimated from pairs, because there are too many modules to switch off in all combinations.";
   return `${pairs}The Shapley value is a module's fair share of what all of them add to the host. Both are in ${unit}, on validation data.${estimate}`;
 }

@@ -1,4 +1,4 @@
-// What befell the seeds of one network, as tables.
+// The seeds, rollbacks and gate verdicts of one network, as tables.
 
 import { element, figure, table } from "./dom.js";
 import { difference, estimate, lossGain, measure, named, percent, whole, words } from "./formats.js";
@@ -11,7 +11,7 @@ const moment = (step, unit) => figure(whole(typeof step === "number" && unit ===
 /** One row per seed; the `newest` decision has what seeds contribute now, where that is recorded. */
 export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
   if (!seeds.length) return none("No seed has germinated.");
-  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "By", "Contributed", ...(newest ? ["Rent", "Kept from", "Loss with it", "Loss kept from", "Contributes now"] : [])];
+  const heads = ["Slot", "Blueprint", "Germinated", "Trained", "Blended", "Held", "Fossilized", "Pruned", "Outcome", "Cause", "Contribution", ...(newest ? ["Rent", "Minimum", "Loss with it", "Minimum decrease", "Contribution now"] : [])];
   const residents = new Map(seeds.map((seed) => [seed.slot, seed])); // the last in each slot
   const resident = (seed) => residents.get(seed.slot) === seed && seed.outcome !== "pruned";
   const now = (seed, name) => (resident(seed) ? newest[name]?.[seed.slot] : null);
@@ -29,12 +29,12 @@ export function seedsTable({ seeds, slots }, unit = "step", newest = null) {
       ? [figure(measure(seed.price)), figure(difference(keptFrom(seed))), figure(lossGain(seed)), figure(percent(seed.loss_threshold)), figure(estimate(now(seed, "contributions"), now(seed, "contribution_errors")))]
       : []),
   ]);
-  return table(heads, rows, `Lives of the seeds; numbers are ${unit}s`);
+  return table(heads, rows, `Seeds by ${unit}`);
 }
 
 /** One row per rollback. */
 export function rollbacksTable({ rollbacks, slots }, unit = "step") {
-  if (!rollbacks.length) return none("The governor never rolled it back.");
+  if (!rollbacks.length) return none("No rollbacks.");
   const rows = rollbacks.map((one) => [
     moment(one.step, unit),
     words(one.trouble),
@@ -42,12 +42,12 @@ export function rollbacksTable({ rollbacks, slots }, unit = "step") {
     (one.pruned ?? []).map((slot) => named(slots, slot, "slot")).join(", ") || "none",
     one.ended ? "ended the episode" : "",
   ]);
-  return table([unit[0].toUpperCase() + unit.slice(1), "Trouble", "Loss", "Seeds gone", ""], rows, "Rollbacks");
+  return table([unit[0].toUpperCase() + unit.slice(1), "Cause", "Loss", "Seeds pruned", ""], rows, "Rollbacks");
 }
 
 /** One row per new verdict. */
 export function gatesTable({ gates, slots }) {
-  if (!gates.length) return none("No gate has judged a seed, or verdicts are not recorded in such runs.");
+  if (!gates.length) return none("No gate verdicts were recorded.");
   const rows = gates.toReversed().map((one) => [
     figure(whole(one.step)),
     named(slots, one.slot, "slot"),

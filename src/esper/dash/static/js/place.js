@@ -2,25 +2,28 @@
 
 const OF_POPULATIONS = ["population", "network", "learning", "compare", "events"];
 const OF_ONE_MODEL = ["model", "compare", "events"];
-const VIEWS = [...OF_POPULATIONS, ...OF_ONE_MODEL];
+const OF_ALL_RUNS = "runs";
+const VIEWS = [OF_ALL_RUNS, ...OF_POPULATIONS, ...OF_ONE_MODEL];
+const KEPT = ["run", "smooth"]; // from view to view
 
 /** The views of a run: a model that grows alone has a page of its own. */
 export const viewsOf = (run) => (run?.command === "grow" ? OF_ONE_MODEL : OF_POPULATIONS);
 
-/** The view and its parameters. */
+/** The view and its parameters; the table of all runs where the address names no view. */
 export function here() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const view = VIEWS.includes(path) ? path : VIEWS[0];
   return { view, parameters: new URLSearchParams(query ?? "") };
 }
 
-/** The address of a view; the run stays, other parameters do unless the view changes. Null removes one. */
+/** The address of a view. The run and smoothing stay, other parameters only within a view. Null removes one. */
 export function address(view, changes = {}) {
   const now = here();
-  const kept = now.view === view ? now.parameters : new URLSearchParams();
-  const parameters = new URLSearchParams(kept);
-  const run = now.parameters.get("run");
-  if (run !== null) parameters.set("run", run);
+  const parameters = new URLSearchParams(now.view === view ? now.parameters : []);
+  for (const name of KEPT) {
+    const value = now.parameters.get(name);
+    if (value !== null) parameters.set(name, value);
+  }
   for (const [name, value] of Object.entries(changes)) {
     parameters.delete(name);
     for (const one of [value].flat()) {

@@ -1,21 +1,21 @@
-// What the policy saw before a decision, and how likely it found each choice.
+// The policy's inputs before a decision, and the probability of each choice.
 
 import { element, figure, table } from "./dom.js";
 import { brief, named, percent, words } from "./formats.js";
 
 /** The content for one step; `decision` is what was then chosen, if that was kept. */
 export function lookContent({ look, features, choices }, decision, slots, blueprints) {
-  if (!look) return element("p", { className: "note" }, "What the policy saw at this step was not kept.");
+  if (!look) return element("p", { className: "note" }, "The policy's inputs at this step were not recorded.");
   const heads = Object.entries(look.probabilities ?? {}).map(([head, chances]) =>
     headChances(head, chances, choices[head], decision),
   );
   return element(
     "div",
     { className: "look" },
-    element("div", {}, element("h3", {}, "How likely it found each choice"), heads),
-    element("div", {}, element("h3", {}, "What it saw of the network"), globals(look, features)),
-    element("div", {}, element("h3", {}, "What it saw of each slot"), perSlot(look, features, slots)),
-    element("div", { className: "whole" }, element("h3", {}, "What it saw of each blueprint"), perBlueprint(look, features, slots, blueprints)),
+    element("div", {}, element("h3", {}, "Probability of each choice"), heads),
+    element("div", {}, element("h3", {}, "Inputs: the network"), globals(look, features)),
+    element("div", {}, element("h3", {}, "Inputs: each slot"), perSlot(look, features, slots)),
+    element("div", { className: "whole" }, element("h3", {}, "Inputs: each blueprint"), perBlueprint(look, features, slots, blueprints)),
   );
 }
 
@@ -48,7 +48,7 @@ function chosen(head, names, decision) {
 
 function globals(look, features) {
   const rows = (look.globals ?? []).map((value, index) => [words(named(features?.globals, index, "feature")), figure(brief(value))]);
-  return element("div", { className: "tall" }, table(["Feature", "Value"], rows, "What the policy saw of the network"));
+  return element("div", { className: "tall" }, table(["Feature", "Value"], rows, "Inputs: the network"));
 }
 
 function perSlot(look, features, slots) {
@@ -58,7 +58,7 @@ function perSlot(look, features, slots) {
     ...tokens.map((token) => figure(brief(token?.[index]))),
   ]);
   const heads = ["Feature", ...tokens.map((_, slot) => named(slots, slot, "slot"))];
-  return element("div", { className: "tall" }, table(heads, rows, "What the policy saw of each slot"));
+  return element("div", { className: "tall" }, table(heads, rows, "Inputs: each slot"));
 }
 
 function perBlueprint(look, features, slots, blueprints) {
@@ -71,5 +71,5 @@ function perBlueprint(look, features, slots, blueprints) {
   );
   const count = look.blueprints?.[0]?.[0]?.length ?? 0;
   const names = Array.from({ length: count }, (_, index) => words(named(features?.blueprints, index, "feature")));
-  return element("div", { className: "tall" }, table(["Slot", "Blueprint", ...names], rows, "What the policy saw of each blueprint"));
+  return element("div", { className: "tall" }, table(["Slot", "Blueprint", ...names], rows, "Inputs: each blueprint"));
 }

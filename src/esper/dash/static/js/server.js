@@ -12,9 +12,9 @@ export async function ask(view, parameters = {}) {
   try {
     response = await fetch(`/api/${view}?${query}`);
   } catch {
-    throw new Error("The dashboard's server does not data: is `esper dash` still running?");
+    throw new Error("The dashboard server does not respond: is `esper dash` still running?");
   }
   const data = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(data.error ?? "The dashboard does not let this page in: open the address that `esper dash` printed.");
+  if (!response.ok) throw new Error(data.error ?? "Access denied: open the address that `esper dash` printed.");
   return data;
 }

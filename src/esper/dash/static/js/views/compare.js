@@ -2,15 +2,16 @@
 
 import { Chart } from "../charts.js";
 import { card, element, empty, figure, table } from "../dom.js";
-import { measure, pValue, score, signed, whole, words } from "../formats.js";
+import { J_MEANING, measure, pValue, score, signed, whole, words } from "../formats.js";
 import { titled } from "../model_tables.js";
 import { go, here } from "../place.js";
 import { ask } from "../server.js";
+import { smoothingSlider } from "../smoothing.js";
 import { colour, onTheme } from "../theme.js";
 
 const RELOAD_MS = 4000;
 const FIRST = 4; // runs that are compared until the reader chooses
-const COLOURS = 8;
+const COLOURS = 12;
 
 export async function open(context, parameters) {
   const view = new CompareView(context);
@@ -53,20 +54,21 @@ class CompareView {
     if (!this.body) {
       this.choices = element("div");
       this.body = element("div");
-      root.replaceChildren(element("h1", {}, "Compare"), this.choices, this.body);
+      const bar = element("div", { className: "bar" }, smoothingSlider("compare"));
+      root.replaceChildren(element("h1", {}, "Compare"), this.choices, bar, this.body);
     }
     this.showChoices();
     this.closeCharts();
     const sound = runs.filter((run) => !run.error && run.values.length);
     const missing = runs.filter((run) => !sound.includes(run));
     const notes = missing.map((run) =>
-      element("p", { className: "note" }, `${run.name}: ${run.error ?? "no iteration is done yet"}`),
+      element("p", { className: "note" }, `${run.name}: ${run.error ?? "no iteration has finished yet"}`),
     );
     for (const run of sound.filter((run) => run.evaluation_note)) {
       notes.push(element("p", { className: "note" }, `${run.name}: ${run.evaluation_note}`));
     }
     if (!sound.length) {
-      this.body.replaceChildren(empty(runs.length ? "None of these runs has figures yet." : "Choose runs to compare."), ...notes);
+      this.body.replaceChildren(empty(runs.length ? "None of these runs has results yet." : "Choose runs to compare."), ...notes);
       return;
     }
     const groups = Object.values(Object.groupBy(sound, (run) => JSON.stringify([run.metric, run.direction, run.alone])));
@@ -77,10 +79,10 @@ class CompareView {
     this.charts = charts;
   }
 
-  /** A chart of runs that are about the same figure. */
+  /** A chart of runs with the same metric. */
   curves([{ metric, direction, alone }]) {
     const which = direction ? ` ${direction[0].toUpperCase()}${direction.slice(1)}.` : "";
-    const note = alone ? `On validation data, by decision of models that grow alone.${which}` : "Mean over the networks of each iteration, on validation data.";
+    const note = alone ? `On validation data, by decision.${which}` : `${J_MEANING} Mean over the networks of each iteration.`;
     return new Chart({ title: titled(metric), note, unit: alone ? "decision" : "iteration", height: 300 });
   }
 
@@ -132,9 +134,9 @@ class CompareView {
     const counted = alone ? "Decisions" : "Iterations";
     const heads = ["Run", "Mean", "Lowest to highest", "", counted, ...(alone ? [] : ["Last probe score", "Best baseline on probes"])];
     const note =
-      `Mean of the last third of each run's ${counted.toLowerCase()}, and how far they reach. It does not show which run is better: ` +
-      (alone ? "another seed would do otherwise." : "another seed would do otherwise, and probe instances differ between seeds. `esper compare` answers that.");
-    return card(`Late level of ${metric}`, note, table(heads, rows, `Late level of ${metric} in each run`));
+      `Mean and range over the last third of each run's ${counted.toLowerCase()}. This does not show which run is better: ` +
+      (alone ? "another random seed may reverse the order." : "another random seed may reverse the order, and probe instances differ between seeds. Use `esper compare` for that.");
+    return card(`Final level of ${metric}`, note, table(heads, rows, `Final level of ${metric} in each run`));
   }
 
   probed(probe, name, level) {

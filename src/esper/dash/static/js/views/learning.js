@@ -2,7 +2,8 @@
 
 import { Chart } from "../charts.js";
 import { card, element, empty, figure, table } from "../dom.js";
-import { brief, whole, words } from "../formats.js";
+import { brief, J_MEANING, whole, words } from "../formats.js";
+import { smoothingSlider } from "../smoothing.js";
 
 const TYPES = ["ppo_updated", "policy_probed", "anomaly_raised"];
 const RELOAD_MS = 2000;
@@ -10,29 +11,29 @@ const GRADIENTS = "ppo/module_gradient_norm/";
 const ENTROPIES = "ppo/head_entropy/";
 const FAMILIES = "objective/";
 const REWARDS = "objective_by_reward/";
-const ANOMALY_COLUMNS = ["Iteration", "Anomaly", "Head", "Figure", "Value", "Bound", "Meaning", "What followed"];
-const FOLLOWED = { record: "recorded", skip: "update undone, rate halved", stop: "training stopped" };
+const ANOMALY_COLUMNS = ["Iteration", "Anomaly", "Head", "Quantity", "Value", "Bound", "Meaning", "Response"];
+const FOLLOWED = { record: "recorded", skip: "update undone, learning rate halved", stop: "training stopped" };
 
 const named = (...pairs) => pairs.map(([name, label]) => ({ name, label }));
 
 /** Charts of fixed figures. */
 const CHARTS = [
-  ["Score", "J of the exploring networks, and the greedy policy's score on the probe instances among the baselines' there.",
+  ["Score", `${J_MEANING} Exploring: the mean over an iteration's networks. On probes: the greedy policy on fixed training problems, where the dashed lines are the baselines.`,
     named(["objective", "J, exploring"], ["probe_score", "policy on probes"]), { levels: true, height: 290 }],
-  ["Approximate KL divergence", "How far each update moved the policy.", named(["ppo/kl", "KL"])],
-  ["Clip fraction", "Share of decisions whose ratio left the clip range.", named(["ppo/clip_fraction", "clipped"])],
-  ["Explained variance", "1: the value head foresees the returns; 0 or less: it knows nothing.",
+  ["Approximate KL divergence", "Change of the policy per update.", named(["ppo/kl", "KL"])],
+  ["Clip fraction", "Share of decisions whose probability ratio left the clip range.", named(["ppo/clip_fraction", "clipped"])],
+  ["Explained variance", "1: the value head predicts the returns; 0 or less: it does not.",
     named(["ppo/explained_variance", "explained variance"])],
   ["Gradient norm", "Over all parameters, before clipping.", named(["ppo/gradient_norm", "gradient norm"])],
   ["Losses", "Of the policy and of the value head.", named(["ppo/policy_loss", "policy"], ["ppo/value_loss", "value"])],
-  ["Entropy", "Mean over the heads that had a choice; 1 is chance, 0 is certainty.", named(["ppo/entropy", "entropy"])],
+  ["Entropy", "Mean over the heads that had a choice. 1: random; 0: certain.", named(["ppo/entropy", "entropy"])],
 ];
 
 /** Charts of figures that have a common beginning. */
 const GROUPS = [
-  ["Entropy per head", "1 is chance, 0 is certainty.", ENTROPIES],
+  ["Entropy per head", "1: random; 0: certain.", ENTROPIES],
   ["Gradient norm per part of the policy", "Before clipping.", GRADIENTS],
-  ["J by reward", "Mean over the networks whose controller is paid so.", REWARDS],
+  ["J by reward", "Mean over the networks with this reward.", REWARDS],
   ["J by family of problems", "Mean over an iteration's networks.", FAMILIES],
   ["Operations", "Share of all decisions.", "operations/"],
 ];
@@ -62,7 +63,7 @@ class LearningView {
   show(data) {
     const { root } = this.context;
     if (!data.iterations.length) {
-      root.replaceChildren(element("h1", {}, "Learning"), empty("No iteration is done yet. This page keeps looking."));
+      root.replaceChildren(element("h1", {}, "Learning"), empty("No iteration has finished yet. This page updates by itself."));
       this.main = null;
       return;
     }
@@ -80,6 +81,10 @@ class LearningView {
     this.showAnomalies(data);
   }
 
+  changed() {
+    return true; // charts follow the smoothing themselves
+  }
+
   groups(data) {
     return GROUPS.map(([title, note, start]) => {
       const names = Object.keys(data.series).filter((name) => name.startsWith(start));
@@ -94,7 +99,8 @@ class LearningView {
     this.main = element("div", { className: "cards wide" });
     this.cards = element("div", { className: "cards" });
     this.anomalies = element("div");
-    this.context.root.replaceChildren(element("h1", {}, "Learning"), this.main, this.anomalies, this.cards);
+    const bar = element("div", { className: "bar" }, smoothingSlider("learning"));
+    this.context.root.replaceChildren(element("h1", {}, "Learning"), bar, this.main, this.anomalies, this.cards);
   }
 
   chart(title, note, { height, wide }) {
@@ -111,7 +117,7 @@ class LearningView {
       figure(whole(one.iteration)), words(one.anomaly), words(one.head), words(one.figure), figure(brief(one.value)),
       figure(brief(one.bound)), one.meaning ?? "", FOLLOWED[one.response ?? "record"],
     ]);
-    const note = rows.length ? "Red flags in the charts mark their iterations." : "No update looked unhealthy.";
+    const note = rows.length ? "Red flags in the charts mark these iterations." : "No anomalies.";
     const list = rows.length ? table(ANOMALY_COLUMNS, rows, "Anomalies") : null;
     const tall = list && element("div", { className: "tall" }, list);
     this.anomalies.replaceChildren(card("Anomalies", note, tall ?? ""));

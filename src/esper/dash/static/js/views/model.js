@@ -1,4 +1,4 @@
-// One model that grows alone: what grew in it, what each seed earned, and every decision with its reasons.
+// One model: its seeds, their contributions, and every decision with its reasons.
 
 import { Chart } from "../charts.js";
 import { card, element, empty } from "../dom.js";
@@ -6,6 +6,7 @@ import { measure, named, percent, score, words } from "../formats.js";
 import { decisionsTable, isLoss, titled } from "../model_tables.js";
 import { Lanes } from "../network_lanes.js";
 import { rollbacksTable, seedsTable } from "../network_tables.js";
+import { smoothingSlider } from "../smoothing.js";
 import { stageLegend } from "../stages.js";
 
 const TYPES = ["run_started", "run_ended", "step_taken", "lifecycle_transition", "rolled_back"];
@@ -41,7 +42,7 @@ class ModelView {
     if (!data.decisions.length) {
       this.close();
       this.parts = null;
-      const sentence = "No decision was made yet: the first comes with the grower's first step. This page keeps looking.";
+      const sentence = "No decisions yet: the first is made by the first `Grower.step`. This page updates by itself.";
       context.root.replaceChildren(...this.head(), empty(sentence));
       return;
     }
@@ -65,10 +66,10 @@ class ModelView {
       about: about.metric,
       head: element("div"),
       lanes: new Lanes(),
-      metric: isLoss(this.data) ? null : chart(titled(about.metric), `${which}On validation data, and while training where known; red flags are rollbacks.`),
-      loss: chart("Loss", `${isLoss(this.data) ? "What growth is about. " : ""}On validation data and while training; red flags are rollbacks.`),
-      contributions: chart("What each seed contributes", about.contribution, LEAST_CONTRIBUTION),
-      parameters: chart("Parameters", "Of the whole model, unfinished seeds included, and of the host alone."),
+      metric: isLoss(this.data) ? null : chart(titled(about.metric), `${which}On validation data, and during training if recorded. Red flags: rollbacks.`),
+      loss: chart("Loss", `${isLoss(this.data) ? "The metric of this run. " : ""}On validation data and during training. Red flags: rollbacks.`),
+      contributions: chart("Contributions", about.contribution, LEAST_CONTRIBUTION),
+      parameters: chart("Parameters", "Of the whole model, including unfinished seeds, and of the host alone."),
       seeds: element("div"),
       rollbacks: element("div"),
       decisions: element("div"),
@@ -77,11 +78,12 @@ class ModelView {
     const wide = (...content) => element("div", { className: "cards wide" }, content);
     this.context.root.replaceChildren(
       parts.head,
-      wide(card("Stages of each slot", "Where the end of growth judged seeds, what it left stands after the last decision.", parts.lanes.node, stageLegend())),
+      wide(card("Stages of each slot", "If seeds were judged when growth ended, the outcome follows the last decision.", parts.lanes.node, stageLegend())),
+      element("div", { className: "bar" }, smoothingSlider("model")),
       element("div", { className: "cards pairs" }, parts.charts.map((one) => one.node)),
       wide(
-        card("Seeds", "What each contributed when it was kept or pruned, the rent it added, and the contribution from which it is kept, rent included; and what those that are there contribute now. Numbers are decisions.", parts.seeds),
-        card("Decisions", "The newest first, with what they were made on, what changed, and new verdicts of the gates. A gate says what is allowed, the thresholds what is worth it: a seed whose gate has passed is pruned if its contribution, or its effect on the loss, is below a threshold.", parts.decisions),
+        card("Seeds", "When each seed entered its stages (by decision); its contribution when it was kept or pruned, its rent, the minimum contribution for keeping it (rent included), and what it contributes now.", parts.seeds),
+        card("Decisions", "Newest first, with changes of stage, new gate verdicts, and the measurements at that time. A gate states what is allowed; a seed that passes its gate is still pruned if its contribution or its effect on the loss is below the minimum.", parts.decisions),
         card("Rollbacks", null, parts.rollbacks),
       ),
     );
@@ -97,7 +99,7 @@ class ModelView {
     const { data } = this;
     const title = String(data.host ?? "A model");
     const planned = data.iterations ? `, ${data.iterations} decisions planned` : "";
-    const facts = `A model that grows alone; controller ${data.controller ?? "–"}, seed ${data.seed ?? "–"}${planned}.`;
+    const facts = `Controller ${data.controller ?? "–"}, seed ${data.seed ?? "–"}${planned}.`;
     return [element("h1", {}, title), ...[facts, ...this.standing()].map((text) => element("p", { className: "facts" }, text))];
   }
 
@@ -108,19 +110,23 @@ class ModelView {
     if (!last) return [];
     const host = data.host_parameters;
     const added = data.figures.added_parameters[last.iteration];
-    const size = host ? `${host} parameters and ${added ?? "–"} of what grew (+${percent(added / host)})` : `${added ?? "–"} parameters grew`;
+    const size = host ? `${host} parameters in the host and ${added ?? "–"} in seeds (+${percent(added / host)})` : `${added ?? "–"} parameters in seeds`;
     const now = data.ending ?? last;
     const residents = (now.blueprints ?? []).flatMap((blueprint, slot) =>
       blueprint ? [`${blueprint} in ${named(data.slots, slot, "slot")} (${words(now.stages?.[slot])})`] : []);
     const rises = data.about.higher_is_better;
     const worth = rises ? last.metric : data.figures.score[last.iteration];
-    const net = last.objective === worth ? [] : [`${score(last.objective)} less rent`];
+    const net = last.objective === worth ? [] : [`${score(last.objective)} after rent`];
     const notes = rises ? net : [`score ${score(worth)}`, ...net];
     const measured = `${data.about.metric} ${measure(last.metric)}${notes.length ? ` (${notes.join(", ")})` : ""}`;
     return [
       `After decision ${last.iteration}: ${measured}${isLoss(data) ? "" : `, loss ${measure(last.loss)}`}; ` +
-        `${size}; ${residents.join(", ") || "nothing grows"}.`,
+        `${size}; ${residents.join(", ") || "no seeds"}.`,
     ];
+  }
+
+  changed() {
+    return true; // charts follow the smoothing themselves
   }
 
   showCurves() {

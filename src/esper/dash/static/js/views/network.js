@@ -1,14 +1,15 @@
-// One network: what grew in it, what that was worth, and what the controller thought.
+// One network: its seeds, their contributions, and the inputs and choices of the policy.
 
 import { Chart } from "../charts.js";
 import { card, element, empty } from "../dom.js";
 import { episodePager } from "../episode_pager.js";
-import { brief, named, percent, score, words } from "../formats.js";
+import { brief, J_MEANING, named, percent, score, words } from "../formats.js";
 import { interactionsContent } from "../module_interactions.js";
 import { Lanes } from "../network_lanes.js";
 import { gatesTable, rollbacksTable, seedsTable } from "../network_tables.js";
 import { go, here } from "../place.js";
 import { lookContent } from "../policy_look.js";
+import { smoothingSlider } from "../smoothing.js";
 import { stageLegend } from "../stages.js";
 
 const TYPES = ["step_taken", "episode_started", "episode_ended", "rolled_back", "policy_probed"];
@@ -70,8 +71,8 @@ class NetworkView {
     const { decisions, episode } = data;
     if (!episode || !(decisions.length || data.started || data.seeds.length)) {
       const sentence = episode
-        ? `Nothing is known of network ${this.environment} in episode ${episode.number}.`
-        : "No episode has begun yet, or this run was made before networks were recorded. This page keeps looking.";
+        ? `Nothing was recorded about network ${this.environment} in episode ${episode.number}.`
+        : "No episode has started yet, or this run predates the recording of networks. This page updates by itself.";
       this.close();
       this.parts = null;
       context.root.replaceChildren(element("h1", {}, `Network ${this.environment}`), empty(sentence));
@@ -92,10 +93,10 @@ class NetworkView {
     const parts = {
       head: element("div"),
       lanes: new Lanes(),
-      accuracy: chart("Accuracy and J", "On validation data. J is accuracy less the rent for growth."),
+      accuracy: chart("Accuracy and J", `On validation data. ${J_MEANING}`),
       loss: chart("Loss", "Cross-entropy in nats."),
-      contributions: chart("Contributions", "Accuracy with each slot's seed less accuracy without it: how much the network depends on it."),
-      rewards: chart("Reward by term", "What the controller was paid for each decision, and what it is the sum of."),
+      contributions: chart("Contributions", "Accuracy with each slot's seed minus accuracy without it."),
+      rewards: chart("Reward by term", "Reward of each decision, and the terms it is the sum of."),
       seeds: element("div"),
       rollbacks: element("div"),
       gates: element("div"),
@@ -110,13 +111,14 @@ class NetworkView {
     this.context.root.replaceChildren(
       parts.head,
       element("div", { className: "cards wide" }, card("Stages", null, parts.lanes.node, stageLegend())),
+      element("div", { className: "bar" }, smoothingSlider("network")),
       element("div", { className: "cards" }, parts.charts.map((one) => one.node)),
       element(
         "div",
         { className: "cards wide" },
         card("Seeds", null, parts.seeds),
         card("Kept modules together", "In the networks that the greedy policy grew on the probe instances.", parts.interactions),
-        card("What the policy saw and thought", null, bar, parts.look),
+        card("Policy: inputs and probabilities", null, bar, parts.look),
       ),
       element("div", { className: "cards" }, card("Rollbacks", null, parts.rollbacks), card("Gate verdicts", null, parts.gates)),
     );
@@ -138,15 +140,15 @@ class NetworkView {
     const facts = started
       ? `${words(started.family)} ${words(started.variant)}, ${started.instance}; rent ${brief(started.rent)}, learning rate ` +
         `${brief(started.learning_rate)}, ${brief(started.train_size)} examples, widths ${(started.widths ?? []).join(" ")}, ` +
-        `${brief(started.host_parameters)} parameters${started.reward ? `; paid by ${words(started.reward)}` : ""}`
-      : "What it learns was not recorded.";
+        `${brief(started.host_parameters)} parameters${started.reward ? `; reward: ${words(started.reward)}` : ""}`
+      : "Its task was not recorded.";
     const result = ended
       ? `Ended with J ${score(ended.objective)}, accuracy ${score(ended.accuracy)}, ${percent(ended.added)} parameters added; ` +
         `kept: ${(ended.kept ?? []).filter(Boolean).join(", ") || "nothing"}.`
-      : last ? `At step ${last.step}: J ${score(last.objective)}, accuracy ${score(last.metric)}.` : "No decision was kept.";
+      : last ? `At step ${last.step}: J ${score(last.objective)}, accuracy ${score(last.metric)}.` : "No decisions were recorded.";
     const focused = parts.head.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-    const pager = element("span", { className: "pager" }, to(environment - 1, "‹", "Network before"),
-      element("span", {}, `${environment + 1} of ${count}`), to(environment + 1, "›", "Network after"));
+    const pager = element("span", { className: "pager" }, to(environment - 1, "‹", "Previous network"),
+      element("span", {}, `${environment + 1} of ${count}`), to(environment + 1, "›", "Next network"));
     parts.head.replaceChildren(
       element("h1", {}, `Network ${environment}`),
       element("p", { className: "facts" }, facts),
@@ -195,7 +197,7 @@ class NetworkView {
     const { data, parts } = this;
     this.bar.hidden = !data.looks.length;
     if (!data.looks.length) {
-      const words = "This network is not watched: what the policy saw is kept of a few networks only (telemetry.watched).";
+      const words = "The policy's inputs are recorded for a few networks only (telemetry.watched).";
       parts.look.replaceChildren(element("p", { className: "note" }, words));
       return;
     }

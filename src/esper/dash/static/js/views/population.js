@@ -2,7 +2,7 @@
 
 import { choice, element, empty } from "../dom.js";
 import { episodePager } from "../episode_pager.js";
-import { named, score, signed, words } from "../formats.js";
+import { J_MEANING, named, score, signed, words } from "../formats.js";
 import { atMostEvery } from "../later.js";
 import { go, here } from "../place.js";
 import { Grid } from "../population_grid.js";
@@ -67,7 +67,7 @@ class PopulationView {
     this.grid?.close();
     this.resize.disconnect();
     if (!population.episode) {
-      const sentence = "No episode has begun yet, or this run was made before networks were recorded. This page keeps looking.";
+      const sentence = "No episode has started yet, or this run predates the recording of networks. This page updates by itself.";
       context.root.replaceChildren(element("h1", {}, "Population"), empty(sentence));
       return;
     }
@@ -87,7 +87,7 @@ class PopulationView {
     if (focused) context.root.querySelector(`[data-keep="${focused}"]`)?.focus();
     if (!population.networks.size) this.words.textContent = "This episode has no networks.";
     else if (![...population.networks.values()].some((one) => one.steps.length)) {
-      this.words.textContent = "No decisions of this episode were kept (telemetry.steps_every), so only names are shown.";
+      this.words.textContent = "The decisions of this episode were not recorded (telemetry.steps_every), so only names are shown.";
     }
     this.resize.observe(this.box);
   }
@@ -115,9 +115,9 @@ class PopulationView {
     const names = Array.isArray(slots) && slots.length ? slots.join(", ") : `${lanes} slots`;
     const shown = count > this.networks.length ? ` The first ${this.networks.length} of ${count} networks are shown.` : "";
     return (
-      `Each card is a network: its number and family, its J, its accuracy as a line from 0 to 1, and a lane per slot ` +
-      `(${names}) over the steps. Blocks are as high as alpha; the mark on the right is the seed's contribution, the accuracy that the network loses without it.` +
-      ` Arrow keys choose a network, Enter opens it.${shown}`
+      `Each card is a network: its number, family and J; its accuracy from 0 to 1; and the stages of each slot ` +
+      `(${names}) by step, with a height of alpha. Bars on the right are contributions: the accuracy lost without the seed. ` +
+      `${J_MEANING} Click a network to open it, or use the arrow keys and Enter.${shown}`
     );
   }
 
