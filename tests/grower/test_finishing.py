@@ -130,7 +130,7 @@ def test_what_does_not_count_goes_unmeasured():
     assert owned.calls == 2
     assert str(ending).splitlines() == [
         "Finished. 2 modules tried, 1 kept.",
-        "kept lowrank in 0 at decision 2 by finish: contribution +0.1, rent 0, kept from 0 "
+        "kept lowrank in 0 at decision 2 by finish: contribution +0.1, rent 0, minimum 0 "
         "(planted at decision 1, 8 parameters)",
         "pruned lowrank in 2 at decision 2 by finish: had no effect yet (planted at decision 2, 8 parameters)",
     ]

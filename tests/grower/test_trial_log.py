@@ -135,7 +135,7 @@ def test_without_a_threshold_the_figures_are_there_all_the_same() -> None:
     judged = [one for one in play(begun("random", rent=0.5), 2 * DECISIONS) if one.op in (Op.FOSSILIZE, Op.PRUNE)]
     assert judged
     assert all(one.judgement is not None and one.judgement.threshold is None for one in judged)
-    assert not any("kept from" in str(one) for one in judged)
+    assert not any("minimum" in str(one) for one in judged)
 
 
 @pytest.mark.parametrize("controller", ["heuristic", "random"])

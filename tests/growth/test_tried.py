@@ -26,9 +26,9 @@ TRIED = (
     TriedModule("0", "norm", 36, 15),
 )
 SENTENCES = (
-    "pruned mlp in 0 at decision 9 by look: contribution +0.016 ± 0.0041, rent 0, kept from 0; "
-    "loss lower by 1.20% ± 2.00%, kept from 3.00% (planted at decision 4, 1,280 parameters)",
-    "kept norm in 2 at decision 12 by heuristic: contribution +0.5, rent 0.1, kept from +0.12 "
+    "pruned mlp in 0 at decision 9 by look: contribution +0.016 ± 0.0041, rent 0, minimum 0; "
+    "loss lower by 1.20% ± 2.00%, minimum 3.00% (planted at decision 4, 1,280 parameters)",
+    "kept norm in 2 at decision 12 by heuristic: contribution +0.5, rent 0.1, minimum +0.12 "
     "(planted at decision 10, 1 parameter)",
     "pruned mlp in 2 at decision 14 by governor (planted at decision 13, 36 parameters)",
     "pruned mlp in 4 at decision 16 by finish: had no effect yet (planted at decision 14, 36 parameters)",
@@ -45,13 +45,13 @@ def test_a_module_reads_as_a_sentence(module: TriedModule, sentence: str) -> Non
     ("judgement", "text"),
     [
         (ModuleJudgement(-0.016, None, 0.0, None), "contribution -0.016, rent 0"),
-        (ModuleJudgement(0.0, None, 0.25, 0.25), "contribution 0, rent 0.25, kept from +0.25"),
-        (ModuleJudgement(0.1, None, 0.0, 0.0, note="so"), "contribution +0.1, rent 0, kept from 0; so"),
+        (ModuleJudgement(0.0, None, 0.25, 0.25), "contribution 0, rent 0.25, minimum +0.25"),
+        (ModuleJudgement(0.1, None, 0.0, 0.0, note="so"), "contribution +0.1, rent 0, minimum 0; so"),
         (
             ModuleJudgement(0.1, 0.02, 0.0, 0.0, -0.005, None, 0.0),
-            "contribution +0.1 ± 0.02, rent 0, kept from 0; loss higher by 0.50%, kept from 0.00%",
+            "contribution +0.1 ± 0.02, rent 0, minimum 0; loss higher by 0.50%, minimum 0.00%",
         ),
-        (ModuleJudgement(0.1, 0.02, 0.0, 0.0, 0.005, 0.01, None), "contribution +0.1 ± 0.02, rent 0, kept from 0"),
+        (ModuleJudgement(0.1, 0.02, 0.0, 0.0, 0.005, 0.01, None), "contribution +0.1 ± 0.02, rent 0, minimum 0"),
         (ModuleJudgement(None, None, 0.0, 0.02), "contribution not measured"),
     ],
 )
@@ -71,7 +71,7 @@ def test_a_summary_lists_what_was_tried() -> None:
     lines = str(model.summary()).splitlines()
     start = lines.index("5 modules tried, 1 kept, 1 on trial")
     names = "slot blueprint outcome by planted judged parameters"
-    figures = "contribution error rent kept from loss lower by loss error loss kept from"
+    figures = "contribution error rent minimum loss lower by loss error loss minimum"
     assert lines[start + 1].split() == f"{names} {figures}".split()
     assert [line.split() for line in lines[start + 2 :]] == [
         ["0", "mlp", "pruned", "look", "4", "9", "1,280", "+0.016", "0.0041", "0", "0", "1.20%", "2.00%", "3.00%"],

@@ -168,7 +168,7 @@ def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
 def _format_tried(tried: Sequence[TriedModule]) -> str:
     """One row per module, in the order of planting."""
     titles = ("slot", "blueprint", "outcome", "by", "planted", "judged", "parameters")
-    figures = ("contribution", "error", "rent", "kept from", "loss lower by", "loss error", "loss kept from")
+    figures = ("contribution", "error", "rent", "minimum", "loss lower by", "loss error", "loss minimum")
     rows: list[Sequence[str]] = []
     for module in tried:
         cells = (NOTHING,) * len(figures)

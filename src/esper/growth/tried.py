@@ -32,18 +32,18 @@ class ModuleJudgement:
     """Another reason for the outcome, such as that the module did not affect the output yet; usually empty."""
 
     def __str__(self) -> str:
-        """``contribution +0.016 ± 0.004, rent 0, kept from 0; loss lower by 1.2% ± 0.3%, kept from 0.3%``."""
+        """``contribution +0.016 ± 0.004, rent 0, minimum 0; loss lower by 1.2% ± 0.3%, minimum 0.3%``."""
         error = "" if self.error is None else f" ± {self.error:.2g}"
         if self.contribution is None:
             return self.note or "contribution not measured"
-        kept_from = "" if self.threshold is None else f", kept from {format_signed(self.threshold)}"
+        minimum = "" if self.threshold is None else f", minimum {format_signed(self.threshold)}"
         loss = ""
         if self.loss_gain is not None and self.loss_threshold is not None:
             direction = "lower" if self.loss_gain >= 0 else "higher"
             loss_error = "" if self.loss_error is None else f" ± {self.loss_error:.2%}"
-            loss = f"; loss {direction} by {abs(self.loss_gain):.2%}{loss_error}, kept from {self.loss_threshold:.2%}"
+            loss = f"; loss {direction} by {abs(self.loss_gain):.2%}{loss_error}, minimum {self.loss_threshold:.2%}"
         note = f"; {self.note}" if self.note else ""
-        return f"contribution {format_signed(self.contribution)}{error}, rent {self.price:.3g}{kept_from}{loss}{note}"
+        return f"contribution {format_signed(self.contribution)}{error}, rent {self.price:.3g}{minimum}{loss}{note}"
 
 
 @dataclass(frozen=True)
