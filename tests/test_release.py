@@ -26,7 +26,7 @@ def test_what_was_unreleased_becomes_the_versions() -> None:
 
 
 def test_the_version_is_written_into_all_files_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VERSION_FILE", "CHANGELOG", "CITATION"):
+    for name in ("VERSION_FILE", "CHANGELOG", "CITATION", "BIBTEX"):
         copy = tmp_path / name
         copy.write_text(getattr(release, name).read_text())
         monkeypatch.setattr(release, name, copy)
@@ -34,6 +34,7 @@ def test_the_version_is_written_into_all_files_that_have_it(tmp_path: Path, monk
     assert release.read_version() == "9.8.7"
     assert "## 9.8.7 - " in release.CHANGELOG.read_text()
     assert "\nversion: 9.8.7\ndate-released: " in release.CITATION.read_text()
+    assert "  version = {9.8.7}" in release.BIBTEX.read_text()
 
 
 def test_what_new_users_type_is_there_to_be_checked() -> None:
@@ -65,11 +66,13 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "version.py").write_text('__version__ = "0.2.0"\n')
     (tmp_path / "CITATION.cff").write_text("title: Esper\nversion: 0.1.0\ndate-released: 2026-01-01\nlicense: MIT\n")
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n- new\n\n## 0.1.0 - 2026-01-01\n")
+    (tmp_path / "paper.md").write_text("@software{esper,\n  title   = {Esper},\n  version = {0.1.0},\n}\n")
     for name, value in {
         "ROOT": tmp_path,
         "VERSION_FILE": tmp_path / "version.py",
         "CHANGELOG": tmp_path / "CHANGELOG.md",
         "CITATION": tmp_path / "CITATION.cff",
+        "BIBTEX": tmp_path / "paper.md",
         "build": lambda: tmp_path / "esper.whl",
         "check": lambda _: None,
     }.items():
@@ -95,6 +98,7 @@ def test_a_release_is_committed_and_tagged_once(checkout: Path, monkeypatch: pyt
     day = heading.rpartition(" ")[2]
     citation = f"title: Esper\nversion: 0.2.0\ndate-released: {day}\nlicense: MIT\n"
     assert (checkout / "CITATION.cff").read_text() == citation
+    assert "  version = {0.2.0},\n" in (checkout / "paper.md").read_text()
     assert release.read_git("status", "--porcelain") == ""
     for version, why in {"0.2.0": "released already", "0.1.9": "older than", "0.3.0": "nothing below"}.items():
         with pytest.raises(SystemExit, match=why):

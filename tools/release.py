@@ -25,6 +25,7 @@ DIST = ROOT / "dist"
 VERSION_FILE = ROOT / "src" / "esper" / "__init__.py"
 CHANGELOG = ROOT / "CHANGELOG.md"
 CITATION = ROOT / "CITATION.cff"
+BIBTEX = ROOT / "docs" / "how-to" / "paper.md"
 START = ROOT / "docs" / "start.md"
 UNRELEASED = "## Unreleased"
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
@@ -52,7 +53,7 @@ def main() -> None:
             "--quiet",
             "--message",
             f"Release {version}",
-            *map(str, (VERSION_FILE, CHANGELOG, CITATION)),
+            *map(str, (VERSION_FILE, CHANGELOG, CITATION, BIBTEX)),
         )
         run("git", "tag", "--annotate", f"v{version}", "--message", f"Esper {version}")
     except BaseException:
@@ -76,13 +77,14 @@ def require_releasable(version: str) -> None:
 
 
 def write_version(version: str) -> None:
-    """Into the package, and with today's date into changelog and citation."""
+    """Into the package and the BibTeX entry, and with today's date into changelog and citation."""
     day = dt.datetime.now(dt.UTC).date()
     VERSION_FILE.write_text(_VERSION.sub(f'__version__ = "{version}"', VERSION_FILE.read_text(), count=1))
     CHANGELOG.write_text(date_changelog(CHANGELOG.read_text(), version, day))
     undated = re.sub(r"^date-released:.*\n", "", CITATION.read_text(), flags=re.MULTILINE)
     lines = f"version: {version}\ndate-released: {day.isoformat()}"
     CITATION.write_text(re.sub(r"^version:.*$", lines, undated, count=1, flags=re.MULTILINE))
+    BIBTEX.write_text(re.sub(r"^(  version = ){.*}", rf"\g<1>{{{version}}}", BIBTEX.read_text(), flags=re.MULTILINE))
 
 
 def date_changelog(text: str, version: str, day: dt.date) -> str:
