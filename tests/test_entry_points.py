@@ -125,7 +125,7 @@ def test_auto_is_refused_by_training_and_says_why() -> None:
 
 @pytest.mark.parametrize("root", [TrainSettings, GrowthSettings])
 def test_isolation_without_a_way_out_is_refused(root: type[Settings]) -> None:
-    with pytest.raises(ConfigError, match=r"`rules`: under isolation .* add advance to operations"):
+    with pytest.raises(ConfigError, match=r"`rules`: with isolation .* add advance to operations"):
         load_settings(root, None, ["rules.isolation=shadow"])
     able = "rules.operations=[wait, germinate, advance, fossilize, prune]"
     load_settings(root, None, ["rules.isolation=shadow", able])
@@ -152,6 +152,6 @@ def test_a_seed_that_a_comparison_would_not_use_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize("root", [TrainSettings, GrowthSettings])
 def test_measurements_that_never_come_are_refused(root: type[Settings]) -> None:
     """A slot's counterfactual within every so many decisions, where there are not so many."""
-    with pytest.raises(ConfigError, match="counterfactual_every is 31, but there are 30 decisions"):
+    with pytest.raises(ConfigError, match="counterfactual_every is 31, but there are only 30 decisions"):
         load_settings(root, None, ["conduct.counterfactual_every=31"])
     load_settings(root, None, ["conduct.counterfactual_every=30"])

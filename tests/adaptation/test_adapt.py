@@ -270,7 +270,7 @@ def test_the_page_has_the_share_of_what_was_learned() -> None:
     trial = Trial({"head": "lora"}, found, ForgettingReport(0.25, 0.0), {"head": 0.1}, 10)
     page = repr(Adaptation((trial,), 0, Metrics(0.4, 1.0, 10), trial, (), kept, 2.0, None, 1.0))
     assert "Cross-validated on new data, at 25% of the learned weight:\nscore 0.5 (host 0.4)" in page
-    assert "with 10% of what was learned\non all new data, which is kept" in page
+    assert "+0.00% now, at 10% of the learned weight" in page
 
 
 @pytest.mark.landing
@@ -525,7 +525,7 @@ def test_the_page_lists_what_was_tried_kept_earned_and_forgotten() -> None:
         ({"source": data(10, 0)}, "source has 1 batches"),
         ({"tolerance": 0.1}, "tolerance has no effect without source"),
         ({"loss": lambda model, batch: model(batch[0])}, "it must return a tensor with one real number"),
-        ({"loss": lambda model, batch: model(batch[0]).sum() * math.nan}, "is nan for the host as it is"),
+        ({"loss": lambda model, batch: model(batch[0]).sum() * math.nan}, "is nan for the host without growth"),
         ({"loss": lambda model, batch: HOST(batch[0]).sum()}, "does not call the model"),
         ({"loss": lambda model, batch: loss(model, batch).detach()}, "does not depend on what grows"),
         ({"loss": diverging}, r"of all \d+ structures that were tried diverges in training.*lr=1e-3\)$"),

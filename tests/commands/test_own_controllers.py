@@ -155,7 +155,7 @@ def test_a_grower_takes_it_by_name(file: Path):
             "class Eager(Never):\n    def __init__(self, horizon): self.name = '../up'",
             "is called '../up' in results",
         ),
-        (None, "there is no such file"),
+        (None, "does not exist: name another file"),
     ],
 )
 def test_what_is_no_controller_is_a_sentence(code: str | None, message: str, file: Path, capsys: Capture):
@@ -184,5 +184,5 @@ def test_a_grower_refuses_a_file_that_fails(code: str, reason: str, file: Path):
     with pytest.raises(ConfigError, match=f"controller .*eager.py:Eager: .*eager.py cannot be run: {reason}"):
         Loop(f"{file}:Eager")
     file.unlink()
-    with pytest.raises(ConfigError, match="there is no such file as"):
+    with pytest.raises(ConfigError, match="does not exist: name another file as"):
         Loop(f"{file}:Eager")

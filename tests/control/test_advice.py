@@ -123,7 +123,7 @@ def test_promises_are_measured_as_the_advisor_wishes() -> None:
     assert load_settings(TrainSettings, None, ["policy.advice=null"]).promise is None
     with pytest.raises(ConfigError, match=r"policy\.advice\.rule\.promise"):
         load_settings(TrainSettings, None, ["conduct.promise={every: 8}"])
-    with pytest.raises(ConfigError, match="goes by both"):
+    with pytest.raises(ConfigError, match="the rule needs both"):
         load_settings(TrainSettings, None, ["policy.advice.rule.promise.shown=fitted"])
 
 

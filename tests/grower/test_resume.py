@@ -315,7 +315,7 @@ def test_a_state_of_every_make_comes_back():
 def test_seeds_that_a_grower_does_not_know_of_are_refused_at_the_next_step():
     loop = Loop("none")
     loop.model.slots["2"].germinate("mlp")
-    with pytest.raises(ConfigError, match="slot '2' holds a seed without its grower's doing"):
+    with pytest.raises(ConfigError, match="slot '2' has a seed that the grower did not plant"):
         loop.epoch()
 
 

@@ -336,10 +336,10 @@ def test_the_report_s_headline_tells_what_the_end_of_growth_made_of_seeds(tmp_pa
     train(loop, 3)
     assert main(["report", str(tmp_path / "run")]) == 0
     page = tmp_path / "run" / "report.html"
-    assert re.search(r"parameters and [1-9][\d,]* of what grew \(\w+ in 0", page.read_text())
+    assert re.search(r"parameters in the host and [1-9][\d,]* added by growth \(\w+ in 0", page.read_text())
     assert {change.after for change in loop.grower.finish().changes} == {Stage.PRUNED}
     assert main(["report", str(tmp_path / "run")]) == 0
-    assert "parameters and 0 of what grew (nothing)" in page.read_text()
+    assert "parameters in the host and 0 added by growth (none)" in page.read_text()
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

@@ -131,7 +131,7 @@ def test_saved_tensors_are_copies() -> None:
     ("damage", "sentence"),
     [
         (lambda t: {k: v for k, v in t.items() if k != "policy.lstm.bias_ih_l0"}, "lacks policy.lstm.bias_ih_l0"),
-        (lambda t: {**t, "policy.extra": torch.zeros(2)}, "holds 'policy.extra'"),
+        (lambda t: {**t, "policy.extra": torch.zeros(2)}, "has 'policy.extra'"),
         (lambda t: {**t, "policy.lstm.bias_ih_l0": torch.zeros(2)}, r"as float32 \[2\] where this policy has float32"),
         (lambda t: {**t, "updates": torch.tensor(1.0)}, r"holds updates as float32 \[\] where this policy has int64"),
         (lambda t: {k: v.double() if "exp_avg" in k else v for k, v in t.items()}, "exp_avg as float64"),

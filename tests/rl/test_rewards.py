@@ -242,8 +242,8 @@ def test_a_specification_is_a_name_a_mode_or_several(given: object, expected: li
     ("given", "message"),
     [
         ("outcom", "unknown reward mode 'outcom', did you mean 'outcome'"),
-        ({"mode": "sparse", "family": "loss"}, "pays in accuracy, not in loss; modes for loss are outcome, shaped"),
-        (["outcome", {"mode": "minimal", "family": "loss"}], "'minimal' pays in accuracy"),
+        ({"mode": "sparse", "family": "loss"}, "is for accuracy, not for loss; modes for loss are outcome, shaped"),
+        (["outcome", {"mode": "minimal", "family": "loss"}], "'minimal' is for accuracy"),
         ([], "at least 1"),
     ],
 )
@@ -354,7 +354,7 @@ def test_a_reward_of_ones_own_is_named_like_any_other(monkeypatch: pytest.Monkey
     (settings,) = SPEC.validate_python({"mode": "interest", "family": "loss", "shock": 0.5})
     course = [Tick((EMPTY, Seed(Stage.HOLDING, 1.0, 0.2)))]
     assert sum(rewards_of(settings, course)) != 0
-    with pytest.raises(ValidationError, match="'interest' does not read progress"):
+    with pytest.raises(ValidationError, match="'interest' does not use progress"):
         SPEC.validate_python({"mode": "interest", "progress": 0.5})
 
 
@@ -415,7 +415,7 @@ def test_a_reward_that_makes_no_sense_is_not_registered(options: dict[str, Any],
 
 def test_only_functions_pay_and_two_without_a_name_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.rl.rewards.MODES", dict(MODES))
-    with pytest.raises(ConfigError, match="'mine' is paid by an int, 3: decorate a function"):
+    with pytest.raises(ConfigError, match="'mine' is an int, 3: decorate a function"):
         register_reward("mine")(3)  # pyright: ignore[reportArgumentType]
     register_reward("mine")(lambda inputs, settings: {})
     with pytest.raises(ConfigError, match="'mine' is taken by"):

@@ -178,7 +178,7 @@ def test_a_faulty_file_is_refused_with_its_fault(
 def test_a_missing_file_is_refused(tmp_path: Path, file: Path) -> None:
     assert file.exists()
     allow_files(["--suite", f"{tmp_path}/none.py:short"])
-    with pytest.raises(TaskError, match="there is no such file"):
+    with pytest.raises(TaskError, match="does not exist"):
         get_suite(f"{tmp_path}/none.py:short")
 
 

@@ -156,6 +156,6 @@ def _describe_state(metadata: Mapping[str, Any], progress: RunProgress, exhibits
     parameters = f"{host:,}" if isinstance(host, int) else "?"
     sentence = (
         f"After {plural(progress.done, 'decision')} ({progress.state}): {loss}{parameters} parameters in the host and "
-        f"{newest[ADDED]:,.0f} in seeds ({'; '.join(residents) or 'none'}); {plural(rollbacks, 'rollback')}."
+        f"{newest[ADDED]:,.0f} added by growth ({'; '.join(residents) or 'none'}); {plural(rollbacks, 'rollback')}."
     )
     return Headline(f"{short} on validation data", [sentence])
