@@ -319,7 +319,7 @@ def test_a_controller_plays_the_families_and_instances_that_are_asked_for(capsys
             "policy 'esper' was removed in version 0.3: use the default rule 'look'",
         ),
         (["--controller", "look", "--suite", "shor"], "no suite is called 'shor'; did you mean 'short'?"),
-        (["--controller", "look", "--suite", "short", "--instances", "1"], "take at least 2"),
+        (["--controller", "look", "--suite", "short", "--instances", "1"], "give at least 2"),
         (["--controller", "look", "--suite", "short", "--seed", "-1"], "seed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -329,7 +329,7 @@ def test_what_cannot_be_evaluated_is_refused(words: list[str], message: str, run
 
 
 def test_too_few_instances(run: Path, capsys: Capture):
-    assert "take at least 2" in refused(["evaluate", str(run), "--instances", "1"], capsys)
+    assert "give at least 2" in refused(["evaluate", str(run), "--instances", "1"], capsys)
 
 
 def test_a_missing_device_is_found_before_there_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -107,8 +107,8 @@ def test_the_report_names_it_with_its_numbers(run: Run):
     others = {"accuracy", "mae"} - {name}
     assert not [word for word in others if re.search(rf"\b{word}\b", page, re.IGNORECASE)]
     learned = {"accuracy": "accuracy and loss", "loss": "loss", "mae": "mae (lower is better) and loss"}
-    assert f"How the model learned: {learned[name]} on training and validation data" in page
-    newest = {"accuracy": f"{formats.percent(run.values[-1])} right", "loss": f"Loss {run.newest}"}
+    assert f"Learning curves: {learned[name]} on training and validation data" in page
+    newest = {"accuracy": f"{formats.percent(run.values[-1])} accuracy", "loss": f"Loss {run.newest}"}
     assert newest.get(name, f"{name} {run.newest}") + " on validation data" in page
     assert "how much the model depends on a slot's seed, " + name in page
     assert f"{name} on validation data with" in page

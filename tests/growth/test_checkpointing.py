@@ -198,7 +198,7 @@ def test_a_copy_of_a_block_is_given_no_cache_where_only_it_is_in_training() -> N
     model = grown("gpt2", "behind a block", freeze_host=False)
     enable(model, reentrant=True)
     model.host.eval()
-    with pytest.raises(SlotError, match="a GPT2Block with gradient checkpointing is given a cache"):
+    with pytest.raises(SlotError, match="a GPT2Block with gradient checkpointing got a cache"):
         model(TOKENS, labels=TOKENS)
     model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
 

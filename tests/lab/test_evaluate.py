@@ -209,9 +209,9 @@ def test_a_policy_of_other_sizes_is_refused(tmp_path: Path):
 def test_damaged_files_are_refused(tmp_path: Path, content: str):
     path = tmp_path / "evaluation.json"
     path.write_text(content)
-    with pytest.raises(RunError, match="make it anew with `esper evaluate"):
+    with pytest.raises(RunError, match="recreate it with `esper evaluate"):
         read_evaluation(path)
-    with pytest.raises(RunError, match="make it anew with `esper evaluate"):
+    with pytest.raises(RunError, match="recreate it with `esper evaluate"):
         read_behaviour(path)
 
 

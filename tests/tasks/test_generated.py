@@ -102,7 +102,7 @@ def test_shards_draw_their_suites_and_training_never_those_kept_back() -> None:
 
 
 def test_what_could_not_act_on_the_shortest_or_smallest_share_is_refused() -> None:
-    with pytest.raises(ValueError, match="counterfactual_every is 25, but there are 12 decisions"):
+    with pytest.raises(ValueError, match="counterfactual_every is 25, but there are only 12 decisions"):
         TrainSettings.model_validate({"mix": ["generated"], "conduct": {"counterfactual_every": 25}})
     with pytest.raises(ValueError, match=r"each shard's 4 environments must fill ppo.minibatches \(8\)"):
         TrainSettings.model_validate(

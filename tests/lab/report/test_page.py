@@ -379,5 +379,5 @@ def test_an_outdated_evaluation_is_named(evaluated: RunDirectory):
 @pytest.mark.usefixtures("undrawn")
 def test_a_damaged_evaluation_is_refused(evaluated: RunDirectory):
     evaluated.evaluation.write_text("{")
-    with pytest.raises(RunError, match="make it anew with `esper evaluate"):
+    with pytest.raises(RunError, match="recreate it with `esper evaluate"):
         write_report(evaluated)

@@ -90,7 +90,7 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
     assert "controller heuristic, seed 0, 20 decisions planned" in page
     added = sum(parameter.numel() for seed in loop.model.seeds.values() for parameter in seed.parameters())
     assert f"After {decision.number} decisions (running)" in page
-    assert f"{loop.model.host_parameters} parameters in the host and {added} in seeds" in page
+    assert f"{loop.model.host_parameters} parameters in the host and {added} added by growth" in page
     assert "; 1 rollback." in page
     assert "G3 held back: alpha moving" in page
     assert "blending to holding" in page
