@@ -184,5 +184,5 @@ def test_a_grower_refuses_a_file_that_fails(code: str, reason: str, file: Path):
     with pytest.raises(ConfigError, match=f"controller .*eager.py:Eager: .*eager.py cannot be run: {reason}"):
         Loop(f"{file}:Eager")
     file.unlink()
-    with pytest.raises(ConfigError, match="does not exist: name another file as"):
+    with pytest.raises(ConfigError, match="there is no such file as"):
         Loop(f"{file}:Eager")
