@@ -105,7 +105,7 @@ standard error. *Longer training* is that of the bare model for as many FLOPs as
         yield f"| [{title}]({name}.md) | {_gain(look)} | {_gain(longer)} | {look.added:+.0%} | {kept} of {tried} |"
     yield """
 `python docs/write_gallery.py` makes these pages from
-[the stored runs](../../benchmarks/results/foreign/reporting.jsonl).
+the stored runs in `benchmarks/results/foreign/reporting.jsonl`.
 """
 
 
