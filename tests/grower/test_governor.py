@@ -187,6 +187,24 @@ def test_generators_of_ones_own_are_put_back() -> None:
     assert not torch.equal(torch.get_rng_state(), everyone), "the global one was left alone"
 
 
+@pytest.mark.parametrize(("saved", "here"), [(2, 1), (1, 2)])
+def test_a_snapshot_is_loaded_where_there_are_other_generators(saved: int, here: int) -> None:
+    """As when a model goes from a GPU to the CPU, or back: what both have is put back, and the rest is left alone."""
+
+    def snapshot(count: int) -> tuple[ModelSnapshot, list[torch.Generator]]:
+        model, generators = Host(), [torch.Generator().manual_seed(count + place) for place in range(count)]
+        return ModelSnapshot(model, torch.optim.AdamW(model.parameters()), generators), generators
+
+    (first, sources), (other, generators) = snapshot(saved), snapshot(here)
+    first.take()
+    other.load_state_dict(first.state_dict())
+    untouched = [generator.get_state() for generator in generators[saved:]]
+    other.restore()
+    assert torch.equal(generators[0].get_state(), sources[0].get_state())
+    assert all(torch.equal(one.get_state(), state) for one, state in zip(generators[saved:], untouched, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(first.model.parameters(), other.model.parameters(), strict=True))
+
+
 class Growing:
     """A model with a slot behind each hidden layer, whose optimizer owns what has grown."""
 
