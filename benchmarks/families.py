@@ -38,6 +38,7 @@ class Family:
     steps: int
     rate: float
     weight_decay: float = 0.1
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Results(ResultFile[Result]):
 def train_sizes(family: Family, depths: Sequence[int], share: float, seed: int, folder: Path) -> list[Result]:
     """Networks of all depths, by one ladder."""
     torch.manual_seed(seed)
-    network, minibatches = family.build(depths[0]), family.minibatches(seed)
+    network, minibatches = family.build(depths[0]).to(family.device), family.minibatches(seed)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=family.rate, betas=(0.9, 0.98), weight_decay=family.weight_decay
     )
@@ -126,7 +127,7 @@ def train_sizes(family: Family, depths: Sequence[int], share: float, seed: int, 
     )
     results = list[Result]()
     for rung in made.rungs:
-        plain = family.build(rung.depth)
+        plain = family.build(rung.depth).to(family.device)
         plain.load_state_dict(load_file(rung.path / "model.safetensors"))
         validation, test = family.measure(plain.eval())
         results.append(Result(family.name, rung.depth, share, family.rate, seed, validation, test, rung.flops))

@@ -9,7 +9,7 @@
     python benchmarks/ladder.py FOLDER time         # seconds of the ladder and of all sizes alone, in turns
     python benchmarks/ladder.py FOLDER table
 
-Another width or budget belongs in another folder: ``--width 32 --steps 9600`` with each of these. Started several times
+Another width or budget belongs in another folder: ``--width 64 --steps 9600`` with each of these. Started several times
 at once, a command shares its work with the others (but for ``time``). ``--device cuda`` trains on a GPU.
 
 Depths 1, 2, 4 and 8. *Alone*, each is trained for the same number of steps: warm-up, stable, decay. The *ladder*
@@ -21,9 +21,9 @@ with one block, with the ladder's share, so for the same FLOPs. *Distilled* netw
 keep every other block of the deepest network, and so on, and learn side by side from its answers, which are computed
 once for all of them. All training FLOPs are counted, the teacher's, too: with 80% of those of all sizes alone,
 distillation has more than the ladder takes.
-Seed 0 chooses by validation loss: learning rates, and the ladder's share, the least by which all rungs are within 1%
-of what they are alone, or else the greatest. Seeds 1 to 5 and the text's last tenth, which nothing else reads, are
-reported. What was killed goes on: each result is kept as soon as it is there, and a ladder from its last checkpoint.
+Seed 0 chooses by validation loss: learning rates, layer dropout, weights. Of the ladder all shares are reported.
+Seeds 1 to 5 and the text's last tenth, which nothing else reads, are reported. What was killed goes on: each result is
+kept as soon as it is there, and a ladder from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -77,8 +77,11 @@ DEPTHS = (1, 2, 4, 8)
 STEPS, DECAY = 4800, 0.2
 """Of each network alone, and the share of them at falling rates."""
 RATES, SHARES = (6e-3, 12e-3, 24e-3, 48e-3), (0.2, 0.35, 0.5)
-"""What seed 0 chooses from: learning rates at the width `WIDTH`, which fall as 1 / width (Yang et al. 2022, arXiv
-2203.03466); shares of the steps that the ladder spends at each depth but the first, the decay left out."""
+"""Learning rates at the width `WIDTH`, which fall as 1 / width (Yang et al. 2022, arXiv 2203.03466), for seed 0 to
+choose from; shares of the steps that the ladder spends at each depth but the first, the decay left out."""
+COMPARED = (0.2, 0.5)
+"""Shares at which the ladder is compared with other ways to several sizes: the default, and one by which the rungs are
+as good as networks alone."""
 DISTILLED, DISTILLING = 0.8, tuple(itertools.product((12e-3, 24e-3, 48e-3), (0.25, 0.5, 1.0)))
 """Share of the FLOPs of all sizes alone that the deepest network and those distilled of it take together; learning
 rates and weights of the teacher's answers in the loss, to choose from."""
@@ -86,8 +89,6 @@ JOINT = tuple(itertools.product((6e-3, 12e-3, 24e-3), (0.0, 0.1)))
 """Learning rates and layer dropout of the network with exits, to choose from."""
 TURNS = 3
 """How often the time of both ways is measured."""
-ENOUGH = 0.01
-"""By which share of its loss a rung may be above the network of its size that was trained alone."""
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
 WAYS = {"climb": "ladder", "joint": "joint exits", "star": "star", "distil": "distilled"}
 """Titles of the ways to several sizes."""
@@ -102,13 +103,18 @@ class Result:
     way: str
     depth: int
     setting: Setting
-    """What seed 0 chooses: a rate; a share; a rate and a weight, or layer dropout."""
+    """Alone, the learning rate; of a ladder or a star, its share; of exits, the rate, layer dropout, and the share of
+    the ladder that costs as much; distilled, the rate and the weight of the teacher's answers."""
     seed: int
     validation: float
     test: float
     flops: float
     """Of its own training; of the ladder, of all up to here; of a star, of its own part; of exits, of all of them; of
     what is distilled, with its part of the answers, and without the teacher's training."""
+
+
+ALL_SHARES = math.nan
+"""The share of what depends on none."""
 
 
 class Store:
@@ -148,48 +154,37 @@ class Store:
         """On the device."""
         return text(self.text).to(self.device)
 
-    def network_path(self, depth: int, setting: Setting, seed: int) -> Path:
-        """Of a network that was trained alone."""
-        return self.folder / f"{self.file.path.stem.replace('ladder', 'alone')}-{depth}-{setting[0]:g}-{seed}.pt"
+    def teacher_path(self, seed: int) -> Path:
+        """Of the deepest network, trained alone."""
+        return self.folder / f"teacher-{seed}.pt"
 
-    def of(self, way: str, depth: int, setting: Setting | None = None) -> list[Result]:
-        """Those of the seeds that chose nothing, in the order of seeds."""
-        setting = self.best(way, depth) if setting is None else setting
+    def of(self, way: str, depth: int, share: float = ALL_SHARES) -> list[Result]:
+        """Those of the seeds that chose nothing, with the best setting, in the order of seeds."""
+        if way not in ("climb", "star") and not self._find_choices(way, depth, share):
+            return []
+        setting = self.best(way, depth, share)
         known = [one for one in self.results if (one.way, one.depth, one.setting) == (way, depth, setting)]
         return sorted((one for one in known if one.seed != CHOOSING), key=lambda one: one.seed)
 
-    def best(self, way: str, depth: int) -> Setting:
-        """The setting with the least validation loss of the seed that chooses, of exits in the mean; of the ladder, the
-        least share by which every rung is within `ENOUGH` of what it is alone, or else the greatest. A star has it too.
+    def best(self, way: str, depth: int, share: float = ALL_SHARES) -> Setting:
+        """The setting with the least validation loss of the seed that chooses, of exits in the mean over depths; of a
+        ladder or a star, its share.
         """
-        if way == "star":
-            return self.best("climb", DEPTHS[-1])
-        known = [one for one in self.choices if (one.way, one.depth) == (way, depth)]
-        if not known:
+        if way in ("climb", "star"):
+            return (share,)
+        found = self._find_choices(way, depth, share)
+        if not found:
             raise SystemExit(f"nothing is known of step {way} yet: run that before")
-        if way == "joint":
-            settings = {one.setting for one in known}
-            return min(settings, key=lambda setting: (self._mean(way, setting), setting))
-        if way != "climb":
-            return min(known, key=lambda one: one.validation).setting
-        shares = sorted(one.setting for one in known)
-        return next(filter(self.suffices, shares), shares[-1])
+        return min(found, key=lambda setting: (np.mean(found[setting]), setting))
 
-    def suffices(self, share: Setting) -> bool:
-        """Whether every rung is within `ENOUGH` of what it is alone, for the seed that chooses."""
-        return self._worst(share) <= ENOUGH
-
-    def _mean(self, way: str, setting: Setting) -> float:
-        """Of validation losses over depths, for the seed that chooses."""
-        found = [one.validation for one in self.choices if (one.way, one.setting) == (way, setting)]
-        return sum(found) / len(found)
-
-    def _worst(self, share: Setting) -> float:
-        """By how much the worst rung is above what it is alone, for the seed that chooses."""
-        found = {(one.way, one.depth, one.setting): one.validation for one in self.choices}
-        return max(
-            found["climb", depth, share] / found["alone", depth, self.best("alone", depth)] - 1 for depth in DEPTHS
-        )
+    def _find_choices(self, way: str, depth: int, share: float) -> dict[Setting, list[float]]:
+        """Validation losses by setting, of exits those of all depths."""
+        found: dict[Setting, list[float]] = {}
+        for one in self.choices:
+            fits = one.setting[-1] == share if way == "joint" else one.depth == depth
+            if one.way == way and fits:
+                found.setdefault(one.setting, []).append(one.validation)
+        return found
 
 
 def judge(store: Store, network: nn.Module) -> tuple[float, float]:
@@ -206,9 +201,8 @@ def begin(store: Store, seed: int, depth: int) -> tuple[Gpt, Iterator[tuple[Tens
 
 
 def train_alone(store: Store, depth: int, setting: Setting, seed: int) -> None:
-    """As `train_by_itself`, and kept."""
+    """As `train_by_itself`, and judged."""
     network, flops = train_by_itself(store, depth, setting, seed)
-    torch.save(network.state_dict(), store.network_path(depth, setting, seed))
     store.add(Result("alone", depth, setting, seed, *judge(store, network), flops))
 
 
@@ -226,18 +220,18 @@ def train_by_itself(store: Store, depth: int, setting: Setting, seed: int) -> tu
 
 def climb(store: Store, setting: Setting, seed: int) -> None:
     """One training with a branch at each depth, which is decayed; the rates are those that are best alone."""
-    judged = train_ladder(store, DEPTHS, setting, seed)
-    store.add(*(Result("climb", depth, setting, seed, *losses, flops) for depth, (losses, flops) in judged.items()))
+    rungs = train_ladder(store, DEPTHS, setting, seed)
+    store.add(*(Result("climb", depth, setting, seed, *judge(store, one), f) for depth, (one, f) in rungs.items()))
 
 
 def train_ladder(
     store: Store, depths: Sequence[int], setting: Setting, seed: int
-) -> dict[int, tuple[tuple[float, float], float]]:
-    """By depth, validation and test loss, and the FLOPs up to there."""
+) -> dict[int, tuple[nn.Module, float]]:
+    """By depth, the network, and the FLOPs up to there."""
     (share,), (rate,) = setting, store.best("alone", depths[0])
     network, _ = begin(store, seed, depths[0])
     minibatches = Stream(store.load_text().train, seed)
-    folder = store.folder / f"rungs-{store.text}-{depths[-1]}-{share:g}-{seed}"
+    folder = store.folder / f"rungs-{store.text}-{'-'.join(map(str, depths))}-{share:g}-{seed}"
     made = esper.ladder(
         network,
         lambda model, optimizer, step: learn(model, optimizer, minibatches[step]),
@@ -250,21 +244,22 @@ def train_ladder(
         example_input=torch.zeros(BATCH, WINDOW, dtype=torch.int64, device=store.device),
         folder=folder,
     )
-    judged: dict[int, tuple[tuple[float, float], float]] = {}
+    rungs: dict[int, tuple[nn.Module, float]] = {}
     for rung in made.rungs:
         plain, _ = begin(store, seed, rung.depth)
         plain.load_state_dict(load_file(rung.path / "model.safetensors"))
-        judged[rung.depth] = (judge(store, plain), rung.flops)
+        rungs[rung.depth] = (plain, rung.flops)
     shutil.rmtree(folder)
-    return judged
+    return rungs
 
 
 def train_star(store: Store, setting: Setting, seed: int) -> None:
     """A ladder of two rungs for each depth, whose first one is the same, and counts once."""
     for depth in DEPTHS[1:]:
-        judged = train_ladder(store, (DEPTHS[0], depth), setting, seed)
-        (losses, flops), (_, first) = judged[depth], judged[DEPTHS[0]]
-        store.add(Result("star", depth, setting, seed, *losses, flops - first))
+        if not store.knows("star", depth, setting, seed):
+            rungs = train_ladder(store, (DEPTHS[0], depth), setting, seed)
+            (network, flops), (_, first) = rungs[depth], rungs[DEPTHS[0]]
+            store.add(Result("star", depth, setting, seed, *judge(store, network), flops - first))
 
 
 class Exits(nn.Module):
@@ -304,13 +299,13 @@ class Exit(nn.Module):
 
 def train_joint(store: Store, setting: Setting, seed: int) -> None:
     """All depths in one network, for as many FLOPs as the ladder takes, without those of blocks that are left out."""
-    rate, dropout = setting
+    rate, dropout, share = setting
     network, minibatches = begin(store, seed, DEPTHS[-1])
     exits = Exits(network, dropout, seed)
     example = torch.zeros(BATCH, WINDOW, dtype=torch.int64, device=store.device)
     one, two = (count_forward(begin(store, seed, depth)[0], example)[0] for depth in (1, 2))
     cost = 3 * (count_forward(exits.eval(), example)[0] - dropout * DEPTHS[-1] * (two - one))
-    steps = round(find_ladder_flops(store) / cost)
+    steps = round(store.of("climb", DEPTHS[-1], share)[0].flops / cost)  # the same for all seeds
     optimizer = make_adamw(exits.train().parameters(), rate)
     for step in range(steps):
         set_rate(optimizer, rate * esper.warmup_stable_decay(step / steps, decay=DECAY))
@@ -320,13 +315,6 @@ def train_joint(store: Store, setting: Setting, seed: int) -> None:
         step_down(exits, optimizer, loss)
     for index, depth in enumerate(DEPTHS):
         store.add(Result("joint", depth, setting, seed, *judge(store, Exit(exits, index)), steps * cost))
-
-
-def find_ladder_flops(store: Store) -> float:
-    """Of the ladder with the share that was chosen; it is the same for all seeds."""
-    share = store.best("climb", DEPTHS[-1])
-    found = [one.flops for one in (*store.results, *store.choices) if one.way == "climb" and one.setting == share]
-    return max(found)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -355,7 +343,7 @@ class Student:
 def distil(store: Store, chosen: Mapping[int, Setting], seed: int) -> None:
     """All sizes but the largest, by depth, from the same answers of the largest, which are paid for once."""
     teacher, minibatches = begin(store, seed, DEPTHS[-1])
-    teacher.load_state_dict(torch.load(store.network_path(DEPTHS[-1], store.best("alone", DEPTHS[-1]), seed)))
+    teacher.load_state_dict(torch.load(store.teacher_path(seed), map_location=store.device))
     students = {depth: Student(store, teacher, depth, setting) for depth, setting in chosen.items()}
     watched = attach(teacher.eval())
     answering, steps = esper.Spending(watched), afford(store)
@@ -387,12 +375,12 @@ def afford(store: Store) -> int:
 
 
 def run(
-    store: Store, way: str, depths: tuple[int, ...], settings: list[Setting], train: Callable[[int, Setting, int], None]
+    store: Store,
+    way: str,
+    tasks: list[tuple[int, Setting, int]],
+    train: Callable[[int, Setting, int], None],
 ) -> None:
-    """What is not known yet: on the text that chooses all settings by its seed; the best one by the others."""
-
-    def run_missing(tasks: list[tuple[int, Setting, int]]) -> None:
-        store.file.run_missing(tasks, lambda task: store.knows(way, *task), train_one)
+    """What is not known yet of trainings, each a depth, a setting and a seed."""
 
     def train_one(task: tuple[int, Setting, int]) -> None:
         train(*task)
@@ -400,14 +388,7 @@ def run(
         values = ", ".join(f"{value:g}" for value in setting)
         print_line(Console(), f"{store.text}: {way}, depth {depth}, {values}, seed {seed}: done")
 
-    # The deepest first, as they take longest.
-    choosing = [(depth, setting, CHOOSING) for depth in reversed(depths) for setting in settings]
-    if store.text == CHOOSING_TEXT:
-        run_missing(choosing)
-    run_missing([(depth, store.best(way, depth), seed) for depth in reversed(depths) for seed in FINAL_SEEDS])
-    # What other shares cost and lose is a table of its own.
-    if store.text == CHOOSING_TEXT and way == "climb":
-        run_missing([(depth, setting, seed) for depth in depths for setting in settings for seed in FINAL_SEEDS])
+    store.file.run_missing(tasks, lambda task: store.knows(way, *task), train_one)
 
 
 def main(
@@ -438,47 +419,46 @@ def main(
 
 
 def run_alone(store: Store) -> None:
-    rates = [(rate * WIDTH / store.width,) for rate in RATES]
-    run(store, "alone", DEPTHS, rates, partial(train_alone, store))
+    """The deepest first, as they take longest."""
+    depths, train = DEPTHS[::-1], partial(train_alone, store)
+    if store.text == CHOOSING_TEXT:
+        rates = [(rate * WIDTH / store.width,) for rate in RATES]
+        run(store, "alone", [(depth, rate, CHOOSING) for depth in depths for rate in rates], train)
+    finals = [(depth, store.best("alone", depth), seed) for depth in depths for seed in FINAL_SEEDS]
+    run(store, "alone", finals, train)
 
 
 def run_climb(store: Store) -> None:
-    shares = [(share,) for share in SHARES]
-    run(store, "climb", DEPTHS[-1:], shares, lambda _, share, seed: climb(store, share, seed))
+    first = (store.text, store.steps, store.width) == (CHOOSING_TEXT, STEPS, WIDTH)
+    shares = SHARES if first else COMPARED
+    tasks = [(DEPTHS[-1], (share,), seed) for share in shares for seed in FINAL_SEEDS]
+    run(store, "climb", tasks, lambda _, share, seed: climb(store, share, seed))
 
 
 def run_joint(store: Store) -> None:
-    settings = [(rate * WIDTH / store.width, dropout) for rate, dropout in JOINT]
-    run(store, "joint", DEPTHS[-1:], settings, lambda _, setting, seed: train_joint(store, setting, seed))
+    def train(_: int, setting: Setting, seed: int) -> None:
+        train_joint(store, setting, seed)
+
+    if store.text == CHOOSING_TEXT:
+        settings = [(rate * WIDTH / store.width, dropout, share) for share in COMPARED for rate, dropout in JOINT]
+        run(store, "joint", [(DEPTHS[-1], setting, CHOOSING) for setting in settings], train)
+    best = [store.best("joint", DEPTHS[-1], share) for share in COMPARED]
+    run(store, "joint", [(DEPTHS[-1], setting, seed) for setting in best for seed in FINAL_SEEDS], train)
 
 
 def run_star(store: Store) -> None:
-    run(store, "star", DEPTHS[-1:], [], lambda _, share, seed: train_star(store, share, seed))
-
-
-def measure_time(store: Store) -> None:
-    """Seconds of training of the ladder and of all sizes alone, in turns, with seed 0 and the settings chosen."""
-    share, rows = store.best("climb", DEPTHS[-1]), list[dict[str, float]]()
-    for _ in range(TURNS):
-        row = dict[str, float]()
-        began = time.perf_counter()
-        for depth in DEPTHS:
-            train_by_itself(store, depth, store.best("alone", depth), CHOOSING)
-        row["alone"] = time.perf_counter() - began
-        began = time.perf_counter()
-        train_ladder(store, DEPTHS, share, CHOOSING)
-        row["ladder"] = time.perf_counter() - began
-        rows.append(row)
-        less = 1 - row["ladder"] / row["alone"]
-        print_line(Console(), f"alone {row['alone']:.0f} s, ladder {row['ladder']:.0f} s, {less:.0%} less")
-    (store.folder / "time.json").write_text(json.dumps(rows) + "\n")
+    tasks = [(DEPTHS[-1], (share,), seed) for share in COMPARED for seed in FINAL_SEEDS]
+    run(store, "star", tasks, lambda _, share, seed: train_star(store, share, seed))
 
 
 def run_distil(store: Store) -> None:
     """All settings with the seed that chooses, and for each depth its best one with the others."""
 
-    def run_missing(tasks: list[tuple[dict[int, Setting], int]]) -> None:
-        store.file.run_missing(tasks, is_known, distil_one)
+    def train_teacher(seed: int) -> None:
+        network, _ = train_by_itself(store, DEPTHS[-1], store.best("alone", DEPTHS[-1]), seed)
+        path = store.teacher_path(seed)
+        torch.save(network.state_dict(), path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)
 
     def is_known(task: tuple[dict[int, Setting], int]) -> bool:
         return all(store.knows("distil", depth, setting, task[1]) for depth, setting in task[0].items())
@@ -487,33 +467,42 @@ def run_distil(store: Store) -> None:
         distil(store, *task)
         print_line(Console(), f"distil, seed {task[1]}: done")
 
+    def run_missing(tasks: list[tuple[dict[int, Setting], int]]) -> None:
+        store.file.run_missing(tasks, is_known, distil_one)
+
+    store.file.run_missing((CHOOSING, *FINAL_SEEDS), lambda seed: store.teacher_path(seed).exists(), train_teacher)
     settings = [(rate * WIDTH / store.width, weight) for rate, weight in DISTILLING]
     run_missing([(dict.fromkeys(DEPTHS[:-1], setting), CHOOSING) for setting in settings])
     run_missing([({depth: store.best("distil", depth) for depth in DEPTHS[:-1]}, seed) for seed in FINAL_SEEDS])
 
 
+def measure_time(store: Store) -> None:
+    """Seconds of training of ladders and of all sizes alone, in turns, with seed 0 and the rates chosen."""
+    rows = list[dict[str, float]]()
+    for _ in range(TURNS):
+        began = time.perf_counter()
+        for depth in DEPTHS:
+            train_by_itself(store, depth, store.best("alone", depth), CHOOSING)
+        row = {"alone": time.perf_counter() - began}
+        for share in COMPARED:
+            began = time.perf_counter()
+            train_ladder(store, DEPTHS, (share,), CHOOSING)
+            row[f"{share:g}"] = time.perf_counter() - began
+        rows.append(row)
+        ladders = [f"share {share:g} {row[f'{share:g}']:.0f} s" for share in COMPARED]
+        less = [f"{1 - row[f'{share:g}'] / row['alone']:.0%}" for share in COMPARED]
+        print_line(Console(), f"alone {row['alone']:.0f} s, {', '.join(ladders)}: {', '.join(less)} less")
+    (store.folder / "time.json").write_text(json.dumps({"steps": store.steps, "seconds": rows}) + "\n")
+
+
 def show(store: Store, console: Console) -> None:
-    """Test losses beside those of the twins that trained alone and of the ladder, and what all sizes cost together."""
-    if not knows(store, "alone"):
+    """Tables, and what seed 0 chose from."""
+    if not store.results or not all(knows(store, "alone", depth) for depth in DEPTHS):
         print_line(console, f"{store.text}: not all depths have been trained alone by all seeds yet")
         return
-    known = {way for way in WAYS if knows(store, way)}
-    for line in (*tabulate(store), "", *tabulate_shares(store), ""):
+    for line in (*tabulate(store), "", *tabulate_rivals(store), ""):
         print_line(console, line)
-    alone = sum(store.of("alone", depth)[0].flops for depth in DEPTHS)
-    print_line(console, f"{store.text}: FLOPs of all four sizes: alone {alone:.3g}")
-    first, deepest = (store.of("alone", depth)[0].flops for depth in (DEPTHS[0], DEPTHS[-1]))
-    if "climb" in known:
-        ladder = store.of("climb", DEPTHS[-1])[0].flops
-        print_line(console, f"the ladder {ladder:.3g}, {1 - ladder / alone:.0%} less")
-    if "joint" in known:
-        print_line(console, f"joint exits {store.of('joint', DEPTHS[-1])[0].flops:.3g}")
-    if "star" in known:
-        print_line(console, f"the star {first + sum(store.of('star', depth)[0].flops for depth in DEPTHS[1:]):.3g}")
-    if "distil" in known:
-        distilled = deepest + sum(store.of("distil", depth)[0].flops for depth in DEPTHS[:-1])
-        print_line(console, f"the deepest and what was distilled of it {distilled:.3g}")
-    for way in ("alone", "climb", "joint", "distil"):
+    for way in ("alone", "joint", "distil"):
         for one in sorted(store.results, key=lambda one: (one.depth, one.validation)):
             if one.way == way and one.seed == CHOOSING:
                 chosen = ", ".join(f"{value:g}" for value in one.setting)
@@ -521,33 +510,57 @@ def show(store: Store, console: Console) -> None:
 
 
 def tabulate(store: Store) -> list[str]:
-    """Lines of a Markdown table: by depth and way, means and deviations, beside those alone and those of the ladder."""
-    lines = ["| blocks | way | test loss | beside alone | beside the ladder |", "|---|---|---|---|---|"]
-    known = {way: title for way, title in WAYS.items() if knows(store, way)}
-    for depth in DEPTHS:
-        alone = store.of("alone", depth)
-        climbed = store.of("climb", depth, store.best("climb", DEPTHS[-1])) if "climb" in known else []
-        lines.append(f"| {depth} | alone | {spread(alone)} | | {beside(alone, climbed) if climbed else ''} |")
-        for way, title in known.items():
-            if depth in list_depths(way):
-                found = climbed if way == "climb" else store.of(way, depth)
-                ladder = beside(found, climbed) if climbed and way != "climb" else ""
-                lines.append(f"| | {title} | {spread(found)} | {beside(found, alone)} | {ladder} |")
-    return lines
+    """Lines of a Markdown table: losses alone, and by way and share what others have more or less, and cost.
 
-
-def tabulate_shares(store: Store) -> list[str]:
-    """Lines of a Markdown table: what ladders of every share lose beside networks alone, and what they save."""
-    total = sum(store.of("alone", depth)[0].flops for depth in DEPTHS)
-    lines = [f"| share | {' | '.join(f'{depth} blocks' for depth in DEPTHS)} | FLOPs of all | saved |"]
-    lines.append("|---" * (3 + len(DEPTHS)) + "|")
-    for share in SHARES:
-        found = {depth: store.of("climb", depth, (share,)) for depth in DEPTHS}
-        if all(len(results) == len(FINAL_SEEDS) for results in found.values()):
-            less = [beside(found[depth], store.of("alone", depth)) for depth in DEPTHS]
+    Means and standard deviations of losses; means and standard errors of differences, which are paired by seed.
+    """
+    alone = {depth: store.of("alone", depth) for depth in DEPTHS}
+    total = sum(found[0].flops for found in alone.values())
+    lines = [
+        f"| | share | {' | '.join(f'{depth} blocks' for depth in DEPTHS)} | FLOPs | saved |",
+        "|---" * (4 + len(DEPTHS)) + "|",
+        f"| alone: loss | | {' | '.join(spread(alone[depth]) for depth in DEPTHS)} | {total:.3g} | |",
+    ]
+    for way, share in list_ways(store):
+        found = {depth: store.of(way, depth, share) for depth in list_depths(way)}
+        # A star has the first rung of the ladder, and what is distilled has its teacher beside it.
+        flops = found[DEPTHS[1]][0].flops
+        if way == "climb":
             flops = found[DEPTHS[-1]][0].flops
-            lines.append(f"| {share:g} | {' | '.join(less)} | {flops:.3g} | {1 - flops / total:.0%} |")
+        elif way in ("star", "distil"):
+            (left_out,) = set(DEPTHS) - set(found)
+            flops = alone[left_out][0].flops + sum(results[0].flops for results in found.values())
+        cells = [beside(found[depth], alone[depth]) if depth in found else "" for depth in DEPTHS]
+        of_share = "" if math.isnan(share) else f"{share:g}"
+        lines.append(f"| {WAYS[way]} | {of_share} | {' | '.join(cells)} | {flops:.3g} | {1 - flops / total:.0%} |")
     return lines
+
+
+def tabulate_rivals(store: Store) -> list[str]:
+    """Lines of a Markdown table: what other ways lose beside the ladder for the same FLOPs."""
+    rivals = [(way, share) for way, share in list_ways(store) if way in ("joint", "star")]
+    lines = [f"| | share | {' | '.join(f'{depth} blocks' for depth in DEPTHS)} |"]
+    lines.append("|---" * (2 + len(DEPTHS)) + "|")
+    for way, share in rivals:
+        cells = [
+            beside(store.of(way, depth, share), store.of("climb", depth, share)) if depth in list_depths(way) else ""
+            for depth in DEPTHS
+        ]
+        lines.append(f"| {WAYS[way]} | {share:g} | {' | '.join(cells)} |")
+    return lines if rivals else []
+
+
+def list_ways(store: Store) -> list[tuple[str, float]]:
+    """The ways and shares that all seeds that chose nothing have finished."""
+    shares = {"climb": SHARES, "joint": COMPARED, "star": COMPARED, "distil": (ALL_SHARES,)}
+    tried = {one.way for one in store.results}
+    return [
+        (way, share)
+        for way in WAYS
+        if way in tried
+        for share in shares[way]
+        if all(knows(store, way, depth, share) for depth in list_depths(way))
+    ]
 
 
 def list_depths(way: str) -> tuple[int, ...]:
@@ -555,13 +568,9 @@ def list_depths(way: str) -> tuple[int, ...]:
     return {"distil": DEPTHS[:-1], "star": DEPTHS[1:]}.get(way, DEPTHS)
 
 
-def knows(store: Store, way: str) -> bool:
-    """Whether all seeds that chose nothing have made all there is to show of it."""
-    depths = list_depths(way)
-    if not any(one.way == way for one in store.results):
-        return False
-    settings = {depth: store.best(way, DEPTHS[-1] if way == "climb" else depth) for depth in depths}
-    return all(len(store.of(way, depth, setting)) == len(FINAL_SEEDS) for depth, setting in settings.items())
+def knows(store: Store, way: str, depth: int, share: float = ALL_SHARES) -> bool:
+    """Whether all seeds that chose nothing have made it."""
+    return len(store.of(way, depth, share)) == len(FINAL_SEEDS)
 
 
 def spread(found: list[Result]) -> str:
