@@ -74,8 +74,8 @@ class Training:
 class Results(ResultFile[Result]):
     """All that is known, in a file to which results are added."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, Result)
+    def __init__(self, path: Path, device: str = "cpu") -> None:
+        super().__init__(path, Result, device)
 
     def find(self, family: str, depth: int, share: float, rate: float, seed: int) -> Result | None:
         """The result, if it is known."""

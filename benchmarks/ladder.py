@@ -130,8 +130,8 @@ class Store:
     ) -> None:
         self.steps, self.width, self.device = steps or STEPS, width, torch.device(device)
         self.folder, self.text = folder, text
-        self._chosen = ResultFile(folder / "ladder.jsonl", Result)
-        other = ResultFile(folder / f"ladder-{text}.jsonl", Result)
+        self._chosen = ResultFile(folder / "ladder.jsonl", Result, device)
+        other = ResultFile(folder / f"ladder-{text}.jsonl", Result, device)
         self.file = self._chosen if text == CHOOSING_TEXT else other
 
     @property

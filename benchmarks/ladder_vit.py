@@ -82,7 +82,7 @@ def main(
 ) -> None:
     """All that is missing; a minibatch has 16 examples."""
     torch.set_num_threads(1)
-    family, results = make_family(task, steps, device), Results(folder / f"vit-{task}.jsonl")
+    family, results = make_family(task, steps, device), Results(folder / f"vit-{task}.jsonl", device)
 
     def get(depth: int, share: float, rate: float, seed: int) -> Result:
         found = results.find(task, depth, share, rate, seed)

@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
+from esper.numerics.devices import describe_platform
+
 R = TypeVar("R")
 T = TypeVar("T")
 PAUSE = 1.0
@@ -20,15 +22,17 @@ PAUSE = 1.0
 
 
 class ResultFile(Generic[R]):
-    """Results of one kind, a dataclass, one JSON line each.
+    """Results of one kind, a dataclass, one JSON line each; beside them the software and devices that made them.
 
     Args:
         path: The file; its folder is made if need be.
         kind: Of the results.
+        device: Computes them.
     """
 
-    def __init__(self, path: Path, kind: type[R]) -> None:
+    def __init__(self, path: Path, kind: type[R], device: str = "cpu") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._device = device
         self.path, self._adapter = path, TypeAdapter[R](kind)
         self._size, self._results = 0, list[R]()
 
@@ -43,6 +47,10 @@ class ResultFile(Generic[R]):
 
     def add(self, *results: Any) -> None:
         """Append results, in one write."""
+        platforms, platform = self.path.with_suffix(".platforms"), json.dumps(describe_platform([self._device]))
+        if not platforms.exists() or platform not in platforms.read_text().splitlines():
+            with platforms.open("a") as file:
+                file.write(platform + "\n")
         with self.path.open("a") as file:
             file.write("".join(json.dumps(asdict(result)) + "\n" for result in results))
 

@@ -87,7 +87,7 @@ def test_one_bit_of_a_tensor_shows() -> None:
 
 
 def test_times_and_versions_are_left_out_wherever_they_stand() -> None:
-    described = bit_scenarios.describe({"a": [{"seconds": 1.5, "loss": np.float32(0.1)}], "esper_version": "1"})
+    described = bit_scenarios.describe({"a": [{"seconds": 1.5, "loss": np.float32(0.1)}], "platform": {"esper": "1"}})
     assert described == {"a": [{"loss": float(np.float32(0.1))}]}
 
 

@@ -56,7 +56,7 @@ ADDRESSES = {
 }
 """Where a class may be, the newest address first."""
 VOLATILE = frozenset(
-    {"seconds", "time", "esper_version", "version", "file", "sha256", "run", "environment_steps_per_second"}
+    {"seconds", "time", "platform", "version", "file", "sha256", "run", "environment_steps_per_second"}
 )
 """Names whose values no two runs of the same code share, or that say nothing of what was computed."""
 WORDS = frozenset({"basis", "claim", "place", "title"})

@@ -21,7 +21,7 @@ def begin(path: Path) -> RunStore:
     run.config.write_text("{}")
     store = RunStore.create(run.store)
     store.set_metadata({"command": "train", "iterations": 40})
-    store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
+    store.emit(RunStarted(iteration=0, platform={"esper": "0.1.0"}, seed=3))
     return store
 
 

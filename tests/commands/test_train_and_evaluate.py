@@ -154,7 +154,7 @@ def test_a_complete_run_that_is_resumed_is_finished(run: Path, capsys: Capture, 
     """Also if it was killed after its last checkpoint, or resumed by a version that took the end from it."""
     if not ended:
         with RunStore.open(run / "run.db") as store:
-            store.emit(RunResumed(iteration=2, esper_version="0"))
+            store.emit(RunResumed(iteration=2, platform={"esper": "0"}))
     for _ in range(2):
         assert main(["train", "--resume", str(run)]) == 0
     capsys.readouterr()

@@ -73,7 +73,7 @@ def plant(run: Path, plan: Plan = Plan()) -> Path:
     store = run / "run.db"
     with RunStore.create(store) as writer:
         writer.set_metadata(metadata(plan))
-        writer.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=0))
+        writer.emit(RunStarted(iteration=0, platform={"esper": "0.1.0"}, seed=0))
         for iteration in range(1, plan.iterations + 1):
             for event in episode(plan, iteration):
                 writer.emit(event)

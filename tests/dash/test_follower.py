@@ -84,7 +84,7 @@ def test_a_rewind_that_was_made_good_at_once_is_told_by_the_resumption(store: Pa
     with RunStore.open(store) as writer:
         writer.rewind(1)
         while writer.last_id() <= before:
-            writer.emit(RunResumed(iteration=1, esper_version="0.1.0"))
+            writer.emit(RunResumed(iteration=1, platform={"esper": "0.1.0"}))
             writer.flush()
     assert follower.poll(["checkpoint_written"]).reload
 

@@ -29,6 +29,7 @@ from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
+from esper.numerics.devices import describe_platform
 from esper.runs.events import (
     Event,
     GateJudged,
@@ -152,6 +153,8 @@ def test_a_resumed_run_tells_what_one_that_was_never_cut_tells(
     train(resumed(saved, controller, run=tmp_path / "cut"), 12 - saved_after)
     assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
     assert [event.iteration for event in events(tmp_path / "cut", RunResumed)] == [saved_after]
+    platforms = [event.platform for event in events(tmp_path / "cut", RunStarted, RunResumed)]
+    assert platforms == [describe_platform(["cpu"])] * 2
     with pytest.raises(RunError, match="no longer writes"):
         train(cut, 1)
 

@@ -141,7 +141,7 @@ def ways_of_training(folder: Path, seeds: int, capsys: Capture, monkeypatch: pyt
             (trial / "config.yaml").write_text("{}\n")
             load_or_compute(arm_file(trial, FIRST), "", lambda own=own: own)
             with RunStore.create(trial / "run.db") as store:
-                store.emit(RunStarted(iteration=0, esper_version="1.0", seed=seed))
+                store.emit(RunStarted(iteration=0, platform={"esper": "1.0"}, seed=seed))
     assert main(["report", str(folder / "all")]) == 0
     reported = of_terminal(capsys.readouterr().out)
     for name in MEANS:

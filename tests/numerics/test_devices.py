@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import esper
 from esper.errors import ConfigError
 from esper.numerics import devices
-from esper.numerics.devices import CUBLAS_WORKSPACE, FIXED_WORKSPACES, prepare_device
+from esper.numerics.devices import CUBLAS_WORKSPACE, FIXED_WORKSPACES, describe_platform, prepare_device
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +86,13 @@ def test_what_can_no_longer_be_made_deterministic_is_refused(
     prepare_device("cuda", deterministic=True)
     assert current == [0, 0]
     assert os.environ[CUBLAS_WORKSPACE] == FIXED_WORKSPACES[1]
+
+
+def test_the_platform_names_versions_and_the_models_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Card {index}")
+    platform = describe_platform(["cuda:7", "cuda:1", "cpu"])
+    assert platform["devices"] == "cpu, cuda:1 (Card 1), cuda:7"  # the last belongs to another machine
+    assert platform["torch"] == torch.__version__
+    assert platform["esper"] == esper.__version__
+    assert describe_platform(["cuda"])["devices"] == "cuda (Card 0)"

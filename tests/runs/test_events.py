@@ -52,15 +52,15 @@ def test_an_unknown_event_is_refused():
 
 def test_another_version_is_refused():
     with pytest.raises(RunError, match="'run_started' version 99 is unknown"):
-        decode_event("run_started", 99, encode_event(RunStarted(iteration=0, esper_version="1.0", seed=7)))
+        decode_event("run_started", 99, encode_event(RunStarted(iteration=0, platform={"esper": "1.0"}, seed=7)))
 
 
 @pytest.mark.parametrize(
-    "payload", ["", "{}", "[]", '{"iteration": 0, "esper_version": "1", "seed": 1, "shoe_size": 43}']
+    "payload", ["", "{}", "[]", '{"iteration": 0, "platform": {"esper": "1"}, "seed": 1, "shoe_size": 43}']
 )
 def test_a_damaged_payload_is_refused(payload: str):
     with pytest.raises(RunError, match="a stored event 'run_started' is damaged"):
-        decode_event("run_started", 1, payload)
+        decode_event("run_started", 2, payload)
 
 
 def test_a_name_is_registered_once():
@@ -74,4 +74,4 @@ def test_a_name_is_registered_once():
 
 def test_events_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        RunStarted(iteration=0, esper_version="1.0", seed=7).seed = 8  # type: ignore[misc]
+        RunStarted(iteration=0, platform={"esper": "1.0"}, seed=7).seed = 8  # type: ignore[misc]

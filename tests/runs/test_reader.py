@@ -21,7 +21,7 @@ from runs.hostile import plant_endless_tree
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[RunStore]:
     with RunStore.create(tmp_path / "run.db") as store:
-        store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
+        store.emit(RunStarted(iteration=0, platform={"esper": "0.1.0"}, seed=3))
         for iteration in range(1, 10):
             store.emit(CheckpointWritten(iteration=iteration, file=f"c{iteration}", sha256="0"))
         store.flush()
@@ -38,8 +38,8 @@ def test_records_come_in_order_after_an_id(reader: RunReader):
     assert [record.id for record in reader.records(after_id=3, limit=4)] == [4, 5, 6, 7]
     assert reader.records(after_id=10) == []
     first = reader.records(limit=1)[0]
-    assert (first.type, first.version, first.iteration) == ("run_started", 1, 0)
-    assert first.payload == '{"iteration":0,"esper_version":"0.1.0","seed":3}'
+    assert (first.type, first.version, first.iteration) == ("run_started", 2, 0)
+    assert first.payload == '{"iteration":0,"platform":{"esper":"0.1.0"},"seed":3}'
 
 
 def test_newest_events_of_a_type(reader: RunReader):

@@ -50,7 +50,7 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunStore]
 def test_flushed_events_and_scalars_come_back(path: Path):
     with RunStore.create(path) as store:
         store.set_metadata({"seed": 3, "origin": {"name": "token"}})
-        store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
+        store.emit(RunStarted(iteration=0, platform={"esper": "0.1.0"}, seed=3))
         store.emit(TRANSITION)
         store.record_scalars(1, {"return": 0.5, "entropy": 2.0})
         store.record_scalars(2, {"return": 0.75})
@@ -58,7 +58,7 @@ def test_flushed_events_and_scalars_come_back(path: Path):
     with RunReader.open(path) as reader:
         assert reader.metadata() == {"seed": 3, "origin": {"name": "token"}}
         assert [reader.decode(record) for record in reader.records()] == [
-            RunStarted(iteration=0, esper_version="0.1.0", seed=3),
+            RunStarted(iteration=0, platform={"esper": "0.1.0"}, seed=3),
             TRANSITION,
         ]
         assert reader.events(LifecycleTransition) == [TRANSITION]
@@ -78,7 +78,7 @@ def test_any_float_survives(shared_store: RunStore, value: float):
 
 def test_a_follower_asks_for_new_events_only(path: Path):
     with RunStore.create(path) as store, RunReader.open(path) as reader:
-        store.emit(RunStarted(iteration=0, esper_version="0.1.0", seed=3))
+        store.emit(RunStarted(iteration=0, platform={"esper": "0.1.0"}, seed=3))
         store.flush()
         (first,) = reader.records()
         store.emit(TRANSITION)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from esper.errors import RunError
+from esper.numerics.devices import describe_platform
 from esper.rl.ppo import PolicyOptimizer
 from esper.runs.events import (
     CheckpointWritten,
@@ -152,6 +153,7 @@ def test_the_store_tells_the_whole_history(uninterrupted: tuple[Path, object]):
         assert [event.iteration for event in reader.events(CheckpointWritten)] == [0, 2, 4]
         assert len(reader.events(RunEnded)) == 1
         assert reader.events(RunResumed) == []
+        assert [event.platform for event in reader.events(RunStarted)] == [describe_platform(["cpu"])]
 
 
 def test_probes_record_what_the_modules_that_the_greedy_policy_kept_are_worth(tmp_path: Path):

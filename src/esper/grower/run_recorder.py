@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 import yaml
 
-from esper import __version__
 from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
 from esper.engine.recorder import LifecycleRecorder, describe_gradients, replace_unmeasured
@@ -25,6 +24,7 @@ from esper.grower.decision import Change, Ending
 from esper.lifecycle.rules import GATES, Reason
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
+from esper.numerics.devices import describe_platform
 from esper.runs.events import (
     GateJudged,
     LifecycleTransition,
@@ -291,10 +291,11 @@ class RunRecorder(GrowerCallback):
         """Start the run, or continue it after that many decisions; records of later ones are deleted."""
         store.rewind(decisions)
         store.set_metadata(self._describe_run(grower))
+        platform = describe_platform({str(parameter.device) for parameter in grower.model.parameters()})
         if not decisions and not store.newest(RunStarted.name):
-            store.emit(RunStarted(iteration=0, esper_version=__version__, seed=grower.config.seed))
+            store.emit(RunStarted(iteration=0, platform=platform, seed=grower.config.seed))
         else:
-            store.emit(RunResumed(iteration=decisions, esper_version=__version__))
+            store.emit(RunResumed(iteration=decisions, platform=platform))
         store.flush()
         self._recorder = self._make_recorder(grower, store, decisions)
         self._started, self._ended = time.perf_counter(), False

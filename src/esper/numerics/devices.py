@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
+from collections.abc import Iterable
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import AfterValidator
 
+from esper import __version__
 from esper.errors import ConfigError
 
 CPU = "cpu"
@@ -43,6 +47,23 @@ def require_device(name: str) -> torch.device:
     if device is None or not {str(device), f"{device.type}:{device.index or 0}"} & set(devices):
         raise ConfigError(f"there is no device {name!r} on this machine: choose from {', '.join(devices)}")
     return device
+
+
+def describe_platform(devices: Iterable[str]) -> dict[str, str]:
+    """What results depend on beside settings and seeds: versions, operating system, and devices with their models."""
+    count = torch.cuda.device_count()
+    models = {f"cuda:{index}": torch.cuda.get_device_name(index) for index in range(count)}
+    models["cuda"] = models.get("cuda:0", "")
+    # A device of another machine, on which workers compute, has no model here.
+    named = [f"{device} ({models[device]})" if models.get(device) else device for device in sorted(devices)]
+    return {
+        "esper": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "devices": ", ".join(named),
+    }
 
 
 def prepare_device(name: str, *, deterministic: bool) -> torch.device:

@@ -100,13 +100,13 @@ def _adapter(event_type: type[Event]) -> TypeAdapter[Any]:
     return TypeAdapter(event_type)
 
 
-@register_event("run_started")
+@register_event("run_started", version=2)
 class RunStarted(Event):
-    """A new run begins."""
+    """A new run begins. `platform` has the versions of the software, the operating system and the devices."""
 
     history = True
 
-    esper_version: str
+    platform: dict[str, str]
     seed: int
 
 
@@ -128,13 +128,13 @@ class RunFailed(Event):
     reason: str
 
 
-@register_event("run_resumed")
+@register_event("run_resumed", version=2)
 class RunResumed(Event):
-    """The run goes on after the checkpoint of `iteration`."""
+    """The run goes on after the checkpoint of `iteration`, on this `platform`."""
 
     history = True
 
-    esper_version: str
+    platform: dict[str, str]
 
 
 @register_event("run_ended")

@@ -9,10 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Self, TypeVar
 
-from esper import __version__
 from esper.control.policy import Policy
 from esper.errors import DivergedError, EsperError, RunError
-from esper.numerics.devices import prepare_device
+from esper.numerics.devices import describe_platform, prepare_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history, find_anomalies, scale_rate, was_alarmed
 from esper.rl.ppo import PPO
@@ -85,6 +84,7 @@ class Trainer:
             RunError: the policy to start from is in no run.
         """
         trainer = cls(run, settings, store, workers)
+        platform = describe_platform(set(settings.devices))
 
         # A store with iterations once had a checkpoint. If it was removed, resuming fails instead of starting over.
         if trainer._checkpoints.iterations() or store.last_iteration():
@@ -98,12 +98,12 @@ class Trainer:
                 trainer._record_checkpoint(checkpoint)
             # A complete run is not resumed: there is nothing to do.
             if trainer.done < settings.iterations:
-                store.emit(RunResumed(iteration=trainer.done, esper_version=__version__))
+                store.emit(RunResumed(iteration=trainer.done, platform=platform))
         else:
             if settings.start_from is not None:
                 trainer.policy.load_state_dict(load_start_policy(settings, settings.start_from))
             store.set_metadata(describe_run(settings))
-            store.emit(RunStarted(iteration=0, esper_version=__version__, seed=settings.seed))
+            store.emit(RunStarted(iteration=0, platform=platform, seed=settings.seed))
             store.flush()
             trainer._save_checkpoint()
         return trainer

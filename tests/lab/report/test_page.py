@@ -113,7 +113,7 @@ def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path / "run")
     dump_settings(TrainSettings(iterations=ITERATIONS), run.config)
     with RunStore.create(run.store) as store:
-        store.emit(RunStarted(iteration=0, esper_version="9.8.7", seed=0))
+        store.emit(RunStarted(iteration=0, platform={"esper": "9.8.7"}, seed=0))
         store.set_metadata({LEVELS: training.LEVELS})
         for number in range(1, ITERATIONS + 1):
             store.record_scalars(
@@ -343,7 +343,7 @@ def test_gaps_in_a_curve_are_no_numbers(run: RunDirectory):
 def test_how_to_reproduce(run: RunDirectory):
     text = page_of(run).text
     assert f"esper train --config {run.config} --run-dir runs/again" in text
-    assert "Esper 9.8.7" in text
+    assert "esper 9.8.7" in text
     assert "learning_rate: " in text
 
 

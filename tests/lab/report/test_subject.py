@@ -48,7 +48,7 @@ def comparison(tmp_path: Path) -> Path:
             (trial / "config.yaml").write_text("{}\n")
             add_arm(trial / "arms" / "policy.json", mean + 0.001 * seed)
             with RunStore.create(trial / "run.db") as store:
-                store.emit(RunStarted(iteration=0, esper_version="1.0", seed=seed))
+                store.emit(RunStarted(iteration=0, platform={"esper": "1.0"}, seed=seed))
     return folder
 
 

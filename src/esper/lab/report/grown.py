@@ -12,7 +12,7 @@ from esper.errors import ConfigError, RunError, plural
 from esper.files import read_bounded
 from esper.lab.figures.exhibit import Exhibit, Row, Table, group_rows, read_numbers
 from esper.lab.figures.grown import ADDED, compare_with_bare, grown_exhibits
-from esper.lab.report.page import Headline, Report, Reproduction, Section
+from esper.lab.report.page import Headline, Report, Reproduction, Section, list_platforms
 from esper.lifecycle.stages import Stage
 from esper.runs.events import LifecycleTransition
 from esper.runs.metric import ACCURACY, LOSS, Metric
@@ -32,7 +32,7 @@ def report_grown(run: RunDirectory, bare: RunDirectory | None = None) -> Report:
         ConfigError: ``bare`` cannot be compared with the run.
     """
     with RunReader.open(run.store) as reader:
-        metadata, progress = reader.metadata(), read_progress(run, reader)
+        metadata, progress, platforms = reader.metadata(), read_progress(run, reader), list_platforms(reader)
     try:
         settings = read_bounded(run.config, MOST_BYTES).decode(errors="replace")
     except OSError as error:
@@ -74,7 +74,8 @@ def report_grown(run: RunDirectory, bare: RunDirectory | None = None) -> Report:
     return Report(
         title=f"Esper: {run.path.name}",
         heading=f"How {metadata.get('host', 'a model')} grew",
-        facts=f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}{plan}.",
+        facts=f"Run {run.path}: controller {metadata.get('controller', '?')}, seed {metadata.get('seed', '?')}{plan}; "
+        f"{platforms}.",
         headlines=headlines,
         sections=[*sections, *(Section(table.name.capitalize(), [table]) for table in tables)],
         exhibits=exhibits,

@@ -17,7 +17,19 @@ from esper.files import lock_folder, write_atomically
 from esper.lab.comparison import Comparison
 from esper.lab.figures.drawing import draw_svg
 from esper.lab.figures.exhibit import Exhibit, Figure, Table
+from esper.runs.events import RunResumed, RunStarted
+from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
+
+
+def list_platforms(reader: RunReader) -> str:
+    """The software and the devices of a run; those of every process, if they changed while it was resumed."""
+    events = [*reader.events(RunStarted), *reader.events(RunResumed)]
+    described = dict.fromkeys(
+        ", ".join(value if name in ("system", "devices") else f"{name} {value}" for name, value in one.platform.items())
+        for one in events
+    )
+    return " and then ".join(described) or "software unknown"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from esper.lab.figures.evaluation import exhibit_arms, exhibit_behaviour, exhibi
 from esper.lab.figures.exhibit import run_queries
 from esper.lab.figures.training import BLUEPRINTS, LEARNING, PROBE_INTERACTIONS, exhibit_health
 from esper.lab.report.grown import report_grown
-from esper.lab.report.page import Headline, Report, Reproduction, Section
+from esper.lab.report.page import Headline, Report, Reproduction, Section, list_platforms
 from esper.lab.standings import (
     ARM_MEANINGS,
     SPLIT_TITLES,
@@ -31,7 +31,7 @@ from esper.lab.standings import (
     record_comparison,
     record_evaluation,
 )
-from esper.runs.events import RolledBack, RunStarted
+from esper.runs.events import RolledBack
 from esper.runs.metric import SCORE_MEANING
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RUN_ADVICE, STUDY, RunDirectory
@@ -108,7 +108,7 @@ def _report_training(run: RunDirectory) -> Report:
     comparisons = compare_splits(read_evaluation(run.evaluation) if run.evaluation.exists() else [])
     behaviour = read_behaviour(run.behaviour) if run.behaviour.exists() else None
     with RunReader.open(run.store) as reader:
-        started = reader.events(RunStarted)
+        platforms = list_platforms(reader)
         summary = summarise_run(reader)
         rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
 
@@ -147,8 +147,7 @@ def _report_training(run: RunDirectory) -> Report:
         heading="Did learning to grow networks help?",
         facts=f"Run {run.path}: suite {settings.suite}, seed {settings.seed}, {summary.iterations} of "
         f"{plural(settings.iterations, 'iteration')}, {plural(summary.environment_steps, 'environment step')} in "
-        f"{duration(summary.seconds)} ({summary.environment_steps_per_second:.0f} a second), Esper "
-        f"{started[0].esper_version if started else 'unknown'}.",
+        f"{duration(summary.seconds)} ({summary.environment_steps_per_second:.0f} a second); {platforms}.",
         headlines=[
             _describe_unmeasured(run, summary)
             if heldout is None
