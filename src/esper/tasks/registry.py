@@ -127,7 +127,7 @@ def _make_suite(kind: str | type[Suite]) -> Suite:
     for attribute in _COUNTS:
         count: object = getattr(suite, attribute)
         if type(count) is not int or count < 1:
-            raise TaskError(f"suite {suite_class.name!r} has {attribute} = {count!r}: give a whole number from 1 on")
+            raise TaskError(f"suite {suite_class.name!r} has {attribute} = {count!r}: give a whole number of at least 1")
     if suite.objective not in get_args(Objective):
         raise TaskError(
             f"suite {suite_class.name!r} has the objective {suite.objective!r}: {' or '.join(get_args(Objective))}"
