@@ -97,8 +97,7 @@ class KeptPair:
     """The lower of the two slots."""
     second: int
     interaction: float
-    """Accuracy that both add together beyond what each adds alone (Grabisch, Roubens); positive if they help each other.
-    """
+    """Accuracy that both add beyond what each adds alone (Grabisch, Roubens); positive if they help each other."""
 
 
 @dataclass(frozen=True)
