@@ -87,10 +87,10 @@ def main(
         [Training(replace(family, rate=rate), (depth,), ALONE, CHOOSING) for rate in RATES for depth in DEPTHS]
     )
     best, rate = choose_rates(results, task)
+    alone = [Training(replace(family, rate=best[d]), (d,), ALONE, seed) for seed in FINAL_SEEDS for d in DEPTHS]
     climbs = [Training(replace(family, rate=rate), DEPTHS, share, seed) for share in SHARES for seed in FINAL_SEEDS]
-    results.train(
-        climbs + [Training(replace(family, rate=best[d]), (d,), ALONE, seed) for seed in FINAL_SEEDS for d in DEPTHS]
-    )
+    results.train(alone + climbs[: len(FINAL_SEEDS)])  # a table can be made then
+    results.train(climbs)
     for line in tabulate(results, task):
         print_line(Console(width=120), line)
     print_line(Console(), f"rates alone {best}, of the ladder {rate:g}")
@@ -123,6 +123,8 @@ def tabulate(results: Results, task: str) -> list[str]:
     ]
     for share in SHARES:
         rungs = {depth: find_finals(results, task, depth, share, rate) for depth in DEPTHS}
+        if any(len(found) < len(FINAL_SEEDS) for found in rungs.values()):
+            continue
         flops = rungs[DEPTHS[-1]][0].flops
         cells = list[str]()
         for depth in DEPTHS:
