@@ -185,14 +185,15 @@ def register_reward(
         return {"objective": np.where(inputs.finished, inputs.after.score["accuracy"], 0.0)}
     ```
 
-    The function returns the terms whose sum is a step's reward, by name, ``[E]`` each, in units of the score. It pays
-    each network by that network alone. The name ``rollback`` is the governor's. ``families`` are those of scores that
-    it can pay in, ``weights`` the fields of `RewardSettings` that it reads; others are refused beside it. Running the
-    same definition once more, as in a notebook, replaces it.
+    The function returns the terms whose sum is a step's reward, by name, ``[E]`` each, in units of the score. The
+    reward of a network must depend only on that network. The term name ``rollback`` is reserved for the governor.
+    ``families`` are the families of scores that the mode supports, and ``weights`` the fields of `RewardSettings` that
+    it uses; other weights are rejected with this mode. Running the same definition again, as in a notebook, replaces
+    it.
 
     Raises:
-        ConfigError: the name is empty, what is decorated is no function, another function has that name, or a family or
-            weight does not exist.
+        ConfigError: the name is empty, the decorated object is not a function, another function has that name, or a
+            family or weight does not exist.
     """
     if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a reward mode needs a name, as in @register_reward('mine'), not {describe_value(name)}")
