@@ -104,7 +104,10 @@ def test_layouts(host: nn.Module, name: str, shape: tuple[int, ...], site: Site)
         (["state"], "'state' returns a tuple, and the model's output does not depend on its first element"),
         (["scalar"], r"'scalar' returns shape \(8,\); a slot needs features \[B, D\]"),
         (["largest"], "'largest' returns torch.int64 values; a slot needs floating-point features"),
-        (["time_first"], r"'time_first' returns shape \(1, 2, 4\) for a batch of 2; .* batch_first=True.*an expert"),
+        (
+            ["time_first"],
+            r"'time_first' returns shape \(1, 2, 4\) for a batch of 2; .* batch_first=True.*an expert or a stack",
+        ),
     ],
 )
 def test_what_cannot_carry_a_slot_is_refused(names: list[str], message: str) -> None:

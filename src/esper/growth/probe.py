@@ -392,8 +392,8 @@ def _find_problem(name: str, outputs: Sequence[Any], batch: int) -> str:
     if len(output) != batch:
         return (
             f"submodule {name!r} returns shape {shape} for a batch of {batch}; a slot needs the batch as first axis, "
-            "with all examples: set batch_first=True where torch offers it, and name no part that gets only some of "
-            "the examples, such as an expert"
+            "which keeps the examples apart: set batch_first=True where torch offers it, and name no part that gets "
+            "another number of rows, such as an expert or a stack of two inputs"
         )
     return ""
 
