@@ -85,7 +85,7 @@ as good as networks alone."""
 DISTILLED, DISTILLING = 0.8, tuple(itertools.product((12e-3, 24e-3, 48e-3), (0.25, 0.5, 1.0)))
 """Share of the FLOPs of all sizes alone that the deepest network and those distilled of it take together; learning
 rates and weights of the teacher's answers in the loss, to choose from."""
-JOINT = tuple(itertools.product((6e-3, 12e-3, 24e-3), (0.0, 0.1)))
+JOINT = (*itertools.product((6e-3, 12e-3, 24e-3), (0.0, 0.1)), (48e-3, 0.0))
 """Learning rates and layer dropout of the network with exits, to choose from."""
 TURNS = 3
 """How often the time of both ways is measured."""

@@ -11,15 +11,16 @@ several times at once, it shares its work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import tyro
 from families import ALONE, DEPTHS, Family, Results, Training
 from rich.console import Console
-from rich.table import Table
 from scipy.stats import kendalltau
 from tiny_gpt import HEADS, WIDTH, Stream, measure, text
 from torch import Tensor, nn
@@ -30,6 +31,15 @@ from zoo.hosts import SelfAttention
 from esper.dash.output import print_line
 
 SEEDS, SHARE, RATE = (1, 2, 3), 0.2, 12e-3
+RECIPES: dict[str, dict[str, Any]] = {
+    "base": {},
+    "half-rate": {"rate": RATE / 2},
+    "no-weight-decay": {"weight_decay": 0.0},
+    "relu": {"relu": True},
+    "tied-head": {"tied": True},
+    "post-norm": {"post_norm": True},
+}
+"""How they differ from the first."""
 
 
 class Block(nn.Module):
@@ -102,42 +112,39 @@ def main(folder: tyro.conf.Positional[Path], steps: int = 2400) -> None:
     """All that is missing."""
     torch.set_num_threads(1)
     results = Results(folder / f"recipes-{steps}.jsonl")
-    recipes = [
-        make_recipe("base", steps),
-        make_recipe("half-rate", steps, rate=RATE / 2),
-        make_recipe("no-weight-decay", steps, weight_decay=0.0),
-        make_recipe("relu", steps, relu=True),
-        make_recipe("tied-head", steps, tied=True),
-        make_recipe("post-norm", steps, post_norm=True),
-    ]
+    recipes = [make_recipe(name, steps, **changes) for name, changes in RECIPES.items()]
     climbs = [Training(recipe, DEPTHS, SHARE, seed) for recipe in recipes for seed in SEEDS]
     alone = [Training(recipe, (depth,), ALONE, seed) for recipe in recipes for seed in SEEDS for depth in DEPTHS]
     results.train(climbs + alone)
 
-    def find_mean(recipe: Family, depth: int, share: float) -> float:
-        found = [results.find(recipe.name, depth, share, recipe.rate, seed) for seed in SEEDS]
-        return float(np.mean([one.test for one in found if one is not None]))
+    for line in tabulate(results, list(RECIPES)):
+        print_line(Console(width=120), line)
 
-    # Losses of both ways, and how their rankings agree.
-    titles = [f"{way}, {depth}" for depth in DEPTHS for way in ("alone", "rung")]
-    table = Table("recipe", *titles, box=None)
-    means = {
-        (recipe.name, depth, share): find_mean(recipe, depth, share)
-        for recipe in recipes
-        for depth in DEPTHS
-        for share in (ALONE, SHARE)
-    }
-    for recipe in recipes:
-        cells = [f"{means[recipe.name, depth, share]:.4f}" for depth in DEPTHS for share in (ALONE, SHARE)]
-        table.add_row(recipe.name, *cells)
-    Console(width=130).print(table)
+
+def tabulate(results: Results, recipes: Sequence[str]) -> list[str]:
+    """Lines of a Markdown table: by size, how rankings of recipes by rungs agree with those by separate trainings.
+
+    The tau of two seeds, the mean over pairs of seeds of separate trainings, is what chance allows.
+    """
+    lines = ["| blocks | Kendall's tau | same sign | rungs beside alone | tau of two seeds |", "|---" * 5 + "|"]
     for depth in DEPTHS:
-        alone, rungs = ([means[recipe.name, depth, share] for recipe in recipes] for share in (ALONE, SHARE))
+        alone, rungs = ([find_mean(results, one, depth, share) for one in recipes] for share in (ALONE, SHARE))
+        by_seed = [[find_mean(results, one, depth, ALONE, (seed,)) for one in recipes] for seed in SEEDS]
+        of_seeds = np.mean([kendalltau(one, two).statistic for one, two in combinations(by_seed, 2)])
         pairs = list(combinations(range(len(recipes)), 2))
         agree = np.mean([(alone[one] < alone[two]) == (rungs[one] < rungs[two]) for one, two in pairs])
-        bias = np.mean([rung / twin - 1 for rung, twin in zip(rungs, alone, strict=True)])
+        bias = [rung / twin - 1 for rung, twin in zip(rungs, alone, strict=True)]
         tau = kendalltau(alone, rungs).statistic
-        print_line(Console(), f"{depth} blocks: tau {tau:.2f}, signs agree {agree:.0%}, rungs {bias:+.2%}")
+        between = f"{np.mean(bias):+.1%} ({min(bias):+.1%} to {max(bias):+.1%})"
+        lines.append(f"| {depth} | {tau:.2f} | {agree:.0%} | {between} | {of_seeds:.2f} |")
+    return lines
+
+
+def find_mean(results: Results, recipe: str, depth: int, share: float, seeds: Sequence[int] = SEEDS) -> float:
+    """Test loss, mean over seeds."""
+    key = (recipe, depth, share)
+    found = [one.test for one in results.results if (one.family, one.depth, one.share) == key and one.seed in seeds]
+    return float(np.mean(found))
 
 
 if __name__ == "__main__":

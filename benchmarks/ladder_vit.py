@@ -83,33 +83,37 @@ def main(
     """All that is missing; a minibatch has 16 examples."""
     torch.set_num_threads(1)
     family, results = make_family(task, steps, device), Results(folder / f"vit-{task}.jsonl", device)
-
-    def get(depth: int, share: float, rate: float, seed: int) -> Result:
-        found = results.find(task, depth, share, rate, seed)
-        assert found is not None
-        return found
-
-    # Seed 0 chooses rates.
     results.train(
         [Training(replace(family, rate=rate), (depth,), ALONE, CHOOSING) for rate in RATES for depth in DEPTHS]
     )
-    best = {depth: min(RATES, key=lambda rate: get(depth, ALONE, rate, CHOOSING).validation) for depth in DEPTHS}
-    rate = min(RATES, key=lambda rate: sum(get(depth, ALONE, rate, CHOOSING).validation for depth in DEPTHS))
-    # The others are reported.
+    best, rate = choose_rates(results, task)
+    alone = [Training(replace(family, rate=best[d]), (d,), ALONE, seed) for seed in FINAL_SEEDS for d in DEPTHS]
     climbs = [Training(replace(family, rate=rate), DEPTHS, share, seed) for share in SHARES for seed in FINAL_SEEDS]
-    results.train(
-        climbs + [Training(replace(family, rate=best[d]), (d,), ALONE, seed) for seed in FINAL_SEEDS for d in DEPTHS]
-    )
-
-    for line in tabulate(results, task, rate, best):
+    results.train(alone + climbs[: len(FINAL_SEEDS)])  # a table can be made then
+    results.train(climbs)
+    for line in tabulate(results, task):
         print_line(Console(width=120), line)
+    print_line(Console(), f"rates alone {best}, of the ladder {rate:g}")
 
 
-def tabulate(results: Results, task: str, rate: float, best: dict[int, float]) -> list[str]:
+def choose_rates(results: Results, task: str) -> tuple[dict[int, float], float]:
+    """By the validation loss of seed 0: the best rate of each depth alone, and the ladder's, the best in the mean."""
+
+    def get_loss(depth: int, rate: float) -> float:
+        found = results.find(task, depth, ALONE, rate, CHOOSING)
+        assert found is not None
+        return found.validation
+
+    best = {depth: min(RATES, key=lambda rate: get_loss(depth, rate)) for depth in DEPTHS}
+    return best, min(RATES, key=lambda rate: sum(get_loss(depth, rate) for depth in DEPTHS))
+
+
+def tabulate(results: Results, task: str) -> list[str]:
     """Lines of a Markdown table: accuracy alone, in percent, and by share what rungs have more, in points, and cost.
 
     Means and standard deviations of accuracy; means and standard errors of differences, which are paired by seed.
     """
+    best, rate = choose_rates(results, task)
     alone = {depth: find_finals(results, task, depth, ALONE, best[depth]) for depth in DEPTHS}
     total = sum(found[0].flops for found in alone.values())
     lines = [
@@ -119,6 +123,8 @@ def tabulate(results: Results, task: str, rate: float, best: dict[int, float]) -
     ]
     for share in SHARES:
         rungs = {depth: find_finals(results, task, depth, share, rate) for depth in DEPTHS}
+        if any(len(found) < len(FINAL_SEEDS) for found in rungs.values()):
+            continue
         flops = rungs[DEPTHS[-1]][0].flops
         cells = list[str]()
         for depth in DEPTHS:

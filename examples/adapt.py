@@ -41,7 +41,7 @@ Shift = Literal["noise", "inversion", "rotation", "cycled", "merged"]
 
 
 def change(batch: Minibatch, shift: Shift, classes: int, generator: torch.Generator) -> Minibatch:
-    """What a shift makes of a minibatch: of its inputs, or of its labels."""
+    """A minibatch after the shift, which changes its inputs or its labels."""
     inputs, labels = batch
     match shift:
         case "noise":
@@ -68,7 +68,7 @@ def offer_everywhere(network: nn.Module, host: str, inputs: Tensor) -> dict[str,
 
 @torch.no_grad()
 def measure_accuracy(model: nn.Module, batches: Iterable[Minibatch]) -> float:
-    """Fraction that is right in evaluation mode; the model stays in its own."""
+    """Accuracy in evaluation mode; the model's own mode is restored."""
     was_training, right, count = model.training, 0, 0
     model.eval()
     for batch in batches:
@@ -93,14 +93,14 @@ def main(
 
     Args:
         task: What the host has learned: digits, mnist1d, fashion-mnist or cifar10.
-        host: The network: mlp, conv, resnet, vit or conv1d; by default as suits the task.
+        host: The network: mlp, conv, resnet, vit or conv1d; by default one for the task.
         shift: How the data change: noise, inversion, rotation, cycled or merged (classes).
-        examples: Of the changed data, rounded up to batches of 50.
-        protect: By which share the loss on old data, which the host has not learned, may rise; by default by any.
-        training_flops: To spend on trials; by default whatever it takes.
-        epochs: For the host to learn before; by default as suits the host.
-        seed: All randomness follows from it.
-        download: Fetch the data if they are not on this machine.
+        examples: Number of changed examples, rounded up to batches of 50.
+        protect: Maximum relative increase of the loss on held-out old data (default: unlimited).
+        training_flops: Maximum FLOPs of the trials (default: unlimited).
+        epochs: Epochs of training before the data change (default: the host's).
+        seed: Random seed.
+        download: Download the data if they are missing.
     """
     torch.set_num_threads(1)
     host = host_for(task, host)

@@ -2,8 +2,8 @@
 
     python examples/grow.py --task digits --host conv --epochs 20 --run-dir runs/grown
 
-After every epoch the controller decides what germinates, stays or goes, and a picture shows what has grown where. The
-same host learns beside it from the same minibatches, without growth. In the end what is unfinished is judged, and both
+After every epoch the controller plants, keeps or removes modules, and a picture shows what has grown where. The same
+host is trained on the same minibatches without growth. At the end modules still on trial are judged, and both models
 are measured on test data that nothing else reads. `esper dash`, `esper report RUN` and `esper runs` read the run's
 directory; `esper export` takes the model in it.
 """
@@ -57,21 +57,21 @@ def main(
     """Grow a host on a task.
 
     Args:
-        task: What to learn: digits, mnist1d, fashion-mnist, cifar10 or charlm.
-        host: The network that grows: mlp, conv, resnet, vit, conv1d or gpt; by default as suits the task.
-        controller: Who decides: look, heuristic, none, random, periodic, all_at_start, all_at_plateau, or the
+        task: Data set: digits, mnist1d, fashion-mnist, cifar10 or charlm.
+        host: The network that grows: mlp, conv, resnet, vit, conv1d or gpt; by default one for the task.
+        controller: Decides what grows: look, heuristic, none, random, periodic, all_at_start, all_at_plateau, or the
             directory of a run of `esper train`.
-        epochs: Passes over the training data, each of which ends with a decision; by default as suits the host.
-        seed: All randomness follows from it.
-        rent: What growth costs: the score is accuracy - rent * log1p(added / host parameters).
-        evidence: What seeds on trial are judged by: what the model loses without them, or what it has over a fork
-            that trains on without them.
-        isolation: Whether a seed first learns alone behind a frozen host; for controllers that can end that.
-        text: The UTF-8 file that charlm learns; by default the text of Python's help.
+        epochs: Passes over the training data, with a decision after each (default: the host's).
+        seed: Random seed.
+        rent: Price of added parameters: the score is accuracy - rent * log1p(added / host parameters).
+        evidence: How a seed on trial is measured: by switching it off (dependence), or against a copy of the model
+            that is trained on without it (refit).
+        isolation: With shadow, a seed is first trained behind a frozen host; only for controllers that end this.
+        text: UTF-8 file for charlm (default: the text of Python's help).
         run_dir: New folder for the run and the model.
         export: File for the grown model without Esper: its name ends in .pt2, .onnx or .safetensors.
-        download: Fetch the data if they are not on this machine.
-        device: Where to compute, as torch names it.
+        download: Download the data if they are missing.
+        device: Torch device.
     """
     torch.set_num_threads(1)  # faster for networks this small, and sums are rounded alike on all machines
     host = host_for(task, host)

@@ -1,9 +1,9 @@
-"""Show where a small host would grow on a task, and by what, before anything is planted.
+"""Show in which slots of a small host modules would help, and which, before anything is planted.
 
     python examples/look.py --task mnist1d --host conv1d --after 3 --svg map.svg
 
-The host learns by itself first; then one backward pass over training examples shows what every blueprint promises in
-every slot.
+The host is trained first. Then one backward pass over training examples estimates for every blueprint in every slot
+how much it would lower the loss.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def main(
     """Train a host, and look where it would grow.
 
     Args:
-        task: What to learn: digits, mnist1d, fashion-mnist, cifar10 or charlm.
-        host: The network: mlp, conv, resnet, vit, conv1d or gpt; by default as suits the task.
-        after: Epochs to learn before; 0 looks at a fresh host.
-        examples: To look at, rounded up to whole minibatches.
-        draws: Of the initial values of what might be planted.
-        layers: Whether to show the host's own layers, too.
-        seed: All randomness follows from it.
-        text: The UTF-8 file that charlm learns; by default the text of Python's help.
+        task: Data set: digits, mnist1d, fashion-mnist, cifar10 or charlm.
+        host: The network: mlp, conv, resnet, vit, conv1d or gpt; by default one for the task.
+        after: Epochs of training before the look.
+        examples: Number of training examples, rounded up to whole minibatches.
+        draws: Number of initial values drawn for each module.
+        layers: Show the host's own layers, too.
+        seed: Random seed.
+        text: UTF-8 file for charlm (default: the text of Python's help).
         svg: File for a map of slots and blueprints.
-        download: Fetch the data if they are not on this machine.
+        download: Download the data if they are missing.
     """
     torch.set_num_threads(1)
     host = host_for(task, host)

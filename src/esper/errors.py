@@ -1,7 +1,7 @@
-"""Every error that Esper raises on purpose, and the hint to a misspelt name.
+"""The errors that Esper raises on purpose, and suggestions for misspelt names.
 
-The command line prints any of them as one sentence on stderr and exits with code 2; so a message names what was wrong,
-where, and what to do about it.
+The command line prints such an error on stderr, without a traceback, and exits with code 2. So each message says what
+was wrong, where, and what to do about it.
 """
 
 import difflib
@@ -26,11 +26,11 @@ LONGEST_MESSAGE = 2000
 
 
 class EsperError(Exception):
-    """Base of all errors that Esper raises on purpose. Its text is one printable line, whatever it quotes."""
+    """Base class of all errors that Esper raises on purpose. The text is one printable line, whatever it quotes."""
 
     def __str__(self) -> str:
         text = escape_unprintable(super().__str__())
-        # A message may quote a file of any length.
+        # A message may quote a file of any length, so the middle of a long one is left out.
         if len(text) > LONGEST_MESSAGE:
             half = LONGEST_MESSAGE // 2
             text = f"{text[:half]} ... {text[-half:]}"
@@ -38,7 +38,7 @@ class EsperError(Exception):
 
 
 class IllegalActionError(EsperError):
-    """An action that the lifecycle's rules forbid in the seed's present state."""
+    """An action that the rules of the lifecycle forbid in the seed's current state."""
 
 
 class UnknownBlueprintError(EsperError):
@@ -46,7 +46,7 @@ class UnknownBlueprintError(EsperError):
 
 
 class SlotError(EsperError):
-    """A growth slot that cannot be attached to, or probed on, the given model."""
+    """A growth slot that cannot be attached to the given model or probed on it."""
 
 
 class ConfigError(EsperError):
@@ -54,11 +54,11 @@ class ConfigError(EsperError):
 
 
 class CheckpointError(EsperError):
-    """A checkpoint that is missing, damaged, foreign or of another shape than expected."""
+    """A checkpoint that is missing, damaged, of another program or of an unexpected shape."""
 
 
 class RunError(EsperError):
-    """A run directory or run store that is missing, damaged, foreign or in use."""
+    """A run directory or run store that is missing, damaged, of another program or in use."""
 
 
 class TaskError(EsperError):
@@ -66,23 +66,23 @@ class TaskError(EsperError):
 
 
 class DistributedError(EsperError):
-    """A process that cannot go on because of another process of its group."""
+    """A process that cannot continue because another process of its group failed or differs."""
 
 
 class DivergedError(EsperError):
-    """Training that keeps diverging although it was rolled back."""
+    """Training that keeps diverging even after rollbacks."""
 
 
 class ExportError(EsperError):
-    """A model that cannot be finalized or exported, or whose export computes something else."""
+    """A model that cannot be finalized or exported, or whose exported form computes different outputs."""
 
 
 class LookError(EsperError):
-    """A loss or data with which expansion scores cannot be measured."""
+    """A loss or data set on which expansion scores cannot be measured."""
 
 
 def escape_unprintable(text: str) -> str:
-    """A text as one line that cannot control a terminal: unprintable characters are written as escapes."""
+    """The text as one line with escapes for unprintable characters, so that it cannot control a terminal."""
     if text.isprintable():
         return text
     return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text)
@@ -91,18 +91,18 @@ def escape_unprintable(text: str) -> str:
 def did_you_mean(
     name: str, candidates: Iterable[str], *, spell: Callable[[str], str] = repr, limit: int = 3, separator: str = ";"
 ) -> str:
-    """``; did you mean 'a' or 'b'?`` with the candidates nearest to ``name``; empty if none is near.
+    """``; did you mean 'a' or 'b'?`` with the candidates closest to ``name``; an empty string if none is close.
 
-    At most ``limit`` names are suggested, each written by ``spell``. The hint starts with ``separator``.
+    At most ``limit`` names are suggested, each formatted by ``spell``. The hint starts with ``separator``.
     """
     near = difflib.get_close_matches(name, [candidate for candidate in candidates if candidate], n=limit)
     return f"{separator} did you mean {' or '.join(map(spell, near))}?" if near else ""
 
 
 def plural(number: float, noun: str, nouns: str = "") -> str:
-    """A number with its noun, in the plural unless it is one: ``1 run``, ``2,000 runs``, ``0 families``.
+    """A number with its noun, in the plural unless the number is one: ``1 run``, ``2,000 runs``, ``0 families``.
 
-    ``nouns`` is the plural, if that is not the noun with an s. Numbers are rounded to integers.
+    ``nouns`` is the plural; by default it is the noun with an s. Numbers are rounded to integers.
     """
     amount = f"{number:,.0f}"
     return f"{amount} {noun if amount == '1' else nouns or noun + 's'}"

@@ -1,4 +1,4 @@
-"""Files that are written atomically, and read safely even if somebody else put them there."""
+"""Writing files atomically, and reading files safely even if they come from somebody else."""
 
 import errno
 import fcntl
@@ -18,7 +18,7 @@ TEMPORARY_SUFFIX = ".partial"
 LOCK_FILE = ".lock"
 """The file that is locked in a folder of a file system that locks no folders, such as NFS."""
 LONGEST_WAIT = 600.0
-"""Seconds after which a lock that another process holds is given up: that process may be suspended."""
+"""Seconds to wait for another process's lock; that process may be suspended."""
 _POLL_SECONDS = 0.01
 
 
@@ -36,8 +36,8 @@ _locked = _LockedFolders()
 def lock_folder(folder: Path) -> Generator[None]:
     """Context manager within which no other thread or process writes into ``folder`` by the functions of this module.
 
-    Files that must agree are written, and outdated ones deleted, within one such block. Blocks may be nested. A file
-    system without locks is written without.
+    Files that must agree are written, and outdated ones deleted, within one such context. Contexts may be nested. On a
+    file system without locks, no lock is taken.
 
     Raises:
         RunError: the folder cannot be opened, or another process has been writing there for ten minutes.
@@ -151,7 +151,7 @@ def replace_file(path: Path) -> Generator[Path]:
 
 
 class UnsuitableFileError(OSError):
-    """A path that is no regular file, or a file that is too large."""
+    """A path that is not a regular file, or a file that is too large."""
 
 
 def read_bounded(path: Path, most: int) -> bytes:

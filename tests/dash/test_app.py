@@ -229,6 +229,11 @@ def test_important_events_are_lives_of_seeds_rollbacks_anomalies_and_failures(pl
         connection.execute(
             "INSERT INTO events (time, type, version, iteration, payload) VALUES (0, 'lifecycle_transition', 1, 2, '{')"
         )
+        connection.execute(
+            "INSERT INTO events (time, type, version, iteration, payload) "
+            "SELECT time, type, version, iteration, json_set(payload, '$.after', 'pruned') FROM events "
+            "WHERE type = 'lifecycle_transition' AND json_valid(payload) LIMIT 1"
+        )
         rows = connection.execute("SELECT id, type, payload FROM events ORDER BY id DESC").fetchall()
 
     def matters(kind: str, payload: str) -> bool:
@@ -240,6 +245,11 @@ def test_important_events_are_lives_of_seeds_rollbacks_anomalies_and_failures(pl
     expected = [number for number, kind, payload in rows if matters(kind, payload)]
     found = get(tmp_path, "/api/events?run=run&important=1")
     assert [event["id"] for event in found["events"]] == expected[:PAGE]
+    assert {event["payload"]["after"] for event in found["events"] if event["type"] == "lifecycle_transition"} == {
+        "germinated",
+        "fossilized",
+        "pruned",
+    }
     assert 0 < len(expected) < len(rows)
     assert found["slots"] == PLAN.slot_names
 

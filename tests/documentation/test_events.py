@@ -18,7 +18,7 @@ def test_every_event_has_its_fields_types_defaults_and_meanings():
     for name, event_type in event_types().items():
         assert f"### `{name}`, version {event_type.version}" in table
     assert "| `kept` | `tuple[str \\| None, ...]` | Blueprint of the fossil in each slot. |" in table
-    assert "| `blueprint` | `str \\| None` | `None` | What was germinated; in a run of" in table
+    assert "| `blueprint` | `str \\| None` | `None` | The germinated blueprint; in a run of" in table
     assert "| `choices` | `dict[str, str]` | `{}` |" in table
 
 

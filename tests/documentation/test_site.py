@@ -83,7 +83,7 @@ def test_no_page_is_too_tall_and_no_code_is_cut_off(site: Path, address: str, pa
 def test_search_finds_attach_first(address: str, page: Page) -> None:
     page.goto(f"{address}/index.html")
     page.keyboard.press("/")
-    page.keyboard.type("esper.attach")
+    page.locator("input:focus").press_sequentially("esper.attach")  # once the field is there
     first = page.locator("a[href*='esper.attach']").first
     first.wait_for()
     assert "reference/growth.html#esper.attach" in (first.get_attribute("href") or "")

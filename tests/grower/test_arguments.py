@@ -143,8 +143,8 @@ def test_so_do_its_methods(method: str, argument: str) -> None:
 SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"classes": "10"}, r"^classes is a str, '10': give the number of classes"),
     ({"classes": 1}, r"^classes is 1: give the number"),
-    ({"horizon": 20.5}, r"^horizon is a float, 20\.5: give a whole number from 1 on, or omit it$"),
-    ({"rent": None}, r"^rent is None: give a number from 0 on$"),
+    ({"horizon": 20.5}, r"^horizon is a float, 20\.5: give a whole number of at least 1, or omit it$"),
+    ({"rent": None}, r"^rent is None: give a number of at least 0$"),
     ({"rent": -0.5}, r"^rent is -0\.5: give"),
     ({"conduct": 3}, r"^conduct is an int, 3: give .* instance of EpisodeConfig$"),
     ({"conduct": {"plateu": 3}}, r"^unknown key `conduct\.plateu`, did you mean `conduct\.plateau`\?$"),

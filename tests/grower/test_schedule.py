@@ -41,7 +41,7 @@ def test_by_default_a_fiftieth_rises_and_a_fifth_falls_to_nothing() -> None:
     [
         ({"warmup": 0.6, "decay": 0.6}, "add up to more than 1"),
         ({"decay": 1.1}, "add up to more than 1"),
-        ({"warmup": -0.1}, "warmup is -0.1: give a number from 0 on"),
+        ({"warmup": -0.1}, "warmup is -0.1: give a number of at least 0"),
         ({"share": math.nan}, "share is nan: give a number"),
         ({"share": "0.5"}, "share is .*: give a number"),
         ({"share": None}, "share is None: give a number"),

@@ -106,7 +106,7 @@ def test_a_file_that_something_else_is_called_after_is_not_run(words: list[str],
 def test_a_suite_with_a_count_that_cannot_be_is_refused(file: Path, attribute: str, count: str) -> None:
     file.write_text(f"{SHORT}    {attribute} = {count}\n")
     allow_files(["--suite", f"{file}:short"])
-    with pytest.raises(TaskError, match=f"'short' has {attribute} = {count}: give a whole number from 1 on"):
+    with pytest.raises(TaskError, match=f"'short' has {attribute} = {count}: give a whole number of at least 1"):
         get_suite("short")
 
 

@@ -81,9 +81,9 @@ def _require_batches(value: Any) -> Any:
 _INTEGER = BeforeValidator(_read_integer)
 _NUMBER = BeforeValidator(read_number)
 NonNegativeInt = Annotated[int, _INTEGER, Field(ge=0, le=LARGEST), Advice(f"give a whole number from 0 to {LARGEST}")]
-PositiveInt = Annotated[int, _INTEGER, Field(ge=1, le=LARGEST), Advice("give a whole number from 1 on")]
-AtLeastTwo = Annotated[int, _INTEGER, Field(ge=2, le=LARGEST), Advice("give a whole number from 2 on")]
-NonNegativeFloat = Annotated[float, _NUMBER, Field(ge=0, allow_inf_nan=False), Advice("give a number from 0 on")]
+PositiveInt = Annotated[int, _INTEGER, Field(ge=1, le=LARGEST), Advice("give a whole number of at least 1")]
+AtLeastTwo = Annotated[int, _INTEGER, Field(ge=2, le=LARGEST), Advice("give a whole number of at least 2")]
+NonNegativeFloat = Annotated[float, _NUMBER, Field(ge=0, allow_inf_nan=False), Advice("give a number of at least 0")]
 Flops = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False), Advice("give a number of FLOPs above 0")]
 Seconds = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False), Advice("give a number of seconds above 0")]
 Name = Annotated[str, Field(min_length=1), Advice("give a name")]

@@ -1,1 +1,1 @@
-"""Growing models: slots, seeds, blueprints and their promise, and plain models made of them."""
+"""Growing models: slots, seeds, blueprints and their promise, and the plain models made from them."""

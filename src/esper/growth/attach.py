@@ -26,16 +26,16 @@ PATTERN = "re:"
 _TOKENS = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|\((?:\?(?:P?<\w+>|<?[=!]|\(\w+\)|[\w-]*:|>))?|\||\)", re.DOTALL
 )
-"""Parts of a regular expression: an escape, a set, a comment, the beginning of a group, a bar, the end of a group."""
+"""Parts of a regular expression: an escape, a set, a comment, the start of a group, a bar, the end of a group."""
 _NO_BRANCHES = re.compile(r"\(\?(?:<?[=!]|\()")
-"""The beginning of a lookaround or a condition."""
+"""The start of a lookaround or a condition."""
 _log = logging.getLogger(__name__)
 AUTO = "auto"
-"""In place of a list of blueprints: all that fit."""
+"""Stands for all blueprints that fit, in place of a list."""
 
 
 def _read_places(value: Any) -> Any:
-    """Validate names, or a mapping from names, or tuples of names, to the blueprints on offer."""
+    """Validate names, or a mapping from names or tuples of names to available blueprints."""
     if isinstance(value, Mapping):
         offers = cast("Mapping[Any, Any]", value)
         for place in offers:
@@ -64,7 +64,7 @@ Places = Annotated[
         "'auto'"
     ),
 ]
-"""Names of submodules, or ``re:`` and a regular expression; or a mapping from places to the blueprints on offer."""
+"""Names of submodules, or ``re:`` and a regular expression; or a mapping from places to available blueprints."""
 
 
 def _read_frozen(value: Any) -> Any:
@@ -91,7 +91,7 @@ def attach(
     apart: bool | None = None,
     freeze_host: FrozenParts = False,
 ) -> GrowingModel:
-    """Add growth slots behind some submodules of ``model``.
+    """Add growth slots after some submodules of ``model``.
 
     ```python
     growing = attach(net, {"layer2": ["conv3x3", "squeeze_excite"], r"re:blocks\\.\\d+": "auto"}, images[:2])
@@ -103,16 +103,16 @@ def attach(
     Args:
         model: Any module.
         slots: Names of submodules, or a mapping from names to lists of blueprints or ``"auto"`` (all that fit). A name
-            that begins with ``re:`` is a regular expression that must match whole names; a warning says if one of its
-            alternatives, as in ``(query|value)``, matches nothing. New hidden units (``units``, ``units_8``) grow
+            that starts with ``re:`` is a regular expression that must match whole names; there is a warning if one of
+            its alternatives, as in ``(query|value)``, matches nothing. New hidden units (``units``, ``units_8``) grow
             between layers named by a tuple, ``("fc1", "fc2")`` or ``("gate", "up", "down")``, or found in a named
-            submodule such as a transformer's MLP. Their slot is behind the last of these layers and has its name.
+            submodule such as a transformer's MLP. Their slot is after the last of these layers and has its name.
         example_input: Arguments of the model with at least two examples: a tensor, a tuple of positional arguments, or
             a dictionary of keyword arguments. It is used in a forward pass to find the features at each slot.
         causal: Whether tokens must not depend on later ones, as in a language model; None: detected by a forward pass.
-        apart: Whether positions of tokens or sequences must not depend on each other, because the model masks padding
-            or caches past positions, and seeds do not get masks or caches; None: detected from the arguments of
-            modules. False allows blueprints that mix positions, for models without padding or cache.
+        apart: Whether positions of tokens or sequences must not depend on each other. This is so if the model masks
+            padding or caches past positions, because seeds get neither masks nor caches. None: detected from the
+            arguments of modules. False allows blueprints that mix positions, for models without padding or cache.
         freeze_host: Whether only seeds learn and the host stays bit for bit the same: its parameters require no
             gradient, and it stays in evaluation mode, without dropout or new statistics. Names or patterns, as in
             ``slots``, freeze only these submodules and their children.
@@ -124,7 +124,7 @@ def attach(
             between them is not applied to each unit separately.
         UnknownBlueprintError: a blueprint is not registered.
     """
-    # Blueprints on offer by name or pattern; None: all that fit.
+    # Available blueprints by name or pattern; None: all that fit.
     offers: dict[Place, list[str] | None] = dict.fromkeys(slots)
     for place, blueprints in slots.items() if isinstance(slots, Mapping) else ():
         if isinstance(blueprints, str) and blueprints != AUTO:
@@ -150,9 +150,9 @@ def attach(
         raise SlotError("no slots: name the submodules behind which the model may grow")
     blueprints_by_name: dict[str, Sequence[str] | None] = {}
     makers: dict[str, tuple[str, ...]] = {}
-    """By the last layer of those that a tuple names, the others."""
+    """For the last layer of each tuple, the other layers."""
     widened: list[str] = []
-    """Submodules in which the layers have to be found."""
+    """Submodules in which the layers must be found."""
     for place, offer in offers.items():
         names = [place[-1]] if isinstance(place, tuple) else _match_names(model, place)
         grows_units = offer is not None and any(get(kind).context is Context.HIDDEN for kind in offer)
@@ -166,7 +166,7 @@ def attach(
             if name in blueprints_by_name:
                 raise SlotError(f"{place!r} matches submodule {name!r}, which already has a slot")
             blueprints_by_name[name] = offer
-    # Slots of units are behind the last of their layers.
+    # Slots of units are after the last of their layers.
     pairs = find_pairs(model, widened, lambda: call_host(model, example_input)) if widened else {}
     for name, pair in pairs.items():
         if pair.reader in blueprints_by_name or pair.reader in makers:
@@ -181,7 +181,7 @@ def attach(
 
 
 def _match_names(model: nn.Module, place: str) -> list[str]:
-    """Names of the submodules that a pattern matches, or the one name."""
+    """Names of the submodules that a pattern matches, or the name itself."""
     if not place.startswith(PATTERN):
         return [place]
     try:
@@ -189,13 +189,13 @@ def _match_names(model: nn.Module, place: str) -> list[str]:
     except re.error as error:
         raise SlotError(f"slot {place!r} is not a valid regular expression: {error}") from error
     names = [name for name, _ in list_named_modules(model) if name]
-    # The whole name must match; a part of one makes the error more helpful.
+    # The whole name must match; partial matches only improve the error message.
     matches = [name for name in names if pattern.fullmatch(name)]
     if not matches:
         part = next((name for name in names if pattern.search(name)), None)
         hint = "print(model) shows the names" if part is None else f"it matches part of {part!r}: add '.*' for the rest"
         raise SlotError(f"{place!r} matches no whole name of a submodule; {hint}")
-    # An alternative that matches nothing is misspelt, or of another model.
+    # An alternative that matches nothing is misspelt or meant for another model.
     counts: list[tuple[str, int]] = []
     for branch, alone in [] if pattern.flags & re.VERBOSE else list_alternatives(pattern.pattern):
         with suppress(re.error):  # a reference to a group that is left out
@@ -213,14 +213,14 @@ def _match_names(model: nn.Module, place: str) -> list[str]:
 
 
 def list_alternatives(pattern: str) -> list[tuple[str, str]]:
-    """The branches of each ``a|b`` in a regular expression, with the pattern in which that branch stands alone.
+    """The branches of each ``a|b`` in a regular expression, with the pattern in which only that branch remains.
 
-    Around a branch that lies in another one, that one stands alone, too. Lookarounds and conditions have no branches,
-    since a name need not match theirs.
+    For a nested branch, only the enclosing branch remains around it. Lookarounds and conditions are not considered,
+    because a name need not match their branches.
     """
     alternatives: list[tuple[slice, list[slice]]] = []
-    """Where a branch is, and what to leave out for it to stand alone."""
-    # Open groups: whether their branches count, where the first one begins, and where the others do.
+    """The place of each branch, and the parts to remove so that only this branch remains."""
+    # Open groups: whether their branches count, and where the branches start.
     groups: list[tuple[bool, list[int]]] = [(True, [0])]
     for token in (*_TOKENS.finditer(pattern), None):
         text, place = (")", len(pattern)) if token is None else (token.group(), token.start())

@@ -1,7 +1,7 @@
-"""Whether a user's function of a batch returns a mean over its examples, as it should, or their sum.
+"""Check whether a user's function of a batch returns a mean over examples, as it should, or a sum.
 
-Means over several batches weigh each by its number of examples. A sum in place of a mean would count them twice over,
-and nothing in the numbers shows it. So the function is called once with every example of a batch twice.
+Means over several batches weight each batch by its number of examples. With a sum, this number would count twice, and
+the results would not show it. So the function is also called with repeated examples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 COPIES = (2, 4)
-"""How often each example is repeated. A loss that compares examples may double once, but does not double again."""
+"""How often each example is repeated. A loss that compares examples may double once, but not twice."""
 NOISE = 0.1
 """Largest relative difference from a multiple, for losses that draw random numbers."""
 
@@ -27,20 +27,20 @@ class Reduction(Enum):
     """How a function reduces the examples of a batch to one number."""
 
     MEAN = "mean"
-    """By no sum, at any rate."""
+    """Not a sum."""
     SUM = "sum"
     UNKNOWN = "unknown"
     """The examples of the batch cannot be repeated, or the number is zero."""
 
 
 def find_reduction(compute: Callable[[Any], float], batch: Any, examples: int) -> Reduction:
-    """Find out how ``compute`` reduces a batch, from what it returns for the same examples twice and four times.
+    """Find out how ``compute`` reduces a batch, by repeating each example twice and four times.
 
     Args:
-        compute: Returns a number for a batch. It must draw the same random numbers in every call, and no error of it
-            matters.
-        batch: Any batch: what is repeated are tensors and arrays whose first axis has as many entries as there are
-            examples, and lists of so many entries, in lists, tuples, mappings and dataclasses.
+        compute: Returns a number for a batch. It must draw the same random numbers in every call; its errors are
+            ignored.
+        batch: Any batch. Tensors and arrays are repeated if the length of their first axis is the number of examples,
+            and lists if that is their length, also inside lists, tuples, mappings and dataclasses.
         examples: Number of examples in the batch.
     """
     try:
@@ -59,14 +59,14 @@ def find_reduction(compute: Callable[[Any], float], batch: Any, examples: int) -
 
 
 def repeat_examples(value: Any, examples: int, count: int) -> Any:
-    """``value`` with each of its ``examples`` so often, the very object if it has none; see `find_reduction`."""
+    """``value`` with each of its ``examples`` repeated ``count`` times; the same object if it has no examples."""
     if isinstance(value, Tensor):
         fits = not value.is_nested and value.layout is torch.strided and value.dim() and len(value) == examples
         return torch.cat([value] * count) if fits else value
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", value)
         return np.concatenate([array] * count) if array.ndim and len(array) == examples else array
-    # Containers: what they hold, and else their entries, if there is one for each example.
+    # Containers: repeat their contents, or else their entries, if there is one for each example.
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)
         parts = {key: repeat_examples(part, examples, count) for key, part in mapping.items()}

@@ -1,11 +1,11 @@
 """Activation checkpointing of frozen parts of a host, and of copies of blocks.
 
-Hugging Face's models checkpoint their blocks in training mode alone, and frozen parts stay in evaluation mode. So in a
-forward pass of training, frozen blocks are checkpointed here: by the function that ``gradient_checkpointing_enable``
-has set, and without dropout. A block that is computed again in the backward pass must not be given a cache of keys and
-values, which it would fill twice: as in training mode, frozen parts make none.
+Hugging Face models checkpoint their blocks only in training mode, and frozen parts stay in evaluation mode. So in a
+training forward pass, frozen blocks are checkpointed here, without dropout, by the function that
+``gradient_checkpointing_enable`` has set. A block that is recomputed in the backward pass must not get a cache of keys
+and values, because it would fill the cache twice. So frozen parts create no cache, as in training mode.
 
-It goes by names, as `esper.growth.depth` does.
+Attributes and classes are found by their names in Hugging Face models, as in `esper.growth.depth`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ if TYPE_CHECKING:
 _LAYER = "GradientCheckpointingLayer"
 """Class of the blocks that checkpoint themselves."""
 _MODEL = "PreTrainedModel"
-"""Class of the models whose blocks checkpoint in training mode alone."""
+"""Class of the models whose blocks checkpoint only in training mode."""
 _ENABLED = "gradient_checkpointing"
-"""Attribute of blocks, and of the models that hold them: whether to checkpoint."""
+"""Attribute of blocks and of their models: whether to checkpoint."""
 _FUNCTION = "_gradient_checkpointing_func"
 """Attribute of both: `torch.utils.checkpoint.checkpoint` with options."""
 _USE_CACHE = "use_cache"
-"""Argument of models: whether to make a cache."""
+"""Argument of models: whether to create a cache."""
 _FORWARD = "forward"
 
 
 class FrozenCheckpointing:
-    """Checkpoints frozen blocks while the host runs a forward pass of training: from `begin`, a forward pre-hook of the
-    host, to `end`, a forward hook that is always called. Within compiled code it does nothing.
+    """Checkpoints frozen blocks while the host runs a training forward pass.
+
+    The pass lasts from `begin`, a forward pre-hook of the host, to `end`, a forward hook that is always called. In
+    compiled code nothing is checkpointed.
 
     Args:
-        mode: A module that is in training mode when the growing model is.
+        mode: A module that is in training mode whenever the growing model is.
         frozen: Frozen parts of the host.
     """
 
@@ -82,7 +84,7 @@ class FrozenCheckpointing:
             )
 
     def end(self, *_: Any) -> None:
-        """Give all modules their ``forward`` back."""
+        """Restore the ``forward`` of all modules."""
         while self._replaced:
             self._replaced.pop().restore()
 
@@ -93,7 +95,7 @@ def is_checkpointed(module: nn.Module) -> bool:
 
 
 def refuse_cache(module: nn.Module, names: tuple[str, ...], arguments: tuple[Any, ...]) -> None:
-    """Refuse to checkpoint a call with a cache; ``names`` are those of the positional arguments of ``module``.
+    """Reject a checkpointed call with a cache; ``names`` are the names of the positional arguments of ``module``.
 
     Raises:
         SlotError: one of the arguments is a cache.
@@ -111,21 +113,21 @@ def _has_class(module: nn.Module, name: str) -> bool:
 
 
 class _ReplacedForward:
-    """Takes the place of a module's ``forward`` until `restore`."""
+    """Replaces a module's ``forward`` until `restore`."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._names = list_argument_names(module)
         self._forward: Callable[..., Any] = module.forward
         self._before = vars(module).get(_FORWARD)
-        """A ``forward`` of the instance, as other libraries set it."""
+        """A ``forward`` set on the instance, for instance by another library."""
         setattr(module, _FORWARD, self)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Give the module its ``forward`` back."""
+        """Restore the module's ``forward``."""
         if vars(self._module).get(_FORWARD) is self:
             delattr(self._module, _FORWARD)
             if self._before is not None:
@@ -133,20 +135,20 @@ class _ReplacedForward:
 
 
 class _CheckpointedForward(_ReplacedForward):
-    """Keeps the arguments of a block alone, and computes the block again in the backward pass."""
+    """Keeps only the arguments of a block, and recomputes the block in the backward pass."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         names = (*self._names[: len(arguments)], *keywords)
         refuse_cache(self._module, names, (*arguments, *keywords.values()))
         compute = functools.partial(self._forward, **keywords)
-        # The reentrant way gives gradients only if an argument requires one; the other one always does.
+        # Reentrant checkpointing gives gradients only if an argument requires one; the other variant always does.
         if any(isinstance(argument, Tensor) and argument.requires_grad for argument in arguments):
             return vars(self._module)[_FUNCTION](compute, *arguments)
         return cast("Any", checkpoint(compute, *arguments, use_reentrant=False))
 
 
 class _UncachedForward(_ReplacedForward):
-    """Calls a model so that it makes no cache."""
+    """Calls a model so that it creates no cache."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         place = self._names.index(_USE_CACHE)

@@ -1,4 +1,4 @@
-"""Deep copies of modules, also of those that keep results of their last pass, which torch refuses to copy."""
+"""Deep copies of modules, including modules that keep results of their last pass, which torch refuses to copy."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ KEEP_NO_STATE = "let modules keep no locks, open files or generators as attribut
 
 
 def copy_module(module: M, error: type[EsperError], replacements: Mapping[int, Any] = MappingProxyType({})) -> M:
-    """A deep copy of a module; ``replacements`` take the places of parts in it, by their ids.
+    """A deep copy of a module, with parts replaced by ``replacements``, which are keyed by the ids of the parts.
 
     Raises:
-        EsperError: of the type ``error``: the module holds something that cannot be copied.
+        EsperError: of the type ``error``, if the module contains something that cannot be copied.
     """
     return copy_with(module, module, error, replacements)
 
@@ -30,7 +30,7 @@ def copy_module(module: M, error: type[EsperError], replacements: Mapping[int, A
 def copy_with(
     module: nn.Module, value: T, error: type[EsperError], replacements: Mapping[int, Any] = MappingProxyType({})
 ) -> T:
-    """A deep copy of ``value``, which holds ``module``; see `copy_module`."""
+    """A deep copy of ``value``, which contains ``module``; see `copy_module`."""
     # Layers with the old `torch.nn.utils.weight_norm` or `spectral_norm` keep a weight that they compute before each
     # pass. The copy gets its values without the graph.
     attributes = (attribute for part in module.modules() for attribute in vars(part).values())

@@ -1,7 +1,7 @@
-"""Hooks on the gradients of modules, and seeds that are planted in a model that several processes train.
+"""Hooks on the gradients of modules, and seeds planted in a model that several processes train.
 
-`torch.nn.parallel.DistributedDataParallel` gives the parameters that it was constructed with the same values in all
-processes, and averages their gradients. Seeds that are planted afterwards, by hand or by a grower, get both here.
+`torch.nn.parallel.DistributedDataParallel` synchronises the values and averages the gradients of the parameters that
+exist when it is constructed. This module does the same for seeds that are planted later, by hand or by a grower.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _averaging: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
 """The hooks that average the gradients of a module."""
 _groups: WeakKeyDictionary[nn.Module, distributed.ProcessGroup] = WeakKeyDictionary()
-"""By a wrapper, a group of its processes for the messages of seeds, which do not mix with its own."""
+"""For each wrapper, a separate process group for the communication of seeds."""
 
 
 def register_gradient_hooks(module: nn.Module, callback: Callable[[Tensor], None]) -> list[RemovableHandle]:
@@ -43,9 +43,9 @@ def register_gradient_hooks(module: nn.Module, callback: Callable[[Tensor], None
 
 
 def average_gradients(modules: Iterable[nn.Module], group: distributed.ProcessGroup) -> None:
-    """Average all gradients in ``modules`` over the processes of ``group`` from now on, after all other hooks so far.
+    """Average all gradients in ``modules`` over the processes of ``group`` in every backward pass that follows.
 
-    That comes before anything clips them, and takes the place of former averaging.
+    Averaging runs after all hooks registered so far and before gradients are clipped. It replaces earlier averaging.
     """
 
     def average(parameter: Tensor) -> None:
@@ -67,10 +67,10 @@ def average_gradient(parameter: Tensor, group: distributed.ProcessGroup) -> None
 
 @torch.no_grad()
 def synchronize_seed(seed: Seed, slot: str, layer: nn.Module) -> None:
-    """Where ``layer`` is in a `DistributedDataParallel`, keep a seed that is planted behind it the same everywhere.
+    """If ``layer`` is in a `DistributedDataParallel`, keep a seed planted after it identical in all processes.
 
-    It gets the values that it has in the first process, and its gradients are averaged from now on. What is planted
-    before the model is wrapped needs nothing.
+    The seed gets its values in the first process, and its gradients are averaged. Seeds that are planted before the
+    model is wrapped do not need this.
 
     Raises:
         DistributedError: the processes plant different seeds.
@@ -105,11 +105,11 @@ def synchronize_seed(seed: Seed, slot: str, layer: nn.Module) -> None:
 
 
 def find_wrapper(layer: nn.Module) -> nn.parallel.DistributedDataParallel | None:
-    """The `DistributedDataParallel` that ``layer`` is in; None if it is in none, or there is but one process."""
+    """The `DistributedDataParallel` that contains ``layer``; None if there is none, or only one process."""
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
         return None
-    # A module has no reference to those that it is in, and torch keeps no list of wrappers. One that is no longer in
-    # use may not have been collected yet.
+    # A module has no reference to its parents, and torch keeps no list of wrappers. A wrapper that is no longer used
+    # may not have been collected yet.
     if next(_find_wrappers(layer), None) is not None:
         gc.collect()
     return next(_find_wrappers(layer), None)
@@ -117,7 +117,7 @@ def find_wrapper(layer: nn.Module) -> nn.parallel.DistributedDataParallel | None
 
 def _find_wrappers(layer: nn.Module) -> Iterator[nn.parallel.DistributedDataParallel]:
     for candidate in gc.get_objects():
-        # By its type: other people's proxies may answer `isinstance` by computing something.
+        # Check the type, because `isinstance` may run arbitrary code of proxies from other libraries.
         if issubclass(type(candidate), nn.parallel.DistributedDataParallel) and any(
             part is layer for part in candidate.modules()
         ):

@@ -1,9 +1,9 @@
-"""Count the blocks that grow in a host: its configuration gives their number, and its cache has a layer for each.
+"""Keep a host's configuration and cache layers consistent with the blocks that grow in it.
 
-Both go by names, as in Hugging Face's models. A module that keeps keys and values of earlier tokens has its layer of
-the cache in ``layer_idx``: a copy of it needs a layer of its own. A ``config``, which modules share, has the number of
-blocks in ``num_hidden_layers`` or the like; caches, and the model itself when its class builds it again, get as many
-layers. Models without either grow deeper all the same.
+Both are found by their names in Hugging Face models. A module that caches keys and values has the index of its cache
+layer in ``layer_idx``, so a copy needs another index. A shared ``config`` has the number of blocks in
+``num_hidden_layers`` or similar; it determines the number of cache layers, and of blocks when the model is built again.
+Models without either can grow deeper, too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from esper.growth.copies import copy_module
 from esper.growth.taps import GrowthHook, find_hook_tables, list_named_modules
 
 LAYER = "layer_idx"
-"""Attribute of a module with the number of its layer of the cache."""
+"""Attribute of a module with the index of its cache layer."""
 CONFIGURATION = "config"
-"""Attribute of modules that holds the configuration from which a model is built."""
+"""Attribute of modules with the configuration from which a model is built."""
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Names that a configuration may use for the number of blocks."""
 KINDS = ("layer_types", "mlp_layer_types")
@@ -34,14 +34,14 @@ KINDS = ("layer_types", "mlp_layer_types")
 
 
 def copy_block(block: nn.Module, replacements: Mapping[int, Any] = MappingProxyType({})) -> nn.Module:
-    """A copy without the growth slots on it and within it, which shares the block's configuration.
+    """A copy of a block without its growth slots, which shares the block's configuration.
 
-    ``replacements`` take the places of parts of the block in it, by their ids.
+    Parts of the block are replaced by ``replacements``, which are keyed by the ids of the parts.
 
     Raises:
         SlotError: the block cannot be copied.
     """
-    # Slots and configurations are not copied, but shared; then the slots are taken off the copy.
+    # Slots and configurations are shared instead of copied; then the slots are removed from the copy.
     hooks = [hook for module in block.modules() for table in find_hook_tables(module) for hook in table.values()]
     shared = [hook for hook in hooks if isinstance(hook, GrowthHook)]
     shared += [vars(module)[CONFIGURATION] for module in block.modules() if CONFIGURATION in vars(module)]
@@ -55,7 +55,7 @@ def copy_block(block: nn.Module, replacements: Mapping[int, Any] = MappingProxyT
 
 
 def convert_block(block: nn.Module, original: nn.Module) -> None:
-    """Give a copy of a block the types and devices of the block's own tensors, which need not be alike."""
+    """Convert a copy of a block to the dtypes and devices of the block's tensors, which may differ from each other."""
     originals = {**dict(original.named_parameters()), **dict(original.named_buffers())}
     for name, tensor in (*block.named_parameters(), *block.named_buffers()):
         like = originals.get(name, tensor)
@@ -64,11 +64,11 @@ def convert_block(block: nn.Module, original: nn.Module) -> None:
 
 
 class DepthTracker:
-    """Keeps a host's configurations and cache layers in step with the blocks that grow in it.
+    """Keeps a host's configurations and cache layers consistent with the blocks that grow in it.
 
-    Grown blocks share the host's configurations. If they have layers of a cache, a deeper configuration, which counts
-    them as well, takes the place of the host's in all modules meanwhile. The user's own object still gives the host's
-    own number of blocks; what is set on the deeper one is set on it, too, when it is put back.
+    Grown blocks share the host's configurations. If they have cache layers, all modules temporarily get a deeper
+    configuration that also counts these. The user's own object keeps the original number of blocks. Attributes that
+    are set on the deeper configuration are copied to it when it is restored.
     """
 
     def __init__(self, host: nn.Module) -> None:
@@ -78,10 +78,10 @@ class DepthTracker:
         self._swaps: list[_ConfigurationSwap] = []
 
     def set_block(self, name: str, block: nn.Module | None) -> None:
-        """Set the block that follows the host's submodule ``name``; None: there is none.
+        """Set the grown block that follows the host's submodule ``name``; None: no block.
 
         Raises:
-            SlotError: as `BlockCount.deepen`; nothing is changed then.
+            SlotError: as for `BlockCount.deepen`; nothing is changed.
         """
         # Count again from the host's own configurations, without or with the new block.
         before = self._blocks
@@ -91,23 +91,23 @@ class DepthTracker:
         self._blocks = {follower: part for follower, part in before.items() if follower != name}
         if block is not None:
             self._blocks[name] = block
-            # The block has the configurations of the block that it follows, wherever it was made.
+            # The block gets the configurations of the block that it follows, wherever it was created.
             originals = dict(list_named_modules(self.host.get_submodule(name)))
             for path, module in list_named_modules(block):
                 if path in originals and CONFIGURATION in vars(module) and CONFIGURATION in vars(originals[path]):
                     setattr(module, CONFIGURATION, vars(originals[path])[CONFIGURATION])
         try:
             self._count_blocks()
-        except SlotError:  # back to the blocks before
+        except SlotError:  # restore the previous blocks
             self.restore_config()
             self._blocks = before
             self._count_blocks()
             raise
 
     def restore_config(self) -> None:
-        """Put the host's own configurations back, in the host and in grown blocks."""
+        """Restore the host's own configurations in the host and in grown blocks."""
         for original, deeper, attributes in reversed(self._swaps):
-            # Keep what was set on the deeper one since, except the number of blocks.
+            # Keep attributes that were set on the deeper configuration, except the number of blocks.
             for name, value in _list_attributes(deeper).items():
                 if name not in (*DEPTHS, *KINDS) and (name not in attributes or value is not attributes[name]):
                     object.__setattr__(original, name, value)
@@ -116,7 +116,7 @@ class DepthTracker:
 
     @contextmanager
     def without_blocks(self) -> Generator[None]:
-        """Within the block the host has its own configurations, as if nothing had grown."""
+        """Context manager in which the host has its own configurations, as if nothing had grown."""
         blocks = self._blocks
         self.restore_config()
         self._blocks = {}
@@ -127,11 +127,11 @@ class DepthTracker:
             self._count_blocks()
 
     def _count_blocks(self) -> None:
-        """Number the cache layers of grown blocks, and swap configurations for deeper ones."""
+        """Number the cache layers of grown blocks, and replace configurations with deeper ones."""
         grown = {module for block in self._blocks.values() for module in block.modules()}
         for parent, names in _group_by_parent(self._blocks).items():
             container = self.host.get_submodule(parent)
-            # Cache layers of grown blocks come behind those of the host.
+            # Cache layers of grown blocks come after the host's.
             first = 1 + max((number for module, number in _list_layers(container) if module not in grown), default=-1)
             layers = [
                 (module, place) for place, name in enumerate(names) for module, _ in _list_layers(self._blocks[name])
@@ -142,7 +142,7 @@ class DepthTracker:
             places = [name.rpartition(".")[2] for name in names]
             if count is None or not all(map(str.isdecimal, places)):
                 continue
-            # Without cache layers only a finalized host needs it, but whether it can be made should show already now.
+            # Without cache layers, only a finalized host needs it, but an error should be raised as early as possible.
             deeper = count.deepen([*range(count.depth), *map(int, places)])
             if layers:
                 self._swaps.append(_ConfigurationSwap(count.configuration, deeper, _list_attributes(deeper)))
@@ -153,12 +153,12 @@ class DepthTracker:
 
 
 class _ConfigurationSwap(NamedTuple):
-    """A configuration of the host, and the deeper one that took its place."""
+    """A configuration of the host, and the deeper one that replaced it."""
 
     original: Any
     deeper: Any
     attributes: Mapping[str, Any]
-    """Attributes of the deeper one when it was made."""
+    """Attributes of the deeper configuration when it was created."""
 
 
 class BlockCount(NamedTuple):
@@ -170,9 +170,9 @@ class BlockCount(NamedTuple):
     depth: int
 
     def deepen(self, blocks: Sequence[int]) -> Any:
-        """The configuration of a model with ``blocks``, the numbers of this model's blocks, some of them repeated.
+        """The configuration of a model with ``blocks``, which are indices of this model's blocks, some repeated.
 
-        It shares all else with this one, if that has plain attributes.
+        If this configuration has plain attributes, the new one shares all others.
 
         Raises:
             SlotError: the number of blocks cannot be set.
@@ -222,18 +222,18 @@ def deepen(host: nn.Module, inserted: Mapping[str, str]) -> None:
 
     Args:
         host: Has the inserted blocks.
-        inserted: By the present name of each block behind which one was inserted, its name before any insertion.
+        inserted: For each block after which one was inserted, its current name and its name before all insertions.
     """
     for parent, names in _group_by_parent(inserted).items():
         container = host.get_submodule(parent)
         places = sorted(int(inserted[name].rpartition(".")[2]) for name in names)
         depth = len(list(container.children())) - len(places)
         count = find_configuration(host, parent, depth)
-        # The configuration for all blocks, with an inserted one behind its original.
+        # The configuration for all blocks, with each inserted block after its original.
         if count is not None:
             blocks = sorted([*range(depth), *places])
             _replace_configuration(host.modules(), count.configuration, count.deepen(blocks))
-        # Number all cache layers of the container anew.
+        # Renumber all cache layers of the container.
         first = min((number for _, number in _list_layers(container)), default=0)
         for place, block in enumerate(container.children()):
             for module, _ in _list_layers(block):
@@ -248,7 +248,7 @@ def _group_by_parent(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _list_layers(part: nn.Module) -> Iterator[tuple[nn.Module, int]]:
-    """Modules that have a layer of a cache, with its number."""
+    """Modules that have a cache layer, with its index."""
     for module in part.modules():
         number = vars(module).get(LAYER)
         if type(number) is int:

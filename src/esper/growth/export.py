@@ -1,4 +1,4 @@
-"""Export a plain model to a file that needs no Esper, checked by running it in a process that has none."""
+"""Export a plain model to a file that does not need Esper, and check the file in a process without Esper."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from esper.growth.slot import Slot
 from esper.growth.taps import list_named_modules
 
 TOLERANCE = 1e-5
-"""Greatest difference of finite outputs, relative to the largest one or to 1; more if numbers are coarser."""
+"""Largest difference of finite outputs, relative to the largest output or 1; more for less precise dtypes."""
 _TRACED_BATCH = 3
 _VERIFIED_BATCH = 5
 _VERIFY_SECONDS = 600
 _TORCH, _STANDARD_LIBRARY = Path(torch.__file__).parent, Path(tempfile.__file__).parent
 _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 _NOT_FOR_ONNX = (torch.float64, torch.bfloat16)
-"""Types that onnxruntime does not support in all operators: it has no convolution in float64, for one."""
+"""Dtypes that onnxruntime does not support in all operators; for instance, it has no convolution in float64."""
 _ONNX_EXPORTER_ERRORS = (torch.onnx.OnnxExporterError, RuntimeError, ValueError)
 
 
@@ -56,9 +56,9 @@ class Format(StrEnum):
     ONNX = "onnx"
     """One ONNX file with the weights inside; needs the extra ``onnx``."""
     SAFETENSORS = "safetensors"
-    """The state dict alone, with the classes of all modules in the file's metadata. No Esper is needed to load it.
+    """Only the state dict, with the classes of all modules in the file's metadata. Loading it does not need Esper.
 
-    The finalized module loads it, also after `torch.load`:
+    The finalized module can load it, even after `torch.load`:
     ``module.load_state_dict(safetensors.torch.load_file(path))``.
     """
 
@@ -90,7 +90,7 @@ def export(
         model: From `GrowingModel.finalize`, or any other module.
         example_input: Arguments of the model; tensors only, batch first.
         format: ``pt2``, ``onnx`` or ``safetensors``; see `esper.growth.export.Format`.
-        path: Of the file; its name ends in the format's name. An existing file is replaced.
+        path: Path of the file, whose name must end in the format's name. An existing file is replaced.
         fixed_batch: Whether the file works only for batches as large as the example input; for models that cannot be
             traced for all sizes.
 
@@ -153,14 +153,14 @@ def write_weights(model: nn.Module, path: Path) -> None:
     """Write the state dict of ``model``, with the classes of its modules as metadata, to a safetensors file.
 
     Raises:
-        ExportError: something else than tensors is in the state.
+        ExportError: the state contains values other than tensors.
     """
     classes = {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in list_named_modules(model)}
     path.write_bytes(save(_copy_state(model), metadata={"classes": json.dumps(classes)}))
 
 
 def _copy_state(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of a model's tensors on the CPU. They share no memory, as tied weights do: safetensors needs that."""
+    """Copies of a model's tensors on the CPU without shared memory, even for tied weights, as safetensors requires."""
     # A module may put anything into its state dict, by `get_extra_state`.
     state: Mapping[str, object] = model.state_dict()
     copies: dict[str, Tensor] = {}
@@ -172,7 +172,7 @@ def _copy_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _write_onnx(program: ExportedProgram, path: Path) -> None:
-    """Write a program as ONNX operators: those of the operators that it calls, or of their decompositions."""
+    """Write a program as ONNX operators, decomposing operators that ONNX does not have."""
     options: Any = {"f": path, "dynamo": True, "external_data": False, "verbose": False}
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -200,7 +200,7 @@ def _write_onnx(program: ExportedProgram, path: Path) -> None:
 def verify(kind: Format, file: Path, inputs: Inputs, expected: Sequence[Tensor], tolerance: float = TOLERANCE) -> None:
     """Load ``file`` in a fresh process, run it on ``inputs`` and compare its outputs with ``expected``.
 
-    Other files are written beside it. The inputs should be of another batch size than the model was traced with.
+    Other files are written to the same folder. The inputs should have another batch size than the traced one.
 
     Raises:
         ExportError: the file cannot be run, or its outputs differ.
@@ -243,17 +243,17 @@ def verify(kind: Format, file: Path, inputs: Inputs, expected: Sequence[Tensor],
 
 
 def trace_model(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) -> ExportedProgram:
-    """Trace ``model`` in evaluation mode, for batches of any size or of a fixed one, with two examples or more.
+    """Trace ``model`` in evaluation mode, for any batch size or a fixed one, with at least two examples.
 
     Raises:
-        ExportError: `torch.export` cannot trace it, or not for other batch sizes.
+        ExportError: `torch.export` cannot trace the model, or only for a fixed batch size.
     """
     # The first axis of all tensors with a batch varies.
     axes = None
     if not fixed_batch:
         arguments = inspect.signature(model.forward).bind(*inputs.positional, **inputs.keywords).arguments
         axes = {name: _choose_dynamic_axes(argument, inputs) for name, argument in arguments.items()}
-    # Copies, as torch marks the tensors themselves as dynamic.
+    # Copies, because torch marks the tensors themselves as dynamic.
     positional = tuple(tensor.clone() for tensor in inputs.positional)
     keywords = {name: tensor.clone() for name, tensor in inputs.keywords.items()}
     try:
@@ -287,7 +287,7 @@ def trace_model(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) 
 
 
 def _choose_dynamic_axes(argument: Any, inputs: Inputs) -> Any:
-    """Dynamic axes in the structure of an argument; of ``*args`` that is a tuple, of ``**kwargs`` a dictionary."""
+    """Dynamic axes in the structure of an argument: a tuple for ``*args``, a dictionary for ``**kwargs``."""
     if isinstance(argument, Tensor):
         return {0: Dim.DYNAMIC} if inputs.has_batch(argument) else None
     if isinstance(argument, tuple):
@@ -297,7 +297,7 @@ def _choose_dynamic_axes(argument: Any, inputs: Inputs) -> Any:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensor arguments of a model; those as long as the first one have the batch as first axis."""
+    """Tensor arguments of a model; tensors as long as the first one have the batch as their first axis."""
 
     positional: tuple[Tensor, ...]
     keywords: dict[str, Tensor]
@@ -307,7 +307,7 @@ class Inputs:
         """The tensors in ``arguments``, on the CPU.
 
         Raises:
-            ExportError: an argument is no tensor or empty, there is none, or the first has no axis for the batch.
+            ExportError: an argument is empty or not a tensor, there are none, or the first has no batch axis.
         """
         # Positional arguments and keywords, each of which must be a tensor with numbers.
         positional: tuple[Any, ...] = (arguments,) if isinstance(arguments, Tensor) else ()
@@ -345,10 +345,11 @@ class Inputs:
         return tensor.dim() > 0 and len(tensor) == self.batch
 
     def draw(self, batch: int, generator: torch.Generator) -> Inputs:
-        """Random inputs of another batch size.
+        """Random inputs with another batch size.
 
-        Floating-point tensors are normal, with the mean and deviation of these. Others, and those with infinities, may
-        be indices and masks that belong together: their examples are drawn from these, and what has no batch is kept.
+        Floating-point tensors are normal, with the mean and deviation of the originals. Other tensors, and tensors with
+        infinities, may be indices and masks that belong together: their examples are drawn from the originals, and
+        tensors without a batch are kept.
         """
         # All tensors that are not random have the same examples, in the same order.
         examples = torch.randint(self.batch, (batch,), generator=generator)

@@ -1,4 +1,4 @@
-"""Make an ordinary module of a growing model: seeds that stay are folded in, all others dropped."""
+"""Turn a growing model into an ordinary module: kept seeds are built in, all others dropped."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 PREFIX = "fossil_"
 """Prefix of the names of fossils in the submodules that they follow."""
 TOLERANCE = 1e-3
-"""Greatest difference of outputs, as a share of the largest value; more if numbers are coarser than float32."""
+"""Largest difference of outputs, relative to the largest value; more for dtypes less precise than float32."""
 TF32 = 2**-10
 """Rounding of factors in TF32, which accelerators may use in place of float32."""
 _UNKNOWN = (
@@ -66,11 +66,11 @@ class Unfinished(StrEnum):
     """What to do with live seeds."""
 
     KEEP = "keep"
-    """Fold in live seeds that count and were not measured to do harm; drop the others; warn of both."""
+    """Build in live seeds that affect the output and were not measured as harmful; drop the others; warn about both."""
     DROP = "drop"
-    """Drop all live seeds. The host, which has learned together with them, may do much worse then."""
+    """Drop all live seeds. The host may then perform much worse, because it has trained with them."""
     RAISE = "raise"
-    """Refuse a model with live seeds."""
+    """Raise an error for a model with live seeds."""
 
 
 def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
@@ -85,12 +85,12 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     grown = copy_module(model, ExportError)
     grown.release()
     host = grown.host
-    # Fold in the seeds, slot by slot. Inserted blocks change the names of those behind them.
+    # Fold in the seeds, slot by slot. Inserted blocks change the names of the blocks after them.
     tied = TiedWeights(host)
     names = {name: name for name in kept}
     blocks: dict[str, nn.Module] = {}
     by_way: dict[Folded, list[str]] = {way: [] for way in Folded}
-    # First what is added to weights as they are, then wider layers, while all modules have their own names.
+    # First updates of existing weights, then wider layers, while all modules still have their original names.
     turns = {Context.LAYER: 0, Context.HIDDEN: 1}
     former: dict[str, FormerWidth] | None = None
     for name in sorted(kept, key=lambda name: turns.get(grown.seeds[name].context, 2)):
@@ -114,11 +114,11 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     for name, block in blocks.items():
         depth.set_block(names[name], block)
     losing = tied.untie()
-    # State the new widths in configurations.
+    # Set the new widths in configurations.
     widened = by_way[Folded.WIDENED]
     hidden = {names[name]: grown.slots[name].site.hidden for name in widened}
     widen_configurations(host, {name: part for name, part in hidden.items() if part is not None})
-    # Check what depends on how the host's own code uses containers and weights.
+    # Check the results, which depend on how the host's own code uses containers and weights.
     if inserted or merged or widened or blocks:
         _require_equal(model, host, kept=kept, inserted=inserted, merged=merged, widened=widened, blocks=list(blocks))
     refuse_saving(
@@ -161,8 +161,8 @@ def _choose_kept(model: GrowingModel, unfinished: Unfinished) -> list[str]:
 
 
 def _shift_path(path: str, inserted: str) -> str:
-    """The name of the submodule ``path`` after another module was inserted behind ``inserted``."""
-    # Siblings behind the inserted module move by one, with all that is in them.
+    """The name of the submodule ``path`` after another module was inserted after ``inserted``."""
+    # Siblings after the inserted module, with everything in them, move by one.
     parent, _, place = inserted.rpartition(".")
     suffix = path.removeprefix(f"{parent}." if parent else "")
     if suffix == path and parent:
@@ -203,7 +203,7 @@ def _call_wider(host: nn.Module, example: Arguments, slot: str) -> Any:
     """Call a host, some of whose layers became wider.
 
     Raises:
-        ExportError: its code goes by their former widths.
+        ExportError: its code depends on their former widths.
     """
     try:
         return call_host(host.eval(), example)
@@ -217,21 +217,21 @@ def _call_wider(host: nn.Module, example: Arguments, slot: str) -> Any:
 def _add_fossil(
     host: nn.Module, path: str, slot: Slot, seed: Seed, place: int | str, former: FormerWidth | None
 ) -> nn.Module | None:
-    """Run a seed behind the host's submodule ``path``: a copy of a block as it is, any other seed as a graph.
+    """Run a seed after the host's submodule ``path``: a copy of a block as a module, any other seed as a graph.
 
-    A block may be called with more than features, and in training drop out or gather statistics: a graph does not. If
-    the submodule runs all its children, there is no place for a block.
+    A graph cannot take more arguments than features, apply dropout or update statistics, as a block may. If the
+    submodule runs all its children, a block cannot be added.
 
     Args:
         host: A copy of the model's host, without slots.
         path: Name of the submodule.
-        slot: That of the seed.
-        seed: Live or fossilized.
-        place: Of the network's input among the host's arguments.
-        former: Width of the features for which the seed was made, if there are more by now.
+        slot: Slot of the seed.
+        seed: A live or fossilized seed.
+        place: Index or keyword of the network's input among the host's arguments.
+        former: Width of the features for which the seed was made, if the features are wider now.
 
     Returns:
-        The block, if it runs as it is.
+        The block, if it runs as a module.
     """
     followed, block, layer = host.get_submodule(path), seed.blueprint.find_block(), slot.site.layer
     runs_children = _runs_children(followed)
@@ -254,15 +254,15 @@ def _add_fossil(
             "one with a weight of 1; save_pretrained is refused",
             stacklevel=5,
         )
-    # In evaluation mode torch's encoder makes nested tensors of padded examples, which a graph cannot read. As in
-    # training it goes on with padding, where it then has other values that mean nothing in place of zeros.
+    # In evaluation mode, torch's encoder turns padded examples into nested tensors, which a graph cannot take. Make it
+    # keep the padding, as in training; its values there are then arbitrary instead of zero.
     for name, module in list_named_modules(host):
         if isinstance(module, nn.TransformerEncoder) and path.startswith(f"{name}." if name else ""):
             module.enable_nested_tensor = module.use_nested_tensor = False
     if block is not None and not runs_children:
         _add_block(followed, PREFIX + seed.blueprint.name, block, seed.alpha)
         return block
-    # A graph, whose tensors are in a submodule of their own, or in the submodule itself, if that runs all its children.
+    # A graph, whose tensors are in a separate submodule, or in the submodule itself if that runs all its children.
     kind, traced = seed.blueprint.name, trace_seed(seed, slot.site, slot.name)
     in_tuple = layer is not None and layer.in_tuple
     if runs_children:
@@ -284,7 +284,7 @@ def _add_fossil(
             owner.register_parameter(attributes[name], tensor)
         else:
             owner.register_buffer(attributes[name], tensor)
-    # An identity within a module is called with the features alone.
+    # An identity within a module is called with only the features.
     owner.register_forward_hook(
         traced.make_hook(attributes, inputs, in_tuple=in_tuple and owner is followed, former=former)
     )
@@ -293,10 +293,10 @@ def _add_fossil(
 
 
 def _runs_children(module: nn.Module) -> bool:
-    """Whether a module may run all its children in a way of its own, so that one more would change its output.
+    """Whether a module may run all its children in its own way, so that another child would change its output.
 
-    It may if it is a container with a forward pass, or if a method of its class uses its children, which torch's own
-    layers do only to look at hooks.
+    This is possible if it is a container with a forward pass, or if a method of its class accesses its children.
+    Torch's own layers do so only to check for hooks.
     """
     if type(module).forward is nn.Sequential.forward:
         return False
@@ -310,12 +310,12 @@ def _runs_children(module: nn.Module) -> bool:
 
 
 def _collect_names(code: CodeType) -> set[str]:
-    """Names of attributes and globals in a function, and in the functions within it."""
+    """Names of attributes and globals in a function and its nested functions."""
     return set(code.co_names).union(*(_collect_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
 def _add_block(followed: nn.Module, name: str, block: nn.Module, alpha: Tensor) -> None:
-    """Run a copy of a block behind the block ``followed``, with the same arguments, and mix both outputs."""
+    """Run a copy of a block after the block ``followed``, with the same arguments, and mix both outputs."""
     fossil = nn.Identity()
     fossil.add_module(BLOCK, block)
     fossil.register_buffer(ALPHA, alpha)
@@ -335,9 +335,10 @@ def _add_block(followed: nn.Module, name: str, block: nn.Module, alpha: Tensor) 
 
 
 def _add_child(followed: nn.Module, name: str, fossil: nn.Module, *, calls: bool = True, in_tuple: bool = False) -> str:
-    """Add a fossil to ``followed``, which ``calls`` it with its features; returns the name, with underscores if taken.
+    """Add a fossil to ``followed``; returns its name, with underscores if the name is taken.
 
-    The features are the output of ``followed``, or the first element of it (``in_tuple``).
+    With ``calls``, ``followed`` calls the fossil with its features, which are its output or, with ``in_tuple``, the
+    first element of its output.
     """
     name, fossil.training = _find_unused_name(followed, name), followed.training
     followed.add_module(name, fossil)
@@ -352,7 +353,7 @@ def _add_child(followed: nn.Module, name: str, fossil: nn.Module, *, calls: bool
 
 
 def _find_unused_name(module: nn.Module, name: str) -> str:
-    """``name`` with as many underscores as it takes: the module may have fossils of an earlier growth."""
+    """``name`` with enough underscores to be unused: the module may have fossils of an earlier growth."""
     attributes = set(dir(module))
     while name in attributes:
         name += "_"
@@ -369,11 +370,11 @@ def _require_equal(
     widened: list[str],
     blocks: list[str],
 ) -> None:
-    """Refuse a ``plain`` model that does not compute as the growing one.
+    """Reject a ``plain`` model that does not compute the same outputs as the growing one.
 
-    The owner of a container may not run a block that was ``inserted`` there, something else may use a weight that a
-    seed was ``merged`` into, or go by the width of layers that were ``widened``, and ``blocks`` may not be called as
-    before.
+    There are several possible causes: the owner of a container does not run a block that was ``inserted`` there,
+    something else uses a weight into which a seed was ``merged``, code depends on the width of ``widened`` layers, or
+    ``blocks`` are called in another way.
     """
     if widened and model.example.arguments is not None:
         with keep_modes(plain), torch.no_grad(), side_pass(plain, ()):
@@ -386,8 +387,7 @@ def _require_equal(
         warnings.warn(f"whether the layer behind {first!r} alone reads its weight {_UNKNOWN}", stacklevel=5)
     equal = _are_close(plain, expected, computed)
     when = ""
-    # In training a model may read weights that it does not read otherwise. Inserted blocks and further units draw other
-    # random numbers.
+    # A model may use some weights only in training. Inserted blocks and additional units draw other random numbers.
     if equal and merged and not inserted and not widened:
         equal = _are_close(plain, *_compute_both(model, plain, kept, training_blocks=blocks))
         when = " in training mode"
@@ -416,11 +416,11 @@ def _require_equal(
 def _compute_both(
     model: GrowingModel, plain: nn.Module, kept: list[str], training_blocks: list[str] | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs of both models for the example input, with the same random numbers; none if they cannot be compared.
+    """Outputs of both models for the example input, with the same random numbers; empty if they cannot be compared.
 
-    They are in evaluation mode, or with ``training_blocks``, slots whose seeds are blocks, in training mode. Torch's
-    own layers and other seeds stay in evaluation mode even then, so that nothing drops out and no batch is too small
-    for statistics: it shows what the host's own code does in training.
+    Both are in evaluation mode or, with ``training_blocks`` (slots whose seeds are blocks), in training mode. Even
+    then, torch's own layers and other seeds stay in evaluation mode, so that there is no dropout and no batch is too
+    small for statistics. This shows what the host's own code does in training.
     """
     outputs: tuple[list[Tensor], list[Tensor]] = ([], [])
     if model.example.arguments is None:
@@ -452,15 +452,15 @@ def _compute_both(
 
 
 def _are_close(network: nn.Module, expected: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether all outputs of a network are equal but for rounding."""
+    """Whether all outputs of a network are equal up to rounding."""
     return len(expected) == len(outputs) and all(map(functools.partial(_is_close, network), expected, outputs))
 
 
 def _is_close(network: nn.Module, expected: Tensor, output: Tensor) -> bool:
-    """Whether two outputs of a network are equal but for rounding, by the largest value and the coarsest numbers."""
+    """Whether two outputs of a network are equal up to rounding, relative to the largest value."""
     if (expected.shape, expected.dtype) != (output.shape, output.dtype):
         return False
-    # A tolerance for the coarsest type, and for TF32 on accelerators.
+    # A tolerance for the least precise dtype, and for TF32 on accelerators.
     finite, types = expected[expected.isfinite()], {expected.dtype, *(values.dtype for values in network.parameters())}
     rounding = max(torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point)
     if expected.device.type != "cpu":

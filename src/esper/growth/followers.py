@@ -1,4 +1,4 @@
-"""Followers of a model's growth, shared by its slots: the optimizer, copies that grow too, and counts of graphs."""
+"""Objects that follow a model's growth, shared by its slots: optimizer, mirrored copies, and counts of graphs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SLOTS_PREFIX = "slots."
 """Prefix of the names of seeds' parameters in a model."""
 
 _SHOWN = 3
-"""Names of parameters listed in a warning."""
+"""Number of parameter names listed in a warning."""
 
 NamedParameters = Callable[[], Iterable[tuple[str, nn.Parameter]]]
 
 
 def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer inside a wrapper, such as accelerate's or Lightning's; any other optimizer is returned as it is.
+    """The optimizer inside a wrapper, such as accelerate's or Lightning's; any other optimizer is returned unchanged.
 
-    A wrapper is recognised by what it shares, whatever its attributes are called: its state is that of an optimizer
-    which it holds. It need not have all that torch's optimizers have, such as hooks on steps or the present groups.
+    A wrapper is recognised by sharing its state with an optimizer in one of its attributes, whatever their names. It
+    may lack features of torch's optimizers, such as step hooks or the current groups.
     """
     inner: torch.optim.Optimizer | None = optimizer
     while inner is not None:
@@ -47,7 +47,7 @@ def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _list_held_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """Optimizers in the attributes of another one, or in a list there."""
+    """Optimizers in the attributes of another one, or in lists there."""
     values = [
         part
         for value in vars(optimizer).values()
@@ -57,10 +57,10 @@ def _list_held_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.
 
 
 class Ownership:
-    """Hands the parameters of seeds to an optimizer whose groups `GrowingModel.parameter_groups` made.
+    """Adds the parameters of seeds to an optimizer made from `GrowingModel.parameter_groups`.
 
-    Every slot has a group from the start, since schedulers do not survive groups that are added later. Copies of the
-    model begin without an optimizer.
+    Every slot has a group from the start, because schedulers do not support groups that are added later. Copies of the
+    model start without an optimizer.
     """
 
     def __init__(self) -> None:
@@ -68,15 +68,15 @@ class Ownership:
         self._check: _OwnershipCheck | None = None
 
     def link(self, optimizer: torch.optim.Optimizer, slots: Iterable[str], named_parameters: NamedParameters) -> None:
-        """Hand the parameters of all seeds to ``optimizer`` from now on.
+        """Add the parameters of all current and future seeds to ``optimizer``.
 
-        At its first step, and its first after each germination, there is a warning if it lacks parameters of the host.
-        If the model is converted to another type, as by ``model.double()``, the optimizer's state is converted too.
+        At its first step, and at its first step after each germination, there is a warning if it lacks parameters of
+        the host. If the model is converted to another dtype, as by ``model.double()``, so is the optimizer's state.
 
         Raises:
-            SlotError: a slot has no group, or several, or the groups are of another model; another optimizer inside
-                this one has groups that are not shared with it; it takes no hooks on its steps; from the optimizer's
-                steps, if it lacks the parameters of a seed.
+            SlotError: a slot has no group or several, the groups belong to another model, an optimizer inside this one
+                does not share its groups, or the optimizer does not support step hooks. The optimizer's steps raise it
+                if the optimizer lacks the parameters of a seed.
         """
         # Every slot needs exactly one group.
         groups = Counter(group.get(SLOT_KEY) for group in optimizer.param_groups)
@@ -101,7 +101,7 @@ class Ownership:
                 "the optimizer has no parameter of this model: it was made for another model, a copy, or before "
                 "sharding; make it from this model's model.parameter_groups(lr=...)"
             )
-        # Optimizers that divide the parameters among processes step groups that would not get those of seeds.
+        # Optimizers that divide parameters among processes use other groups, which would not get the seeds' parameters.
         lists = {id(group["params"]) for group in optimizer.param_groups}
         for held in _list_held_optimizers(optimizer):
             others = [group for group in held.param_groups if id(group["params"]) not in lists]
@@ -135,7 +135,7 @@ class Ownership:
             return
         removed = set(parameters)
         group = self._find_group(self.optimizer, slot)
-        # In place, as the optimizer holds the list.
+        # In place, because the optimizer keeps the list.
         group[:] = [parameter for parameter in group if parameter not in removed]
         for parameter in removed:
             self.optimizer.state.pop(parameter, None)
@@ -149,7 +149,7 @@ class Ownership:
 
 
 class _OwnershipCheck:
-    """Hook before each step of an optimizer: it must have all seeds, and state of the parameters' type."""
+    """Hook before each step of an optimizer: checks that it has all seeds, and state of the parameters' dtype."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: NamedParameters) -> None:
         self._named_parameters = named_parameters
@@ -190,20 +190,20 @@ def _find_dtype(optimizer: torch.optim.Optimizer) -> torch.dtype | None:
 
 
 class Copies:
-    """The copies of one model, which follow changes of its slots; a copy has a `Copies` of its own.
+    """The copies of one model, which follow changes of its slots; each copy has its own `Copies`.
 
-    An average of weights over training (EMA, SWA) is a copy whose tensors are averaged, one by one and in their order,
-    with those of the model: it must have the same seeds at any time. Such a copy is a mirror. A fresh seed in it begins
-    with the model's values; weight, stage and isolation are the model's; all else comes from the average. References
-    to copies are weak.
+    In an average of weights over training (EMA, SWA), the tensors of a copy are averaged with those of the model, one
+    by one and in order, so the copy must always have the same seeds. Such a copy is a mirror. A new seed in a mirror
+    starts with the model's values. Weight, stage and isolation are always the model's; everything else comes from the
+    average. References to copies are weak.
     """
 
     def __init__(self) -> None:
         self.released = False
-        """Whether the slots were taken off the model to which this belongs, so that it cannot grow."""
+        """Whether the slots were removed from the model of this object, so that it cannot grow."""
         self._mirrors: WeakSet[GrowingModel] = WeakSet()
         self._undeclared: WeakSet[Copies] = WeakSet()
-        """Those of copies that are neither mirrors nor unregistered."""
+        """The `Copies` of copies that are neither mirrors nor unregistered."""
         self._warned = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
@@ -216,7 +216,7 @@ class Copies:
         return Copies, ()
 
     def add_mirror(self, mirror: GrowingModel, slots: Iterable[Slot]) -> None:
-        """Keep ``mirror`` equal to the ``slots`` of the model from now on."""
+        """Keep the slots of ``mirror`` equal to the ``slots`` of the model."""
         self._mirrors.add(mirror)
         self._undeclared.discard(mirror.copies)
         for slot in slots:
@@ -228,18 +228,18 @@ class Copies:
         return bool(self._mirrors)
 
     def unregister(self, other: Copies) -> None:
-        """Expect no more that the copy to which ``other`` belongs grows as the model does."""
+        """Do not expect the copy of ``other`` to grow in the same way as the model."""
         self._undeclared.discard(other)
 
     def sync_slot(self, slot: Slot) -> None:
-        """Give the mirrors the seed of ``slot``, or none, with its weight and stage."""
+        """Copy the seed of ``slot``, or its absence, with weight and stage to the mirrors."""
         seed = slot.seed
         for mirror in self._mirrors:
             other = mirror.slots[slot.name]
             if seed is None:
                 other.remove()
                 continue
-            # Another seed: a copy of this one. `germinate` would draw other values.
+            # Another seed: a copy of this one, because `germinate` would draw other values.
             present = other.seed
             if present is None or (present.blueprint.name, present.blend) != (seed.blueprint.name, seed.blend):
                 other.remove()
@@ -253,9 +253,9 @@ class Copies:
             present.contribution = seed.contribution
 
     def sync_seed_change(self, slot: Slot) -> None:
-        """`sync_slot` after a seed was planted or removed; warns once of copies that are no mirrors."""
+        """`sync_slot` after a seed was planted or removed; warns once about copies that are not mirrors."""
         self.sync_slot(slot)
-        # A copy that was neither declared as a mirror nor taken off its slots may be an average that falls behind.
+        # A copy that is neither declared as a mirror nor released may be an average that falls behind.
         if self._warned or all(copies.released for copies in self._undeclared):
             return
         self._warned = True
@@ -276,28 +276,28 @@ class Copies:
 
 
 class Compilations:
-    """Counts how often the slots of a growing model were compiled, and ran uncompiled. Copies begin at zero.
+    """Counts how often the slots of a growing model were compiled, and ran uncompiled. Copies start at zero.
 
-    `torch.compile` makes a graph of every structure, in training and in evaluation mode, and has no public count of
-    them: so they are counted while they are made.
+    `torch.compile` makes a graph for every structure, in training and in evaluation mode, and has no public count of
+    graphs. So they are counted while they are made.
     """
 
     def __init__(self) -> None:
-        # No decorator: it loads torch's compiler, which making an optimizer does anyway and importing Esper need not.
+        # Not a decorator, which would load torch's compiler when Esper is imported; optimizers load it anyway.
         torch.compiler.assume_constant_result(Compilations.record_graph)
         torch.compiler.assume_constant_result(Compilations.count_trace)
         self.traced = 0
-        """How often a slot was made part of a graph."""
+        """How often a slot became part of a graph."""
         self.uncompiled = 0
         """How often a slot ran outside a graph."""
         self.compiled = False
-        """Whether the model as a whole was ever compiled, so that its passes cannot be counted."""
+        """Whether the whole model was ever compiled, so that its passes cannot be counted."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compilations, ()
 
     def count_trace(self) -> None:
-        """Called once for each graph that a slot is part of, while it is made."""
+        """Called once for each graph that contains a slot, while it is made."""
         self.traced += 1
 
     def record_graph(self) -> None:

@@ -1,4 +1,4 @@
-"""Fossils: seeds as graphs of torch operations alone, and the hooks that run them in a plain host."""
+"""Fossils: seeds as graphs of only torch operations, and the hooks that run them in a plain host."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TRACING_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupErr
 
 @dataclass(frozen=True)
 class FormerWidth:
-    """How many features there were along an axis before layers became wider."""
+    """The number of features along an axis before layers became wider."""
 
     axis: int
     width: int
 
     def select(self, part: slice) -> tuple[slice, ...]:
-        """An index of a part of the features."""
+        """An index that selects a part of the features."""
         return (*[slice(None)] * self.axis, part)
 
 
@@ -59,8 +59,8 @@ class TracedFossil:
         Args:
             names: Names of the attributes, by the names in `tensors`.
             inputs: Name of the attribute in which `relay_input` keeps the network's input; None: it is not needed.
-            in_tuple: Whether the module returns a tuple that begins with the features.
-            former: The first features are those that the seed was made for, if there are more by now.
+            in_tuple: Whether the module returns a tuple whose first element is the features.
+            former: Width for which the seed was made, if the features are wider now; the first features are used.
         """
         graph = fx.Graph()
         module, _, output = (graph.placeholder(name) for name in ("module", "arguments", "features"))
@@ -71,7 +71,7 @@ class TracedFossil:
         if inputs is not None:
             inputs_of_seed.append(graph.call_function(operator.getitem, (_attribute(graph, module, inputs), INPUT)))
         remaining_inputs = iter(inputs_of_seed)
-        # The device and type of the traced tensors are replaced by those of the features in each call.
+        # In each call, the features' device and dtype replace those of the traced tensors.
         alpha = self.tensors["alpha"]
         placement = {alpha.device: "device", alpha.dtype: "dtype"}
 
@@ -106,15 +106,15 @@ class TracedFossil:
 
 
 def trace_seed(seed: Seed, site: Site, slot: str) -> TracedFossil:
-    """Trace a seed at its site, in evaluation mode, for batches of any size, and for other lengths if possible.
+    """Trace a seed at its site, in evaluation mode, for any batch size, and for other lengths if possible.
 
     Raises:
-        ExportError: `torch.export` cannot trace its blueprint.
+        ExportError: `torch.export` cannot trace the blueprint.
     """
     kind = type(seed.blueprint)
     reads_inputs = kind.context is Context.NETWORK
     shapes = [site.shape, site.input_shape] if reads_inputs else [site.shape]
-    # A batch unlike all other axes, so that torch does not take them for the same symbol.
+    # The batch size differs from all other axes, so that torch does not treat them as the same symbol.
     batch = next(size for size in range(2, 16) if all(size not in shape for shape in shapes))
     example = tuple(seed.alpha.new_zeros(batch, *shape) for shape in shapes)
     axes: list[dict[int, Any]] = []
@@ -152,7 +152,7 @@ class _Traced(nn.Module):
 
     def forward(self, *arguments: Tensor) -> Tensor:
         features, inputs = arguments[0], arguments[-1]
-        # A view that fails at lengths for which the graph was not made; some of them would pass by broadcasting.
+        # A view that fails for lengths for which the graph was not made; broadcasting would accept some of them.
         features = features.reshape(features.shape)
         call = LayerCall((features,), {}) if self.seed.context is Context.CALL else inputs
         return self.seed(features, call)
@@ -163,12 +163,12 @@ def _attribute(graph: fx.Graph, node: fx.Node, name: str) -> fx.Node:
 
 
 def take_features(graph: fx.Graph, output: fx.Node, *, in_tuple: bool) -> fx.Node:
-    """The features in a module's output: all of it, or the first element of a tuple."""
+    """The features in a module's output: the whole output, or the first element of a tuple."""
     return graph.call_function(operator.getitem, (output, 0)) if in_tuple else output
 
 
 def put_features(graph: fx.Graph, output: fx.Node, features: fx.Node, *, in_tuple: bool) -> fx.Node:
-    """A module's output with other features."""
+    """A module's output with its features replaced."""
     if not in_tuple:
         return features
     rest = graph.call_function(operator.getitem, (output, slice(1, None)))
@@ -176,7 +176,7 @@ def put_features(graph: fx.Graph, output: fx.Node, features: fx.Node, *, in_tupl
 
 
 def is_assertion(node: fx.Node) -> bool:
-    """Whether the node only asserts that a tensor is of the traced type and device."""
+    """Whether the node only asserts that a tensor has the traced dtype and device."""
     return not node.users and "assert" in node.name
 
 
@@ -198,11 +198,11 @@ def make_mixer() -> fx.GraphModule:
 def make_block_mixer(fossil: str, first: str) -> functools.partial[Tensor]:
     """A forward hook, with keywords, of a block that has a copy of itself in its submodule ``fossil``.
 
-    It returns ``(1 - alpha) * h + alpha * copy(h, ...)`` for the block's output h. The copy is called with all other
-    arguments of the block; ``first`` is the name of the first one.
+    It returns ``(1 - alpha) * h + alpha * copy(h, ...)`` for the block's output h. The copy gets all other arguments of
+    the block; ``first`` is the name of the first argument.
     """
     graph = fx.Graph()
-    # A graph cannot unpack arguments: `functional_call` does. It is an argument, or unpickling would call it.
+    # A graph cannot unpack arguments, but `functional_call` can. It is an argument, or unpickling would call it.
     names = ("unpack", "module", "arguments", "keywords", "features")
     unpack, module, arguments, keywords, features = map(graph.placeholder, names)
     owner = _attribute(graph, module, fossil)
@@ -228,11 +228,11 @@ _UNSCRIPTABLE = "torch.jit.script cannot compile what grew in this model: use to
 
 
 def refuse_scripting(fossil: nn.Module) -> None:
-    """Let `torch.jit.script` of ``fossil``, or of a model that it is in, raise an AssertionError of a sentence.
+    """Make `torch.jit.script` of ``fossil``, or of a model that contains it, raise an AssertionError with a sentence.
 
-    The refusal needs no Esper: it is made of torch alone, and copies and pickles with the module.
+    This does not need Esper: it consists of torch objects only, and is copied and pickled with the module.
     """
-    # The function is an argument: a graph that is unpickled runs once without values, which only records calls of it.
+    # The function is an argument, because an unpickled graph runs once without values to record its calls.
     graph = fx.Graph()
     expect = graph.placeholder("expect")
     graph.output(graph.call_method("__call__", (expect, True, False), {"msg": _UNSCRIPTABLE}))
@@ -250,12 +250,12 @@ INPUT = (
 def relay_input(host: nn.Module, submodule: str, attribute: str, place: int | str) -> None:
     """Keep the host's input in a dictionary of ``submodule`` while the host runs, under the key `INPUT`.
 
-    The hooks are `fx.GraphModule`s, so they copy, pickle, compile and export with the host. After the pass the
-    dictionary is empty, so that copies and files of the host hold no data. Therefore `torch.utils.checkpoint` must not
-    run the submodule again later.
+    The hooks are `fx.GraphModule`s, so they can be copied, pickled, compiled and exported with the host. After the pass
+    the dictionary is empty, so that copies and files of the host contain no data. Therefore `torch.utils.checkpoint`
+    must not recompute the submodule later.
 
     Args:
-        host: Gets two hooks.
+        host: The host, which gets two hooks.
         submodule: Name of the submodule in the host.
         attribute: Name of the dictionary in the submodule.
         place: Index or keyword of the input among the host's arguments.
@@ -280,5 +280,5 @@ def relay_input(host: nn.Module, submodule: str, attribute: str, place: int | st
 
 
 def _find_dictionary(graph: fx.Graph, module: fx.Node, submodule: str, attribute: str) -> fx.Node:
-    # By way of the submodule: compiled code would take a reference in the host for another dictionary.
+    # Accessed through the submodule, because compiled code would treat a reference in the host as another dictionary.
     return graph.call_function(getattr, (graph.call_method("get_submodule", (module, submodule)), attribute))

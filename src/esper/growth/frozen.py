@@ -1,4 +1,4 @@
-"""Frozen parts of a host, which never change while it grows, and growths that are swapped on a frozen host."""
+"""Frozen parts of a host, which never change while it grows, and swapping growths on a frozen host."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class FrozenParts:
         # No gradients, and no dropout or new statistics.
         for part in self._list_parts(host):
             part.requires_grad_(False)
-            part.zero_grad()  # or gradient clipping would count gradients of former training
+            part.zero_grad()  # otherwise gradient clipping would count gradients of former training
         self.set_eval(host)
 
     def unfreeze(self, host: nn.Module, *, training: bool) -> None:
         """Undo the freezing of ``host``, or of a copy of it.
 
-        Modules that were in training mode before are so again, if the host is in ``training``.
+        Modules that were in training mode before return to it if the host is in ``training`` mode.
         """
-        for name, parameter in host.named_parameters():  # without those that are computed from others by now
+        for name, parameter in host.named_parameters():  # parametrized weights are no longer listed
             if name in self._trainable:
                 parameter.requires_grad_(True)
         if training:
@@ -61,7 +61,7 @@ class FrozenParts:
                 part.train(name in self._in_training_mode)
 
     def __call__(self, host: nn.Module, _: tuple[Any, ...]) -> None:
-        """Forward pre-hook of the host: back to evaluation mode, if the host itself was put in training mode."""
+        """Forward pre-hook of the host: restore evaluation mode if the host itself was put in training mode."""
         if not torch.compiler.is_compiling() and any(module.training for module in self.modules):
             self.set_eval(host)
 
@@ -74,7 +74,7 @@ class FrozenParts:
 
     @contextmanager
     def suspended(self) -> Generator[None]:
-        """Within the block frozen parts may be in training mode; their parameters learn as little as before."""
+        """Context manager in which frozen parts may be in training mode; their parameters still do not learn."""
         modules, self.modules = self.modules, []
         try:
             yield
@@ -86,12 +86,12 @@ class FrozenParts:
         return is_frozen(key, self.names)
 
     def holds_all(self, host: nn.Module) -> bool:
-        """Whether nothing of the host learns, drops out or gathers statistics."""
+        """Whether no part of the host learns, applies dropout or updates statistics."""
         if not self.names or any(parameter.requires_grad for parameter in host.parameters()):
             return False
         if WHOLE in self.names:
             return True
-        # Some parts: all modules without children, and all of the state, must be in them.
+        # If only parts are named, they must contain all modules without children, and the whole state.
         leaves = [f"{name}." for name, part in list_named_modules(host) if not any(True for _ in part.children())]
         return all(map(self.holds, [*leaves, *host.state_dict()]))
 
@@ -109,10 +109,10 @@ def is_frozen(key: str, names: Iterable[str]) -> bool:
 
 
 def hash_frozen(host: nn.Module, names: Sequence[str]) -> str:
-    """SHA-256 of the state of the host's submodules ``names``; empty if there are none.
+    """SHA-256 of the state of the host's submodules ``names``; an empty string if there are none.
 
-    Buffers that are not persistent do not count: a class computes them anew, such as angles of positions, which another
-    device rounds otherwise and a longer input extends.
+    Non-persistent buffers are not included. A class computes them itself, such as angles of positions, which another
+    device may round differently and a longer input may extend.
     """
     if not names:
         return ""
@@ -130,14 +130,14 @@ def hash_frozen(host: nn.Module, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Growth:
-    """Seeds taken off a model; see `esper.GrowingModel.swap`."""
+    """Seeds removed from a model; see `esper.GrowingModel.swap`."""
 
     seeds: Mapping[str, Seed]
     """Seeds by slot."""
     sites: Mapping[str, Site]
     """Sites of the slots."""
     host_sha256: str = ""
-    """`hash_frozen` of the host in which they grew."""
+    """`hash_frozen` of the host in which the seeds grew."""
 
     @property
     def parameters(self) -> int:
@@ -152,7 +152,7 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
             "the host trains together with its seeds, so they cannot be swapped: attach with freeze_host=True"
         )
     growth = Growth({}, {}) if growth is None else growth
-    # Refuse what does not fit before anything is removed.
+    # Reject what does not fit before anything is removed.
     host_sha256 = hash_frozen(model.host, [WHOLE])
     if growth.seeds and growth.host_sha256 != host_sha256:
         raise SlotError(
@@ -172,16 +172,16 @@ def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
     # The former growth is kept without the host: its sites have no layers.
     sites = {name: replace(model.slots[name].site, layer=None) for name in model.seeds}
     leaving = Growth(model.seeds, sites, host_sha256)
-    # The model gets copies: several models may get the same growth, and all of them learn.
+    # The model gets copies, because several models may get the same growth, and all of them train it.
     replace_seeds(model, {name: copy.deepcopy(seed) for name, seed in growth.seeds.items()})
     return leaving
 
 
 def replace_seeds(model: GrowingModel, seeds: Mapping[str, Seed]) -> None:
-    """Put ``seeds``, by slot, in the place of all seeds of a model. A seed that stays in its slot is not touched.
+    """Replace all seeds of a model with ``seeds``, by slot. A seed that stays in its slot is not touched.
 
     Raises:
-        SlotError: growth is switched off by a block, or a seed cannot be planted; the model then has its former seeds.
+        SlotError: growth is switched off, or a seed cannot be planted; the model then keeps its former seeds.
     """
     slots = model.slots.values()
     for slot in slots:

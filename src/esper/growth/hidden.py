@@ -1,8 +1,8 @@
-"""Find hidden units of a host to which others can be added, and what lies between the layers that make and read them.
+"""Find hidden units of a host to which others can be added, and the operations between the layers around them.
 
-Both are found by calling the host. The outputs of the layers that make the units are replaced by noise, and the calls
-of modules that follow are traced by their values, until the last layer reads what has become of the noise. Where no
-module takes the values further, usual activation functions are tried.
+The first layers compute the units, the last layer takes them as input. The operations in between are found by calling
+the host with noise as the outputs of the first layers. The noise is followed by value through the calls of modules, up
+to the input of the last layer. Where no module takes the values, common activation functions are tried.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from esper.growth.widening import find_channel_axis, get_plain_forward, get_weig
 from esper.numerics.module_state import keep_generators, keep_modes
 
 _NOISE = 3.0
-"""Standard deviation of the noise: activations that are alike near zero differ there."""
+"""Standard deviation of the noise, so large that activations which are similar near zero differ."""
 _FAR = 30.0
-"""Factor of the noise with which what was found is checked once more: clamps act only there."""
+"""Factor of the noise for a second check, because clamps act only on large values."""
 _CLOSE = 1e-5
-"""Difference by which a function may be computed otherwise, as a share of the largest value."""
+"""Tolerance between two ways of computing a function, relative to the largest value."""
 
 
 class SquaredReLU(nn.Module):
-    """``relu(x)^2``, as of Primer (So et al. 2021, arXiv 2109.08668)."""
+    """``relu(x)^2``, from Primer (So et al. 2021, arXiv 2109.08668)."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         return torch.relu(inputs).square()
@@ -61,12 +61,12 @@ FUNCTIONS: tuple[nn.Module, ...] = (
     nn.Softsign(),
     SquaredReLU(),
 )
-"""Functions that a host may call between two layers without a module."""
+"""Activation functions that a host may call between two layers without a module."""
 
 
 @dataclass(frozen=True)
 class LayerPair:
-    """The layers that make hidden units of a host, and the layer that reads them, by name."""
+    """Names of the layers that compute hidden units of a host, and of the layer that takes them as input."""
 
     makers: tuple[str, ...]
     """One layer, or the two of a gated MLP."""
@@ -74,7 +74,7 @@ class LayerPair:
 
 
 def find_hidden(host: nn.Module, pairs: Collection[LayerPair], run: Callable[[], object]) -> dict[str, Hidden]:
-    """The hidden units of each pair, by the name of the layer that reads them.
+    """The hidden units of each pair, by the name of the layer that takes them as input.
 
     Args:
         host: Any module.
@@ -89,7 +89,7 @@ def find_hidden(host: nn.Module, pairs: Collection[LayerPair], run: Callable[[],
     for name in [name for pair in pairs for name in (*pair.makers, pair.reader)]:
         if name not in modules:
             raise SlotError(f"the host has no submodule {name!r}{did_you_mean(name, modules) or ''}")
-    # The calls of all modules around each pair, to call the innermost one alone.
+    # The calls of all modules around each pair, to call only the innermost one.
     around = {pair: _list_around((*pair.makers, pair.reader)) for pair in pairs}
     names = {name for path in around.values() for name in path if name}
     calls, _ = _record_calls({name: modules[name] for name in names}, host, run)
@@ -109,7 +109,7 @@ def find_pairs(host: nn.Module, containers: Collection[str], run: Callable[[], o
         run: Calls the host with its example input.
 
     Raises:
-        SlotError: a submodule holds no such pair, or several.
+        SlotError: a submodule contains no such pair, or several.
     """
     modules = dict(list_named_modules(host))
     for name in containers:
@@ -158,7 +158,7 @@ def find_pairs(host: nn.Module, containers: Collection[str], run: Callable[[], o
 
 
 def measure_site(site: Site, host: nn.Module, width: int) -> tuple[int, ...]:
-    """What tells sites of `fit_site` apart: the width, and of hidden units their number and that of their inputs."""
+    """The sizes that distinguish sites of `fit_site`: the width, and the numbers of hidden units and their inputs."""
     if site.hidden is None:
         return (width,)
     return (width, *get_weight_shape(host.get_submodule(site.hidden.names[0]))[:2])
@@ -186,7 +186,7 @@ def fit_site(site: Site, host: nn.Module, width: int) -> Site:
 
 
 def is_unaltered(layer: nn.Module, call: LayerCall, output: Any) -> bool:
-    """Whether a layer returned what its class computes, within rounding: no hook or other forward changed it."""
+    """Whether a layer returned what its class computes, up to rounding, so that no hook or other forward changed it."""
     try:
         expected = _pad_if_nested(get_plain_forward(layer)(layer, *call.arguments, **call.keywords))
     except (TypeError, RuntimeError, AttributeError):  # other arguments, or the weight is elsewhere
@@ -200,7 +200,7 @@ def is_unaltered(layer: nn.Module, call: LayerCall, output: Any) -> bool:
 
 
 def _list_around(names: Sequence[str]) -> list[str]:
-    """Names of the modules that hold all of ``names``, from the inside out; the last is the host."""
+    """Names of the modules that contain all of ``names``, from the inside out; the last is the host."""
     parts = [name.split(".")[:-1] for name in names]
     shared = len(list(itertools.takewhile(lambda group: len(set(group)) == 1, zip(*parts, strict=False))))
     return [".".join(parts[0][:length]) for length in range(shared, -1, -1)]
@@ -239,7 +239,7 @@ def _evaluating(host: nn.Module) -> Generator[None]:
 
 
 def _make_call(module: nn.Module, call: LayerCall) -> Callable[[], object]:
-    """Calls ``module`` with copies of the same arguments, without caches."""
+    """A function that calls ``module`` with copies of the same arguments, without caches."""
     arguments, keywords = drop_caches(list_argument_names(module), call.arguments, call.keywords)
 
     def run() -> object:
@@ -265,12 +265,12 @@ class _Called:
 
 
 class _Trace:
-    """Traces what becomes of the outputs of some layers until another layer reads it.
+    """Traces the outputs of some layers up to the input of another layer.
 
     Args:
         host: Any module.
         pair: Names of the layers.
-        around: Name of a submodule that holds them all; ``""`` is the host.
+        around: Name of a submodule that contains all these layers; ``""`` is the host.
         run: Calls that submodule.
     """
 
@@ -279,7 +279,7 @@ class _Trace:
         self._makers = [host.get_submodule(name) for name in pair.makers]
         self._reader = host.get_submodule(pair.reader)
         self._calls: list[_Called] = []
-        """Calls between the layers, without those within others."""
+        """Calls between the layers, without nested calls."""
         self._target = torch.empty(0)
         """The input of the last layer."""
 
@@ -287,7 +287,7 @@ class _Trace:
         """The hidden units.
 
         Raises:
-            SlotError: there are none to which others can be added.
+            SlotError: there are no units to which others can be added.
         """
         for name, layer in zip((*self._pair.makers, self._pair.reader), (*self._makers, self._reader), strict=True):
             if not is_widenable(layer):
@@ -298,12 +298,12 @@ class _Trace:
         if len(self._makers) > 2 or len({get_weight_shape(layer)[0] for layer in self._makers}) > 1:
             raise self._refuse("units are made by one layer, or by two of one width whose outputs are multiplied")
         with _evaluating(self._host):
-            # As it is: arguments and outputs of the layers, and what the module around them returns.
+            # The unchanged call: arguments and outputs of the layers, and the output of the module around them.
             calls, outputs, returned = self._call_plainly()
             source, first = calls[0].first_argument, calls[-1].first_argument
             assert source is not None
             assert first is not None
-            # With noise in place of the outputs, while the last layer reads what it read before.
+            # With noise in place of the outputs, while the last layer gets its original input.
             like = outputs[0]
             generator = torch.Generator(like.device).manual_seed(0)
             noises = [
@@ -353,7 +353,7 @@ class _Trace:
         return SlotError(f"no units can be added between {makers} and {self._pair.reader!r}: {problem}")
 
     def _call_plainly(self) -> tuple[list[LayerCall], list[Tensor], list[Tensor]]:
-        """Calls and outputs of the layers, and the tensors that the module around them returns."""
+        """Calls and outputs of the layers, and the tensors returned by the module around them."""
         layers = {**dict(zip(self._pair.makers, self._makers, strict=True)), self._pair.reader: self._reader}
         calls: dict[str, list[tuple[LayerCall, Any, bool]]] = {name: [] for name in layers}
         read: list[tuple[Tensor, Tensor]] = []
@@ -402,7 +402,7 @@ class _Trace:
         return [call for call, _, _ in recorded], [output for _, output, _ in recorded], returned
 
     def _call_with_noise(self, noises: list[Tensor], first: Tensor) -> list[Tensor]:
-        """Call with ``noises`` as outputs, and ``first`` as the input of the last layer; records what is between."""
+        """Call with ``noises`` as outputs and ``first`` as the input of the last layer, and record calls in between."""
         made = 0
         stack: list[_Called] = []
         done = False
@@ -430,7 +430,7 @@ class _Trace:
             nonlocal done
             if made == len(noises):
                 self._target, done = arguments[0].clone(), True
-            # Calls that have not ended hold the last layer: what ended within them counts.
+            # Calls that have not ended contain the last layer, so calls that ended inside them count.
             for called in stack:
                 self._calls.extend(called.inner)
             stack.clear()
@@ -457,7 +457,7 @@ class _Trace:
         return returned
 
     def _follow(self, value: Tensor) -> tuple[list[Step], tuple[Tensor, str]]:
-        """The steps from ``value`` on as far as modules or known functions lead; the last value, and what stopped."""
+        """The steps that can be followed from ``value``, the last value, and the reason for stopping."""
         steps: list[Step] = []
         left = list(self._calls)
         problem = ""
@@ -470,7 +470,7 @@ class _Trace:
                 continue
             if _is_same(value, self._target):
                 break
-            # No module reads it: a function is called, whose value a module or the last layer reads.
+            # No module takes the value, so a function is called, and its result goes to a module or the last layer.
             function = _find_function(value, [*(called.inputs for called in left), self._target])
             if function is None:
                 following = next(iter(left), None)
@@ -499,7 +499,7 @@ class _Trace:
             return [Step(called.module, called.name)], called.output
         if not state and self._is_unitwise(called):
             return [Step(called.module, called.name)], called.output
-        # A container of modules that are such.
+        # A container of modules that are applied to each unit separately.
         if called.inner:
             value, steps = called.inputs, list[Step]()
             for inner in called.inner:
@@ -516,13 +516,13 @@ class _Trace:
         )
 
     def _is_unitwise(self, called: _Called) -> bool:
-        """Whether a module does the same to each unit, and to each by itself."""
+        """Whether a module applies the same operation to each unit separately."""
         axis = find_channel_axis(self._makers[0])
         output = called.output
         assert output is not None
         if output.dim() <= axis or output.shape[axis] != called.inputs.shape[axis]:
             return False
-        # Neither the order of units may matter, nor what the others are, nor how many there are.
+        # The result for a unit must not depend on the order, the values or the number of the others.
         inputs, width = called.inputs, called.inputs.shape[axis]
         changed = inputs.clone()
         changed.narrow(axis, 0, 1).neg_().add_(1)
@@ -534,7 +534,7 @@ class _Trace:
                 and _is_close(*(part.narrow(axis, 1, width - 1) for part in (called.module(changed), output)))
                 and _is_close(called.module(more), expected)
             )
-        except RuntimeError:  # it goes by the number of units
+        except RuntimeError:  # it depends on the number of units
             return False
 
     def _multiply(self, steps: Sequence[list[Step]], values: Sequence[Tensor]) -> list[Step]:
@@ -558,7 +558,7 @@ class _Trace:
 
 
 def _find_function(value: Tensor, readers: Sequence[Tensor]) -> tuple[Step, Tensor] | None:
-    """A known function of ``value`` whose result is among ``readers``; exactly, if there is such a one."""
+    """A known function of ``value`` whose result is among ``readers``, with an exact match preferred."""
     for same in (_is_same, _is_result):
         for function in FUNCTIONS:
             result: Tensor = function(value.clone())
@@ -569,7 +569,7 @@ def _find_function(value: Tensor, readers: Sequence[Tensor]) -> tuple[Step, Tens
 
 
 def _is_result(first: Tensor, second: Tensor) -> bool:
-    """Whether two functions gave the same; activations may differ by less than half precision rounds."""
+    """Whether two results are equal; activations may differ by less than the rounding of half precision."""
     return _is_same(first, second) or (first.dtype.itemsize >= torch.float32.itemsize and _is_close(first, second))
 
 

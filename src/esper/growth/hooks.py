@@ -1,4 +1,4 @@
-"""Checks that a host calls its slots, and the block in which it computes without growth."""
+"""Checks that a host calls its slots, and the context in which it computes without growth."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 _FAST_PATH_MODULES = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Modules that take another path, which rounds otherwise, if they have no hooks."""
+"""Modules that use another path, with different rounding, if they have no hooks."""
 _EAGER = PassGate()
-"""Counts the blocks in which nothing is compiled, in any model."""
+"""Counts the contexts in which nothing is compiled, over all models."""
 
 
 def require_attachable(host: nn.Module) -> None:
-    """Refuse a host that cannot be given slots.
+    """Reject a host that cannot get slots.
 
     Raises:
         SlotError: the host has slots already, or its parameters are sharded.
@@ -41,7 +41,7 @@ def require_attachable(host: nn.Module) -> None:
 
 
 def find_attached(model: nn.Module) -> str | None:
-    """The name of a submodule behind which there is a slot; None if there is none."""
+    """The name of a submodule with a slot after it; None if there is none."""
     for name, part in list_named_modules(model):
         if any(isinstance(hook, Slot) for hook in _list_hooks(part)):
             return name
@@ -49,11 +49,11 @@ def find_attached(model: nn.Module) -> str | None:
 
 
 def require_attached(model: GrowingModel) -> None:
-    """Refuse a model whose host does not call its slots any more, or is sharded.
+    """Reject a model whose host no longer calls its slots or is sharded.
 
     Raises:
-        SlotError: a submodule was replaced since slots were attached, the model was released, or it was sharded; or a
-            slot is switched off by a block.
+        SlotError: a submodule was replaced since slots were attached, the model was released or sharded, or a slot is
+            switched off.
     """
     require_whole(model.named_parameters())
     for slot in model.slots.values():  # first, as hooks may be off while slots are
@@ -62,13 +62,13 @@ def require_attached(model: GrowingModel) -> None:
 
 
 def require_savable(model: GrowingModel) -> None:
-    """Refuse to save a model whose host does not call its slots any more, or is sharded although seeds are not.
+    """Reject saving a model whose host no longer calls its slots, or is sharded although seeds are not.
 
     Raises:
         SlotError: a submodule was replaced since slots were attached, the model was released, its host was sharded
-            without `GrowingModel.shard_growth`, or growth is switched off by a block.
+            without `GrowingModel.shard_growth`, or growth is switched off.
     """
-    # A model that is hidden would be saved without its seeds.
+    # While growth is switched off, the model would be saved without its seeds.
     if model.hidden:
         for slot in model.slots.values():
             slot.require_not_disabled()
@@ -78,10 +78,10 @@ def require_savable(model: GrowingModel) -> None:
 
 
 def require_growable(model: GrowingModel) -> None:
-    """Refuse a model in which nothing can grow. The parameters of a sharded host are resharded.
+    """Reject a model in which nothing can grow. The parameters of a sharded host are resharded.
 
     Raises:
-        SlotError: as `require_savable`; or `shard_growth` was called and the host is whole.
+        SlotError: as for `require_savable`, or `shard_growth` was called and the host is not sharded.
     """
     require_savable(model)
     if model.sharded:
@@ -90,13 +90,13 @@ def require_growable(model: GrowingModel) -> None:
 
 
 def require_called(model: GrowingModel) -> None:
-    """Refuse a model whose host does not call its slots any more.
+    """Reject a model whose host no longer calls its slots.
 
     Raises:
         SlotError: a submodule was replaced since slots were attached, or the model was released.
     """
     modules = dict(list_named_modules(model.host, remove_duplicate=False))
-    # The slot must be among the hooks of the module that has its name by now, and so must what it needs.
+    # The slot and its other hooks must be among the hooks of the module that currently has its name.
     for name, slot in model.slots.items():
         for place, hook in ((name, slot), *((maker, slot.source) for maker in slot.makers[:1])):
             if place not in modules or hook not in _list_hooks(modules[place]):
@@ -107,21 +107,21 @@ def require_called(model: GrowingModel) -> None:
 
 
 def hide_growth(model: GrowingModel) -> AbstractContextManager[None]:
-    """Within the block the host computes without growth, in all threads; several such blocks may overlap."""
+    """Context manager in which the host computes without growth, in all threads; several of them may overlap."""
     return model.tap.gate.share(model, lambda: _hide(model))
 
 
 @contextmanager
 def _hide(model: GrowingModel) -> Generator[None]:
     with ExitStack() as stack:
-        # Configurations count no grown blocks, and slots return the host's features.
+        # Configurations do not count grown blocks, and slots return the host's features.
         stack.enter_context(model.depth.without_blocks())
         for slot in model.slots.values():
             stack.enter_context(slot.disabled())
         if any(isinstance(part, _FAST_PATH_MODULES) for part in model.host.modules()):
-            # To the bit as before growth: without hooks these take their fast path. Nothing is compiled meanwhile, as
-            # hooks are not guarded: a graph without slots would be taken for one with slots afterwards.
-            with suppress(RuntimeError):  # within a function that is compiled the hooks have to stay
+            # Without hooks, these modules use their fast path, so outputs are bitwise those before growth. Nothing is
+            # compiled meanwhile: hooks have no guards, so a graph without slots would be used with slots afterwards.
+            with suppress(RuntimeError):  # inside a compiled function the hooks must stay
                 stack.enter_context(_EAGER.share("force_eager", _run_eagerly))
                 stack.enter_context(_remove_hooks(model))
         model.hidden = True
@@ -132,7 +132,7 @@ def _hide(model: GrowingModel) -> Generator[None]:
 
 
 def _run_eagerly() -> AbstractContextManager[None]:
-    """Within the block nothing is compiled, and compiled code does not run."""
+    """Context manager in which nothing is compiled and compiled code does not run."""
     if torch.compiler.is_compiling():
         raise RuntimeError("a function that is compiled cannot run eagerly")
     return torch.compiler.set_stance("force_eager")
@@ -140,8 +140,8 @@ def _run_eagerly() -> AbstractContextManager[None]:
 
 @contextmanager
 def _remove_hooks(model: GrowingModel) -> Generator[None]:
-    """Within the block the host does not call its slots."""
-    # Taken out of torch's tables and put back, since the handles cannot do so.
+    """Context manager in which the host does not call its slots."""
+    # Removed from torch's tables and put back, because handles cannot do that.
     names = {name: None for slot in model.slots.values() for name in (slot.name, *slot.makers)}
     tables = [table for name in names for table in find_hook_tables(model.host.get_submodule(name))]
     before = [dict(table) for table in tables]

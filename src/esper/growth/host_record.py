@@ -1,7 +1,7 @@
-"""What a host computes with beside its tensors: numbers of its modules and configuration, and computed buffers.
+"""Settings of a host that affect its outputs but are not in its state: numbers of modules and configuration, buffers.
 
-Two hosts with equal tensors may compute different things: with another base of rotary embeddings, number of heads,
-epsilon or activation. Flags and texts are left out, as many of them change nothing but speed.
+Two hosts with equal tensors may compute different outputs, because of another base of rotary embeddings, number of
+heads, epsilon or activation. Flags and texts are not recorded, because many of them affect only speed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from esper.growth.depth import CONFIGURATION
 from esper.growth.taps import list_named_modules
 
 HostRecord = Mapping[str, tuple[float, ...] | str]
-"""Numbers, or the class of a module without tensors, by place."""
+"""Numbers, or the class of a module without tensors, by their place in the host."""
 
 BUFFER_VALUES = 8
-"""First values of a buffer that are compared: a longer input extends some buffers."""
+"""Number of first values of a buffer to compare, because a longer input extends some buffers."""
 ROUNDING = 1e-2
-"""Relative difference of numbers that another device or type explains."""
+"""Relative difference of numbers that another device or dtype can cause."""
 _ARBITRARY = "_token_id"
-"""End of the names of settings that are often set after a model was loaded."""
+"""Suffix of the names of settings that are often changed after a model was loaded."""
 
 
 def describe_host(host: nn.Module) -> HostRecord:
-    """The record of a host, to be compared by `find_difference`."""
+    """The record of a host, for `find_difference`."""
     record: dict[str, tuple[float, ...] | str] = {}
     for path, module in list_named_modules(host):
         prefix = f"{path}." if path else ""
@@ -61,14 +61,14 @@ def _list_numbers(name: str, value: Any) -> Iterator[tuple[str, tuple[float, ...
 
 
 def _take_first(buffer: Tensor) -> tuple[float, ...]:
-    """The first values of the last axis; infinities count as zeros."""
+    """The first values along the last axis, with infinities as zeros."""
     row = buffer.detach().reshape(-1)[: min(BUFFER_VALUES, buffer.shape[-1] if buffer.dim() else 1)]
     values = cast("list[float]", torch.nan_to_num(row.double().cpu(), 0.0, 0.0, 0.0).tolist())
     return tuple(values)
 
 
 def find_difference(saved: HostRecord, present: HostRecord) -> str | None:
-    """The first place that two hosts have both, with other values there; None if there is none."""
+    """The first place common to two hosts where their values differ; None if there is none."""
     for place, value in saved.items():
         other = present.get(place, value)
         if isinstance(value, str) or isinstance(other, str):

@@ -48,7 +48,7 @@ class Candidate:
     flops: int
     """FLOPs added to a forward pass of one example, a multiply-add counted as two."""
     resident: str | None
-    """Blueprint of the seed in an occupied slot, behind which the candidate is measured; None if the slot is free."""
+    """Blueprint of the seed in an occupied slot, after which the candidate is measured; None if the slot is free."""
 
     @property
     def promise_per_parameter(self) -> float:
@@ -164,7 +164,7 @@ def look(
     layers: bool,
     seed: int,
 ) -> Look:
-    """Measure every blueprint on offer in every slot of ``model``; see `GrowingModel.look`."""
+    """Measure every available blueprint in every slot of ``model``; see `GrowingModel.look`."""
     host, slots = model.host, dict(model.slots.items())
     host_layers: dict[str, nn.Module] = {}
     if layers:
@@ -176,7 +176,7 @@ def look(
     inputs: list[Tensor] = []
     tap = model.tap
     with eval_without_side_effects(model):
-        # Record features and functional gradients, behind the slots and at the host's own layers.
+        # Record features and functional gradients, after the slots and at the host's own layers.
         modules = {name: host.get_submodule(name) for name in slots}
         at_slots = FeatureRecorder(modules, first=False, arguments=False)
         at_layers = FeatureRecorder(host_layers, first=True, arguments=True)
@@ -209,7 +209,7 @@ def look(
                     record.sources = at_makers.records[slot.name].first_arguments
                 keys = [(seed, index, draw) for draw in range(draws)]
                 rows += [measure_promise(slot, get(name), record, inputs, keys) for name in slot.blueprints]
-            # Measure the host's own layers, as they are without what grew on them.
+            # Measure the host's own layers, without what grew on them.
             with ExitStack() as stack:
                 for slot in slots.values():
                     stack.enter_context(slot.disabled())
@@ -234,7 +234,7 @@ def measure_promise(
     Args:
         slot: Where the blueprint would germinate.
         kind: The blueprint.
-        record: Features and functional gradients behind the slot.
+        record: Features and functional gradients after the slot.
         inputs: The network's inputs, batch by batch.
         draws: Keys of random streams, one per draw; only the first is used if the blueprint draws nothing.
 
@@ -275,7 +275,7 @@ def measure_promise(
 def _find_contexts(
     slot: Slot, kind: type[Blueprint], record: RecordedGradients, inputs: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """The second argument of the blueprint, batch by batch; the features themselves, if it needs none."""
+    """The second argument of the blueprint, batch by batch; the features again if it has no context."""
     match kind.context:
         case Context.NETWORK:
             return inputs
@@ -297,7 +297,7 @@ def _find_contexts(
 
 
 class _FeaturesOnlyCall(nn.Module):
-    """A blueprint with the context `Context.CALL`, for a layer that is called with its features alone."""
+    """A blueprint with the context `Context.CALL`, for a layer that is called with only its features."""
 
     def __init__(self, newborn: nn.Module) -> None:
         super().__init__()
@@ -309,7 +309,7 @@ class _FeaturesOnlyCall(nn.Module):
 
 
 def _measure_layer(name: str, layer: nn.Module, record: RecordedGradients) -> LayerNeed:
-    """The promise of a host's layer, whose parameters take a step from their present values."""
+    """The promise of a host's layer, for a step of its parameters from their current values."""
     batches = [
         GradientBatch(tuple(map(raise_precision, arguments)), raise_precision(gradients))
         for arguments, gradients in zip(record.arguments, record.gradients, strict=True)

@@ -1,4 +1,4 @@
-"""The growing model: a host with its slots, called as the host is."""
+"""The growing model: a host with its slots, called like the host."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ M = TypeVar("M", bound=nn.Module)
 def make_subclass(model: type[M], host: type[nn.Module]) -> type[M]:
     """The subclass of ``model`` for hosts of class ``host``, named ``GrowingHOST`` and with the host's signature.
 
-    A class, not an instance, since libraries inspect classes (Hugging Face's `find_labels`), and since instances with a
-    ``forward`` of their own would share it with their copies.
+    The signature is set on a class because libraries inspect classes (Hugging Face's `find_labels`), and because
+    instances with their own ``forward`` would share it with their copies.
     """
 
     def forward(self: M, *arguments: Any, **keywords: Any) -> Any:
@@ -77,7 +77,7 @@ class Slots(nn.Module):
 
     def __init__(self, slots: Mapping[str, Slot]) -> None:
         super().__init__()
-        # A dot would mean nesting in state-dict keys; a slash occurs in no module's name.
+        # A dot would mean nesting in state-dict keys; a slash does not occur in names of modules.
         self._keys = {name: name.replace(".", "/") for name in slots}
         for name, slot in slots.items():
             self.add_module(self._keys[name], slot)
@@ -112,9 +112,9 @@ class Slots(nn.Module):
 
 
 def _prepare_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Load-state-dict pre-hook: refuse a state dict with seeds that the model does not have, before anything changes.
+    """Load-state-dict pre-hook: reject a state dict with seeds that the model does not have, before anything changes.
 
-    A state dict has no structure. Those who add one to it plant the seeds first.
+    A state dict has no structure, so functions in ``planters`` may plant its seeds first.
     """
     assert isinstance(model, GrowingModel)
     for plant in model.planters:
@@ -135,7 +135,7 @@ def _prepare_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, 
 
 
 def _require_called(model: nn.Module, *_: Any) -> None:
-    """State-dict pre-hook: refuse a model whose host does not call its slots any more."""
+    """State-dict pre-hook: reject a model whose host no longer calls its slots."""
     assert isinstance(model, GrowingModel)
     require_savable(model)
 
@@ -160,7 +160,7 @@ class GrowingModel(nn.Module):
         frozen: Names of submodules that never change; ``""`` is the host itself.
 
     Raises:
-        SlotError: as `esper.growth.probe.probe` and `Slot`.
+        SlotError: as for `esper.growth.probe.probe` and `Slot`.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class GrowingModel(nn.Module):
         self.training = host.training
         self.slots.train(host.training)
         self.tap.train(host.training)
-        # Freeze parts of the host. If nothing of it learns, the last slot keeps the loss differentiable.
+        # Freeze parts of the host. If no part of it learns, the last slot keeps the loss differentiable.
         self.frozen = FrozenParts(host, frozen)
         """Parts of the host that never change."""
         if frozen:
@@ -236,7 +236,7 @@ class GrowingModel(nn.Module):
             self._hooks.append(host.register_forward_hook(checkpointing.end, always_call=True))
         for last in self.slots.values()[-1:]:
             last.adds_leaf = self.frozen.holds_all(host)
-        # Methods of Hugging Face's that would save the host without its seeds raise an error.
+        # Methods of Hugging Face models that would save the host without its seeds raise an error.
         self._guards = guard_saving(self)
         self.sharded = False
         """Whether `shard_growth` was called."""
@@ -261,7 +261,7 @@ class GrowingModel(nn.Module):
         """Channels of the host's output (the classes of a classifier); None if it returns no tensor."""
         self.output_shape = probed.output_shape
         """Shape of the host's output for the example input, ``[B, ...]``; empty if it returns no tensor."""
-        # A state dict has no structure: refuse to make or load one if seeds would be lost.
+        # A state dict has no structure: raise an error if saving or loading one would lose seeds.
         self.planters: list[Callable[[GrowingModel, dict[str, Any], str], None]] = []
         """Called with this model, a state dict that is about to be loaded, and the prefix of its names there."""
         self.register_state_dict_pre_hook(_require_called)
@@ -273,7 +273,7 @@ class GrowingModel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError as error:
-            if name.startswith("_"):  # of the host only public names are read
+            if name.startswith("_"):  # only public names are taken from the host
                 raise
             try:
                 return getattr(super().__getattr__("host"), name)
@@ -282,12 +282,12 @@ class GrowingModel(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         require_attached(self)
-        # `nn.Module.__getstate__` drops the result of `compile`, which would run this model in place of its copies.
+        # `nn.Module.__getstate__` drops the result of `compile`, which in a copy would run this model.
         return make_empty, (type(self).__bases__[0], type(self.host)), self.__getstate__()
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """The host's output, with growth."""
-        # An export would fix the present seeds, and graphs hide passes from counters.
+        # An export would fix the current seeds, and graphs hide passes from counters.
         require_untraced()
         if torch.compiler.is_compiling():
             self.compilations.record_graph()
@@ -296,7 +296,7 @@ class GrowingModel(nn.Module):
             return self.host(*arguments, **keywords)
 
     def __prepare_scriptable__(self) -> Self:
-        """Refuse `torch.jit.script`, which calls this first."""
+        """Raise an error for `torch.jit.script`, which calls this method first."""
         raise ExportError(GROWING_ADVICE)
 
     def train(self, mode: bool = True) -> Self:
@@ -362,10 +362,10 @@ class GrowingModel(nn.Module):
         Raises:
             SlotError: growth is switched off, as within `without_growth`.
         """
-        # Refuse disabled slots, whose seeds would be left out.
+        # Reject slots that are switched off, because their seeds would be left out.
         for slot in self.slots.values():
             slot.require_not_disabled()
-        reshard(self)  # or the groups would have parameters that a forward pass gathered
+        reshard(self)  # otherwise the groups would have parameters that a forward pass gathered
         trainable = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
         # One group for the host, and one per slot.
         groups: list[dict[str, Any]] = [{"params": trainable, **options}]
@@ -378,7 +378,7 @@ class GrowingModel(nn.Module):
     def link(self, optimizer: torch.optim.Optimizer) -> None:
         """Add the parameters of future seeds to ``optimizer``; `esper.Grower` calls this itself.
 
-        Of a wrapper, such as accelerate's or Lightning's, the inner optimizer is linked.
+        If it is a wrapper, such as accelerate's or Lightning's, the inner optimizer is linked.
 
         Raises:
             SlotError: the optimizer was not made from this model's `parameter_groups`, does not support step hooks, or
@@ -407,7 +407,7 @@ class GrowingModel(nn.Module):
             SlotError: ``average`` contains no copy of this model, or a slot is no longer called.
         """
         require_attached(self)
-        # Averages hold the copy in a module of their own.
+        # Averages contain the copy as a submodule.
         mirrors = [part for part in average.modules() if isinstance(part, GrowingModel)]
         if not mirrors or any(mirror is self or list(mirror.slots) != list(self.slots) for mirror in mirrors):
             raise SlotError(
@@ -443,7 +443,7 @@ class GrowingModel(nn.Module):
             SlotError: the host is already sharded, linked to an optimizer, or mirrored; an option is unknown; or there
                 is no process group.
         """
-        # Refuse what has whole parameters already, and could not follow.
+        # Reject anything that already uses unsharded parameters and could not follow.
         if self.sharded:
             raise SlotError("shard_growth was already called")
         require_attached(self)
@@ -512,7 +512,7 @@ class GrowingModel(nn.Module):
 
     @check_arguments(SlotError, slot=_SLOT_ADVICE)
     def disable(self, slot: Name) -> None:
-        """Prevent new seeds in ``slot``; a present seed stays.
+        """Prevent new seeds in ``slot``; an existing seed stays.
 
         Raises:
             SlotError: the slot does not exist.
@@ -526,7 +526,7 @@ class GrowingModel(nn.Module):
 
     def release(self) -> None:
         """Remove the slots from the host, which then computes and learns as before `esper.attach`."""
-        # The host as it was: what was frozen learns again, without hooks and with its own configuration.
+        # Restore the host: frozen parts learn again, hooks are removed, and the host has its own configuration.
         self.frozen.unfreeze(self.host, training=self.training)
         for handle in (*self._hooks, *self._guards):
             handle.remove()
@@ -550,7 +550,7 @@ class GrowingModel(nn.Module):
 
         A copy of a block (`block_copy`, `block_zero`) with a weight of 1 becomes the next module of the `nn.ModuleList`
         or `nn.Sequential` of its block, and the configuration counts it (see `esper.growth.depth`), so the result is an
-        ordinary deeper model. With another weight it runs behind its block, with a warning. New hidden units
+        ordinary deeper model. With another weight it runs after its block, with a warning. New hidden units
         (`units_8`) extend the layers between which they grew, at any weight, so the result is an ordinary wider model.
 
         ``save_pretrained`` and ``push_to_hub``, as of Hugging Face models, raise AssertionError if ``from_pretrained``
@@ -561,8 +561,8 @@ class GrowingModel(nn.Module):
         Args:
             unfinished: ``keep`` builds in seeds that affect the output (alpha above 0, not isolated), at their current
                 alpha, except those whose last contribution was below 0; a warning lists kept and dropped seeds.
-                ``drop`` drops them all, which may hurt the host, since it has trained with them. ``raise`` refuses
-                unfinished seeds.
+                ``drop`` drops them all, which may hurt the host, since it has trained with them. ``raise`` raises an
+                error if there are any.
 
         Raises:
             ConfigError: ``unfinished`` has another value.

@@ -1,7 +1,7 @@
-"""Forward passes that are under way in any thread, and switches of what grows, which wait until they have ended.
+"""Running forward passes of all threads, and changes of a model's growth, which wait until these passes have ended.
 
-One thread may call a model while another switches its growth off, plants a seed or measures the model without one. Each
-pass must be that of one network: so a switch waits for the passes of other threads, and their next passes for it.
+One thread may call a model while another switches its growth off, plants a seed or measures the model without one. A
+pass must compute a single network. So a change waits for running passes of other threads, and new passes wait for it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from esper.errors import SlotError
 from esper.growth.positions import PositionHints
 
 PATIENCE = 60.0
-"""Seconds that a switch waits for passes of other threads."""
+"""Seconds that a change waits for passes of other threads."""
 
 
 @dataclass
 class RunningPass:
-    """What one thread is computing: calls of the model, the host or a slot, which may be nested."""
+    """The running pass of one thread: calls of the model, the host or a slot, which may be nested."""
 
     calls: int = 0
-    """Calls of the model and of slots."""
+    """Number of calls of the model and of slots."""
     in_host: bool = False
-    """Whether the host is computing. A thread that was interrupted within the host is not, after its next call."""
+    """Whether the host is computing. If a thread was interrupted in the host, this is reset at its next call."""
     inputs: Tensor | None = None
     """The network's input."""
     hints: PositionHints | None = None
     """Masks and caches among the host's arguments."""
     sources: dict[Hashable, Tensor] = field(default_factory=dict[Hashable, Tensor])
-    """Inputs of layers that make hidden units, by the hook that keeps each."""
+    """Inputs of layers that compute hidden units, by the hook that records each."""
 
 
 class PassGate:
     """Counts the forward passes of one model by threads, and changes its structure between them.
 
-    Passes of several threads run side by side. A thread that changes something within a pass of its own changes the
-    rest of this pass, too. Copies begin without passes. Compiled passes do not count: a graph reads all modules and
+    Passes of several threads run side by side. A thread that changes something within its own pass also changes the
+    rest of this pass. Copies start without passes. Compiled passes do not count, because a graph reads all modules and
     weights at its start.
     """
 
@@ -49,13 +49,13 @@ class PassGate:
         self._condition = threading.Condition()
         self._passes: dict[threading.Thread, RunningPass] = {}
         self._holder: threading.Thread | None = None
-        """The thread that switches, or waits for passes to do so."""
+        """The thread that makes a change, or waits for passes in order to make one."""
         self._levels = 0
-        """Nested calls of `exclusive` in this thread."""
+        """Number of nested calls of `exclusive` in this thread."""
         self._switches = 0
-        """Nested calls of `switching` in this thread; new passes of others wait while there are any."""
+        """Number of nested calls of `switching` in this thread; if above 0, new passes of other threads wait."""
         self._blocks: dict[Hashable, tuple[ExitStack, int]] = {}
-        """Contexts of `share` by key, with the number of blocks that hold them."""
+        """Contexts of `share` by key, with the number of their users."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PassGate, ()
@@ -67,7 +67,7 @@ class PassGate:
 
     @contextmanager
     def passing(self) -> Generator[None]:
-        """Within the block a pass of this thread is under way."""
+        """Context manager for a pass of this thread."""
         present = self._enter()
         present.calls, in_host = present.calls + 1, present.in_host
         try:
@@ -90,8 +90,8 @@ class PassGate:
             self._leave(present)
 
     def _enter(self) -> RunningPass:
-        """The pass of this thread; a new one begins as soon as no other thread switches."""
-        # Without the lock within a pass, which no other thread can begin or end.
+        """The pass of this thread; a new one starts as soon as no other thread makes a change."""
+        # No lock is needed within a pass, because no other thread can start or end it.
         present = self.running
         if present is None:
             with self._condition:
@@ -101,7 +101,7 @@ class PassGate:
         return present
 
     def _leave(self, present: RunningPass) -> None:
-        """Drop the pass of this thread, unless a call of it goes on."""
+        """Drop the pass of this thread, unless one of its calls is still running."""
         if not present.calls and not present.in_host:
             with self._condition:
                 self._passes.pop(threading.current_thread(), None)
@@ -109,10 +109,10 @@ class PassGate:
 
     @contextmanager
     def exclusive(self) -> Generator[None]:
-        """Within the block no other thread is in such a block. It may be nested."""
+        """Context manager that only one thread at a time can enter; it may be nested."""
         with self._condition:
             thread = threading.current_thread()
-            # Whoever waits here does not go on with its pass, so that others need not wait for it.
+            # A thread that waits here does not continue its pass, so others need not wait for that.
             paused = self._passes.pop(thread, None)
             self._condition.notify_all()
             self._condition.wait_for(lambda: self._holder in (None, thread))
@@ -131,10 +131,10 @@ class PassGate:
 
     @contextmanager
     def switching(self, *, must: bool = False) -> Generator[None]:
-        """Within the block no pass of another thread is under way. It may be nested, but not hold for long.
+        """Context manager in which no pass of another thread is running. It may be nested, but must be short.
 
         Args:
-            must: Whether to go on if passes do not end, as where a change is undone.
+            must: Whether to continue even if passes do not end, for instance to undo a change.
 
         Raises:
             SlotError: a pass of another thread has not ended after `PATIENCE` seconds.
@@ -161,7 +161,7 @@ class PassGate:
 
     @contextmanager
     def between_passes(self, context: AbstractContextManager[Any]) -> Generator[None]:
-        """A ``context`` that is entered and left while no other thread is in a pass."""
+        """Enter and leave a ``context`` while no other thread is in a pass."""
         with ExitStack() as stack:
             with self.switching():
                 stack.enter_context(context)
@@ -173,9 +173,9 @@ class PassGate:
 
     @contextmanager
     def share(self, key: Hashable, make_context: Callable[[], AbstractContextManager[Any]]) -> Generator[None]:
-        """Let several blocks hold one context at once, nested or in other threads.
+        """Context manager by which several users, nested or in other threads, share one context.
 
-        The first block enters it, and the last one to end leaves it, both between passes.
+        The first user enters the context and the last one leaves it, both between passes.
         """
         with self.exclusive():
             stack, blocks = self._blocks.get(key) or (ExitStack(), 0)

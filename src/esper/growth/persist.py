@@ -1,8 +1,8 @@
 """Save a growing model in a folder: tensors as safetensors, slots and seeds as JSON.
 
-Loading runs nothing from the files. The JSON file is replaced last and has the hash of its tensors, which is in the
-name of their file, so the folder holds the old model or the new one at any moment. Nothing else in a file is used as a
-path.
+Loading runs no code from the files. The JSON file is replaced last. It contains the hash of the tensors, which is also
+in the name of their file, so the folder always has either the old model or the new one. No other value in a file is
+used as a path.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOPOLOGY_FILE = "model.json"
 _HOST = "host."
 """Prefix of the state-dict keys of the host."""
 _WEIGHT = ".occupant.alpha"
-"""End of the keys of the weights of seeds."""
+"""Suffix of the keys of the seeds' weights."""
 _TENSORS_FILES = "tensors-*.safetensors"
 
 
@@ -46,7 +46,7 @@ _TENSORS_FILES = "tensors-*.safetensors"
 def save(model: GrowingModel, folder: FilePath) -> None:
     """Save host, slots and seeds in ``folder``, which is created if necessary; a model saved there is replaced.
 
-    If several processes save into one folder, it holds the model of one of them.
+    If several processes save into one folder, the result is the model of one of them.
 
     For frozen parts only a SHA-256 hash is saved: `load` needs a host with the same values. Numbers in the host's
     configuration and modules, such as the number of heads, are saved as they were at `attach`. Save optimizers as
@@ -68,12 +68,12 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = _tensors_path(folder, saved.tensors_sha256)
-        # Several processes that save into one folder take turns: none removes what another has just written.
+        # Several processes that save into one folder take turns, so that none removes what another has just written.
         with lock_folder(folder):
             # First the tensors, in a file of a new name, then the record that refers to it.
             write_atomically(path, data)
             write_atomically(folder / TOPOLOGY_FILE, saved.encode())
-            # From here on the folder holds the new model: remove the tensors of former ones.
+            # The folder now has the new model: remove the tensors of former ones.
             for old in (*folder.glob(_TENSORS_FILES), *folder.glob(f".{_TENSORS_FILES}{TEMPORARY_SUFFIX}")):
                 if old != path:
                     old.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
         CheckpointError: the folder has no saved model, or a damaged one, or one of a different host, even by a single
             number in its configuration or modules. ``host`` is then unchanged and has no slots.
     """
-    # Read and check both files, anew if `save` replaced them meanwhile.
+    # Read and check both files, and start again if `save` replaced them meanwhile.
     source = Path(folder) / TOPOLOGY_FILE
     saved = _FORMAT.read_manifest(source)
     while True:
@@ -142,7 +142,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                 slot.enabled = record.enabled
         except EsperError as error:
             raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
-        # Names, shapes and types of its tensors must be those of the saved ones.
+        # Names, shapes and dtypes of the tensors must match the saved ones.
         advice = f"build the host as it was when {source} was saved"
         expected = _collect_tensors(model)
         differing = sorted(tensors.keys() ^ expected.keys())
@@ -155,13 +155,13 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                     f"{name!r} is {tensors[name].dtype} {tuple(tensors[name].shape)} in the saved model, and "
                     f"{tensor.dtype} {tuple(tensor.shape)} here: {advice}"
                 )
-            # Weights of seeds are such as `Slot.set_alpha` accepts.
+            # Weights of seeds must be valid for `Slot.set_alpha`.
             if name.startswith(SLOTS_PREFIX) and name.endswith(_WEIGHT) and not 0 <= float(tensors[name]) <= 1:
                 raise CheckpointError(
                     f"{name!r} is {float(tensors[name]):g} in the saved model, but weights of seeds are numbers from 0 "
                     f"to 1: {source} is damaged, take another copy"
                 )
-        # Equal tensors are not enough, as with another number of heads.
+        # Equal tensors are not enough: the number of heads may differ, for instance.
         place = find_difference(saved.host, model.host_record)
         if place is not None:
             raise CheckpointError(
@@ -229,10 +229,10 @@ class SavedSeed(Settings):
     blend: Literal["add", "gate", "multiply"]
     fossilized: bool
     estranged: Literal[False] = False
-    """Always False: files have it since version 1, for an isolation that was removed."""
+    """Always False; kept in the format since version 1, for an isolation mode that was removed."""
     contribution: Annotated[float, Field(allow_inf_nan=False)] | None
     fixed: tuple[_Name, ...] | None = None
-    """Names of parameters that do not learn; None: as in a fresh seed."""
+    """Names of parameters that do not learn; None: as in a new seed."""
 
     @classmethod
     def from_seed(cls, seed: Seed) -> SavedSeed:
@@ -249,13 +249,13 @@ class SavedSeed(Settings):
         )
 
     def plant(self, slot: Slot) -> None:
-        """Plant such a seed in ``slot``, with initial values that are replaced later.
+        """Plant a seed of this kind in ``slot``; its initial values are replaced later.
 
         Raises:
             UnknownBlueprintError: the blueprint is not registered.
-            SlotError: the blueprint does not fit there, or has no such parameter.
+            SlotError: the blueprint does not fit there, or lacks one of the ``fixed`` parameters.
         """
-        # Values come later, but structure and what is fixed belong to the record.
+        # Values are loaded later; structure and fixed parameters come from the record.
         seed = slot.germinate(self.blueprint, torch.Generator().manual_seed(0), blend=Blend[self.blend.upper()])
         seed.fossilized, seed.contribution = self.fossilized, self.contribution
         if self.fixed is not None:
@@ -270,7 +270,7 @@ class SavedSlot(Settings):
 
     name: _Name
     makers: tuple[_Name, ...] = ()
-    """Names of the layers that make the hidden units which the slot's layer reads, where such units may grow."""
+    """Names of the layers that compute the hidden units before the slot's layer, if such units may grow."""
     site: SavedSite
     blueprints: tuple[_Name, ...]
     enabled: bool
@@ -287,7 +287,7 @@ class Topology(Manifest):
     frozen: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
     frozen_sha256: str = ""
     host: dict[str, tuple[float, ...] | str] = {}
-    """What the host computes with beside its tensors."""
+    """Settings of the host that affect its outputs but are not tensors."""
 
     @classmethod
     def from_model(cls, model: GrowingModel, tensors: bytes) -> Topology:
@@ -316,7 +316,7 @@ class Topology(Manifest):
 
     @property
     def apart(self) -> bool:
-        """Whether positions must stay apart at some slot."""
+        """Whether positions must be independent of each other at some slot."""
         return any(slot.site.apart for slot in self.slots)
 
 

@@ -1,10 +1,10 @@
 """Whether seeds may mix positions of a host's features: later ones, padding, and positions in a cache.
 
-If examples of different lengths share a batch, a mask keeps padding out of the host's computation; and a language model
+If examples of different lengths share a batch, a mask keeps padding out of the host's computation. A language model
 that generates may compute one token at a time and take the rest from a cache. Seeds get neither mask nor cache, so in
-such hosts they must treat each position by itself. Both show in the arguments of modules: in their names, which are a
-convention, in Boolean tensors with an entry for each position, and in packed sequences. Whether positions depend on
-later ones shows in the outputs, when the last position changes.
+such hosts they must treat each position separately. Masks and caches are detected from the arguments of modules: by
+conventional names, by Boolean tensors with an entry for each position, and by packed sequences. Whether positions
+depend on later ones is detected from the outputs, by changing the last position.
 
 In evaluation mode torch's `TransformerEncoder` calls its layers with nested tensors when a padding mask is given. Seeds
 get such a batch padded with zeros, and their outputs at padding are dropped.
@@ -28,7 +28,7 @@ _MASK_WORDS = frozenset({"mask", "masks"}) | _PADDING_WORDS
 _LENGTH_WORDS = frozenset({"lengths", "lens"})
 _CACHE_WORDS = frozenset({"past", "cache", "caches"})
 _NO_POSITIONS = frozenset({"head", "position"})
-"""Words of names that do not concern positions: ``head_mask``, ``cache_position``."""
+"""Words in the names of arguments that are not about positions, such as ``head_mask`` and ``cache_position``."""
 
 
 class PositionHints(NamedTuple):
@@ -52,11 +52,11 @@ def list_argument_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def find_hints(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> PositionHints:
-    """Masks and caches among the arguments of a call; ``names`` are those of positional arguments."""
+    """Masks and caches among the arguments of a call; ``names`` are the names of positional arguments."""
     # Arguments beyond the names, as of ``*args``, have none.
     padded_names = (*names, *[""] * (len(arguments) - len(names)))
     bound = [*zip(padded_names, arguments, strict=False), *keywords.items()]
-    # Masks go by their names, and Boolean tensors by their type; caches by their names alone.
+    # Masks are found by name or as Boolean tensors, caches only by name.
     masks = {
         name: value
         for name, value in bound
@@ -73,7 +73,7 @@ def find_hints(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Map
 def drop_caches(
     names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with None for each cache; ``names`` are those of positional arguments."""
+    """The arguments of a call with None for each cache; ``names`` are the names of positional arguments."""
     caches = find_hints(names, arguments, keywords).caches
     padded_names = (*names, *[""] * (len(arguments) - len(names)))
     positional = tuple(None if name in caches else value for name, value in zip(padded_names, arguments, strict=False))
@@ -106,7 +106,7 @@ class CallRecorder:
             hook.remove()
 
     def find_reason(self, batch: int, lengths: Collection[int]) -> str:
-        """A reason in the recorded calls why positions must stay apart; empty if there is none.
+        """A reason in the recorded calls why positions must be independent; empty if there is none.
 
         Args:
             batch: Number of examples in the call of the host.
@@ -122,12 +122,12 @@ class CallRecorder:
 
 
 def find_declared_reason(host: nn.Module, keywords: Collection[str], *, images: bool) -> str:
-    """A reason in a host's signature or embeddings why positions must stay apart; empty if there is none.
+    """A reason in a host's signature or embeddings why positions must be independent; empty if there is none.
 
     Args:
         host: Any module.
         keywords: Names of the keyword arguments of its call.
-        images: Whether its input is images: they are not padded, so the signature does not count.
+        images: Whether its inputs are images, which are not padded, so that the signature is ignored.
     """
     # Names of arguments that the host could be called with.
     for name in keywords if images else (*keywords, *list_argument_names(host)):
@@ -145,7 +145,7 @@ def find_declared_reason(host: nn.Module, keywords: Collection[str], *, images: 
 
 
 def explain_apart(site: Site) -> str:
-    """A clause for errors that refuse a blueprint that mixes positions at ``site``; empty if it may."""
+    """A clause for error messages that explains why positions must not be mixed at ``site``; empty if they may be."""
     if not site.apart:
         return ""
     return (
@@ -156,7 +156,7 @@ def explain_apart(site: Site) -> str:
 
 
 def refuse_to_mix(slot: str, blueprint: str, call: PositionHints, features: Tensor) -> None:
-    """Refuse a pass in which a seed that mixes positions would mix padding, or miss positions in a cache.
+    """Reject a pass in which a seed that mixes positions would mix padding, or miss positions in a cache.
 
     Values of masks are not read under `torch.compile` and `torch.export`, where that would break the graph.
 
@@ -187,7 +187,7 @@ def refuse_to_mix(slot: str, blueprint: str, call: PositionHints, features: Tens
 def _holds_padding(masks: Iterable[Tensor], features: Tensor) -> bool:
     """Whether the examples of ``features [B, T, ...]`` differ in length, by nesting or by a mask ``[B, T]``.
 
-    A mask may have further axes of size one. If all its entries are equal it masks nothing.
+    A mask may have additional axes of size one. If all its entries are equal, it masks nothing.
     """
     if features.is_nested:
         return len({len(example) for example in features.unbind()}) > 1
@@ -198,19 +198,19 @@ def _holds_padding(masks: Iterable[Tensor], features: Tensor) -> bool:
 
 
 def _masks_examples(name: str, mask: Tensor, batch: int, lengths: Collection[int]) -> bool:
-    """Whether a mask differs between examples, unlike a mask ``[T, T]`` of their order."""
+    """Whether a mask differs between examples, unlike a causal mask ``[T, T]``."""
     if mask.dim() < 2:
         return False
     if not _has_word(name, _MASK_WORDS):
         return mask.shape[0] == batch and mask.shape[1] in lengths
-    # A square mask without "padding" in its name is that of an order, alike for all examples.
+    # A square mask without "padding" in its name is about the order of positions, the same for all examples.
     rows, columns = mask.shape[0], mask.shape[1]
     square = mask.dim() == 2 and rows == columns and not _has_word(name, _PADDING_WORDS)
     return rows % batch == 0 and not square
 
 
 def _has_word(name: str, words: Collection[str]) -> bool:
-    """Whether an argument's name has one of the ``words``, and concerns positions."""
+    """Whether an argument's name contains one of the ``words`` and is about positions."""
     parts = set(name.lower().split("_"))
     return not parts.isdisjoint(words) and parts.isdisjoint(_NO_POSITIONS)
 
@@ -218,9 +218,9 @@ def _has_word(name: str, words: Collection[str]) -> bool:
 def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:
     """Whether the outputs at all earlier positions stay equal when the last position of ``inputs [B, T, ...]`` changes.
 
-    False if the output does not have the same T positions along axis 1, or T is 1. True also of a network that mixes no
-    positions, and of one whose outputs do not change at all, perhaps because its last layer is still zero: both may be
-    language models.
+    False if the output does not have the same T positions along axis 1, or if T is 1. Also True for a network that
+    mixes no positions, and for one whose outputs do not change at all, perhaps because its last layer is still zero,
+    since both may be language models.
     """
     if inputs.dim() < 2 or inputs.shape[1] < 2:
         return False

@@ -1,7 +1,7 @@
-"""Refuse ``save_pretrained`` if ``from_pretrained`` would lose growth, as it builds the class by a configuration.
+"""Reject ``save_pretrained`` if ``from_pretrained``, which builds the class from a configuration, would lose growth.
 
-Hugging Face's models have this method and ``push_to_hub``. An attribute of the instance, which raises an error, takes
-the place of each.
+Hugging Face models have this method and ``push_to_hub``. Each is replaced by an attribute of the instance that raises
+an error.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _PLAIN_TYPES = (bool, int, float, str)
 def is_built_alike(model: nn.Module) -> bool:
     """Whether ``type(model)(model.config)`` has the same tensors by name and shape, and the same attributes of blocks.
 
-    Those are plain attributes that differ between blocks, such as a block's number or the width of its window. The
-    model is built without values, which takes no memory; False if it cannot be built.
+    Only plain attributes that differ between blocks are compared, such as a block's index or the width of its window.
+    The model is built without values, which takes no memory. The result is False if it cannot be built.
     """
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             built = type(model)(copy.deepcopy(vars(model)[CONFIGURATION]))
     except (*TRACING_ERRORS, NotImplementedError):
         return False
-    # Shapes of all tensors, and numbers that make blocks depend on their place.
+    # Shapes of all tensors, and numbers by which blocks depend on their place.
     shapes, built_shapes = (
         {name: value.shape for name, value in module.state_dict().items()} for module in (model, built)
     )
@@ -51,7 +51,7 @@ def is_built_alike(model: nn.Module) -> bool:
 
 
 def _list_block_attributes(model: nn.Module) -> dict[str, list[Any]]:
-    """Plain attributes that differ between modules whose names differ by numbers alone, by name."""
+    """Plain attributes that differ between modules whose names differ only by numbers, by name."""
     values: dict[str, list[Any]] = defaultdict(list)
     for path, module in list_named_modules(model):
         for name, value in vars(module).items():
@@ -62,7 +62,7 @@ def _list_block_attributes(model: nn.Module) -> dict[str, list[Any]]:
 
 METHODS = ("save_pretrained", "push_to_hub")
 _OWN_STATE = "state_dict"
-"""Keyword in calls that write checkpoints for the same structure, as Hugging Face's Trainer makes them."""
+"""Keyword of calls that write checkpoints for the same structure, for instance by Hugging Face's Trainer."""
 _GROWING = (
     "save_pretrained would lose what grew in this model, because from_pretrained builds it without: save the growing "
     "model by esper.save, or what finalize() returns by esper.export"
@@ -89,7 +89,7 @@ _CHECKPOINT = (
 
 
 class SaveGuard:
-    """Takes the place of a method that saves a part of a host, and refuses to while the model has seeds.
+    """Replaces a method that saves a part of a host, and raises an error while the model has seeds.
 
     Args:
         model: The growing model.
@@ -100,7 +100,7 @@ class SaveGuard:
     def __init__(self, model: GrowingModel, part: nn.Module, method: str) -> None:
         self._model, self._part, self._method = model, part, method
         self._before = vars(part).get(method)
-        """An attribute that was in the method's place, as in a host that was finalized before."""
+        """An attribute of the instance that already replaced the method, as in a host that was finalized before."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the method.
@@ -110,7 +110,7 @@ class SaveGuard:
         """
         if self._model.seeds:
             raise ExportError(_GROWING)
-        # The attribute that was in its place, or the class's method.
+        # Call the previous attribute of the instance, or else the class's method.
         if self._before is not None:
             return self._before(*arguments, **keywords)
         return getattr(type(self._part), self._method)(self._part, *arguments, **keywords)
@@ -123,7 +123,7 @@ class SaveGuard:
 
 
 def guard_saving(model: GrowingModel) -> list[SaveGuard]:
-    """Refuse to save parts of the host by methods of Hugging Face's while the model has seeds."""
+    """Make Hugging Face methods that save parts of the host raise an error while the model has seeds."""
     guards: list[SaveGuard] = []
     for part, method in _list_methods(model.host, model.slots):
         guards.append(SaveGuard(model, part, method))
@@ -138,17 +138,17 @@ def refuse_saving(
     widened: Iterable[str] = (),
     losing: Iterable[nn.Module] = (),
 ) -> None:
-    """Refuse to save parts of ``plain``, by methods of Hugging Face's, that ``from_pretrained`` would build otherwise.
+    """Make Hugging Face methods that save parts of ``plain`` raise an error if ``from_pretrained`` would lose growth.
 
-    Those are the parts with a submodule in which something grew; those with ``inserted`` blocks that the configuration
-    does not count, or that depend on their place in another way than the configuration states; those with ``widened``
-    layers whose width the configuration does not state; and the parts ``losing``, which would tie a weight again to
-    which something was added.
+    These are the parts with a submodule in which something grew; parts with ``inserted`` blocks that the configuration
+    does not count, or that depend on their place in another way than the configuration defines; parts with ``widened``
+    layers whose width the configuration does not define; and the parts ``losing``, which would tie a changed weight
+    again.
 
-    The refusal needs no Esper: it is made of torch and Python alone, and copies and pickles with the module. Calls with
-    ``state_dict``, which write checkpoints, pass with a warning.
+    This does not need Esper: it consists of torch and Python objects only, and is copied and pickled with the module.
+    Calls with ``state_dict``, which write checkpoints, only warn.
     """
-    # Parts with fossils, which the class does not have, or with a weight that it ties again.
+    # Parts with fossils, which the class lacks, or with a weight that the class would tie again.
     refused = [(part, method, _PLAIN) for part, method in _list_methods(plain, grown)]
     refused += [
         (part, method, _PLAIN) for part in losing for method in METHODS if callable(getattr(type(part), method, None))
@@ -163,9 +163,9 @@ def refuse_saving(
     }
     unlike = {part: not is_built_alike(part) for part in {part for part, _ in changed}}
     refused += [(part, method, reason) for (part, method), reason in changed.items() if unlike[part]]
-    # Put a refusal in the place of each method.
+    # Replace each method by a graph that raises an error.
     for part, method, reason in refused:
-        # A graph cannot unpack arguments; a thread that is run, and not started, calls its target at once with them.
+        # A graph cannot unpack arguments, but a thread that is run, not started, calls its target with them at once.
         functions = (assert_close, warnings.warn, threading.Thread, type(part), part)
         vars(part)[method] = functools.partial(_make_refusal(method, reason), *functions)
 
@@ -195,7 +195,7 @@ def _make_refusal(method: str, reason: str) -> fx.GraphModule:
     def call(function: fx.Node, *values: Any, **named: Any) -> fx.Node:
         return graph.call_method("__call__", (function, *values), named)
 
-    # Refuse a call without a state dict; others write a checkpoint, with a warning.
+    # A call without a state dict raises the error; others write a checkpoint, with a warning.
     lacking = graph.call_method("isdisjoint", (graph.call_method("keys", (keywords,)), (_OWN_STATE,)))
     call(expect, lacking, False, msg=reason)
     call(warn, _CHECKPOINT)

@@ -1,4 +1,4 @@
-"""Find the sites of a host: one forward pass shows layout and size of the features of each named submodule."""
+"""Find the sites of a host: layout and size of the features of each named submodule, from one forward pass."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ Arguments = Annotated[
     PlainValidator(_read_arguments),
     Advice("give the model's arguments: a tensor, a tuple of arguments, or a dictionary of keyword arguments"),
 ]
-"""Arguments of a host: its only one, its positional arguments, or its keyword arguments."""
+"""Arguments of a host: a single tensor, a tuple of positional arguments, or a dictionary of keyword arguments."""
 PlainModule = Annotated[
     nn.Module,
     PlainValidator(_read_module),
     Advice("give an nn.Module, and of scripted or traced ones (torch.jit) the module that they were made of"),
 ]
-"""Any module but those of torch.jit."""
+"""Any module except those of torch.jit."""
 FEWEST_EXAMPLES = 2
-"""With a single example the batch axis looks like any other axis of size 1."""
+"""Smallest number of examples; with only one, the batch axis looks like any other axis of size 1."""
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}
 
 
@@ -73,7 +73,7 @@ class _RecordedOutput:
 
     output: Any
     in_tuple: bool
-    """Whether the module returned a tuple that begins with the output."""
+    """Whether the module returned a tuple whose first element is the output."""
     keeps_shape: bool
     unaltered: bool
     call: LayerCall
@@ -93,7 +93,7 @@ class _OutputRecorder:
         self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> None:
         call = LayerCall(arguments, keywords)
-        # A block can be copied behind itself if its output can be its input.
+        # A copy of a block can follow it if its output can be its input.
         first, keeps_shape = call.first_argument, False
         if first is not None and isinstance(output, Tensor) and not output.is_nested:
             keeps_shape = (first.shape, first.dtype) == (output.shape, output.dtype)
@@ -113,7 +113,7 @@ class _OutputRecorder:
 
 
 class ExampleInput:
-    """The example input of a host; pickles do not hold it, and copies share it.
+    """The example input of a host; pickles do not contain it, and copies share it.
 
     Args:
         arguments: The host's arguments; None after pickling.
@@ -135,16 +135,16 @@ class ProbeResult(NamedTuple):
     sites: dict[str, Site]
     """Sites by submodule, in the order of the calls."""
     outputs: int | None
-    """Channels of the host's output, which are the classes of a classifier; None if it returns no tensor.
+    """Number of channels of the host's output (the classes of a classifier); None if it returns no tensor.
 
-    Axis 1 of images ``[B, C, H, W]``, the last one of anything else.
+    Channels are axis 1 of images ``[B, C, H, W]``, and the last axis otherwise.
     """
     output_shape: tuple[int, ...]
     """Shape of the host's output for the example input; empty if it returns no tensor."""
     flops: int
-    """FLOPs of the host's forward pass for one example, of all that could be counted."""
+    """FLOPs of the host's forward pass for one example, of all operations that could be counted."""
     uncounted: str
-    """What of the host could not be counted, and where; empty if everything was."""
+    """Operations of the host that could not be counted, and where; empty if there are none."""
 
 
 def probe(
@@ -160,26 +160,25 @@ def probe(
 ) -> ProbeResult:
     """Run the host on ``example_input`` and describe the output of every submodule in ``names``.
 
-    Of a tuple, such as recurrent layers return, the first element is described.
-
-    A rank-3 output is read as tokens ``[B, T, D]``, or as a sequence ``[B, C, L]`` if a convolution or a normalisation
-    over channels made it.
+    If a submodule returns a tuple, as recurrent layers do, its first element is described. An output of rank 3 is
+    treated as tokens ``[B, T, D]``, or as a sequence ``[B, C, L]`` if a convolution or a normalisation over channels
+    computed it.
 
     Args:
         host: Any module.
         names: Names of submodules.
         example_input: A batch of arguments of the host.
-        causal: Whether no token may depend on later ones; None: found by changing the last token, of two or more.
-        apart: Whether no position may depend on any other; None: found by the arguments of the host's modules.
-        with_branch_outputs: Names of the submodules of which to find the `Layer.branch_outputs`, too.
-        makers: By submodule, the layers that make the hidden units which it reads: to find its `Site.hidden`, too.
+        causal: Whether no token may depend on later ones; None: detected by changing the last of at least two tokens.
+        apart: Whether no position may depend on any other; None: detected from the arguments of the host's modules.
+        with_branch_outputs: Names of the submodules for which to find the `Layer.branch_outputs`, too.
+        makers: By submodule, the layers that compute the hidden units before it, to find its `Site.hidden`, too.
         frozen: Names of the submodules that will stay in evaluation mode; ``""`` is the host itself.
 
     Raises:
-        SlotError: the example input is no batch of two or more, or the host fails on it; a name matches no submodule,
-            is listed twice, stands for a module that runs more than once in a forward pass or not at all, or yields
-            something that is no tensor of rank 2 to 4 with the batch first, nor a tuple that begins with one on which
-            the output depends; or no units can be added between a submodule and its ``makers``.
+        SlotError: the example input is not a batch of at least two, or the host fails on it; a name matches no submodule or
+            is listed twice; a submodule does not run exactly once in a forward pass; its output is neither a tensor of rank 2 to 4 with
+            the batch first, nor a tuple whose first element is such a tensor and affects the host's output; or no units
+            can be added between a submodule and its ``makers``.
     """
     modules = _resolve_modules(host, names)
     inputs = first_tensor(example_input)
@@ -198,7 +197,7 @@ def probe(
             except Exception as error:  # whatever a host raises
                 raise SlotError(_describe_failure(host, example_input, error)) from error
             returned = find_output_tensor(output)
-            # Counting FLOPs runs the host twice more, and so does finding causality: without hooks.
+            # Counting FLOPs and detecting causality run the host again, without hooks.
             calls.remove()
             outputs.remove()
             counted = count_flops(host, lambda: call_host(host, example_input), modules, frozen=frozen)
@@ -228,8 +227,8 @@ def probe(
     sites: dict[str, Site] = {}
     for name, (record, *_) in outputs.records.items():
         module = modules[name]
-        # Seeds get the type and device of the features, if a parameter has that type, which none has under autocast;
-        # or else of the module's or the host's first parameter.
+        # Seeds get the dtype and device of the features if a parameter has this dtype (under autocast none has), or
+        # else those of the first parameter of the module or the host.
         floating = [part for owner in (module, host) for part in owner.parameters() if part.is_floating_point()]
         like: Tensor = record.output
         if all(part.dtype != like.dtype for part in floating):
@@ -247,7 +246,7 @@ def probe(
         if name in with_branch_outputs and layer.keeps_shape and not layer.quantised:
             layer = replace(layer, branch_outputs=find_branch_outputs(module, record.call))
         sites[name] = replace(_describe_site(layer, record.output, inputs, causal), hidden=hidden.get(name))
-    # Find out whether positions must stay apart, and why.
+    # Find out whether positions must be independent, and why.
     if apart is not False:
         ordered = [name for name, site in sites.items() if site.layout in IN_ORDER]
         keywords = tuple(example_input) if isinstance(example_input, Mapping) else ()
@@ -264,16 +263,16 @@ def probe(
 
 
 def call_host(host: nn.Module, arguments: Arguments) -> Any:
-    """Call ``host`` with its only argument, its positional arguments, or its keyword arguments."""
+    """Call ``host`` with a single argument, positional arguments or keyword arguments."""
     if isinstance(arguments, Tensor):
         return host(arguments)
     return host(**arguments) if isinstance(arguments, Mapping) else host(*arguments)
 
 
 def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Arguments:
-    """Move the arguments to the device of ``host``, and convert floating-point tensors if no parameter has their type.
+    """Move the arguments to the device of ``host``, and convert floating-point tensors if no parameter has their dtype.
 
-    Device and type are those of the first parameter of the example's type, or else of ``like``.
+    Device and dtype are those of the first parameter with the example's dtype, or else of ``like``.
     """
     # The host may have been moved or converted since it was probed.
     dtype, types = first_tensor(arguments).dtype, {values.dtype for values in host.parameters()}
@@ -335,7 +334,7 @@ def _replace_input(arguments: Arguments, tensor: Tensor) -> Arguments:
 def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
     """Submodules of ``host`` by name."""
     modules_of_host = dict(list_named_modules(host, remove_duplicate=False))
-    # Each name once, of a module that takes hooks, and no module twice.
+    # Each name and each module only once, and only modules that support hooks.
     resolved: dict[str, nn.Module] = {}
     for name in names:
         if name in resolved:
@@ -360,7 +359,7 @@ def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Modu
 
 
 def _find_problem(name: str, outputs: Sequence[Any], batch: int) -> str:
-    """Why there can be no slot behind the submodule ``name``; empty if its ``outputs`` are the features of one call."""
+    """Why there can be no slot after the submodule ``name``; empty if its ``outputs`` are the features of one call."""
     # Called exactly once.
     if not outputs:
         return (
@@ -404,13 +403,13 @@ def _reads_features(host: nn.Module, example_input: Arguments, module: nn.Module
     def spoil_features(_: nn.Module, __: Any, output: Any) -> Any:
         return replace_features(output, torch.full_like(find_features(output), torch.nan))
 
-    # NaN passes through all that is computed from it, also where weights are still zero.
+    # NaN spreads to everything that is computed from it, even where weights are still zero.
     handle = module.register_forward_hook(spoil_features)
     try:
         with keep_modes(host), torch.no_grad():
             host.eval()
             tensors = [part for part in find_tensors(call_host(host, example_input)) if part.is_floating_point()]
-    except (RuntimeError, ValueError, ArithmeticError):  # a host that looks for NaN
+    except (RuntimeError, ValueError, ArithmeticError):  # a host that checks for NaN
         return True
     finally:
         handle.remove()
@@ -418,8 +417,8 @@ def _reads_features(host: nn.Module, example_input: Arguments, module: nn.Module
 
 
 def _suggest_slot(host: nn.Module, name: str, example_input: Arguments) -> str:
-    """What to do instead of a slot behind ``name``: the nearest submodule around it, or within it, that fits."""
-    # All calls of these modules; those around it from the inside out, and those within from the last to the first.
+    """Advice in place of a slot after ``name``: the nearest submodule around it, or within it, that fits."""
+    # All calls of these modules: first modules around it from the inside out, then those within it from last to first.
     parts, modules = name.split("."), dict(list_named_modules(host))
     around = [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
     within = [other for other in modules if other.startswith(f"{name}.")]
@@ -494,15 +493,15 @@ _NOISE = 0.02
 
 @torch.no_grad()
 def find_branch_outputs(block: nn.Module, call: LayerCall) -> tuple[str, ...]:
-    """Names of the block's parameters that end its branches; none, if zeros there do not make it the identity.
+    """Names of the block's parameters that end its branches; empty if zeros there do not make it the identity.
 
-    Parameters are set to zero one by one, from the last that is used to the first. One stays zero if that changes the
-    output: so in every branch only the last layer does, and gradients still reach it. It takes about as many calls of
-    the block, in evaluation mode, as it has parameters. Caches are not passed.
+    Parameters are set to zero one by one, from the last used to the first. A parameter stays zero if this changes the
+    output. So in every branch only the last layer becomes zero, and gradients still reach it. The number of calls of
+    the block, in evaluation mode, is about the number of its parameters. Caches are not passed.
 
     Args:
         block: Any module; it is not changed.
-        call: Its arguments; the first one is the output of the identity.
+        call: Arguments of the block; the identity would return the first one.
     """
     first = call.first_argument
     if first is None:
@@ -514,7 +513,7 @@ def find_branch_outputs(block: nn.Module, call: LayerCall) -> tuple[str, ...]:
     for parameter in copied.parameters():
         noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
         parameter += _NOISE * noise.to(parameter.dtype)
-    # Order its parameters by the end of the call of the module that they are in, or of the nearest around it.
+    # Order the parameters by the end of the call of their module, or of the nearest module around it.
     called: list[nn.Module] = []
 
     def record_call(module: nn.Module, *_: Any) -> None:

@@ -1,21 +1,22 @@
 """Promise: how much a module that does not exist yet could help, from one backward pass.
 
 Let h be the features at some place of a network and g_i = dL_i/dh_i the *functional gradient* of example i. Put a
-newborn module s with parameters theta there. To first order its output moves by (ds/dtheta) dtheta, so the example's
-loss moves by G_i dtheta with the per-example gradient G_i = d<g_i, s(h_i)>/dtheta. With all N examples as rows of
+newborn module s with parameters theta there. To first order, its output changes by (ds/dtheta) dtheta, so the example's
+loss changes by G_i dtheta with the per-example gradient G_i = d<g_i, s(h_i)>/dtheta. With all N examples as rows of
 G [N, P] and K = G G^T [N, N]
 
     promise = 1^T K (K + lambda I)^-1 1 / N, in [0, 1)
 
-is the share of a common fall of all losses that one natural-gradient step of the module achieves: g^T F^-1 g with the
-empirical Fisher F = G^T G / N, the natural expansion score of Mitchell et al. (2023, "Self-Expanding Neural Networks",
-arXiv 2307.04526, eq. 5), written with K in place of F (the push-through identity) as a ridge regression of the
-constant target "every example's loss falls by one" on what the module can do. It is zero where no direction of theta
-helps, and near one where one step could help every example alike. It is free of scale: the ridge lambda is a share of
-the mean of K's diagonal, so losses and features may be multiplied by constants.
+is the fraction of a uniform decrease of all losses that one natural-gradient step of the module achieves. It is
+g^T F^-1 g with the empirical Fisher F = G^T G / N, the natural expansion score of Mitchell et al. (2023,
+"Self-Expanding Neural Networks", arXiv 2307.04526, eq. 5), written with K in place of F (the push-through identity).
+Equivalently, it is a ridge regression of the constant target "every example's loss falls by one" on the per-example
+gradients. It is zero if no direction of theta helps, and near one if one step could help all examples equally. It does
+not depend on scale: the ridge lambda is a fraction of the mean of K's diagonal, so losses and features may be
+multiplied by constants.
 
-Any N generic rows can be fitted if P > N, noise too. `compute_held_out_promise` fits dtheta on one half of the examples
-and applies it to the other half, where noise cannot raise it.
+If P > N, any N generic rows can be fitted, even noise. `compute_held_out_promise` fits dtheta on one half of the
+examples and applies it to the other half, where noise cannot raise it.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 RIDGE = 0.1
-"""Lambda as a share of the mean of K's diagonal. Ridges from .03 to 1 rank candidates much alike."""
+"""Lambda as a fraction of the mean of K's diagonal. Ridges from 0.03 to 1 rank candidates similarly."""
 GRAM_BYTES = 2**29
-"""Memory for per-example gradients. Where those of all examples are larger, blocks of them are computed again."""
+"""Memory for per-example gradients, in bytes. If all gradients together are larger, blocks of them are recomputed."""
 _EXAMPLES_AT_ONCE = 32
-"""Examples that are differentiated side by side."""
+"""Number of examples that are differentiated side by side."""
 
 
 def compute_promise(gram: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ def compute_held_out_promise(gram: Tensor) -> Tensor:
         gram: ``[..., N, N]``, N at least 2.
 
     Returns:
-        ``[..., 2]``, at most about 1; negative where the step does harm.
+        ``[..., 2]``, at most about 1; negative where the step is harmful.
     """
     scaled, half = _scale_gram(gram), gram.shape[-1] // 2
     first, second = slice(None, half), slice(half, None)
@@ -78,8 +79,8 @@ def _scale_gram(gram: Tensor) -> Tensor:
 
 
 def _fit_weights(gram: Tensor) -> Tensor:
-    """``(K + lambda I)^-1 1 [..., N, 1]``: the examples' weights in their common step."""
-    # The ridge is a share of this block's own diagonal: gradients of the other half may be larger.
+    """``(K + lambda I)^-1 1 [..., N, 1]``: the weights of the examples in their common step."""
+    # The ridge is a fraction of this block's own diagonal, because gradients of the other half may be larger.
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     damping = torch.where(mean != 0, RIDGE * mean, 1) * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     target = gram.new_ones(*gram.shape[:-1], 1)
@@ -89,7 +90,7 @@ def _fit_weights(gram: Tensor) -> Tensor:
 
 
 def _apply_weights(gram: Tensor, weights: Tensor) -> Tensor:
-    """``[...]``: the mean fall of the losses of ``M`` examples, from ``[..., M, N]`` and the weights of N."""
+    """``[...]``: the mean decrease of the losses of M examples, from ``[..., M, N]`` and the weights of N examples."""
     return (gram @ weights).squeeze(-1).mean(-1)
 
 
@@ -131,7 +132,7 @@ def _fit_step(gradients: Tensor) -> Tensor:
 
 
 def _apply_step(gradients: Tensor, step: Tensor) -> Tensor:
-    """``[...]``: the mean fall of the losses of the examples ``[..., n, P]`` by a step ``[..., P]``."""
+    """``[...]``: the mean decrease of the losses of examples ``[..., n, P]`` by a step ``[..., P]``."""
     return (gradients.mean(-2) * step).sum(-1)
 
 
@@ -147,7 +148,7 @@ class GradientBatch(NamedTuple):
 def compute_gram_matrix(module: nn.Module, batches: Sequence[GradientBatch]) -> Tensor:
     """K ``[N, N]`` of all examples of ``batches``, whose shapes may differ, for a module that works under ``vmap``.
 
-    At most `GRAM_BYTES` of gradients are held at a time, or those of two examples.
+    At most `GRAM_BYTES` of gradients are in memory at a time, but at least those of two examples.
     """
     like = batches[0].gradients
     count = sum(len(batch.gradients) for batch in batches)
@@ -200,10 +201,10 @@ def differentiate_output(
     inputs: tuple[Tensor, ...],
     gradient: Tensor,
 ) -> dict[str, Tensor]:
-    """The gradient of ``<gradient, module(inputs)>`` of one example by ``moving``.
+    """The gradient of ``<gradient, module(inputs)>`` of one example with respect to ``moving``.
 
     Args:
-        module: Gives the structure.
+        module: The module, used only for its structure and buffers.
         moving: Parameters by name.
         fixed: The other parameters; buffers that are not in it are the module's own.
         inputs: The module's arguments, without a batch axis.
@@ -216,7 +217,7 @@ def differentiate_output(
         )
         return output.squeeze(0)
 
-    # Not the gradient of a product, which would pass over all outputs three times more.
+    # Not the gradient of a product, which would need three more passes over all outputs.
     _, pull_back = cast(
         "tuple[Tensor, Callable[[Tensor], tuple[dict[str, Tensor]]]]", vjp(compute_output, dict(moving))
     )

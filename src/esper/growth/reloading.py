@@ -1,7 +1,7 @@
 """Run an exported model where Esper cannot be imported: ``python reloading.py FORMAT FILE INPUTS OUTPUTS``.
 
-The files INPUTS and OUTPUTS are safetensors; an input is named by its position, then a colon and its keyword, if it has
-one. This script imports nothing of Esper.
+The files INPUTS and OUTPUTS are safetensors. The name of an input is its position, followed by a colon and its keyword
+if it has one. This script imports nothing from Esper.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def collect_tensors(returned: Any) -> list[Tensor]:
 
 def main(kind: str, file: str, inputs: str, outputs: str) -> None:
     """Run the model and write its outputs."""
-    cast("dict[str, Any]", sys.modules)["esper"] = None  # so that every import of it fails
+    cast("dict[str, Any]", sys.modules)["esper"] = None  # makes every import of it fail
     # Inputs in the order of their positions, with keywords or without.
     named = [(key.partition(":")[::2], tensor) for key, tensor in load(Path(inputs).read_bytes()).items()]
     named.sort(key=lambda entry: int(entry[0][0]))

@@ -1,14 +1,13 @@
 """A seed: a blueprint's module in a slot, and the blend by which its output joins the host's features.
 
-Whatever the blend, a seed adds ``alpha`` times its *change* to the features ``h``; ``s`` is the blueprint's output:
+A seed adds ``alpha`` times its *change* to the features ``h``. With ``s`` as the blueprint's output, the change is:
 
 - `Blend.ADD`: ``s(h)``;
-- `Blend.GATE`: ``g * s(h)`` with ``g = sigmoid(w * h + b)`` for each channel, that is, the features move towards
-  ``h + s(h)`` as far as a learned gate lets them; ``w = b = 0`` at birth;
+- `Blend.GATE`: ``g * s(h)`` with a learned gate ``g = sigmoid(w * h + b)`` for each channel; ``w = b = 0`` at birth;
 - `Blend.MULTIPLY`: ``h * tanh s(h)``.
 
-``s`` is zero at birth, and so is every change. The parameters of a blend come on top of the blueprint's. It costs no
-FLOPs, as only products of matrices and convolutions are counted.
+``s`` is zero at birth, and so is every change. A blend may have parameters in addition to the blueprint's. It costs no
+FLOPs, because only matrix products and convolutions are counted.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class BlendGate(nn.Module):
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        # One value per channel, with an axis of size 1 for each axis behind the channels.
+        # One value per channel, with an axis of size 1 for each axis after the channels.
         trailing_axes = 0 if site.layout in CHANNELS_LAST else len(site.extent)
         shape = (site.width, *[1] * trailing_axes)
         self._leading_axes = 1 + len(site.shape) - len(shape)  # the batch, and tokens
@@ -55,12 +54,12 @@ class BlendGate(nn.Module):
 
 
 class BlendedBlueprint(nn.Module):
-    """A blueprint and its blend: computes a seed's change at full weight.
+    """A blueprint and its blend, which compute a seed's change at full weight.
 
     Args:
-        blueprint: Made for ``site``.
-        site: Of the slot.
-        blend: How its output joins the features.
+        blueprint: A blueprint made for ``site``.
+        site: The site of the slot.
+        blend: How the blueprint's output is combined with the features.
     """
 
     def __init__(self, blueprint: Blueprint, site: Site, blend: Blend) -> None:
@@ -71,7 +70,7 @@ class BlendedBlueprint(nn.Module):
 
     @property
     def context(self) -> Context:
-        """What the blueprint gets beside the features."""
+        """What the blueprint gets in addition to the features."""
         return self.blueprint.context
 
     def flops_at(self, site: Site) -> int:
@@ -82,8 +81,8 @@ class BlendedBlueprint(nn.Module):
         return self.change(features, inputs)
 
     def change(self, features: Tensor, inputs: Any) -> Tensor:
-        """The change at full weight, shaped and typed as ``features``."""
-        # Under autocast some blueprints compute in float32; the host expects its own type.
+        """The change at full weight, in the shape and dtype of ``features``."""
+        # Under autocast some blueprints compute in float32; the host expects its own dtype.
         contribution: Tensor = self.blueprint(features, inputs).to(features.dtype)
         # GATE, MULTIPLY or ADD, as in the formulas above.
         if self.gate is not None:
@@ -98,17 +97,17 @@ class StackableBlendedBlueprint(BlendedBlueprint, Stackable):
 
 
 def blend_blueprint(blueprint: Blueprint, site: Site, blend: Blend) -> Blueprint | BlendedBlueprint:
-    """A module that computes a seed's change; with `Blend.ADD` that is the blueprint itself."""
+    """A module that computes a seed's change; with `Blend.ADD` it is the blueprint itself."""
     if blend is Blend.ADD:
         return blueprint
     return (StackableBlendedBlueprint if isinstance(blueprint, Stackable) else BlendedBlueprint)(blueprint, site, blend)
 
 
 def require_blends(blends: Sequence[Blend], kinds: Iterable[type[Blueprint]]) -> None:
-    """Refuse blends that one of the blueprints does not take.
+    """Reject blends that one of the blueprints does not support.
 
     Raises:
-        ConfigError: a blueprint that is made for a layer has another blend than ``add``.
+        ConfigError: a blueprint that is made for one layer has a blend other than ``add``.
     """
     only_adding = next((kind.name for kind in kinds if kind.context in LAYER_CONTEXTS), None)
     if only_adding is not None and tuple(blends) != (Blend.ADD,):
@@ -116,14 +115,14 @@ def require_blends(blends: Sequence[Blend], kinds: Iterable[type[Blueprint]]) ->
 
 
 def count_blend_parameters(blend: Blend, site: Site) -> int:
-    """Number of parameters of the blend at ``site``, beside those of the blueprint."""
+    """Number of parameters of the blend at ``site``, without those of the blueprint."""
     return 2 * site.width if blend is Blend.GATE else 0
 
 
 class Seed(BlendedBlueprint):
     """``h + alpha * change(h)``, where ``h`` is the host's features and ``alpha`` the seed's weight.
 
-    In isolation ``shadow`` it returns the features unchanged, except within `temporary_alpha`, in a pass of its own.
+    In isolation ``shadow``, the seed returns the features unchanged, except within `temporary_alpha`, for its own pass.
     """
 
     alpha: Tensor
@@ -132,9 +131,9 @@ class Seed(BlendedBlueprint):
         super().__init__(blueprint, site, blend)
         self.fossilized = False
         self.isolation = Isolation.NONE
-        """How the seed learns at present; NONE: it counts with ``alpha``."""
+        """How the seed currently learns; NONE: it takes part with ``alpha``."""
         self.contribution: float | None = None
-        """Accuracy with the seed less accuracy without it, as a grower last measured it."""
+        """Accuracy with the seed minus accuracy without it, as last measured by a grower."""
         self.register_buffer("alpha", torch.zeros(()))
         self.fixed = tuple(name for name, parameter in self.named_parameters() if not parameter.requires_grad)
         """Names of parameters that the blueprint has fixed."""
@@ -152,22 +151,22 @@ class Seed(BlendedBlueprint):
         return self
 
     def fix_parameters(self, names: Sequence[str]) -> None:
-        """Fix these parameters and no others, as in a seed that was saved."""
+        """Fix these parameters and no others, for instance as in a saved seed."""
         self.fixed = tuple(names)
         self.requires_grad_(True)
 
     def forward(self, features: Tensor, inputs: Any) -> Tensor:
         if self.isolation is Isolation.SHADOW:
             return features
-        # ADD leaves the sum to the blueprint: that of a block is exact at alpha 1.
+        # With ADD, the blueprint computes the sum, which for a block is exact at alpha 1.
         if self.blend is Blend.ADD:
             return self.blueprint.add_to(features, inputs, self.alpha)
         return features + self.alpha * self.change(features, inputs)
 
     @contextmanager
     def temporary_alpha(self, alpha: float) -> Generator[None]:
-        """Within the block the seed counts with ``alpha``, in isolation or not."""
-        # In place: compiled code and averages hold the buffer.
+        """Context manager in which the seed takes part with ``alpha``, in isolation or not."""
+        # In place, because compiled code and averages keep references to the buffer.
         alpha_before, isolation = self.alpha.clone(), self.isolation
         self.isolation = Isolation.NONE
         self.alpha.fill_(alpha)

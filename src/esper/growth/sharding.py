@@ -1,8 +1,8 @@
-"""Sharded hosts and seeds, of whose parameters each process holds a part (FSDP2's `fully_shard`).
+"""Sharded hosts and seeds: each process has a part of every parameter (FSDP2's `fully_shard`).
 
-Seeds on a sharded host are sharded as well, each by a `fully_shard` of its own: then their gradients are averaged, and
-clipping, optimizers and `torch.distributed.checkpoint` treat them like the rest. Torch cannot copy sharded modules, so
-a copy without values is made of blocks before they are sharded.
+Seeds on a sharded host are sharded as well, each by its own `fully_shard`. So their gradients are averaged, and
+clipping, optimizers and `torch.distributed.checkpoint` treat them like other parameters. Torch cannot copy sharded
+modules, so blocks are copied without values before they are sharded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ RESHARD = "reshard_after_forward"
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process holds only a part of ``tensor``."""
+    """Whether this process has only a part of ``tensor``."""
     module = sys.modules.get("torch.distributed.tensor")  # slow to import, and imported wherever there is a DTensor
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The part of ``tensor`` that this process holds, sharing memory; all of it, if it is whole."""
+    """This process's part of ``tensor``, sharing memory; the whole tensor if it is not sharded."""
     values: Any = tensor
     return values.to_local() if is_sharded(tensor) else tensor
 
@@ -51,12 +51,12 @@ def reshard(module: nn.Module) -> None:
 
 
 def count_copies(tensor: Tensor) -> int:
-    """Number of processes that hold each value of ``tensor``; all of them, if it is whole."""
+    """Number of processes that have each value of ``tensor``; all processes if it is not sharded."""
     world = distributed.get_world_size()
     if not is_sharded(tensor):
         return world
     values: Any = tensor
-    # Replicated dimensions of the mesh hold equal parts.
+    # Replicated dimensions of the mesh have equal parts.
     mesh, placements = values.device_mesh, values.placements
     replicas = math.prod(mesh.size(at) for at, placement in enumerate(placements) if placement.is_replicate())
     return replicas * world // mesh.size()  # other meshes hold the same, or they would learn differently
@@ -78,10 +78,10 @@ def holds_in_all_processes(holds: bool) -> bool:
 
 
 def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Refuse sharded parameters.
+    """Reject sharded parameters.
 
     Raises:
-        SlotError: they are sharded, as by `torch.distributed.fsdp.fully_shard`.
+        SlotError: parameters are sharded, as by `torch.distributed.fsdp.fully_shard`.
     """
     sharded = next((name for name, parameter in parameters if is_sharded(parameter)), None)
     if sharded is not None:
@@ -94,7 +94,7 @@ def require_whole(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 
 
 def require_sharded_host(parameters: Iterable[nn.Parameter]) -> None:
-    """Refuse a host that is not sharded, although `shard_growth` was called.
+    """Reject a host that is not sharded although `shard_growth` was called.
 
     Raises:
         SlotError: no parameter is sharded.
@@ -106,7 +106,7 @@ def require_sharded_host(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse options that `fully_shard` would not take for a seed.
+    """Reject options that `fully_shard` does not accept for a seed.
 
     Raises:
         SlotError: an option is unknown or set by Esper; the mesh is invalid; or there is no process group.
@@ -127,10 +127,10 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def shard(seed: nn.Module, options: dict[str, Any]) -> None:
-    """Shard a seed by ``options`` of `fully_shard`."""
+    """Shard a seed with these ``options`` of `fully_shard`."""
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 (as above)
 
-    # Without it gathered parameters would stay after a forward pass, which are not those of the optimizer.
+    # Without resharding, gathered parameters, which are not the optimizer's, would stay after a forward pass.
     fully_shard(seed, **{RESHARD: True}, **options)
 
 
@@ -145,7 +145,7 @@ def add_blank_copy(layer: Layer) -> Layer:
 
 @torch.no_grad()
 def copy_whole(layer: Layer) -> nn.Module:
-    """A copy of a layer's module with its present values; all processes gather those of a sharded one."""
+    """A copy of a layer's module with its current values, which all processes gather if the module is sharded."""
     if layer.blank is None:
         return copy_block(layer.module)
     # Fill the blank copy: each parameter once, as several names may share one.

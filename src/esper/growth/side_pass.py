@@ -1,4 +1,4 @@
-"""Passes that leave no trace in a model, and the functional gradients of its loss per example, measured by them."""
+"""Passes without side effects on a model, and functional gradients of its loss per example, measured with them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from esper.growth.taps import InputTap, find_features, holds_features, replace_f
 from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
 
 _CALLER = 5
-"""Calls between a warning and the one who called `GrowingModel.look`."""
+"""Stack level of the caller of `GrowingModel.look`, for warnings."""
 
 
 @contextmanager
 def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
-    """Within the block ``seeds`` of ``network`` count fully, in isolation or not, and passes have no side effects.
+    """Context manager in which ``seeds`` of ``network`` are at full weight, and passes have no side effects.
 
-    Changes of buffers are undone, and the random numbers that are drawn are drawn again afterwards. The buffers are
-    other tensors within the block, so a pass from before it can still be differentiated after it. Feature hooks of
-    slots are off. All this begins and ends between the passes of other threads.
+    Changes of buffers are undone, and random generators are restored. The buffers are other tensors within the context,
+    so a pass from before it can still be differentiated after it. Feature hooks of slots are off. The context starts
+    and ends between the passes of other threads.
     """
     context = _leave_no_trace(network, seeds)
     gate = next((module.gate for module in network.modules() if isinstance(module, InputTap)), None)
@@ -58,12 +58,12 @@ def _leave_no_trace(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None
 
 @contextmanager
 def eval_without_side_effects(model: nn.Module) -> Generator[None]:
-    """Within the block ``model`` is in evaluation mode, differentiable and uncompiled.
+    """Context manager in which ``model`` is in evaluation mode, differentiable and uncompiled.
 
     Modes, buffers and random generators are restored afterwards.
     """
     with ExitStack() as stack:
-        # Gradients are needed, also where the caller has none, and hooks do not run in compiled code.
+        # Gradients are needed even if the caller has disabled them, and hooks do not run in compiled code.
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -86,11 +86,11 @@ class RecordedGradients:
     gradients: list[Tensor] = field(default_factory=list[Tensor])
     """Gradient of each example's loss with respect to the output, ``[B, ...]``."""
     first_arguments: list[Tensor] = field(default_factory=list[Tensor])
-    """First arguments of the calls; fewer than there were calls, if one was no tensor."""
+    """First arguments of the calls; fewer than calls if one was not a tensor."""
     single_argument: bool = True
     """Whether no call had a second argument with a value."""
     sources: list[Tensor] = field(default_factory=list[Tensor])
-    """Inputs of the layers that make the hidden units which the module reads, if a slot behind it has such."""
+    """Inputs of the layers that compute the hidden units before the module, if such units may grow in its slot."""
 
 
 @dataclass
@@ -102,17 +102,17 @@ class _Call:
     first_argument: Tensor | None
     single_argument: bool
     leaf: Tensor
-    """Zeros that were added to the features: their gradient is that of the features, frozen or not."""
+    """Zeros added to the features, whose gradient equals that of the features, frozen or not."""
 
 
 class FeatureRecorder:
     """Forward hooks that record calls and outputs of modules, and add leaves by which a loss is differentiated.
 
     Args:
-        modules: By name.
-        first: Whether the hooks come before the others that the modules have, such as growth slots.
-        arguments: Whether to record all arguments, and skip calls with anything but tensors, and those that return more
-            than features.
+        modules: The modules by name.
+        first: Whether the hooks come before other hooks of the modules, such as growth slots.
+        arguments: Whether to record all arguments, and skip calls with arguments other than tensors and calls that
+            return more than features.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], *, first: bool, arguments: bool) -> None:
@@ -155,9 +155,9 @@ class FeatureRecorder:
         return [call.leaf for calls in self._calls.values() for call in calls]
 
     def store_gradients(self, gradients: Iterator[Tensor | None], examples: int) -> None:
-        """End the current pass of so many ``examples``; ``gradients`` belong to `list_leaves`.
+        """End the current pass, which had ``examples`` examples; ``gradients`` belong to `list_leaves`.
 
-        Modules that did not run once, for one batch whose examples come first, are dropped from the records.
+        Modules are dropped from the records unless they ran exactly once with the examples along the first axis.
         """
         for name, calls in self._calls.items():
             gradients_of_calls = [next(gradients) for _ in calls]
@@ -174,7 +174,7 @@ class FeatureRecorder:
             calls.clear()
 
     def drop_calls(self) -> None:
-        """Forget the calls of the current pass."""
+        """Discard the calls of the current pass."""
         for calls in self._calls.values():
             calls.clear()
 
@@ -192,13 +192,13 @@ def record_gradients(
     examples: int,
     after_batch: Callable[[], object],
 ) -> tuple[int, float]:
-    """Run ``loss(model, batch)`` forward and backward until ``examples`` were seen; returns their number and mean loss.
+    """Run ``loss(model, batch)`` forward and backward on at least ``examples`` examples; returns their number and loss.
 
     Call it within `eval_without_side_effects`. ``after_batch`` is called after each batch.
 
     Raises:
-        LookError: the loss is not one number per example, nor their mean, but their sum, say; it is not finite; no
-            gradient follows from it; or there are no batches.
+        LookError: the loss is neither one number per example nor their mean (but a sum, for instance), is not finite or
+            has no gradient; or there are no batches.
     """
     recorders, seen, total = list(recorders), 0, 0.0
     sizes, reduction = set[int](), Reduction.MEAN
@@ -215,7 +215,7 @@ def record_gradients(
         for recorder in recorders:
             recorder.store_gradients(gradients, count)
         after_batch()
-        # Once, find out whether a single number is a mean: of a sum, batches of several sizes would be weighted twice.
+        # Check once that a single number is a mean, because with a sum, batches would be weighted by size twice.
         if not seen and not losses.dim():
 
             def compute_loss(batch: Any) -> float:
@@ -248,7 +248,7 @@ def record_gradients(
 
 
 def _sum_losses(losses: Any, count: int) -> Tensor:
-    """The sum over the ``count`` examples of a batch of what a user's loss returned."""
+    """The sum of a user's loss over the ``count`` examples of a batch."""
     if not isinstance(losses, Tensor):
         raise LookError(
             f"loss(model, batch) returned {describe_value(losses)}: return a tensor [B], the loss of each example"

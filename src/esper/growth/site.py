@@ -1,4 +1,4 @@
-"""The site of a slot: layout and size of the features there, and the layer that makes them."""
+"""The site of a slot: layout and size of the features there, and the layer that computes them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Layout(StrEnum):
 
 
 CHANNELS_LAST = frozenset({Layout.FEATURES, Layout.TOKENS})
-"""Layouts whose channels are the last axis; in the others they follow the batch."""
+"""Layouts whose channels are the last axis; in the others, channels follow the batch."""
 
 IN_ORDER = frozenset({Layout.TOKENS, Layout.SEQUENCE})
-"""Layouts whose positions are in one order, so that examples of different lengths are padded."""
+"""Layouts with an ordered axis of positions, in which examples of different lengths are padded."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What a host does to hidden units, to each by itself: a module of its, or a function as a module."""
+    """An operation of a host on each hidden unit separately: a module of the host, or a function as a module."""
 
     module: nn.Module
     name: str = ""
@@ -40,29 +40,30 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """Hidden units of a host, which some layers make and one layer reads, and to which others can be added.
+    """Hidden units between layers of a host, to which others can be added.
 
-    One layer makes them, or two of which the outputs are multiplied, as in a gated MLP.
+    One layer computes the units, or two layers whose outputs are multiplied, as in a gated MLP. One layer, the reader,
+    takes them as input.
     """
 
     names: tuple[str, ...]
-    """Names of the layers that make them."""
+    """Names of the layers that compute the units."""
     layers: tuple[nn.Module, ...]
-    """These layers; all have the same input."""
+    """The layers that compute the units; all have the same input."""
     reader_name: str
-    """Name of the layer that reads them."""
+    """Name of the layer that takes the units as input."""
     reader: nn.Module
-    """This layer."""
+    """The layer that takes the units as input."""
     steps: tuple[tuple[Step, ...], ...]
-    """What follows each layer, before any product."""
+    """Operations after each of ``layers``, before any product."""
     after: tuple[Step, ...]
-    """What follows the product; empty if there is one layer."""
+    """Operations after the product; empty if there is only one layer."""
     width: int
     """Number of units."""
     positions: int
-    """Positions for which a layer makes them, of one example: tokens, samples or pixels; 1 for plain features."""
+    """Number of positions of one example at which the units exist: tokens, samples or pixels; 1 for plain features."""
     input_shape: tuple[int, ...]
-    """Shape of what the layers that make them read, of one example."""
+    """Shape of the input of ``layers``, for one example."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,29 +72,29 @@ class Layer:
 
     module: nn.Module
     flops: int
-    """FLOPs of its forward pass for one example, of all that could be counted."""
+    """FLOPs of the layer's forward pass for one example, of all operations that could be counted."""
     keeps_shape: bool
-    """Whether it returns features of the shape and type of its first argument, as a block does."""
+    """Whether the layer returns features with the shape and dtype of its first argument, as a block does."""
     single_argument: bool
-    """Whether all its arguments but the first are None or False."""
+    """Whether all arguments except the first are None or False."""
     anchor: Tensor
-    """A scalar with the type and the device for what grows behind it."""
+    """A scalar with the dtype and device for seeds after the layer."""
     trainable: frozenset[str]
-    """Names of its parameters that required a gradient when it was probed; it may be frozen since."""
+    """Names of the parameters that required a gradient at the probe; they may be frozen since."""
     branch_outputs: tuple[str, ...] = ()
-    """Names of the parameters that end its branches: if they are zero, it returns its first argument. Empty, if there
-    are none or no blueprint on offer needs them."""
+    """Names of the parameters that end the layer's branches: if they are zero, it returns its first argument. Empty if
+    there are none or no available blueprint needs them."""
     unaltered: bool = True
     """False for a linear layer or a convolution whose output is not what its class computes, since a hook on it or a
     ``forward`` of the instance changes it; True for all other modules."""
     in_tuple: bool = False
-    """Whether it returns a tuple that begins with the features."""
+    """Whether the layer returns a tuple whose first element is the features."""
     blank: nn.Module | None = None
-    """A copy from before the module was sharded, without values; None if it is whole."""
+    """A copy without values from before the module was sharded; None if it is not sharded."""
 
     @property
     def quantised(self) -> bool:
-        """Whether it has parameters of whole numbers, which cannot learn."""
+        """Whether the layer has integer parameters, which cannot learn."""
         return not all(values.is_floating_point() or values.is_complex() for values in self.module.parameters())
 
 
@@ -101,9 +102,9 @@ class Layer:
 class Site:
     """The features at one slot, as found by a probe forward pass.
 
-    ``width`` counts channels (the last axis of features and tokens, axis 1 of sequences and images), ``extent`` is
-    what remains of the shape without batch and channels, ``input_shape`` the shape of one network input, without batch;
-    empty if that holds indices.
+    ``width`` is the number of channels (the last axis of features and tokens, axis 1 of sequences and images).
+    ``extent`` is the shape without batch and channels. ``input_shape`` is the shape of one network input, without
+    batch; it is empty if the input consists of indices.
     """
 
     layout: Layout
@@ -115,9 +116,9 @@ class Site:
     apart: str = ""
     """Why no position may depend on any other, as a clause (``padding is masked``); empty if positions may mix."""
     layer: Layer | None = field(default=None, compare=False, repr=False)
-    """The layer whose output the features are, for blueprints that are made for it; None in populations."""
+    """The layer that returns the features, for blueprints that are made for it; None in populations."""
     hidden: Hidden | None = field(default=None, compare=False, repr=False)
-    """The hidden units that this layer reads, if the slot was attached to more layers than this one."""
+    """The hidden units that this layer takes as input, if the slot was attached to several layers."""
 
     @property
     def shape(self) -> tuple[int, ...]:

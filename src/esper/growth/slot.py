@@ -1,6 +1,6 @@
-"""A growth slot: an `nn.Module` instance registered as forward hook of a host's submodule.
+"""A growth slot: an `nn.Module` registered as a forward hook of a host's submodule.
 
-A module instance, not a closure: it deep-copies, pickles and compiles with the host. The host itself stays untouched.
+Unlike a closure, a module can be deep-copied, pickled and compiled with the host. The host itself stays untouched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from esper.lifecycle.actions import Blend
 class SlotModule(Protocol):
     """A callable in a slot, such as a seed: returns new features from the host's features and a context.
 
-    A seed gets the context that its blueprint needs, and the features where it needs none: parts of a host can then be
+    A seed gets the context that its blueprint needs, or the features again if it needs none. So parts of a host can be
     called alone, as encoders are when a language model generates. Other callables get the network's input.
     """
 
@@ -39,7 +39,7 @@ class SlotModule(Protocol):
 
 
 FeatureHook = Callable[["Slot", LayerCall, Tensor], Tensor]
-"""Called with a slot, the call of its layer and the slot's output; returns the output, or a tensor of equal values."""
+"""Called with a slot, the call of its layer and the slot's output; returns the output or a tensor of equal values."""
 
 
 Weight = Annotated[NonNegativeFloat, Field(le=1)]
@@ -48,20 +48,20 @@ _WEIGHT_ADVICE = "give a weight: a number from 0 to 1"
 
 
 class Slot(GrowthHook):
-    """One place where a host may grow. Dormant (no occupant) it returns the host's features as they are.
+    """A place where a host may grow. A dormant slot, without a module, returns the host's features unchanged.
 
     Args:
-        name: Of the submodule that it hooks.
+        name: Name of the submodule to hook.
         site: Layout and size of the features there.
-        tap: Holds the network's input.
-        ownership: Hands the parameters of seeds to an optimizer.
-        copies: Of the model, that grow as it does.
+        tap: The tap that records the network's input.
+        ownership: Adds the parameters of seeds to an optimizer.
+        copies: Copies of the model that grow with it.
         compilations: Counts graphs of the model.
-        depth: Counts the host's blocks.
-        blueprints: Names of those that may germinate here; None: all that support the site.
+        depth: Keeps the host's configuration consistent with grown blocks.
+        blueprints: Names of the blueprints that may germinate here; None: all that support the site.
 
     Raises:
-        UnknownBlueprintError: no blueprint of a name is registered.
+        UnknownBlueprintError: a blueprint is not registered.
         SlotError: a blueprint does not support the site, or the list is empty.
     """
 
@@ -88,14 +88,14 @@ class Slot(GrowthHook):
         self.compilations = compilations
         self.depth = depth
         self.source = None if site.hidden is None else SourceTap(tap.gate)
-        """Keeps the input of the layers that make the hidden units which the slot's layer reads, if units may grow."""
+        """Records the input of the layers that compute the hidden units before the slot's layer, if units may grow."""
         self.makers: tuple[str, ...] = () if site.hidden is None else site.hidden.names
-        """Names of these layers."""
+        """Names of the layers that compute these hidden units."""
         self.blueprints = _choose_blueprints(name, site, blueprints)
         """Names of the blueprints that may germinate here."""
         self.enabled = True
         """Whether anything may germinate here."""
-        # Follows the model's device and type, which new seeds get. Not persistent, as it has no values.
+        # Follows the model's device and dtype, which new seeds get. Not persistent, because its value is meaningless.
         anchor = torch.zeros(()) if site.layer is None else torch.zeros_like(site.layer.anchor)
         self.register_buffer("anchor", anchor, persistent=False)
         self.occupant: SlotModule | None = None
@@ -103,9 +103,9 @@ class Slot(GrowthHook):
         self.adds_leaf = False
         """Whether to add zeros that require a gradient, so that a loss can be differentiated before anything grew."""
         self.feature_hook: FeatureHook | None = None
-        """Called after every uncompiled forward pass of training; passes on the side leave it out."""
+        """Called after every uncompiled forward pass in training, except in side passes."""
         self.sharding: dict[str, Any] | None = None
-        """Options of `fully_shard` for seeds; None: seeds are whole, as is the host."""
+        """Options of `fully_shard` for seeds; None: neither seeds nor the host are sharded."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The hook belongs to the training loop of this model, and a disabled module is not restored in a copy.
@@ -117,7 +117,7 @@ class Slot(GrowthHook):
             self.compilations.count_trace()
             return self._compute(module, call, output)
         self.compilations.uncompiled += 1
-        with self.tap.gate.passing():  # also where a part of the host is called alone
+        with self.tap.gate.passing():  # also if a part of the host is called alone
             return self._compute(module, call, output)
 
     def _compute(self, module: nn.Module, call: LayerCall, output: Any) -> Any:
@@ -127,7 +127,7 @@ class Slot(GrowthHook):
             features = self._run(occupant, module, call, features)
         if self.adds_leaf and self.training and torch.is_grad_enabled() and not features.requires_grad:
             features = features + torch.zeros_like(features, requires_grad=True)
-        # In this order, setting the hook recompiles nothing.
+        # With the conditions in this order, setting the hook does not recompile anything.
         if not torch.compiler.is_compiling() and self.feature_hook is not None:
             features = self.feature_hook(self, call, features)
         if self.source is not None:
@@ -137,11 +137,11 @@ class Slot(GrowthHook):
     def _run(self, occupant: SlotModule, module: nn.Module, call: LayerCall, output: Tensor) -> Tensor:
         """The output of the module in the slot, with the context that it needs, from features ``output``."""
         seed = self.seed
-        # Refuse what would compute something else than in training.
+        # Reject passes that would compute something other than in training.
         if seed is not None and seed.blueprint.mixes_positions and self.site.layout in IN_ORDER:
             refuse_to_mix(self.name, seed.blueprint.name, self.tap.hints, output)
-        if output.dtype != self.anchor.dtype and self.sharding is None:  # with sharding a policy sets the type
-            # A host that was converted without its slots; other types are autocast's, or the host's own choice.
+        if output.dtype != self.anchor.dtype and self.sharding is None:  # with sharding, a policy sets the dtype
+            # The host was converted without its slots; otherwise the dtype is autocast's or the host's own choice.
             parameter = next(module.parameters(), None)
             if seed is not None and parameter is not None and parameter.dtype == output.dtype:
                 raise SlotError(
@@ -170,7 +170,7 @@ class Slot(GrowthHook):
                     )
         if not output.is_nested:
             return occupant(output, inputs)
-        # Nested tensors are padded by zeros where an example has ended, and cut again.
+        # Nested tensors are padded with zeros, and cut to their lengths afterwards.
         if context is Context.CALL:
             raise SlotError(
                 f"the seed in slot {self.name!r} calls a copy of its block, which is given nested tensors: build "
@@ -202,22 +202,22 @@ class Slot(GrowthHook):
         blend: Blend = Blend.ADD,
         alpha: Weight = 0.0,
     ) -> Seed:
-        """Plant a fresh seed and hand its parameters to the optimizer; returns the seed.
+        """Plant a new seed and add its parameters to the optimizer; returns the seed.
 
-        Under `torch.nn.parallel.DistributedDataParallel` plant the same in all processes: the seed has the same values
-        in all of them, and its gradients are averaged.
+        With `torch.nn.parallel.DistributedDataParallel`, plant the same seed in all processes. It then has the same
+        values in all of them, and its gradients are averaged.
 
         Args:
-            blueprint: Its name.
-            generator: Source of the initial values; None: one that is seeded from torch's global generator, but not
-                where processes share what grows.
-            blend: How its output joins the features.
-            alpha: Its weight. A seed that is planted by hand has no effect until `set_alpha` gives it weight.
+            blueprint: Name of the blueprint.
+            generator: Source of the initial values; None: a generator seeded from torch's global one, which is not
+                possible if seeds are sharded over processes.
+            blend: How the seed's output is combined with the features.
+            alpha: Weight of the seed. A seed planted by hand has no effect until `set_alpha` gives it weight.
 
         Raises:
-            UnknownBlueprintError: no such blueprint.
-            SlotError: the slot is taken or disabled, the blueprint is not on offer here, or an argument is invalid.
-            DistributedError: under DistributedDataParallel, another process plants something else.
+            UnknownBlueprintError: the blueprint does not exist.
+            SlotError: the slot is taken or disabled, the blueprint is not available here, or an argument is invalid.
+            DistributedError: with DistributedDataParallel, another process plants something else.
         """
         get(blueprint)
         if self.occupant is not None:
@@ -229,13 +229,13 @@ class Slot(GrowthHook):
         return self.plant(seed)
 
     def make_seed(self, blueprint: str, generator: torch.Generator | None, blend: Blend) -> Seed:
-        """A fresh seed for this slot, with weight 0, which is not planted; the arguments are those of `germinate`.
+        """Make a new seed for this slot, with weight 0, without planting it; arguments are as for `germinate`.
 
         Raises:
-            UnknownBlueprintError: no such blueprint.
-            SlotError: the blueprint is not on offer here, or an argument is invalid.
+            UnknownBlueprintError: the blueprint does not exist.
+            SlotError: the blueprint is not available here, or an argument is invalid.
         """
-        # Refuse what does not fit here.
+        # Reject what does not fit here.
         kind = get(blueprint)
         if not kind.supports(self.site):
             reason = explain_apart(self.site) if kind.mixes_positions else ""
@@ -255,17 +255,17 @@ class Slot(GrowthHook):
         return Seed(kind(self.site, generator), self.site, blend)
 
     def plant(self, seed: Seed) -> Seed:
-        """Put a seed that was made for the site into this slot, and hand its parameters to the optimizer.
+        """Put a seed that was made for the site into this slot, and add its parameters to the optimizer.
 
         Raises:
-            SlotError: the slot is taken, or switched off by a block; the host is sharded and seeds are not to be, or
-                the other way round; or its configuration cannot count another block.
-            DistributedError: under DistributedDataParallel, another process plants something else.
+            SlotError: the slot is taken or switched off; the host is sharded but seeds are not, or vice versa; or the
+                host's configuration cannot count another block.
+            DistributedError: with DistributedDataParallel, another process plants something else.
         """
         self.require_not_disabled()
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
-        # Give the seed the placement of the features, whole or sharded.
+        # Give the seed the placement of the features, sharded or not.
         if self.sharding is None:
             require_whole(self.depth.host.named_parameters())
             self.convert_seed(seed)
@@ -283,7 +283,7 @@ class Slot(GrowthHook):
         return seed
 
     def convert_seed(self, seed: Seed) -> Seed:
-        """Give a seed the device, type and mode of the features here; a copy of a block has those of the block."""
+        """Give a seed the device, dtype and mode of the features here, or a copy of a block those of the block."""
         block, layer = seed.blueprint.find_block(), self.site.layer
         if block is None or layer is None:
             return seed.to(self.anchor.device, self.anchor.dtype).train(self.training)
@@ -296,7 +296,7 @@ class Slot(GrowthHook):
         """Remove the seed, if there is one, and its optimizer state; a fossil stays.
 
         Raises:
-            SlotError: the seed is fossilized, or the slot is switched off by a block.
+            SlotError: the seed is fossilized, or the slot is switched off.
         """
         self.require_not_disabled()
         if self.seed is not None and self.seed.fossilized:
@@ -304,10 +304,10 @@ class Slot(GrowthHook):
         self.remove()
 
     def remove(self) -> None:
-        """Remove the seed, if there is one, fossil or not: for rollbacks.
+        """Remove the seed, if there is one, even if it is a fossil; for rollbacks.
 
         Raises:
-            SlotError: the slot is switched off by a block.
+            SlotError: the slot is switched off.
         """
         self.require_not_disabled()
         if self.seed is not None:
@@ -318,7 +318,7 @@ class Slot(GrowthHook):
             self.copies.sync_seed_change(self)
 
     def fossilize(self) -> None:
-        """Make the seed part of the model for good; its parameters go on learning.
+        """Make the seed a permanent part of the model; its parameters continue to learn.
 
         Raises:
             SlotError: there is no seed.
@@ -328,7 +328,7 @@ class Slot(GrowthHook):
 
     @check_arguments(SlotError, alpha=_WEIGHT_ADVICE)
     def set_alpha(self, alpha: Weight) -> None:
-        """Give the seed another weight.
+        """Set the seed's weight.
 
         Raises:
             SlotError: there is no seed, it is fossilized, or the weight is invalid.
@@ -341,20 +341,20 @@ class Slot(GrowthHook):
         self.copies.sync_slot(self)
 
     def shard_growth(self, options: dict[str, Any]) -> None:
-        """Shard seeds by ``options`` of `fully_shard` from now on, and the present one at once."""
+        """Shard the current seed and all later ones with these ``options`` of `fully_shard`."""
         self.sharding = options
-        # Torch cannot copy sharded blocks, so a copy is made in time, for blueprints that copy them.
+        # Torch cannot copy sharded blocks, so blueprints that copy them need a copy from before sharding.
         if self.site.layer is not None and any(get(name).context is Context.CALL for name in self.blueprints):
             self.site = replace(self.site, layer=add_blank_copy(self.site.layer))
         if self.seed is not None:
             shard(self.seed, options)
 
     def disabled(self) -> AbstractContextManager[None]:
-        """Within the block the slot returns the host's features unchanged; parameters stay with the optimizer.
+        """Context manager in which the slot returns the host's features unchanged; parameters stay in the optimizer.
 
-        This holds in all threads, until the last of several blocks ends, for every forward pass as a whole: one that is
-        under way in another thread ends first. Changes of the model's type, device and mode within the block are
-        applied to the seed afterwards.
+        This applies to all threads, until the last of several such contexts ends, and to whole forward passes: running
+        passes of other threads end first. Changes of the model's dtype, device and mode within the context are applied
+        to the seed afterwards.
         """
         return self.tap.gate.share(self, self._disable)
 
@@ -373,14 +373,14 @@ class Slot(GrowthHook):
 
     @property
     def _placement(self) -> tuple[bool, torch.dtype, torch.device]:
-        """Mode, type and device of seeds here."""
+        """Mode, dtype and device of seeds here."""
         return self.training, self.anchor.dtype, self.anchor.device
 
     def require_not_disabled(self) -> None:
-        """Refuse to change the slot while it is `disabled`: the end of the block would undo the change.
+        """Reject changes of the slot while it is `disabled`, because the end of that context would undo them.
 
         Raises:
-            SlotError: the slot is switched off by a block.
+            SlotError: the slot is switched off.
         """
         if self._disabled:
             raise SlotError(
@@ -389,7 +389,7 @@ class Slot(GrowthHook):
             )
 
     def temporary_alpha(self, alpha: float) -> AbstractContextManager[None]:
-        """Within the block the seed counts with ``alpha``, in isolation or not, in the passes of all threads.
+        """Context manager in which the seed takes part with ``alpha``, in isolation or not, in all threads.
 
         Raises:
             SlotError: there is no seed.
@@ -397,7 +397,7 @@ class Slot(GrowthHook):
         return self.tap.gate.between_passes(self._require_seed().temporary_alpha(alpha))
 
     def temporary_seed(self, seed: Seed) -> AbstractContextManager[None]:
-        """Within the block ``seed`` is in this slot, which is free; the optimizer and copies do not get it."""
+        """Context manager in which ``seed`` is in this free slot, without adding it to the optimizer and to copies."""
         return self.tap.gate.between_passes(self._hold_seed(seed))
 
     @contextmanager
@@ -413,7 +413,7 @@ class Slot(GrowthHook):
 
     def _set_module(self, occupant: SlotModule | None) -> None:
         """Set the module so that graphs that were compiled with the same module are valid again."""
-        del self.occupant  # or a module that was removed would leave another trace than one that never was here
+        del self.occupant  # otherwise a removed module and a module that never existed would differ for the compiler
         self.occupant = occupant
 
     def _require_seed(self) -> Seed:
@@ -424,7 +424,7 @@ class Slot(GrowthHook):
 
 
 def _choose_blueprints(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[str, ...]:
-    """The blueprints on offer at a slot: ``blueprints``, or all that support the site."""
+    """The blueprints available at a slot: ``blueprints``, or all that support the site."""
     supported = tuple(kind.name for kind in for_site(site))
     if blueprints is None:
         default = tuple(kind for kind in supported if get(kind).context not in LAYER_CONTEXTS)

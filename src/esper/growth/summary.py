@@ -1,4 +1,4 @@
-"""Tables of the seeds in a model, and of the cost of further ones."""
+"""Tables of the seeds in a model, and of the costs of further seeds."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def summarise(slots: Iterable[Slot], host_parameters: int, tried: tuple[TriedMod
 
 
 def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
-    """Costs of the blueprints on offer in slots that are free and enabled."""
+    """Costs of the blueprints available in slots that are free and enabled."""
     offers = tuple(
         Offer(slot.name, name, get(name).parameters_at(slot.site), get(name).flops_at(slot.site))
         for slot in slots
@@ -193,7 +193,7 @@ def _format_share(parameters: int, table: GrowthSummary | Preview) -> str:
 
 
 def align_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> str:
-    """Rows as text with aligned columns: left, and right from the column ``numbers_from`` on."""
+    """Rows as text with aligned columns: columns before ``numbers_from`` to the left, the others to the right."""
     # The widest cell of each column.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = ["<" if place < numbers_from else ">" for place in range(len(widths))]

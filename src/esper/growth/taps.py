@@ -36,7 +36,7 @@ def find_global_hook_tables() -> HookTables:
 
 
 def _take_tables(handles: Sequence[RemovableHandle]) -> HookTables:
-    """The tables that hold the hooks of ``handles``, which are removed; torch has no public access to them."""
+    """The tables with the hooks of ``handles``, which are removed; torch has no public access to the tables."""
     tables: list[Any] = [handle.hooks_dict_ref() for handle in handles]
     for handle in handles:
         handle.remove()
@@ -44,7 +44,7 @@ def _take_tables(handles: Sequence[RemovableHandle]) -> HookTables:
 
 
 def list_named_modules(module: nn.Module, *, remove_duplicate: bool = True) -> list[tuple[str, nn.Module]]:
-    """`torch.nn.Module.named_modules`, which has no type, as a list."""
+    """`torch.nn.Module.named_modules`, which has no type hints, as a list."""
     return list(cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=remove_duplicate)))
 
 
@@ -58,7 +58,7 @@ GROWING_ADVICE = (
 
 
 def require_untraced() -> None:
-    """Refuse to export or trace a growing model.
+    """Reject exporting or tracing a growing model.
 
     Raises:
         ExportError: `torch.export`, `torch.onnx` or `torch.jit` is tracing.
@@ -68,19 +68,19 @@ def require_untraced() -> None:
 
 
 def find_features(output: Any) -> Any:
-    """The features in a submodule's output: all of it, or the first element of a plain tuple."""
+    """The features in a submodule's output: the whole output, or the first element of a plain tuple."""
     return cast("tuple[Any, ...]", output)[0] if holds_features(output) else output
 
 
 def replace_features(output: Any, features: Tensor) -> Any:
-    """A submodule's output with other features."""
+    """A submodule's output with its features replaced."""
     return (features, *output[1:]) if holds_features(output) else features
 
 
 def holds_features(output: Any) -> bool:
-    """Whether features are the first element of an output, as of recurrent layers, and not the output itself.
+    """Whether the features are the first element of an output, as for recurrent layers, and not the output itself.
 
-    Types that are tuples only in part, such as packed sequences, do not count.
+    Other types derived from tuples, such as packed sequences, do not count.
     """
     return type(output) is tuple and isinstance(next(iter(cast("tuple[Any, ...]", output)), None), Tensor)
 
@@ -113,11 +113,11 @@ class InputTap(nn.Module):
         self.place = place
         self.names = names
         self.gate = PassGate()
-        """The passes under way, each with its own input; changes of what grows wait for them."""
+        """The running passes, each with its own input; changes of growth wait for them."""
         self._hints = NO_HINTS
         self._inputs: Tensor | None = None
         self.pass_counters: list[PassCounter] = []
-        """Counters that are called in every forward pass, but compiled ones."""
+        """Counters that are called in every forward pass, except compiled ones."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
@@ -165,17 +165,17 @@ class InputTap(nn.Module):
         return inputs
 
     def __getstate__(self) -> dict[str, Any]:
-        # An input in an autograd graph can be neither copied nor pickled, and a file should hold no batch of data.
+        # An input in an autograd graph can be neither copied nor pickled, and files should not contain data.
         return {**self.__dict__, "_inputs": None, "_hints": NO_HINTS, "pass_counters": []}
 
 
 class SourceTap(GrowthHook):
-    """Forward pre-hook of a layer that makes hidden units: keeps its input until the layer that reads them was called.
+    """Forward pre-hook of a layer that computes hidden units; keeps its input until the next layer has been called.
 
     Copies of the model do not have the input.
 
     Args:
-        gate: Of the model, by which each thread has its own input.
+        gate: The gate of the model, which keeps a separate input for each thread.
     """
 
     def __init__(self, gate: PassGate) -> None:
@@ -217,7 +217,7 @@ class OutputTap:
         if torch.compiler.is_compiling() or not (self.tap.pass_counters and torch.is_grad_enabled()):
             return
         tensors = list(find_tensors(output))
-        # A leaf, such as a parameter that is returned as well, outlives the pass.
+        # A leaf, such as a returned parameter, outlives the pass.
         outputs = [tensor for tensor in tensors if tensor.grad_fn is not None]
         if outputs or not tensors:
             for counter in self.tap.pass_counters:
@@ -225,7 +225,7 @@ class OutputTap:
 
 
 class PassEnd:
-    """Last forward hook of the host, which is called after an error, too: the pass has ended."""
+    """Last forward hook of the host, which marks the end of the pass; it is also called after an error."""
 
     def __init__(self, tap: InputTap) -> None:
         self.tap = tap
@@ -256,10 +256,10 @@ class IncomparableError(Exception):
 
 
 def flatten(value: Any) -> list[Any]:
-    """The tensors and plain values in an argument or output of a network, with the types that hold them.
+    """The tensors and plain values in an argument or output of a network, with the types of their containers.
 
     Raises:
-        IncomparableError: it holds an object of another type.
+        IncomparableError: the value contains an object of another type.
     """
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return [value]
@@ -299,14 +299,14 @@ def equals(leaves: list[Any], value: Any) -> bool:
 
 
 def are_equal(leaves: list[Any], others: list[Any]) -> bool:
-    """Whether two flattened values are equal, not-a-numbers included."""
+    """Whether two flattened values are equal, where NaN equals NaN."""
     return len(leaves) == len(others) and all(map(_is_equal, leaves, others))
 
 
 def _is_equal(leaf: Any, other: Any) -> bool:
     if not isinstance(leaf, Tensor) or not isinstance(other, Tensor):
         return type(leaf) is type(other) and bool(leaf == other)
-    # Equal without not-a-numbers is the usual case, and cheaper to find out.
+    # Equality without NaN is the usual case, and cheaper to check.
     if (leaf.shape, leaf.dtype, leaf.device) != (other.shape, other.dtype, other.device):
         return False
     return torch.equal(leaf, other) or bool(((leaf == other) | (leaf.isnan() & other.isnan())).all())

@@ -1,4 +1,4 @@
-"""Modules that growth has tried: by which figures each was kept or pruned, when, and by what."""
+"""Modules that growth has tried: when and by what each was kept or pruned, and the measurements that decided it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TriedModule:
 
 
 def count_tried(tried: Sequence[TriedModule]) -> str:
-    """How many modules were tried and kept: ``2 modules tried, 0 kept``."""
+    """The numbers of modules tried and kept, as text: ``2 modules tried, 0 kept``."""
     kept = sum(module.kept is True for module in tried)
     unsettled = sum(module.kept is None for module in tried)
     return f"{plural(len(tried), 'module')} tried, {kept:,} kept{f', {unsettled:,} on trial' if unsettled else ''}"
@@ -93,5 +93,5 @@ def format_signed(value: float) -> str:
 
 
 def read_figure(value: float) -> float | None:
-    """The value, or None if it is NaN: not known."""
+    """The value, or None if it is NaN, which means unknown."""
     return None if math.isnan(value) else value

@@ -1,7 +1,7 @@
-"""Weights that several modules of a host share, such as an embedding and a head, when something is added to one place.
+"""Untie weights shared by several modules of a host, such as an embedding and a head, when growth changes one of them.
 
-The place then has a weight that no other has, and what builds the model again must not tie it: Hugging Face's models
-tie by their configuration, which `TiedWeights.untie` therefore changes.
+The changed module then has its own weight, which must not be tied again when the model is rebuilt. Hugging Face models
+tie weights as their configuration says, so `TiedWeights.untie` changes the configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from esper.growth.taps import list_named_modules
 _FLAG = "tie_word_embeddings"
 """Attribute of configurations: whether an embedding and a head share a weight."""
 _TIE = "tie_weights"
-"""Method of Hugging Face's models that ties weights again, as their configuration states."""
+"""Method of Hugging Face models that ties weights according to their configuration."""
 
 
 class _Place(NamedTuple):
@@ -29,12 +29,12 @@ class _Place(NamedTuple):
 
     @property
     def parameter(self) -> nn.Parameter | None:
-        """The parameter that is there now; None: none is."""
+        """The current parameter at this place; None if there is none."""
         return dict(self.module.named_parameters(recurse=False)).get(self.name)
 
 
 class TiedWeights:
-    """The parameters of ``host`` that have several places, as they are when this is made."""
+    """The parameters of ``host`` that have several places when this object is created."""
 
     def __init__(self, host: nn.Module) -> None:
         self._host = host
@@ -45,13 +45,13 @@ class TiedWeights:
         self._groups = {parameter: places for parameter, places in groups.items() if len(places) > 1}
 
     def untie(self) -> list[nn.Module]:
-        """Let configurations state that places which have another parameter by now are not tied.
+        """Change configurations so that places which now have different parameters are not tied.
 
-        Where that cannot be stated, a warning says what to look after: no configuration ties the places; its class ties
-        them whatever it states; or more than one place is still tied by the same flag.
+        There is a warning where this is not possible: no configuration ties the places, the class ties them regardless
+        of the configuration, or the same flag still ties other places.
 
         Returns:
-            Parts of the host that would lose what was added if they were built again.
+            Parts of the host that would lose growth if they were rebuilt.
         """
         losing: list[nn.Module] = []
         for before, places in self._groups.items():
@@ -64,7 +64,7 @@ class TiedWeights:
                 for configuration in [configuration for part in tying for configuration in _list_configurations(part)]:
                     if getattr(configuration, _FLAG, False):
                         setattr(configuration, _FLAG, False)
-                # Tie again, as classes may whatever their configuration states, and put back what was lost.
+                # Tie again, as classes may do regardless of their configuration, and restore what was lost.
                 for part in tying:
                     getattr(part, _TIE)()
                     lost = [(place, parameter) for place, parameter in changed if place.parameter is not parameter]
@@ -87,7 +87,7 @@ class TiedWeights:
         return losing
 
     def _find_tying(self, places: list[_Place]) -> list[nn.Module]:
-        """Parts of the host that hold all ``places`` and can tie them."""
+        """Parts of the host that contain all ``places`` and can tie them."""
         holders = {place.module for place in places}
         return [
             part

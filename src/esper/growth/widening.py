@@ -1,6 +1,6 @@
-"""Linear layers, convolutions and batch normalisation of a host with more outputs or inputs.
+"""Add outputs or inputs to linear layers, convolutions and batch normalisation of a host.
 
-A linear layer of Hugging Face's `Conv1D`, as GPT-2 has, keeps its weight transposed.
+Linear layers of Hugging Face's class `Conv1D`, as in GPT-2, store their weight transposed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TRANSPOSED = "transformers.pytorch_utils.Conv1D"
 def is_widenable(module: nn.Module) -> bool:
     """Whether a module is a linear layer or a convolution whose weight can get more rows and columns.
 
-    Not subclasses with a forward of their own, unless they are `Stackable`; grouped convolutions; weights and biases
-    that are computed from others (weight norm, pruning and other parametrizations); and whole numbers.
+    The result is False for subclasses that override forward, unless they are `Stackable`, for grouped convolutions,
+    for weights and biases computed from other tensors (weight norm, pruning, parametrizations), and for integers.
     """
     plain = _is_transposed(module) or _find_plain_class(module) is not None
     if not plain or (isinstance(module, CONVOLUTIONS) and module.groups != 1):
@@ -39,7 +39,7 @@ def is_widenable(module: nn.Module) -> bool:
 
 
 def get_plain_forward(layer: nn.Module) -> Callable[..., Any]:
-    """What computes the output of a layer, given it and its input: the forward of torch's class, if that is plain."""
+    """The function that computes a layer's output from layer and input: the forward of torch's class if it is plain."""
     return (_find_plain_class(layer) or type(layer)).forward
 
 
@@ -52,7 +52,7 @@ def _find_plain_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def is_plain_norm(module: nn.Module) -> bool:
-    """Whether a module is batch normalisation as torch computes it, whose channels can become more."""
+    """Whether a module is torch's plain batch normalisation, to which channels can be added."""
     return any(type(module).forward is kind.forward for kind in NORMS) and isinstance(module, NORMS)
 
 
@@ -67,7 +67,7 @@ def get_weight(layer: nn.Module) -> Tensor:
 
 
 def get_weight_shape(layer: nn.Module) -> tuple[int, ...]:
-    """The shape of a layer's weight, ``(outputs, inputs, *kernel)``, also where processes share it."""
+    """The shape of a layer's whole weight, ``(outputs, inputs, *kernel)``, even if it is sharded."""
     shape = tuple(layer.get_parameter("weight").shape)
     return shape[::-1] if _is_transposed(layer) else shape
 
@@ -78,7 +78,7 @@ def find_channel_axis(layer: nn.Module) -> int:
 
 
 def make_with_outputs(layer: nn.Module, outputs: int, generator: torch.Generator) -> nn.Module:
-    """A layer for the same inputs as ``layer`` with so many ``outputs``, with torch's initial values."""
+    """A layer with the inputs of ``layer`` and this number of ``outputs``, with torch's initial values."""
     made = _make_like(layer, get_weight_shape(layer)[1], outputs, _has_bias(layer), generator)
     # As `nn.Linear.reset_parameters`, with an explicit generator.
     weight = made.get_parameter("weight")
@@ -90,21 +90,21 @@ def make_with_outputs(layer: nn.Module, outputs: int, generator: torch.Generator
 
 
 def make_with_inputs(layer: nn.Module, inputs: int, generator: torch.Generator) -> nn.Module:
-    """A layer for the same outputs as ``layer`` with so many ``inputs``, of zeros and without a bias."""
+    """A layer with the outputs of ``layer`` and this number of ``inputs``, with zero weights and no bias."""
     made = _make_like(layer, inputs, get_weight_shape(layer)[0], False, generator)
     nn.init.zeros_(made.get_parameter("weight"))
     return made
 
 
 def make_with_channels(norm: nn.Module, channels: int, generator: torch.Generator) -> nn.Module:
-    """Fresh batch normalisation of so many ``channels``, with the options of ``norm``."""
+    """New batch normalisation with this number of ``channels`` and the options of ``norm``."""
     assert isinstance(norm, NORMS)
     kind = nn.BatchNorm1d if isinstance(norm, nn.BatchNorm1d) else nn.BatchNorm2d
     return kind(channels, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, device=generator.device)
 
 
 def _make_like(layer: nn.Module, inputs: int, outputs: int, bias: bool, generator: torch.Generator) -> nn.Module:
-    """A layer of the same kind and options, without values."""
+    """A layer of the same class and options, without values."""
     if not isinstance(layer, CONVOLUTIONS):
         return skip_init(nn.Linear, inputs, outputs, bias=bias, device=generator.device)
     options: dict[str, Any] = {
@@ -120,9 +120,9 @@ def _has_bias(layer: nn.Module) -> bool:
 
 @torch.no_grad()
 def add_outputs(layer: nn.Module, added: nn.Module, kept: Tensor) -> None:
-    """Give ``layer`` the outputs ``kept`` of ``added``, behind its own.
+    """Append the outputs ``kept`` of ``added`` to those of ``layer``.
 
-    Inputs that ``layer`` got since ``added`` was made do not reach the new outputs.
+    Inputs that were added to ``layer`` after ``added`` was created do not affect the new outputs.
     """
     weight = get_weight(layer)
     rows = added.get_parameter("weight")[kept].to(weight)
@@ -136,7 +136,7 @@ def add_outputs(layer: nn.Module, added: nn.Module, kept: Tensor) -> None:
 
 @torch.no_grad()
 def add_inputs(layer: nn.Module, added: nn.Module, kept: Tensor, factor: float) -> None:
-    """Give ``layer`` the inputs ``kept`` of ``added``, behind its own, with ``factor`` times their weights."""
+    """Append the inputs ``kept`` of ``added`` to those of ``layer``, with ``factor`` times their weights."""
     weight = get_weight(layer)
     columns = factor * added.get_parameter("weight")[:, kept].to(weight)
     _set_weight(layer, torch.cat([weight, columns], dim=1))
@@ -144,7 +144,7 @@ def add_inputs(layer: nn.Module, added: nn.Module, kept: Tensor, factor: float) 
 
 @torch.no_grad()
 def add_channels(norm: nn.Module, added: nn.Module, kept: Tensor) -> None:
-    """Give batch normalisation the channels ``kept`` of ``added``, behind its own, with their running statistics."""
+    """Append the channels ``kept`` of ``added``, with their running statistics, to batch normalisation."""
     for name, parameter in list(norm.named_parameters(recurse=False)):
         _set_parameter(norm, name, torch.cat([parameter, added.get_parameter(name)[kept].to(parameter)]))
     for name, buffer in list(norm.named_buffers(recurse=False)):
@@ -154,18 +154,18 @@ def add_channels(norm: nn.Module, added: nn.Module, kept: Tensor) -> None:
 
 
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "encoder_ffn_dim", "decoder_ffn_dim")
-"""Names that a configuration, or a module, may use for the number of hidden units; None stands for its default."""
+"""Names that a configuration or module may use for the number of hidden units; a value of None means the default."""
 
 
 def widen_configurations(host: nn.Module, widened: Mapping[str, Hidden]) -> None:
-    """State the new widths in the configuration that counts the hidden units of layers, and in the modules around them.
+    """Set the new numbers of hidden units in configurations and in the modules around the layers.
 
-    A configuration is changed if all layers that became wider under it have one width now; whether it then states that
-    of the others, too, is for `esper.growth.pretrained.is_built_alike` to find out.
+    A configuration is changed if all layers widened under it now have the same width. Whether it is then correct for
+    all other layers is checked by `esper.growth.pretrained.is_built_alike`.
 
     Args:
-        host: With layers that became wider.
-        widened: By the layer that reads the units, what they were before.
+        host: The host with the widened layers.
+        widened: The former hidden units, by the layer that takes them as input.
     """
     changes: dict[int, tuple[Any, str, set[int]]] = {}
     for reader, hidden in widened.items():
@@ -191,7 +191,7 @@ def widen_configurations(host: nn.Module, widened: Mapping[str, Hidden]) -> None
 
 
 def _set_weight(layer: nn.Module, weight: Tensor) -> None:
-    """Set another weight ``[outputs, inputs, *kernel]``, and the numbers of both in the layer's attributes."""
+    """Set a new weight ``[outputs, inputs, *kernel]``, and update the numbers of inputs and outputs of the layer."""
     transposed = _is_transposed(layer)
     _set_parameter(layer, "weight", weight.T.contiguous() if transposed else weight)
     names = ("nf", "nx") if transposed else ("out_features", "in_features")
@@ -201,6 +201,6 @@ def _set_weight(layer: nn.Module, weight: Tensor) -> None:
 
 
 def _set_parameter(module: nn.Module, name: str, values: Tensor) -> None:
-    """A new parameter in the place of another: a module that shares the other keeps it."""
+    """Replace a parameter by a new one; a module that shares the old one keeps it."""
     learns = module.get_parameter(name).requires_grad
     module.register_parameter(name, nn.Parameter(values, learns))

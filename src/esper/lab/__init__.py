@@ -1,1 +1,1 @@
-"""The laboratory: comparisons, arms, statistics, searches, benchmarks, figures, reports. No product room imports it."""
+"""Experiments: comparisons, arms, statistics, searches and benchmarks. No package of the product imports it."""

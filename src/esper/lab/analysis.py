@@ -1,28 +1,31 @@
-"""Is A better than B? The one analysis behind every comparison, in the terminal, on the page and as JSON.
+"""Is A better than B? The statistical analysis of all comparisons, in the terminal, in reports and as JSON.
 
-Scores are ``[N, M]``: N training seeds, whose policies play M instances. Both count as drawn at random (Clark 1973,
-"The language-as-fixed-effect fallacy"), since another training has another seed and other instances; families of
-instances are fixed strata, whose balance is part of the design. In the two-way random-effects analysis of
-variance the mean of one table has the variance
+Scores are ``[N, M]``: N training seeds, whose policies run on M instances. Both are treated as random samples (Clark
+1973, "The language-as-fixed-effect fallacy"), because another training has another seed and other instances. Families
+of instances are fixed strata, whose balance is part of the design. In the two-way random-effects analysis of variance,
+the mean of one table has the variance
 
     V = S / N + max(B - R / N, 0) / M
 
-with S the variance of the seeds' means, B that of the instances' means and R that of what is left when both are taken
-out, the latter two within families. S / N alone holds the luck of the seeds and of single episodes; the second term is
-what instances do alike to every seed. Degrees of freedom are those of Satterthwaite (1946), the statistic is Student's.
+where S is the variance of the seeds' means, B the variance of the instances' means, and R the residual variance, the
+latter two within families. S / N covers the chance effects of seeds and of single episodes; the second term covers
+effects of instances that are common to all seeds. The degrees of freedom are those of Satterthwaite (1946), and the
+statistic is Student's t.
 
-How two tables are paired follows from what they share. Results of the same policies on the same instances (a policy
-and its own actions shuffled), or of an arm that does not depend on training seeds, are subtracted: one table. Ways of
-training share instances only: a seed's number fixes where a training begins, but learning amplifies the first
-difference until nothing is left that would pair the two. Their seeds are independent, each way adds its own S / N
-(Welch 1947), and B and R are those of the difference.
+How two tables are paired depends on what they share. Results of the same policies on the same instances (a policy and
+its own actions shuffled), or of an arm that does not depend on training seeds, are subtracted and give one table. Ways
+of training share only instances: the same seed gives the same start, but learning amplifies the first difference until
+the two trainings are unrelated. So their seeds are independent, each way contributes its own S / N (Welch 1947), and B
+and R are those of the difference.
 
-With fewer than `FEWEST_SEEDS` there is no claim about which way of training is better: no interval of the difference,
-no p, no verdict. With one seed a claim is still possible about that policy: where would it stand on other instances?
+With fewer than `FEWEST_SEEDS` seeds, nothing is claimed about which way of training is better: there is no interval of
+the difference, no p-value and no verdict. With one seed, a claim is still possible about that policy on other
+instances.
 
-Why not permute: of 5 seeds against 5 the smallest two-sided p is 2/252, of the signs of 5 it is 2/32; after Holm's
-correction for eleven arms, nothing could be shown. Why not bootstrap: five values resampled know no degrees of freedom.
-What it costs is that seeds' means have to be about normal. docs/experiments.md says how far that is so.
+A permutation test is not used because with 5 seeds against 5 its smallest two-sided p-value is 2/252, and with 5 signs
+2/32; after Holm's correction for eleven arms, nothing could be shown. A bootstrap is not used because resampling five
+values ignores the degrees of freedom. The price is that seeds' means must be approximately normal;
+docs/experiments.md reports how far they are.
 """
 
 from __future__ import annotations
@@ -40,26 +43,26 @@ from esper.numerics.arrays import Floats
 LEVEL = 0.95
 SIGNIFICANCE = 1 - LEVEL
 FEWEST_SEEDS = 5
-"""For any claim about a way of training."""
+"""Smallest number of seeds for any claim about a way of training."""
 TRIM = 0.25
 
 Families = Sequence[str] | None
-"""Of the M instances; None where every seed played instances of its own, whose luck is then part of the seed's."""
+"""Families of the M instances; None if every seed has its own instances, which then count as a part of the seed."""
 
 
 class Claim(StrEnum):
     """What a comparison is about."""
 
     POLICY = "this policy"
-    """One training seed: other instances, the same policy."""
+    """One training seed: the claim is about the same policy on other instances."""
     CONTROLLER = "this controller"
-    """However it came about: other instances, the same controller."""
+    """A given controller: the claim is about the same controller on other instances."""
     TRAINING = "this way of training"
-    """Other training seeds and other instances."""
+    """Several training seeds: the claim is about other training seeds and other instances."""
 
 
 class Verdict(StrEnum):
-    """What a comparison shows about the first of two."""
+    """What a comparison shows about the first of two contenders."""
 
     ABOVE = "above"
     BELOW = "below"
@@ -69,7 +72,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and where the true value lies."""
+    """An estimate and its confidence interval."""
 
     estimate: float
     low: float
@@ -77,27 +80,27 @@ class Interval:
 
     @property
     def above_zero(self) -> bool:
-        """The whole interval is positive."""
+        """Whether the whole interval is positive."""
         return self.low > 0
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Scores of two on the same instances."""
+    """Scores of two contenders on the same instances."""
 
     first: Floats
     """``[N, M]``."""
     second: Floats
-    """``[N, M]``, or ``[1, M]`` of what does not depend on training seeds."""
+    """``[N, M]``, or ``[1, M]`` if the scores do not depend on training seeds."""
     paired: bool
-    """Whether row n of both comes from the same training; a second of one row is paired with every row."""
+    """Whether row n of both tables is from the same training; a second table of one row is paired with every row."""
 
     @property
     def tables(self) -> list[Floats]:
-        """Tables whose means add up to the difference, and whose seeds are independent of each other's.
+        """Tables whose means add up to the difference, and whose seeds are independent of each other.
 
         Raises:
-            ValueError: the two do not belong together.
+            ValueError: the shapes of the two tables do not match.
             RunError: a score is not finite.
         """
         for scores in (self.first, self.second):
@@ -106,7 +109,7 @@ class Contrast:
             raise ValueError(
                 f"scores {self.first.shape} and {self.second.shape} are not of the same seeds and instances"
             )
-        # Unpaired seeds are independent: each table adds a variance of its own.
+        # Unpaired seeds are independent: each table contributes its own variance.
         if self.paired or len(self.second) == 1:
             return [self.first - self.second]
         return [self.first, -self.second]
@@ -114,27 +117,27 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first's mean score less the second's, and what follows."""
+    """The mean score of the first minus that of the second, with statistics."""
 
     estimate: float
     interval: Interval | None
-    """Holds the true difference with probability `LEVEL`, taken by itself; None with too few seeds."""
+    """Confidence interval of the difference at `LEVEL`, not corrected for other contrasts; None with too few seeds."""
     p: float | None
     """Two-sided p-value, adjusted for the number of contrasts (Holm); None with too few seeds."""
     verdict: Verdict
     better: float
-    """Probability of improvement: how often the first scores higher on an instance; ties count half."""
+    """Probability of improvement: how often the first scores higher on an instance, with ties counted as one half."""
 
 
 def judge(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> list[Difference]:
-    """The verdict on each contrast; their number is corrected for.
+    """The verdict on each contrast, corrected for the number of contrasts.
 
     Raises:
-        ValueError: not one family per instance, fewer than two instances (without families: seeds), tables that do not
-            belong together, or several seeds where the claim is about one policy.
+        ValueError: the number of families is not that of instances, there are fewer than two instances (without
+            families: seeds), the shapes of two tables do not match, or a claim about one policy has several seeds.
         RunError: a score is not finite.
     """
-    # What the claim covers decides what it takes: one seed for a policy, several for a way of training.
+    # A claim about a policy requires one seed, a claim about a way of training several.
     seeds = [len(contrast.first) for contrast in contrasts]
     if claim is not Claim.TRAINING and any(count != 1 for count in seeds):
         raise ValueError(f"a claim about {claim} takes the scores of one training seed")
@@ -146,7 +149,7 @@ def judge(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> li
         means = [float(sum(table.mean() for table in summands)) for summands in tables]
         return [Difference(mean, None, None, Verdict.TOO_FEW, share) for mean, share in zip(means, better, strict=True)]
 
-    # The verdict follows from the adjusted p; each interval is taken by itself.
+    # The verdict depends on the adjusted p-value; intervals are not adjusted.
     estimates = [_estimate_sum(summands, families) for summands in tables]
     adjusted = holm([p for _, p in estimates])
     differences: list[Difference] = []
@@ -158,7 +161,7 @@ def judge(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> li
 
 
 def mean_interval(values: Floats, families: Families) -> Interval:
-    """Where the mean of ``values [N, M]`` lies; of one seed, over other instances only.
+    """Confidence interval of the mean of ``values [N, M]``; with one seed, only over instances.
 
     Raises:
         ValueError, RunError: see `judge`.
@@ -168,7 +171,7 @@ def mean_interval(values: Floats, families: Families) -> Interval:
 
 
 def _require_finite(scores: Floats) -> None:
-    """Refuse ``scores [N, M]`` from which no verdict follows."""
+    """Raise RunError if any of the ``scores [N, M]`` is not finite."""
     invalid = np.argwhere(~np.isfinite(scores))
     if len(invalid):
         seed, instance = invalid[0]
@@ -179,11 +182,11 @@ def _require_finite(scores: Floats) -> None:
 
 
 def _estimate_sum(tables: Sequence[Floats], families: Families) -> tuple[Interval, float]:
-    """The sum of the tables' means with its interval, and the two-sided p-value that it is zero.
+    """The sum of the tables' means with its interval, and the two-sided p-value for the hypothesis that it is zero.
 
-    The tables' seeds are independent, their instances the same.
+    The tables have independent seeds and the same instances.
     """
-    # S / N of each table, and what instances add: each part of the variance with its degrees of freedom.
+    # The parts of the variance with their degrees of freedom: S / N of each table, and the instances' part.
     parts = [(float(table.mean(1).var(ddof=1)) / len(table), len(table) - 1) for table in tables if len(table) > 1]
     parts.append(_estimate_instance_variance(tables, families))
     variance = sum(part for part, _ in parts)
@@ -191,7 +194,7 @@ def _estimate_sum(tables: Sequence[Floats], families: Families) -> tuple[Interva
     if variance == 0:
         return Interval(mean, mean, mean), float(mean == 0)
 
-    # Satterthwaite, by shares of the variance: the square of a tiny variance would be zero.
+    # Satterthwaite's formula in fractions of the variance, because the square of a tiny variance would be zero.
     freedom = 1 / sum((part / variance) ** 2 / degrees for part, degrees in parts)
     error = variance**0.5
     half = error * float(stats.t.ppf((1 + LEVEL) / 2, freedom))
@@ -199,7 +202,7 @@ def _estimate_sum(tables: Sequence[Floats], families: Families) -> tuple[Interva
 
 
 def _estimate_instance_variance(tables: Sequence[Floats], families: Families) -> tuple[float, int]:
-    """``max(B - R / N, 0) / M``: what instances add beyond what shows in the seeds' means; its degrees of freedom."""
+    """The instances' part of the variance, ``max(B - R / N, 0) / M``, and its degrees of freedom."""
     instances = tables[0].shape[1]
     if families is None:
         if min(map(len, tables)) < 2:
@@ -210,13 +213,13 @@ def _estimate_instance_variance(tables: Sequence[Floats], families: Families) ->
         raise ValueError(f"{given}: give at least two, and a family each")
     names, member = np.unique(np.asarray(families), return_inverse=True)
     if 2 * len(names) > instances:
-        # Too few instances of each family to estimate how they vary within it: all count as one family.
+        # With too few instances per family to estimate the variance within families, all count as one family.
         names, member = names[:1], np.zeros_like(member)
     freedom = instances - len(names)
     shares = np.eye(len(names))[member]
-    # Less each seed's mean in the family.
+    # Subtract each seed's mean in the family.
     centred = [table - table @ (shares / shares.sum(0)) @ shares.T for table in tables]
-    # B of the summed tables, for luck of the instances is common to them; R / N of each table by itself.
+    # B is that of the summed tables, because they share the effects of instances; R / N is that of each table.
     between = float(np.square(np.sum([table.mean(0) for table in centred], axis=0)).sum()) / freedom
     residual = sum(
         float(np.square(table - table.mean(0)).sum()) / ((len(table) - 1) * freedom * len(table))
@@ -227,10 +230,10 @@ def _estimate_instance_variance(tables: Sequence[Floats], families: Families) ->
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for their number, so that the chance of any false alarm is bounded (Holm, 1979)."""
+    """P-values adjusted for multiple tests, which bounds the probability of any false positive (Holm, 1979)."""
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(len(order), 0, -1)
-    # Step down: no p-value may be smaller than that of a stronger contrast.
+    # Step down: no adjusted p-value may be smaller than that of a stronger contrast.
     stepped = np.maximum.accumulate(np.asarray(p_values, float)[order] * factors)
     adjusted = np.empty(len(order))
     adjusted[order] = np.minimum(stepped, 1.0)
@@ -238,14 +241,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def interquartile_mean(values: Floats) -> float:
-    """Mean of the middle half of all values: as robust as a median, less noisy (Agarwal et al., 2021)."""
+    """Mean of the middle half of all values: robust like a median, but less noisy (Agarwal et al., 2021)."""
     return float(stats.trim_mean(values.ravel(), TRIM))
 
 
 def probability_of_improvement(first: Floats, second: Floats, *, paired: bool) -> float:
-    """How often ``first [N, M]`` is above ``second``, ``[N, M]`` or ``[1, M]``, on an instance; ties count half.
+    """How often ``first [N, M]`` is above ``second``, ``[N, M]`` or ``[1, M]``, on an instance; ties count as one half.
 
-    Not paired, every seed of the one meets every seed of the other.
+    If not ``paired``, every seed of the first is compared with every seed of the second.
     """
     left, right = (first, second) if paired else (first[:, None], second[None])
     return float(np.where(left == right, 0.5, left > right).mean())

@@ -1,7 +1,7 @@
-"""All arms that a learned policy has to beat before it may claim that control pays, on the same instances.
+"""All arms that a learned policy must beat on the same instances before one can claim that control pays.
 
-Baselines; and what follows from the policy of each training seed: its own actions shuffled, the best fixed sequence
-that its budget finds, networks of fixed shape.
+They are the baselines, and arms that depend on the policy of each training seed: its own actions shuffled, the best
+fixed sequence found with its budget, and networks of fixed shape.
 """
 
 from __future__ import annotations
@@ -49,48 +49,48 @@ from esper.train.results import Arm, ArmResults, Result, load_or_compute
 from esper.train.settings import TrainSettings
 from esper.train.workers import LOCAL, Backend, Workers
 
-# Names of the arms that follow from a policy.
+# Names of the arms that depend on a policy.
 SEQUENCE = "sequence"
 STATIC = "static"
 STATIC_EQUAL_FLOPS = "static_equal_flops"
 NONE_EQUAL_FLOPS = "none_equal_flops"
 
 SURVIVORS = 4
-"""One candidate in this many goes on to the next round."""
+"""One candidate in this many survives a round."""
 FIRST_ROUND = 21
-"""Instances per candidate in the first round, about."""
+"""Approximate number of instances per candidate in the first round."""
 FINALISTS = 2
-"""The last round decides between at least as many."""
+"""Smallest number of candidates in the last round."""
 LATEST = 0.6
-"""Share of the episode after which nothing is planted: what comes later has hardly time to earn its rent."""
+"""Fraction of the episode after which nothing is planted, because too little time is left to earn the rent."""
 EARLY = 0.5
-"""Share of the plantings that are as early as can be."""
+"""Fraction of the plantings that are as early as possible."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with the environment steps done, of how many, and the arm that is computed (empty at the end)."""
+"""Called with the environment steps done, their total number, and the current arm (empty at the end)."""
 CountSteps = Callable[[int], None]
-"""Called with the environment steps that a search has taken since the last call."""
+"""Called with the number of environment steps that a search has taken since the last call."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """An arm to be computed, of one training seed if it depends on them."""
+    """An arm to compute, for one training seed if it depends on training seeds."""
 
     arm: str
     run: RunDirectory
-    """Where its results are kept: in the run that it follows from, or in the configuration's folder."""
+    """Where its results are stored: the run whose policy it depends on, or the configuration's folder."""
     key: str
     steps: int
-    """Environment steps that it takes, about."""
+    """Approximate number of environment steps that it takes."""
     compute: Callable[[CountSteps], ArmResults]
     label: str
 
 
 def load_own_controllers(experiment: Experiment, addresses: Sequence[str]) -> dict[str, Controller]:
-    """Further controllers for the experiment's suite, by their ``FILE.py:NAME``.
+    """Load the user's controllers for the experiment's suite, by their ``FILE.py:NAME``.
 
     Raises:
-        ConfigError: one of them is not in a file, cannot be made, or has the name of another arm.
+        ConfigError: one of them is not in a file, cannot be created, or has the name of another arm.
     """
     suite = get_suite(experiment.suite)
     taken = [POLICY, *(rule.name for rule in create_baselines(suite)), SHUFFLED, SEQUENCE]
@@ -110,9 +110,9 @@ def run_arms(
     backend: Backend = LOCAL,
     own: Mapping[str, Controller] = MappingProxyType({}),
 ) -> list[Arm]:
-    """The first configuration's policy, then all other arms; what is done already is only read.
+    """The arms of an experiment: the first configuration's policy, then all others; stored results are reused.
 
-    The experiment's trials must be done. ``own``: further controllers, by their ``FILE.py:NAME``.
+    The experiment's trials must be done. ``own`` are the user's controllers, by their ``FILE.py:NAME``.
 
     Raises:
         CheckpointError, RunError: a trial has no usable policy, or a file cannot be written.
@@ -121,7 +121,7 @@ def run_arms(
     settings, folder, suite = experiment.arms[name], experiment.folder / name, get_suite(experiment.suite)
     results: dict[str, list[ArmResults]] = {}
     with hold_lock(folder / "arms.lock", LOCK_OWNER), backend.open_workers(settings.shards) as workers:
-        # Baselines play once; all other arms follow from the policy of each training seed.
+        # Baselines run once; all other arms depend on the policy of each training seed.
         jobs = [
             _Job(
                 arm=controller.name,
@@ -151,7 +151,7 @@ def run_arms(
             results.setdefault(POLICY, []).append(policy)
             jobs += _list_followers(run, seeded, instances, workers, policy.environment_steps)
 
-        # Environment steps are the progress: arms take very different times.
+        # Progress is measured in environment steps, because arms take very different times.
         done, total = 0, sum(job.steps for job in jobs)
         for job in jobs:
             taken = 0
@@ -178,7 +178,7 @@ def _play_baseline(
     name: str | None = None,
 ) -> ArmResults:
     suite = get_suite(settings.suite)
-    # A tuned baseline has cost a search, which is charged to it.
+    # The search for a tuned baseline's settings counts as its cost.
     searched = round(count_trainings(name or controller.name, suite) * suite.steps)
     played = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0]
     return ArmResults(searched, measure_arm(played, suite).outcomes)
@@ -191,7 +191,9 @@ def _list_followers(
     workers: Workers,
     environment_steps: int,
 ) -> list[_Job]:
-    """The arms that follow from the policy of one training seed, which took so many environment steps, in order.
+    """The arms that depend on the policy of one training seed, in order.
+
+    ``environment_steps`` is the cost of training that policy.
 
     Raises:
         CheckpointError: the run has no usable policy.
@@ -210,14 +212,14 @@ def _list_followers(
         return measure_arm(play_again(), suite)
 
     def shuffle(_: CountSteps) -> ArmResults:
-        """The policy's own actions, each instance's played on another one."""
+        """The policy's own actions, with those of each instance applied to another instance."""
         rng = numpy_generator(settings.seed, Stream.SHUFFLED_ARM)
         seeds = [instance.seed for instance in instances]
         played = play(shuffle_actions(stack_actions(play_again().logs), seeds, rng))
         return ArmResults(environment_steps, measure_arm(played, suite).outcomes)
 
     def search(count_steps: CountSteps) -> ArmResults:
-        """The best fixed sequence found with the policy's own budget."""
+        """The best fixed sequence found with the training budget of the policy."""
         sequence, taken = search_sequence(config, environment_steps, settings.seed, workers, count_steps)
         return ArmResults(taken, measure_arm(play(sequence), suite).outcomes)
 
@@ -226,7 +228,7 @@ def _list_followers(
         return train_static(workers, config, arm, static)
 
     def afford(networks: Sequence[Fossils]) -> list[int]:
-        """Decisions for which each network can be trained with what its instance cost the policy, to the nearest."""
+        """Number of decisions for which each network can train with the FLOPs of the policy's network, rounded."""
         prices, examples = Prices(suite), examples_per_decision(suite)
         return [
             max(round(flops / (TRAINING_PASSES * examples * prices.network(instance, fossils))), 1)
@@ -234,17 +236,17 @@ def _list_followers(
         ]
 
     def train_final(_: CountSteps) -> ArmResults:
-        """The policy's final networks from scratch, for the same minibatches."""
+        """The policy's final networks, trained from scratch on the same number of minibatches."""
         lengths = np.concatenate([np.sum(log.running, axis=0) for log in play_again().logs])
         return ArmResults(environment_steps, train(STATIC, measure_policy().fossils, lengths.tolist()))
 
     def train_final_for_equal_flops(_: CountSteps) -> ArmResults:
-        """The policy's final networks from scratch, for as many FLOPs as the policy's networks took to train."""
+        """The policy's final networks, trained from scratch with the training FLOPs of the policy's networks."""
         networks = measure_policy().fossils
         return ArmResults(environment_steps, train(STATIC_EQUAL_FLOPS, networks, afford(networks)))
 
     def train_hosts_for_equal_flops(_: CountSteps) -> ArmResults:
-        """Hosts that never grow, for as many FLOPs as the policy's networks took to train."""
+        """Hosts that never grow, trained with the training FLOPs of the policy's networks."""
         hosts: list[Fossils] = [()] * len(instances)
         return ArmResults(0, train(NONE_EQUAL_FLOPS, hosts, afford(hosts)))
 
@@ -276,11 +278,12 @@ def search_sequence(
 ) -> tuple[Schedule, int]:
     """Random search for a fixed sequence by sequential halving on training instances (Karnin et al. 2013, ICML).
 
-    Rounds share the steps equally, and within a round all candidates play the same fresh instances; one in `SURVIVORS`
-    goes on. Every step that is taken counts; ``count_steps`` is called with those of each round.
+    All rounds have the same number of steps. Within a round, all candidates run on the same new instances, and one in
+    `SURVIVORS` survives. All steps count; ``count_steps`` is called with the steps of each round.
 
-    Returns the winner, and the steps that were taken: the budget, less a remainder that is too small for a fair
-    comparison of the finalists.
+    Returns:
+        The winner, and the number of steps taken: the budget minus a remainder too small to compare the finalists
+        fairly.
     """
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.SEQUENCE_SEARCH)
     # Doing nothing is always a candidate.
@@ -295,7 +298,7 @@ def search_sequence(
         scores, taken = score_controllers(candidates, config, suite.sample(count, "train", rng), workers)
         count_steps(taken)
         left -= taken
-        # The last round has at least two finalists, so that its instances decide something.
+        # The last round has at least two finalists, so that it decides something.
         survivors = 1 if remaining == 1 else max(-(-len(candidates) // SURVIVORS), FINALISTS)
         order: list[int] = scores.argsort()[::-1][:survivors].tolist()
         candidates = [candidates[index] for index in order]
@@ -303,7 +306,7 @@ def search_sequence(
 
 
 def plan_rounds(episodes: int) -> tuple[int, int]:
-    """How many rounds that many episodes allow, and how many candidates in the first."""
+    """The number of rounds that ``episodes`` allow, and the number of candidates in the first round."""
     rounds = 1
     while SURVIVORS**rounds * FIRST_ROUND * (rounds + 1) <= episodes:
         rounds += 1
@@ -313,7 +316,7 @@ def plan_rounds(episodes: int) -> tuple[int, int]:
 def score_controllers(
     controllers: Sequence[Controller], config: EvaluationConfig, instances: Sequence[Instance], workers: Workers
 ) -> tuple[Floats, int]:
-    """Mean scores, every family weighing the same, and the steps that were taken."""
+    """Mean scores with equal weights for all families, and the number of steps taken."""
     weights, results = family_weights(instances), evaluate_controllers(workers, controllers, config, instances)
     scores = np.array([np.array([record.score for record in result.records]) @ weights for result in results])
     return scores, sum(int(np.sum(log.running)) for result in results for log in result.logs)
@@ -323,7 +326,7 @@ def draw_plantings(suite: Suite, rng: np.random.Generator) -> list[Planting]:
     """Plantings in up to `MOST_PLANTINGS` different slots."""
     most = min(MOST_PLANTINGS, len(suite.sites))
     slots: list[int] = rng.permutation(len(suite.sites))[: int(rng.integers(1, most + 1))].tolist()
-    # Half of the plantings at once, the others at a random step that leaves time to earn the rent.
+    # Half of the plantings are immediate, the others at a random step that leaves time to earn the rent.
     latest = round(LATEST * suite.steps)
     return [
         Planting(

@@ -1,4 +1,4 @@
-"""What a controller did in an evaluation: its use of operations, what kept seeds earned, a few whole episodes."""
+"""The behaviour of a controller in an evaluation: its operations, the values of kept seeds, a few complete episodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from esper.train.results import SeedShapley, read_json
 _STAGES = {stage.name.lower() for stage in Stage}
 _GERMINATED, _KEPT = Stage.GERMINATED.name.lower(), Stage.FOSSILIZED.name.lower()
 FEWEST_EPISODES = 8
-"""For an interval: fewer values do not show how much they vary."""
+"""Smallest number of episodes for an interval; fewer values do not show how much they vary."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class Plant:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the controller did on one family."""
+    """The behaviour of a controller on one family."""
 
     family: str
     split: Split
     episodes: int
     operations: dict[str, float]
-    """Share of decisions per operation."""
+    """Fraction of decisions for each operation."""
     plants: tuple[Plant, ...]
-    """Plants that occurred."""
+    """Combinations of slot and blueprint that were used."""
 
 
 @dataclass(frozen=True)
 class EpisodeTimeline:
-    """One network's life: its validation accuracy after each decision and its slots' changes of stage."""
+    """The episode of one network: validation accuracy after each decision, and stage changes of its slots."""
 
     instance: str
     family: str
@@ -61,7 +61,7 @@ class EpisodeTimeline:
     split: Split
     score: float
     growth: float
-    """Committed parameters over the host's."""
+    """Number of committed parameters divided by the host's."""
     drift_step: int | None
     accuracy: tuple[float, ...]
     changes: tuple[StageChange, ...]
@@ -69,23 +69,23 @@ class EpisodeTimeline:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the policy of a run did in its evaluation."""
+    """The behaviour of a run's policy in its evaluation."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # older files have more fields
 
     iteration: int
-    """Training iterations that the policy had behind it."""
+    """Number of training iterations of the policy."""
     sites: tuple[str, ...]
     blueprints: tuple[str, ...]
     usage: tuple[Usage, ...]
     episodes: tuple[EpisodeTimeline, ...]
-    """The first of each family."""
+    """The first episode of each family."""
     earnings: tuple[SeedShapley, ...] | None = None
-    """Shapley values of the seeds kept in each episode; None in files from before they were measured."""
+    """Shapley values of the seeds kept in each episode; None in older files, which lack them."""
 
 
 def describe_behaviour(suite: Suite, iteration: int, played: Mapping[Split, EvaluationResult]) -> Behaviour:
-    """Sum up a policy's episodes on the instances of each split."""
+    """Summarise a policy's episodes on the instances of each split."""
     usage: list[Usage] = []
     episodes: list[EpisodeTimeline] = []
     for split, result in played.items():
@@ -117,7 +117,7 @@ def _count_usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage
 
 
 def _describe_first_episode(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
-    """The first episode of a family; at least one has to be played."""
+    """The first episode of a family, which must have at least one."""
     # Records are in the order of the cohorts' logs.
     places = [(log, row) for log in played.logs for row in range(len(log.instances))]
     (log, row), record = next(
@@ -143,21 +143,21 @@ def _describe_first_episode(family: str, split: Split, played: EvaluationResult)
 
 
 def write_behaviour(path: Path, behaviour: Behaviour) -> None:
-    """Write the behaviour as JSON; RunError if that fails."""
+    """Write the behaviour as JSON; raises RunError if that fails."""
     write_atomically(path, json.dumps(asdict(behaviour), indent=1))
 
 
 def read_behaviour(path: Path) -> Behaviour:
-    """Read a file of `write_behaviour`.
+    """Read a file written by `write_behaviour`.
 
     Raises:
-        RunError: the file is missing, or holds something else.
+        RunError: the file is missing or has another format.
     """
     return read_json(path, _FILE)
 
 
 def _require_coherent(behaviour: Behaviour) -> Behaviour:
-    """Refuse files that no report could show."""
+    """Reject files that a report could not show."""
     slots, usage = range(len(behaviour.sites)), behaviour.usage
     if not usage or any(entry.operations.keys() != usage[0].operations.keys() for entry in usage):
         raise ValueError("the use of operations is incomplete")
@@ -188,9 +188,9 @@ _FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_require_coherent)])
 
 
 def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
-    """A row per blueprint, those kept most often first: seeds kept, in what share of the episodes, and their value.
+    """A row per blueprint, the most often kept first: number of kept seeds, fraction of episodes, and value.
 
-    The value is the mean Shapley value of a seed over the episodes that kept one; negative is the share of the seeds
+    The value is the mean Shapley value of a seed over the episodes that kept one; ``negative`` is the fraction of seeds
     with a value below 0.
     """
     episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
@@ -206,7 +206,7 @@ def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
                 "blueprint": blueprint,
                 "kept": len(seeds),
                 "episodes": len(families) / len(shapley),
-                # Episode by episode: the seeds of one network are not independent.
+                # Average within each episode first, because the seeds of one network are not independent.
                 **_average([(family, float(np.mean(values))) for family, values in families]),
                 "negative": float((seeds < 0).mean()),
             }
@@ -215,7 +215,7 @@ def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
 
 
 def summarise_pairs(shapley: Sequence[SeedShapley], sites: Sequence[str]) -> list[Row]:
-    """A row per pair of slots, in order: the episodes that kept seeds in both, and the mean interaction over these."""
+    """A row per pair of slots, in order: number of episodes that kept seeds in both, and their mean interaction."""
     interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
     for episode in shapley:
         for pair in episode.pairs:
@@ -227,7 +227,7 @@ def summarise_pairs(shapley: Sequence[SeedShapley], sites: Sequence[str]) -> lis
 
 
 def _average(episodes: Sequence[tuple[str, float]]) -> Row:
-    """The mean over episodes, each with its family, and the ends of its interval if there are enough of them."""
+    """The mean over episodes, each given with its family, and its interval if there are enough episodes."""
     families, values = zip(*episodes, strict=True)
     if len(values) < FEWEST_EPISODES:
         return {"value": float(np.mean(values)), "value_low": None, "value_high": None}

@@ -1,7 +1,7 @@
 """How much a suite rewards control: the context-oracle gap.
 
-The gap is the score of the best fixed schedule *per context* less that of the best fixed schedule overall. Both are
-chosen on one set of instances and scored on another; where the gap is small there is nothing for a controller to learn.
+The gap is the score of the best fixed schedule *per context* minus that of the best fixed schedule overall. Both are
+chosen on one set of instances and scored on another. If the gap is small, there is nothing for a controller to learn.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from esper.train.evaluation import EvaluationConfig, evaluate_controllers
 from esper.train.workers import Workers
 
 Scores = dict[str, Floats]
-"""Schedule name to scores, one per instance."""
+"""Scores by name of the schedule, one per instance."""
 
 FEWEST_SCORED = 2
-"""Instances per variant that a standard error needs."""
+"""Smallest number of instances per variant for a standard error."""
 CONTENDERS = 2
-"""Single plantings taken from each family into pairs and triples."""
+"""Number of single plantings per family that are combined into pairs and triples."""
 NOTHING = "nothing"
 """Name of the schedule without plantings."""
 LATE = 0.3
-"""The late start of a single planting, as a share of the episode."""
+"""The late start of a single planting, as a fraction of the episode."""
 MOST_PLANTINGS = 3
 
 
@@ -44,30 +44,30 @@ class Choice:
     context: str
     schedule: str
     score: float
-    """Mean score on fresh instances of the context."""
+    """Mean score on new instances of the context."""
     score_of_overall: float
-    """Of the best schedule overall, on the same instances."""
+    """Mean score of the best schedule overall, on the same instances."""
     score_of_nothing: float
 
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """What control is worth on a suite. All scores are on instances that no choice was made on."""
+    """The value of control on a suite. All scores are on instances that were not used for choosing."""
 
     context_oracle_gap: float
-    """Score of choosing by family, above the best schedule overall."""
+    """Score of choosing a schedule by family, minus that of the best schedule overall."""
     standard_error: float
     variant_gap: float
-    """Score of choosing by hidden variant, above the best schedule overall."""
+    """Score of choosing a schedule by hidden variant, minus that of the best schedule overall."""
     variant_standard_error: float
     overall: str
-    """The best schedule overall."""
+    """Name of the best schedule overall."""
     overall_score: float
     nothing_score: float
     families: list[Choice]
     variants: list[Choice]
     schedules: int
-    """How many schedules competed."""
+    """Number of schedules compared."""
     episodes: int
 
 
@@ -81,10 +81,10 @@ def bench_suite(
     workers: Workers,
     show: Callable[[str], None],
 ) -> SuiteReport:
-    """Measure the gap with ``search`` instances per variant to choose on and ``score`` fresh ones to score on.
+    """Measure the gap, with ``search`` instances per variant for choosing and ``score`` new ones for scoring.
 
-    Single plantings are tried first; pairs and triples, up to ``plantings`` in a schedule, combine those that did best
-    in some family. ``show`` is called with a line about each step.
+    Single plantings are tried first. Then those that were best in some family are combined, up to ``plantings`` in a
+    schedule. ``show`` is called with a line about each step.
 
     Raises:
         ConfigError: there are too few instances.
@@ -109,7 +109,7 @@ def bench_suite(
     show(f"1 of 3: {plural(len(singles), 'schedule')} of one planting at most, on {plural(len(chosen_on), 'instance')}")
     scores = play(list(singles.values()), chosen_on)
 
-    # The plantings that were among the best in some family.
+    # Combine the plantings that were among the best in some family.
     families = np.array([instance.family for instance in chosen_on])
     contenders: set[str] = set()
     for family in set(families.tolist()):
@@ -134,9 +134,9 @@ def measure_gap(
     score_afresh: Callable[[Sequence[str]], Scores],
     scored_on: Sequence[Instance],
 ) -> SuiteReport:
-    """Choose schedules by their ``scores`` on the instances ``chosen_on``, and compare those chosen on other instances.
+    """Choose schedules by their ``scores`` on the instances ``chosen_on``, and compare the chosen ones on others.
 
-    ``score_afresh`` gives the scores of these schedules on the instances ``scored_on``.
+    ``score_afresh`` returns the scores of schedules on the instances ``scored_on``.
     """
 
     def choose(weights: Floats) -> str:
@@ -149,7 +149,7 @@ def measure_gap(
     overall = choose(family_weights(chosen_on))
     by_family = choose_by([instance.family for instance in chosen_on])
     by_variant = choose_by([_name_variant(instance) for instance in chosen_on])
-    # Only the chosen schedules play the fresh instances.
+    # Only the chosen schedules run on the new instances.
     needed = sorted({overall, NOTHING, *by_family.values(), *by_variant.values()})
     fresh, weights = score_afresh(needed), family_weights(scored_on)
 
@@ -161,7 +161,7 @@ def measure_gap(
         for context, name in chosen.items():
             rows = labels == context
             difference = fresh[name][rows] - fresh[overall][rows]
-            # Contexts are independent, so their variances add up with the squares of their shares.
+            # Contexts are independent, so their variances add up with the squares of their weights.
             share = float(weights[rows].sum())
             gap += share * float(difference.mean())
             variance += share**2 * float(difference.var(ddof=1)) / int(rows.sum())
@@ -193,7 +193,7 @@ def _name_variant(instance: Instance) -> str:
 def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) -> list[Instance]:
     """``count`` held-out instances of every variant of every training family."""
     counts = {(family, variant): count for family in suite.families for variant in suite.variants(family)}
-    # The split goes round all families and variants: so many instances hold enough of each.
+    # The split cycles through families and variants, so this number of instances has enough of each.
     most = max(len(suite.variants(family)) for family in suite.families) * len(suite.families) * count
     chosen: list[Instance] = []
     for instance in suite.sample(most, "heldout", rng):
@@ -205,7 +205,7 @@ def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) ->
 
 
 def family_weights(instances: Sequence[Instance]) -> Floats:
-    """Weights of the instances, ``[N]``, that sum to 1 and give every family the same share."""
+    """Weights of the instances, ``[N]``, that sum to 1 and give every family the same total weight."""
     families = [instance.family for instance in instances]
     names, index, counts = np.unique(families, return_inverse=True, return_counts=True)
     return 1.0 / (len(names) * counts[index])
@@ -215,7 +215,7 @@ def family_weights(instances: Sequence[Instance]) -> Floats:
 
 
 def make_schedule(suite: Suite, plantings: Sequence[Planting]) -> Schedule:
-    """The schedule, named after what it plants: ``blueprint@slot+step``."""
+    """The schedule with these plantings, named ``blueprint@slot+step``."""
     names = [
         f"{suite.blueprints[planting.blueprint]}@{planting.slot}" + (f"+{planting.step}" if planting.step else "")
         for planting in plantings
@@ -224,14 +224,14 @@ def make_schedule(suite: Suite, plantings: Sequence[Planting]) -> Schedule:
 
 
 def single_schedules(suite: Suite) -> list[Schedule]:
-    """Nothing, and every blueprint in every slot, early and late."""
+    """The empty schedule, and every blueprint in every slot, early and late."""
     starts = (0, round(LATE * suite.steps))
     places = itertools.product(starts, range(len(suite.sites)), range(len(suite.blueprints)))
     return [make_schedule(suite, [])] + [make_schedule(suite, [Planting(*place)]) for place in places]
 
 
 def combine_schedules(suite: Suite, singles: Sequence[Schedule], most: int = MOST_PLANTINGS) -> list[Schedule]:
-    """Combinations of 2 to ``most`` of the given single plantings that differ in slot and blueprint, each at once."""
+    """Combinations of 2 to ``most`` single plantings with different slots and blueprints, all planted at once."""
     places = sorted({(planting.slot, planting.blueprint) for single in singles for planting in single.plantings})
     combinations = [
         places_together

@@ -1,4 +1,4 @@
-"""Where the time of training a controller goes: one iteration after the other, in this process and one thread."""
+"""Measure where the time of training a controller goes, in this process and one thread."""
 
 from __future__ import annotations
 
@@ -51,46 +51,49 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "events": (encode_events,),
     "update": (PPO.update,),
 }
-"""The functions of each part. Optimizers work within training and are taken out of it."""
+"""The functions of each part. Optimizers are called within training, and their time is subtracted from it."""
 REST = "rest"
 DECISIONS_BEFORE, DECISIONS_COUNTED = 8, 8
-"""Of an episode, by which operations are counted: seeds are there, and promises are measured once in eight decisions.
-Shorter episodes are counted in their second half."""
+"""Operations are counted after the first 8 decisions of an episode, over the next 8: seeds exist by then, and promises
+are measured once in eight decisions. Shorter episodes are counted in their second half."""
 
 
 @dataclass(frozen=True)
 class TrainBenchmark:
-    """How fast a controller is trained."""
+    """The speed of training a controller."""
 
     env_steps_per_second: float
-    """Decisions of all networks over wall time, updates included: the median over iterations, without the profiler."""
+    """Decisions of all networks per second of wall time, including updates; the median over iterations, without the
+    profiler."""
     iterations: list[float]
     """Environment steps per second of each iteration."""
     share: dict[str, float]
-    """Of the time of one more iteration under the profiler, whose own cost falls on parts with many small calls."""
+    """Each part's fraction of the time of one more iteration under the profiler. The profiler itself slows parts with
+    many small calls the most."""
     operations_per_decision: float
-    """Operations that would launch a kernel on a GPU, of a decision of all networks of a shard with its training and
-    measurements, without the update of the policy."""
+    """Number of operations that would launch a kernel on a GPU, for one decision of all networks of a shard with its
+    training and measurements, without the update of the policy."""
     operations: dict[str, float]
-    """The same by operation of torch, most frequent first."""
+    """The same number by operation of torch, most frequent first."""
 
 
 def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -> TrainBenchmark:
-    """Train for the settings' iterations and profile one more; ``report`` is called with each one's steps a second.
+    """Train for the settings' iterations and profile one more.
 
-    The first iteration warms up and is not counted, if there are others.
+    ``report`` is called with each iteration and its steps per second. If there are several iterations, the first is a
+    warm-up and not counted.
     """
     prepare_process()
     learner = PPO(create_policy(settings), settings.ppo, settings.seed)
 
     def iterate(number: int) -> int:
-        """One iteration without store, probes and checkpoints; its decisions."""
+        """Run one iteration without store, probes and checkpoints, and return the number of its decisions."""
         weights: Shared[dict[str, Any]] = Shared(learner.policy.state_dict())
         shards = [collect_rollout(ShardTask(settings, number, shard, weights)) for shard in range(settings.shards)]
         learner.update(concatenate_rollouts([shard.rollout for shard in shards]), number / (settings.iterations + 1))
         return sum(int(running.sum()) for shard in shards for running in shard.log.running)
 
-    # The clock runs without the profiler, which slows small functions down.
+    # Time is measured without the profiler, which slows small functions down.
     speeds: list[float] = []
     for number in range(settings.iterations):
         start = time.perf_counter()
@@ -106,10 +109,10 @@ def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -
 
 
 def count_operations_of_decision(settings: TrainSettings, policy: Policy) -> dict[str, float]:
-    """Operations of torch in one decision of the first shard's networks, by name, most frequent first.
+    """Number of operations of torch in one decision of the first shard's networks, by name, most frequent first.
 
-    What `collect_rollout` does for them, without logs and events; the mean over the decisions of an episode that
-    `DECISIONS_COUNTED` names.
+    The decisions are those of `collect_rollout`, without logs and events. The result is the mean over
+    `DECISIONS_COUNTED` decisions of an episode.
     """
     suite, size = get_suite(settings.suite), settings.environments // settings.shards
     config = make_evaluation_config(settings).with_promise(settings.promise)
@@ -131,7 +134,7 @@ def count_operations_of_decision(settings: TrainSettings, policy: Policy) -> dic
     for number in range(before):
         decide(number)
     counts = Counter[str]()
-    # Decision by decision, as the profiler keeps a record of every call.
+    # One decision at a time, because the profiler records every call.
     for number in range(before, before + counted):
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             decide(number)
@@ -140,14 +143,14 @@ def count_operations_of_decision(settings: TrainSettings, policy: Policy) -> dic
 
 
 def measure_shares(profile: cProfile.Profile) -> dict[str, float]:
-    """Each part's share of all time that was profiled; they add up to 1."""
-    # A row has the seconds in the function itself, and in all that it called.
+    """Each part's fraction of the profiled time; all fractions add up to 1."""
+    # A row has the seconds in the function itself, and in everything that it called.
     rows = cast("dict[tuple[str, int, str], tuple[int, int, float, float, Any]]", vars(pstats.Stats(profile))["stats"])
     total = sum(seconds for _, _, seconds, _, _ in rows.values())
     spent = dict.fromkeys(PARTS, 0.0)
     for name, functions in PARTS.items():
         for function in functions:
-            code = cast("FunctionType", inspect.unwrap(function)).__code__  # what decorators such as no_grad hide
+            code = cast("FunctionType", inspect.unwrap(function)).__code__  # decorators such as no_grad hide it
             row = rows.get((code.co_filename, code.co_firstlineno, code.co_name))
             spent[name] += 0.0 if row is None else row[3]
     # Optimizers are called within training.

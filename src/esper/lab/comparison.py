@@ -1,4 +1,4 @@
-"""Who scores how much, and who is better: controllers, arms or ways of training that played the same instances."""
+"""Compare controllers, arms or ways of training on the same instances: scores, and which is better."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Entry:
 
     name: str
     seeds: Sequence[Sequence[Result]]
-    """Its results on M instances for each of N training seeds; one list where it does not depend on seeds."""
+    """Results on M instances for each of N training seeds; one list if the contender does not depend on seeds."""
     environment_steps: int | None = None
-    """Decisions of single networks that finding it took; the mean over seeds."""
+    """Number of decisions, over all networks, that finding the contender took; the mean over seeds."""
 
     @property
     def instances(self) -> list[list[str]]:
-        """Names of the instances that each seed played."""
+        """Names of the instances of each seed."""
         return [[result.instance for result in results] for results in self.seeds]
 
     def tabulate(self, measure: Callable[[Result], float]) -> Floats:
-        """A figure of each result, ``[N, M]``."""
+        """``measure`` of each result, ``[N, M]``."""
         return np.array([[measure(result) for result in results] for results in self.seeds], np.float64)
 
 
@@ -41,12 +41,12 @@ class Comparison:
     claim: Claim
     """What the verdicts are about."""
     seeds: int
-    """Training seeds of the reference."""
+    """Number of training seeds of the reference."""
     instances: int
-    """Instances that each policy played."""
+    """Number of instances for each policy."""
     standings: list[ArmRecord]
     verdicts: dict[str, Verdict]
-    """Verdicts on the reference against each other arm, by its name."""
+    """Verdicts on the reference against each other arm, by the name of that arm."""
     family_scores: dict[str, dict[str, float]]
     """Mean score by family and name."""
 
@@ -62,15 +62,15 @@ class Comparison:
 
 
 def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instances: bool = False) -> Comparison:
-    """Compare the first entry with every other, and nothing else: each question costs power.
+    """Compare the first entry with every other, and no others, because each comparison costs statistical power.
 
-    ``paired`` says whether the same number of a seed means the same training in all entries (arms that follow from a
-    policy) or another one (ways of training); ``own_instances`` whether each seed played instances of its own.
+    With ``paired``, equal seeds mean the same training in all entries (arms that depend on a policy), otherwise
+    different ones (ways of training). With ``own_instances``, each seed has its own instances.
 
     Raises:
-        ValueError: they did not play the same instances, or `judge` refuses their scores.
+        ValueError: the entries do not have the same instances, or `judge` rejects their scores.
     """
-    # A difference means something only on the same instances.
+    # A difference is meaningful only on the same instances.
     reference, *others = entries
     played = reference.instances
     if not own_instances and any(instances != played[0] for instances in played):
@@ -79,7 +79,7 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
         if entry.instances not in (played, played[:1]) or (own_instances and len(entry.seeds) != len(played)):
             raise ValueError(f"{entry.name} did not play the same instances as {reference.name}")
 
-    # Instances of a run's own are part of its luck, so there are no strata.
+    # If each run has its own instances, they are part of the run's random effect, so there are no strata.
     families = None if own_instances else [result.family for result in reference.seeds[0]]
     scores = [entry.tabulate(lambda result: result.score) for entry in entries]
     differences = judge([Contrast(scores[0], table, paired) for table in scores[1:]], families, claim)
@@ -138,25 +138,26 @@ def _describe_verdict(verdict: Verdict, reference: str, other: str) -> str:
 
 
 def compare_evaluated(results: Sequence[Result], reference: str = POLICY, claim: Claim = Claim.POLICY) -> Comparison:
-    """A run's policy, or another reference, and all other controllers on the instances of one split, best first.
+    """Compare a run's policy, or another reference, with all other controllers on one split, best first.
 
     Raises:
-        ValueError: the reference is missing, or a controller played other instances.
+        ValueError: the reference is missing, or a controller has other instances.
     """
     return _compare_controllers([results], reference, claim)
 
 
 def compare_splits(results: Sequence[Result]) -> dict[Split, Comparison]:
-    """The comparison on each split that a run was evaluated on."""
+    """The comparison on each split on which a run was evaluated."""
     by_split: dict[Split, list[Result]] = {split: select_split(results, split) for split in SPLITS}
     return {split: compare_evaluated(played) for split, played in by_split.items() if played}
 
 
 def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
-    """Controllers in several runs, which differ in their training seed and have played instances of their own.
+    """Compare controllers over several runs, which have different training seeds and their own instances.
 
     Raises:
-        ValueError: fewer than two runs, other controllers or numbers of instances, or as `compare_evaluated`.
+        ValueError: there are fewer than two runs, the runs differ in controllers or numbers of instances, or as for
+            `compare_evaluated`.
     """
     return _compare_controllers(runs, POLICY, Claim.TRAINING, own_instances=True)
 
@@ -181,12 +182,12 @@ def _compare_controllers(
 
 
 def compare_configurations(arms: Sequence[Arm]) -> Comparison:
-    """The first configuration and each other one, whose seeds are other trainings though they bear equal numbers."""
+    """Compare the first configuration with each other one; equal seeds of two configurations are not paired."""
     return compare([Entry(arm.name, arm.outcomes) for arm in arms], Claim.TRAINING, paired=False)
 
 
 def compare_arms(arms: Sequence[Arm]) -> Comparison:
-    """The first arm, which is the policy, and each other one: what follows from a seed's policy is paired with it."""
+    """Compare the first arm, the policy, with each other one; arms that depend on a seed's policy are paired."""
     entries = [
         Entry(arm.name, arm.outcomes, round(float(np.mean([seed.environment_steps for seed in arm.seeds]))))
         for arm in arms

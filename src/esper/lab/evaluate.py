@@ -1,4 +1,4 @@
-"""Compare a run's policy, or a controller by its name, with the baselines on instances that nobody trained on."""
+"""Compare a run's policy, or a controller given by name, with the baselines on instances that were not trained on."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ _STREAMS: dict[Split, Stream] = {"heldout": Stream.HELDOUT_INSTANCES, "transfer"
 HELDOUT_INSTANCES = 256
 TRANSFER_INSTANCES = 64
 FEWEST_INSTANCES = 2
-"""Fewest instances of an evaluation: one alone has no interval."""
+"""Smallest number of instances in an evaluation; a single one has no interval."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with how many cohorts were played, of how many, and who plays now."""
+"""Called with the number of finished cohorts, the number of all cohorts, and the current controller."""
 
 TakenOver = Callable[[int, int], None]
-"""Called once with how many cohorts an earlier evaluation has played already, of how many."""
+"""Called once with the number of cohorts that an earlier evaluation has finished, and the number of all cohorts."""
 
 
 class LoadedPolicy(NamedTuple):
-    """A run's newest policy, greedy, the training iterations it had, and the hash of its checkpoint."""
+    """A run's newest policy, acting greedily, the number of its training iterations, and its checkpoint's hash."""
 
     controller: LearnedController
     iteration: int
@@ -77,7 +77,7 @@ class _Game(NamedTuple):
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """The scores of all controllers, and what the policy did."""
+    """The scores of all controllers, and the behaviour of the policy."""
 
     results: list[Result]
     behaviour: Behaviour
@@ -95,9 +95,10 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
 
 
 def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConfig]:
-    """A baseline by its name, the policy of a run by its directory, or a controller in a file by ``FILE.py:NAME``.
+    """Find a controller: a baseline by name, a run's policy by directory, or a controller in a ``FILE.py:NAME``.
 
-    With it come the terms on which it plays the suite.
+    Returns:
+        The controller, and the configuration of its episodes on the suite.
 
     Raises:
         ConfigError: there is no such controller.
@@ -109,16 +110,16 @@ def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConf
     if is_in_file(name):
         return load_controller(name, suite.steps, (*rules, POLICY)), EvaluationConfig(suite.name, Rules())
     run = open_policy(name, tuple(rules))
-    # The rule that advises a policy measures time by the horizon of the suite that is played.
+    # The rule that advises a policy depends on the horizon of the suite on which it runs.
     settings = load_settings(TrainSettings, run.config, [f"suite={suite.name}"])
     return load_policy(run, settings).controller, make_evaluation_config(settings)
 
 
 def count_trainings(name: str, suite: Suite) -> float:
-    """Whole trainings of networks that the controller of that name has cost: to learn, or to tune for this suite.
+    """The cost of learning a controller or tuning it for this suite, in complete trainings of networks.
 
-    Of a policy those of its own training, twins included, and of the one that it started from, as that is now; those
-    of policies that it was chosen among are not counted. Of a controller in a file none are known.
+    For a policy, this includes its own training with all baseline episodes, and the current cost of the policy that it
+    started from. Policies among which it was selected are not counted. For a controller in a file, the cost is 0.
 
     Raises:
         ConfigError: there is no such controller.
@@ -130,19 +131,19 @@ def count_trainings(name: str, suite: Suite) -> float:
         return 0.0
     run = open_policy(name)
     settings = load_settings(TrainSettings, run.config)
-    # Episodes of an iteration, with those of twins.
+    # Episodes of an iteration, including those of the no-growth baseline.
     baselines = settings.environments // settings.ppo.group if settings.ppo.no_growth_baseline else 0
     each = settings.environments + baselines
     return Checkpoints(run.checkpoints).latest().iteration * each + count_pretraining(settings, suite)
 
 
 def count_pretraining(settings: TrainSettings, suite: Suite) -> float:
-    """Trainings that went into the policy with which a run of these settings starts."""
+    """Cost of the policy from which a run with these settings starts, in complete trainings of networks."""
     return 0.0 if settings.start_from is None else count_trainings(settings.start_from, suite)
 
 
 def sample_for_evaluation(suite: Suite, split: Split, count: int, seed: int) -> list[Instance]:
-    """So many instances of the split, which the seed draws, for all controllers."""
+    """Draw ``count`` instances of the split with this seed, for all controllers."""
     return suite.sample(count, split, numpy_generator(seed, _STREAMS[split]))
 
 
@@ -163,16 +164,16 @@ def evaluate_run(
     progress: Progress = lambda _done, _total, _current: None,
     taken_over: TakenOver = lambda _cohorts, _total: None,
 ) -> RunEvaluation:
-    """Let the policy and all baselines play the same instances, and write the results into the run.
+    """Evaluate the policy and all baselines on the same instances, and write the results into the run.
 
-    So does ``shuffled``: the policy's own actions, each instance's played on another one. What the policy scores above
-    it, it owes to looking.
+    Another arm is ``shuffled``: the policy's own actions, with those of each instance applied to another instance. If
+    the policy scores higher than this arm, the difference is due to its observations.
 
-    ``heldout`` counts instances of the families trained on, ``transfer`` those of others; 0 leaves transfer out. What
-    the same evaluation finished before it was stopped is not played again.
+    ``heldout`` is the number of instances of the families trained on, ``transfer`` that of other families; 0 omits
+    transfer. Results of the same evaluation from before an interruption are reused.
 
     Raises:
-        ConfigError: too few instances.
+        ConfigError: there are too few instances.
         CheckpointError: the run has no usable policy.
         RunError: the results cannot be written.
     """
@@ -181,7 +182,7 @@ def evaluate_run(
     suite, config = get_suite(settings.suite), make_evaluation_config(settings)
     policy = load_policy(run, settings)
 
-    # Every controller plays every split. The actions that are shuffled are known once the policy has played.
+    # Every controller runs on every split. The actions to shuffle are known once the policy has run.
     games: list[_Game] = []
     for split, count in zip(SPLITS, (heldout, transfer), strict=True):
         if count:
@@ -196,7 +197,7 @@ def evaluate_run(
     done = finished.cached_count
 
     def play(name: str, played_games: Sequence[_Game]) -> list[EvaluationResult]:
-        """The result of each game. All cohorts are one list for the workers, so that none waits for a game to end."""
+        """The result of each game; all cohorts form one list, so that no worker waits for the end of a game."""
         before = done
 
         def report(computed: int, _: int) -> None:
@@ -231,7 +232,7 @@ def evaluate_run(
     }
     behaviour = describe_behaviour(suite, policy.iteration, policy_results)
     with lock_folder(run.path):
-        run.verdicts.unlink(missing_ok=True)  # those of an earlier evaluation; new ones come with the report
+        run.verdicts.unlink(missing_ok=True)  # from an earlier evaluation; the report writes new ones
         write_results(run.evaluation, results)
         write_behaviour(run.behaviour, behaviour)
     finished.remove()
@@ -239,9 +240,9 @@ def evaluate_run(
 
 
 def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> Comparison:
-    """A controller and the suite's baselines on so many of its instances, which the seed draws.
+    """Compare a controller with the suite's baselines on ``count`` instances, which are drawn with ``seed``.
 
-    ``name`` is that of a baseline, the directory of a run, of this suite or another one, or ``FILE.py:NAME``.
+    ``name`` is the name of a baseline, the directory of a run on this or another suite, or ``FILE.py:NAME``.
 
     Raises:
         ConfigError: there is no such controller, or there are too few instances.
@@ -259,13 +260,14 @@ def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: in
 
 
 def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
-    """Several evaluated runs that differ in their training seed alone, by split that all were evaluated on.
+    """Compare controllers over evaluated runs that differ only in their training seed, by split common to all.
 
     Raises:
-        RunError: one is no run, is not evaluated, or they were evaluated differently or after other iterations.
-        ConfigError: they differ in more than their seed, or two have the same one.
+        RunError: a path is not a run, a run is not evaluated, or runs were evaluated differently or after different
+            numbers of iterations.
+        ConfigError: runs differ in more than their seed, or two have the same seed.
     """
-    # One way of training: the same settings but for the seed.
+    # One way of training: the same settings except for the seed.
     runs = [RunDirectory.open_training_run(path) for path in paths]
     settings = [load_settings(TrainSettings, run.config) for run in runs]
     for path, other in zip(paths, settings, strict=True):
@@ -280,7 +282,7 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
         if seeds.count(seed) > 1:
             raise ConfigError(f"two of the runs have training seed {seed}: give every seed once")
 
-    # Equally long trainings.
+    # All trainings must have the same length.
     results = [read_evaluation(run.evaluation) for run in runs]
     iterations = [read_behaviour(run.behaviour).iteration for run in runs]
     for run, iteration in zip(runs, iterations, strict=True):

@@ -1,7 +1,7 @@
-"""Train several configurations with several seeds each, in turns, and let every policy play the same instances.
+"""Train several configurations with several seeds each, in turns, and evaluate every policy on the same instances.
 
-An experiment that was stopped goes on; trials that are done are only read. A trial lies in FOLDER/CONFIGURATION/seed-N,
-a run like any other, with the results of its policy in arms/policy.json; esper.lab.arms puts other arms beside it.
+An interrupted experiment continues, and finished trials are only read. A trial is an ordinary run in
+FOLDER/CONFIGURATION/seed-N, with the results of its policy in arms/policy.json; esper.lab.arms adds other arms there.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from esper.train.trainer import Trainer, report_iterations
 from esper.train.workers import LOCAL, Backend, Workers
 
 ARMS = "arms"
-"""The folder of results, a file per arm."""
+"""The folder of results, with a file per arm."""
 LOCK_OWNER = "esper compare"
-"""Named in the locks of trials' directories."""
+"""The command written into the locks of trials' directories."""
 _NAME = re.compile(r"\w[\w.+-]*")
 _SEED = "seed-"
 
@@ -48,16 +48,17 @@ class Trial(NamedTuple):
 
 
 Progress = Callable[[int, int, Trial, Iteration | None], None]
-"""Called with how many trials are done, of how many, the current trial, and its newest iteration, if it has one yet."""
+"""Called with the number of finished trials, the number of all trials, the current trial, and its newest iteration or
+None."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Configurations on one suite, each to be trained with the same seeds."""
+    """Configurations on one suite, all trained with the same seeds."""
 
     folder: Path
     arms: Mapping[str, TrainSettings]
-    """By name; the first one is compared with each of the others."""
+    """Configurations by name; the first is compared with each of the others."""
     seeds: int
     instances: int
 
@@ -79,14 +80,14 @@ class Experiment:
         return next(iter(self.arms.values())).suite
 
     def list_trials(self) -> list[Trial]:
-        """Seed by seed, and within a seed arm by arm, each time another one first: no arm has the better hours."""
+        """Trials seed by seed, with all arms of a seed in rotating order, so that no arm runs at better times."""
         names = list(self.arms)
         return [
             Trial(names[(place + seed) % len(names)], seed) for seed in range(self.seeds) for place in range(len(names))
         ]
 
     def sample_instances(self) -> list[Instance]:
-        """The held-out instances that every policy plays."""
+        """The held-out instances on which every policy is evaluated."""
         return get_suite(self.suite).sample(self.instances, "heldout", numpy_generator(Stream.COMPARED_INSTANCES))
 
     def path(self, trial: Trial) -> Path:
@@ -99,13 +100,13 @@ class Experiment:
 
 
 def run_experiment(experiment: Experiment, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
-    """The results of each configuration's policies, computed by ``backend``; trials that are done are only read.
+    """The results of each configuration's policies, computed by ``backend``; finished trials are only read.
 
     Raises:
-        ConfigError: the folder holds trials of other settings.
-        RunError: it cannot be written.
+        ConfigError: the folder contains trials with other settings.
+        RunError: the folder cannot be written.
     """
-    # A missing start is found before hours of training, not after them.
+    # Check policies to start from before hours of training, not after.
     for settings in experiment.arms.values():
         check_start_policy(settings)
     trials, instances = experiment.list_trials(), experiment.sample_instances()
@@ -123,15 +124,15 @@ def run_experiment(experiment: Experiment, progress: Progress, backend: Backend 
 def train_and_play(
     path: Path, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, lock_owner: str
 ) -> Generator[Iteration, None, ArmResults]:
-    """Train a policy in a run directory and let it play the instances; yields each iteration that was not done before.
+    """Train a policy in a run directory and evaluate it on the instances; yields each new iteration.
 
-    ``lock_owner`` is the command that holds the run meanwhile.
+    ``lock_owner`` is the command that locks the run meanwhile.
 
     Raises:
-        ConfigError: the path holds a run of other settings.
+        ConfigError: the path contains a run with other settings.
         CheckpointError, RunError: the run is damaged or cannot be written.
     """
-    # A trial goes on where it stopped, but never under other settings.
+    # An interrupted trial continues, but never with other settings.
     new = not (path / "config.yaml").exists()
     run = RunDirectory.create(path) if new else RunDirectory(path)
     with run.locked(lock_owner):
@@ -141,7 +142,7 @@ def train_and_play(
         elif load_settings(TrainSettings, run.config) != settings:
             raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this")
 
-        # A finished run whose newest checkpoint is older than its end is trained on.
+        # If the newest checkpoint of a finished run is older than its end, training continues from it.
         finished = False
         if run.has_store:
             with RunReader.open(run.store) as reader:
@@ -155,7 +156,7 @@ def train_and_play(
 def play_policy(
     run: RunDirectory, settings: TrainSettings, instances: Sequence[Instance], workers: Workers
 ) -> ArmResults:
-    """The results of a trained run's policy on the instances, from its file if it has played them already.
+    """The results of a trained run's policy on the instances, read from its file if they exist.
 
     Raises:
         CheckpointError, RunError: the run has no usable policy, or the file cannot be written.
@@ -166,7 +167,7 @@ def play_policy(
         played = evaluate_controllers(workers, [policy.controller], make_evaluation_config(settings), instances)[0]
         with RunReader.open(run.store) as reader:
             steps = summarise_run(reader).environment_steps
-        # The policy that it started from is part of its cost.
+        # The cost includes the policy that it started from.
         steps += round(count_pretraining(settings, suite) * suite.steps)
         return ArmResults(steps, measure_arm(played, suite).outcomes)
 
@@ -174,29 +175,29 @@ def play_policy(
 
 
 def arm_file(folder: Path, arm: str) -> Path:
-    """Where the results of an arm lie: in the run that they follow from, or else in the configuration's folder."""
+    """The file with an arm's results, in the run on which they depend, or else in the configuration's folder."""
     return folder / ARMS / f"{arm}.json"
 
 
 def arm_key(arm: str, settings: TrainSettings, policy: str, instances: Sequence[Instance]) -> str:
-    """Under which circumstances results are valid; ``policy`` is the hash of the one that they follow from."""
+    """The key under which an arm's results are valid; ``policy`` is the hash of the policy on which they depend."""
     return cache_key(arm, describe_evaluation_inputs(settings, policy), [instance.to_json() for instance in instances])
 
 
 def is_experiment(folder: Path) -> bool:
-    """Whether the folder holds trials of `esper compare`."""
+    """Whether the folder contains trials of `esper compare`."""
     return any(folder.glob(f"*/{_SEED}*/config.yaml"))
 
 
 def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
-    """Read a comparison, also while it goes on, of the seeds that all configurations have done.
+    """Read a comparison, even while it is running, over the seeds that all configurations have finished.
 
-    The first configuration is compared with each other one, and its policies with all other arms, if these have played.
+    The first configuration is compared with each other one, and its policies with all other arms that are finished.
 
     Raises:
-        RunError: nothing is done yet, or a file is damaged.
+        RunError: nothing is finished yet, or a file is damaged.
     """
-    # Which seeds every configuration has done: only these can be compared.
+    # Only seeds that every configuration has finished can be compared.
     done: dict[str, set[int]] = {}
     for path in folder.glob(f"*/{_SEED}*/{ARMS}/{POLICY}.json"):
         number = path.parents[1].name.removeprefix(_SEED)
@@ -206,7 +207,7 @@ def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
     if not seeds:
         raise RunError(f"no training seed is finished for all configurations in {folder}: continue `esper compare`")
 
-    # The first configuration is the one whose first trial began first.
+    # The first configuration is the one whose first trial started first.
     def read_start(name: str) -> float:
         with RunReader.open(RunDirectory(folder / name / f"{_SEED}{seeds[0]}").store) as reader:
             ((time,),) = reader.rows("SELECT coalesce(min(time), 0.0) AS time FROM events")
@@ -222,7 +223,7 @@ def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
     if not all(_has_played(arm, instances) for arm in configurations):
         raise RunError(f"the policies in {folder} did not all play the same instances: call `esper compare` again")
 
-    # The policy, then all other arms that have played, those that follow from policies with all seeds.
+    # The policy, then all other finished arms; those that depend on policies need all seeds.
     files = {path.stem: [path] for path in sorted((folder / first / ARMS).glob("*.json"))}
     for path in sorted((trials[first][0] / ARMS).glob("*.json")):
         by_seed = [run / ARMS / path.name for run in trials[first]]
@@ -236,7 +237,7 @@ def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
 
 
 def _has_played(arm: Arm, instances: Sequence[str]) -> bool:
-    """Whether all seeds of an arm have played exactly these instances."""
+    """Whether all seeds of an arm have results on exactly these instances."""
     return all([result.instance for result in results] == instances for results in arm.outcomes)
 
 

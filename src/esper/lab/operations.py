@@ -1,4 +1,4 @@
-"""How many operations a program asks of its device: what a step costs at least, however few data it has."""
+"""Count the operations that a program launches on its device, which give the minimum cost of a step on small data."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WITHOUT_KERNEL = frozenset(
     )
 )
 # fmt: on
-"""Operations that return a view, allocate, or look at shapes. Where they copy, another operation within them does."""
+"""Operations that return a view, allocate or inspect shapes. If they copy, another operation inside them does it."""
 
 
 class ProfiledEvent(Protocol):
-    """What is used of an event of `torch.profiler.profile.events`."""
+    """The attributes used of an event of `torch.profiler.profile.events`."""
 
     @property
     def name(self) -> str: ...
@@ -37,9 +37,9 @@ class ProfiledEvent(Protocol):
 
 
 def count_operations(events: Iterable[ProfiledEvent]) -> Counter[str]:
-    """How often each operation ran that would launch a kernel on a GPU, by its name without ``aten::``.
+    """Number of calls of each operation that would launch a kernel on a GPU, by name without ``aten::``.
 
-    Of operations within one another only the innermost count. Left out are views, allocations and what looks at shapes.
+    Of nested operations, only the innermost count. Views, allocations and inspections of shapes are omitted.
     """
     counts = Counter[str]()
 

@@ -1,13 +1,14 @@
-"""What one training under a controller is worth, in whole trainings of networks that never change.
+"""The value of a controller: how many trainings of fixed networks replace one training with the controller.
 
-Without a controller one searches: draw networks with a blueprint or none in every slot, train them from scratch, keep
-the one that validates best. *Random search* (Bergstra and Bengio, 2012) trains each to the end; *successive halving*
-(Jamieson and Talwalkar, 2016, arXiv:1502.07943) drops the worse half of four at a quarter and at half of the way. Both
-may spend a multiple of the FLOPs that the controller's own training took on that instance. B is the multiple at which
-they score as much as the controller; the controller has paid for its own training after cost / (B - 1) networks.
+Without a controller, one would search: draw networks with a blueprint or none in every slot, train them from scratch,
+and keep the network with the best validation result. *Random search* (Bergstra and Bengio, 2012) trains each network to
+the end. *Successive halving* (Jamieson and Talwalkar, 2016, arXiv:1502.07943) drops the worse half of four networks
+after a quarter and after half of the training. Both may spend a multiple of the FLOPs that training with the controller
+took on the instance. B is the multiple at which they score as high as the controller; the controller has paid for its
+own training after cost / (B - 1) networks.
 
-FLOPs are of training alone, for both: what a controller has measured (validation after every decision, contributions,
-expansion scores) is not charged, nor is a search's validation.
+FLOPs are those of training only, for both: neither the controller's measurements (validation after every decision,
+contributions, expansion scores) nor a search's validation is counted.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from esper.train.evaluation import COHORT, EvaluationConfig, evaluate_controller
 from esper.train.workers import DeviceTask, Workers
 
 BUDGETS = (1, 2, 4, 8, 16)
-"""Multiples of the FLOPs of the controller's one training."""
+"""Multiples of the FLOPs of one training with the controller."""
 POOL = 32
-"""Networks that are drawn for an instance; a search that has tried them all stops."""
+"""Number of networks drawn for an instance; a search that has tried them all stops."""
 BRACKET = 4
-"""Networks that halve together."""
+"""Number of networks in a bracket of successive halving."""
 
 
 @dataclass(frozen=True)
@@ -51,41 +52,41 @@ class Pool:
     test: Floats
     """Score on test data at the end, ``[N, K]``."""
     flops: Floats
-    """Of the training after each decision, the same for all, ``[N, K]``."""
+    """FLOPs of the training after each decision, which are the same for all decisions, ``[N, K]``."""
 
     @property
     def decisions(self) -> int:
-        """T."""
+        """The number of decisions T."""
         return self.validation.shape[2]
 
 
 Search = Callable[[Pool, Floats], Floats]
-"""Of a pool and FLOPs ``[N]``: the test score ``[N]`` of the network that is kept."""
+"""Maps a pool and FLOPs ``[N]`` to the test scores ``[N]`` of the networks that are kept."""
 
 
 @dataclass(frozen=True)
 class SearchReport:
-    """A controller beside searches on the same instances."""
+    """A controller compared with searches on the same instances."""
 
     controller: str
     score: float
-    """Mean test score under the controller."""
+    """Mean test score with the controller."""
     scores: dict[str, dict[int, float]]
     """Mean test scores of the searches, by multiple of the FLOPs."""
     B: dict[str, float | None]
-    """The multiple at which each reaches the controller; None: not with the largest."""
+    """The multiple at which each search reaches the controller's score; None: not even at the largest multiple."""
     B_interval: dict[str, tuple[float | None, float | None]]
-    """The multiples at which it is not shown to differ from the controller, by `esper.lab.analysis` at 95%;
-    None: beyond the largest."""
+    """The range of multiples at which a search does not differ significantly from the controller, by
+    `esper.lab.analysis` at 95%; None: beyond the largest multiple."""
     trainings: float
-    """Whole trainings that the controller has cost."""
+    """Cost of the controller, in complete trainings."""
     break_even: float | None
-    """Networks to be trained until the controller has paid, at the least B, or with the largest multiple where no
-    search reaches it; None: it never does."""
+    """Number of networks to train until the controller has paid for itself, at the smallest B, or at the largest
+    multiple if no search reaches the controller; None: never."""
 
 
 def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> SearchReport:
-    """A controller and searches on so many of the suite's instances, which the seed draws.
+    """Compare a controller with searches on ``count`` instances of the suite, which are drawn with ``seed``.
 
     Raises:
         ConfigError: there is no such controller.
@@ -106,9 +107,9 @@ def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, 
 
 
 def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instance, rng: np.random.Generator) -> Fossils:
-    """In every slot nothing, or one of the blueprints that serve it, all equally likely, as far as caps allow."""
+    """Draw for every slot nothing or one of the blueprints that support it, equally likely, as far as caps allow."""
     left = np.array([np.inf if cap is None else cap for cap in (budget.parameters, budget.flops)])
-    # Slots are filled from the input on; what does not fit into the caps any more stays empty.
+    # Slots are filled starting from the input; a slot stays empty if its blueprint would exceed the caps.
     fossils: list[SeedKind] = []
     kinds = [get(name) for name in suite.blueprints]
     for slot, site in enumerate(prices.sites(instance)):
@@ -140,7 +141,7 @@ def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: in
     """Draw networks for every instance and train them all, side by side, within the controller's caps.
 
     Raises:
-        ConfigError: there is a cap on memory, which networks that never change do not have.
+        ConfigError: there is a cap on memory, which does not apply to networks that never change.
     """
     if config.conduct.budget.memory is not None:
         raise ConfigError("a search does not support conduct.budget.memory: use budget.parameters or budget.flops")
@@ -175,7 +176,7 @@ def _train_pool_part(task: _PoolTask) -> tuple[Floats, Floats]:
 
 
 def random_search(pool: Pool, flops: Floats) -> Floats:
-    """One network after the other, as many as can be afforded, but one at least."""
+    """Random search: train one network after the other, as many as the FLOPs allow, but at least one."""
     # Networks in the order in which they were drawn, each trained to the end.
     spent = np.cumsum(pool.flops * pool.decisions, axis=1)
     tried = np.maximum((spent <= flops[:, None]).sum(1), 1)
@@ -183,13 +184,13 @@ def random_search(pool: Pool, flops: Floats) -> Floats:
 
 
 def successive_halving(pool: Pool, flops: Floats) -> Floats:
-    """Brackets of four, one after the other, as many as can be afforded, but one network at least."""
+    """Successive halving: brackets of four networks, as many as the FLOPs allow, but at least one network."""
     decisions = pool.decisions
     quarter, half = max(decisions // 4, 1), max(decisions // 2, 1)
     rows = np.arange(len(flops))[:, None]
 
     def select_best(decision: int, candidates: Ints, count: int) -> Ints:
-        """Of the networks ``candidates [N, n]`` those ``[N, count]`` that validate best after so many decisions."""
+        """The ``count`` best of ``candidates [N, n]`` by validation after ``decision``, ``[N, count]``."""
         validation = np.take_along_axis(pool.validation[..., decision - 1], candidates, 1)
         order = np.argsort(-validation, axis=1, kind="stable")
         return np.take_along_axis(candidates, order[:, :count], 1)
@@ -207,7 +208,7 @@ def successive_halving(pool: Pool, flops: Floats) -> Floats:
         affordable = cost <= left
         finished[rows[affordable], winner[affordable]] = True
         left = np.where(affordable, left - cost, 0.0)
-    # Where no bracket can be afforded, the first network is trained all the same.
+    # If no bracket can be afforded, the first network is trained nevertheless.
     finished[:, 0] |= ~finished.any(1)
     return _keep_best(pool, finished)
 
@@ -226,15 +227,15 @@ SEARCHES: dict[str, Search] = {"random_search": random_search, "successive_halvi
 def compare_with_search(
     controller: str, scores: Floats, flops: Floats, pool: Pool, trainings: float, families: Sequence[str]
 ) -> SearchReport:
-    """The controller's test scores and training FLOPs ``[N]``, N at least 2, beside what searches make of the pool.
+    """Compare the controller's test scores and training FLOPs ``[N]``, N at least 2, with searches in the pool.
 
-    ``families`` are those of the instances.
+    ``families`` are the families of the instances.
     """
     curves = {name: np.stack([search(pool, b * flops) for b in BUDGETS]) for name, search in SEARCHES.items()}
     multiples = {name: find_multiple(curve.mean(1), float(scores.mean())) for name, curve in curves.items()}
 
-    # Intervals: from where the search is no longer shown to be worse, to where it is shown to be as good. Both follow
-    # from the interval of the difference on the same instances, at each multiple.
+    # An interval starts where the search is no longer significantly worse, and ends where it is significantly better.
+    # Both follow from the interval of the difference on the same instances, at each multiple.
     intervals: dict[str, tuple[float | None, float | None]] = {}
     for name, curve in curves.items():
         leads = [mean_interval((found - scores)[None], families) for found in curve]
@@ -242,7 +243,7 @@ def compare_with_search(
         high = find_multiple(np.array([lead.low for lead in leads]), 0.0)
         intervals[name] = low, high
 
-    # The better search decides how soon the controller has paid.
+    # The better search determines when the controller has paid for itself.
     least = min((multiple for multiple in multiples.values() if multiple is not None), default=float(BUDGETS[-1]))
     return SearchReport(
         controller=controller,
@@ -256,9 +257,9 @@ def compare_with_search(
 
 
 def find_multiple(means: Floats, score: float) -> float | None:
-    """Where the line through the mean scores at `BUDGETS`, over their logarithm, first reaches ``score``; 1 at least.
+    """The multiple, at least 1, at which the mean scores first reach ``score``; None if they never do.
 
-    None: nowhere.
+    Scores between `BUDGETS` are interpolated linearly in the logarithm of the multiple.
     """
     reached = means >= score
     if not reached.any():

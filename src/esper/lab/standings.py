@@ -1,4 +1,4 @@
-"""Who is better, in words, as one table for terminal, page and paper, and as a record for machines."""
+"""Results of comparisons: in words, as a table for terminal, reports and papers, and as JSON."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from esper.tasks.suite import Split
 from esper.train.results import ArmRecord, Bounds, ComparisonRecord, EvaluationRecord
 
 SPLIT_NAMES: Mapping[Split, str] = {"heldout": "held-out", "transfer": "transfer"}
-"""What a sentence calls the instances of a split."""
+"""Names of the instances of a split in sentences."""
 SPLIT_TITLES: Mapping[Split, str] = {
     "heldout": "held-out instances",
     "transfer": "instances of families never trained on",
 }
-"""What a title calls them."""
+"""Names of the instances of a split in titles."""
 
 ARM_MEANINGS = {
     "policy": "the learned controller",
@@ -53,22 +53,22 @@ ARM_MEANINGS = {
     "static_equal_flops": "the same network, trained with the same FLOPs as the policy's network",
     "none_equal_flops": "the host without growth, trained with the same FLOPs as the policy's network",
 }
-"""What each arm is; others are controllers of users' files."""
+"""Descriptions of the arms; other arms are controllers from users' files."""
 RULE = (
     "Verdicts use p, adjusted for the number of comparisons (Holm). Intervals are not adjusted, so an interval without "
     "zero need not mean a difference shown."
 )
-"""The rule behind the verdicts, as every table states it."""
+"""The rule for verdicts, stated with every table."""
 
 _STYLES = {"policy": "bold", "above": "green", "below": "red"}
 """Styles on the terminal, by the mark of a cell."""
 _NARROW = ("name", "score", "accuracy", "added", "flops", "difference", "probability_of_improvement", "p")
-"""Columns for which 80 characters are enough."""
+"""Columns that fit into 80 characters."""
 NO_BREAK_SPACE = "\u00a0"
 HEADING_WIDTH = 13
-"""Characters of a heading's line on the terminal: those of an interval."""
+"""Width of a heading on the terminal, in characters: the width of an interval."""
 _FEW = 2
-"""At most so many controllers are mentioned with their figures; of more, only the names."""
+"""Up to this number, controllers are mentioned with their figures; if there are more, only by name."""
 
 
 def format_interval(interval: Bounds, write: Callable[[float], str] = score) -> str:
@@ -78,7 +78,7 @@ def format_interval(interval: Bounds, write: Callable[[float], str] = score) -> 
 
 
 def name_instances(count: int, split: Split = "heldout") -> str:
-    """So many instances of a split, as titles and captions name them."""
+    """The number of instances of a split, as a phrase for titles and captions."""
     return plural(count, SPLIT_TITLES[split].replace("instances", "instance"), SPLIT_TITLES[split])
 
 
@@ -86,7 +86,7 @@ def name_instances(count: int, split: Split = "heldout") -> str:
 
 
 def describe_basis(comparison: Comparison) -> str:
-    """What the verdicts hold for, what they do not cover, and the rule that they follow."""
+    """What the verdicts apply to, what they do not cover, and the rule for verdicts."""
     played, claim = plural(comparison.instances, "instance"), comparison.claim
     if claim is Claim.CONTROLLER:
         return f"On {played}: intervals and verdicts hold for {claim} on other instances. {RULE}"
@@ -108,11 +108,11 @@ def describe_basis(comparison: Comparison) -> str:
 
 
 def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
-    """The verdict on the reference and this arm in a sentence, with its figures and what finding the arm cost."""
+    """The verdict on the reference and this arm in a sentence, with figures and the cost of finding the arm."""
     steps = arm.environment_steps
     cost = [] if steps is None else [f"found with {plural(steps, 'environment step')}"]
     first = comparison.reference.name
-    # The reference is compared with nobody.
+    # The reference is not compared with itself.
     if arm.difference is None or arm.probability_of_improvement is None:
         return ": ".join([arm.name, *cost])
     figures = f"{first} minus {arm.name} {signed_score(arm.difference)}"
@@ -124,14 +124,14 @@ def describe_arm(comparison: Comparison, arm: ArmRecord) -> str:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """Did learning help? A word or two, and the sentence that backs it, which claims no more than the figures do."""
+    """Did learning help? The answer in a word or two, and a sentence that supports it."""
 
     short: str
     sentence: str
 
 
 def judge_learning(comparison: Comparison, split: Split = "heldout") -> Conclusion:
-    """The policy among the others, on the instances of that split."""
+    """Whether learning helped: the policy compared with all others on the instances of a split."""
 
     def quote(arm: ArmRecord) -> str:
         bounds = arm.difference_interval
@@ -152,7 +152,7 @@ def judge_learning(comparison: Comparison, split: Split = "heldout") -> Conclusi
         Claim.TRAINING: "policies trained this way score",
     }[comparison.claim]
     start = f"On {plural(comparison.instances, f'{SPLIT_NAMES[split]} instance')} {subject} {score(policy.score)}"
-    # The answer is no more than the verdicts allow: yes takes a win over every other controller.
+    # The answer claims no more than the verdicts: "yes" requires a win over every other controller.
     if too_few:
         return Conclusion("Too few seeds to say", f"{start} with {plural(comparison.seeds, 'training seed')}.")
     start += f" (95% interval {format_interval(policy.score_interval)})"
@@ -207,16 +207,16 @@ def record_comparison(comparison: Comparison) -> ComparisonRecord:
 
 
 def standings_rows(comparison: Comparison) -> list[Row]:
-    """The record's standings, with the ends of intervals in columns of their own, and the kind that marks a row.
+    """The standings as rows, with the ends of intervals in separate columns, and the kind of each row.
 
-    The kind is policy for the reference itself, above, below or other.
+    The kind is ``policy`` for the reference itself, ``above``, ``below`` or ``other``.
     """
     rows: list[Row] = []
     for arm in comparison.standings:
         verdict = comparison.verdicts.get(arm.name)
         kind = str(verdict) if verdict in (Verdict.ABOVE, Verdict.BELOW) else "other" if verdict else "policy"
         row: dict[str, Value] = {"name": arm.name, "kind": kind}
-        # Every figure of the record is a column; the figures by seed have a table of their own.
+        # Every figure of the record is a column, except the figures by seed, which have their own table.
         for name, value in vars(arm).items():
             if name.endswith("_interval"):
                 stem = name.removesuffix("_interval")
@@ -228,9 +228,11 @@ def standings_rows(comparison: Comparison) -> list[Row]:
 
 
 def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
-    """Accuracy is on test data; added are parameters over the host's; MFLOP is what training one network took.
+    """The columns of the standings.
 
-    Then the reference's mean score minus the row's, how often the reference wins, and the adjusted p-value.
+    Accuracy is on test data, ``added`` is the number of added parameters divided by the host's, and MFLOP is the cost
+    of training one network. Then follow the reference's mean score minus the row's, how often the reference wins, and
+    the adjusted p-value.
     """
 
     def mark_kind(row: Row) -> str:
@@ -274,12 +276,12 @@ def standings_table(comparison: Comparison, title: str | None = None) -> Table:
         padding=(0, 1, 0, 0),
         header_style="underline",
     )
-    # Only what fits a terminal; the page has all columns. FLOPs take the room of how often the reference wins.
+    # Only columns that fit on a terminal; reports have all columns. FLOPs replace the probability of improvement.
     columns = [column for column in standings_columns(comparison) if column.name in _NARROW]
     if any(column.name == "flops" for column in columns):
         columns = [column for column in columns if column.name != "probability_of_improvement"]
     for column in columns:
-        # A line for each word, so that no heading is wider than the figures below it; long names have several.
+        # One line per word, so that no heading is wider than the figures below it; long words have several lines.
         lines = [line for word in column.heading.split(" ") for line in textwrap.wrap(word, HEADING_WIDTH)]
         table.add_column("\n".join(lines), justify="right" if column.write_number else "left", no_wrap=True)
     for row in standings_rows(comparison):
@@ -293,7 +295,7 @@ def standings_table(comparison: Comparison, title: str | None = None) -> Table:
 
 
 def show_comparison(console: Console, comparison: Comparison, title: str | None = None) -> None:
-    """Print the table, a sentence for each verdict, and what they hold for."""
+    """Print the table, a sentence for each verdict, and what the verdicts apply to."""
     console.print(standings_table(comparison, title))
     for arm in comparison.standings:
         if arm.difference is not None or arm.environment_steps is not None:

@@ -1,6 +1,6 @@
-"""Networks that never change their shape: what the same seeds come to without control, and what training costs.
+"""Networks of fixed shape: results of the same modules without control, and the cost of training.
 
-FLOPs are of training only; measurements are not counted, whoever makes them.
+FLOPs are those of training only; measurements are never counted.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _ROLLBACK = Cause.ROLLBACK.name.lower()
 
 
 class Prices:
-    """FLOPs of one forward pass for one example of a suite's hosts and seeds; a multiply-add counts two."""
+    """FLOPs of a forward pass of a suite's hosts and seeds for one example; a multiply-add counts as two."""
 
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
         self._sites = Execution(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites
         self._by_widths: dict[tuple[int, ...], tuple[int, Cost]] = {}
-        """Hosts of equal widths cost the same, and counting takes milliseconds."""
+        """Cache by widths: hosts of equal widths cost the same, and counting takes milliseconds."""
         self._sites_by_widths: dict[tuple[int, ...], list[Site]] = {}
 
     def sites(self, instance: Instance) -> list[Site]:
@@ -61,7 +61,7 @@ class Prices:
         return self._sites_by_widths[widths]
 
     def count(self, instance: Instance) -> tuple[int, Cost]:
-        """FLOPs of the instance's host, and those that seeds in its slots add, for E = 1."""
+        """FLOPs of the instance's host, and the FLOPs that seeds add in its slots, with E = 1."""
         widths = instance.widths
         if widths not in self._by_widths:
             sites = self.sites(instance)
@@ -82,7 +82,7 @@ class Prices:
 
 
 def examples_per_decision(suite: Suite) -> int:
-    """Examples that a network is trained on after each decision."""
+    """Number of training examples of a network after each decision."""
     return suite.batches_per_step * suite.batch_size
 
 
@@ -91,23 +91,23 @@ class SlotHistory:
     """The slots of E networks over T decisions."""
 
     stage: Ints
-    """``[T, E, S]``: a `Stage`, while the network trained after the decision."""
+    """``[T, E, S]``: the `Stage` during the training after each decision."""
     blueprint: Ints
-    """``[T, E, S]``: an index of the suite's; -1 without a seed."""
+    """``[T, E, S]``: index of the blueprint in the suite; -1 without a seed."""
     blend: Ints
     """``[T, E, S]``: the seed's `Blend`."""
     fossils: list[Fossils]
-    """Seeds that each network had committed in the end, ``[E]``."""
+    """Committed seeds of each network at the end, ``[E]``."""
 
 
 def track_slots(log: EpisodeLog, suite: Suite, fossils: Sequence[Fossils] = ()) -> SlotHistory:
-    """What filled the slots in finished episodes, which began with these fossils, or with none."""
+    """The contents of the slots in finished episodes, which started with these fossils or none."""
 
     def first_step(change: StageChange) -> int:
-        # Rollbacks come after the training of their decision: the next training is the first without the seed.
+        # A rollback happens after the training of its decision, so the next training is the first without the seed.
         return change.step + (change.cause == _ROLLBACK)
 
-    # A change holds from its step to the end, until a later change overwrites it.
+    # Write a change from its step to the end; later changes overwrite it.
     shape = (len(log.steps) + 1, len(log.instances), len(suite.sites))  # with the end of the episodes
     stage, blueprint, blend = (np.full(shape, initial, np.int64) for initial in (Stage.DORMANT, NO_BLUEPRINT, 0))
     for network, seeds in enumerate(fossils):
@@ -135,14 +135,14 @@ def training_flops(
 ) -> Ints:
     """FLOPs of each network's training after each decision, ``[T, E]``; 0 where it is not ``running``, bool ``[T, E]``.
 
-    Host and seeds that count in the forward pass. Seeds that train in isolation take a second pass, of the whole
-    network with them in it.
+    The costs are those of the host and the seeds that take part in the forward pass. Seeds that train in isolation
+    require a second pass through the whole network with them in it.
     """
     counts = [prices.count(instance) for instance in instances]
     host = np.array([flops for flops, _ in counts])
     cost = merge_arrays(np.concatenate, [seeds for _, seeds in counts]).of(slots.blueprint, slots.blend)
     forward = host + (cost * _BLENDED[slots.stage]).sum(-1)
-    # Seeds in isolation are trained beside the network, which is passed through once more for them.
+    # Isolated seeds train beside the network and need another pass through it.
     isolated = slots.stage == Stage.TRAINING
     second = np.where(isolated.any(-1), forward + (cost * isolated).sum(-1), 0)
     return TRAINING_PASSES * examples_per_decision(suite) * (forward + second) * running
@@ -150,17 +150,17 @@ def training_flops(
 
 @dataclass(frozen=True)
 class MeasuredArm:
-    """The results of a controller on its instances, and what its networks were and cost."""
+    """The results of a controller on its instances, with the final networks and their costs."""
 
     outcomes: list[Result]
     fossils: list[Fossils]
-    """Each network's in the end."""
+    """Final fossils of each network."""
     flops: list[int]
     """FLOPs of each network's training."""
 
 
 def measure_arm(played: EvaluationResult, suite: Suite) -> MeasuredArm:
-    """FLOPs and final networks of the episodes that a controller has played."""
+    """FLOPs and final networks of a controller's episodes."""
     prices = Prices(suite)
     fossils: list[Fossils] = []
     flops: list[int] = []
@@ -177,18 +177,18 @@ def measure_arm(played: EvaluationResult, suite: Suite) -> MeasuredArm:
 
 @dataclass(frozen=True)
 class StaticNetwork:
-    """A network to be trained from scratch."""
+    """A network to train from scratch."""
 
     instance: Instance
     fossils: Fossils
-    """Fresh seeds at alpha 1."""
+    """Newly initialised modules at alpha 1."""
     decisions: int
     """Length of the training, in units of the minibatches between two decisions."""
 
 
 @dataclass(frozen=True)
 class StaticTask(DeviceTask):
-    """Networks that are trained side by side; any process may compute it."""
+    """Networks that are trained side by side; any process may compute the task."""
 
     config: EvaluationConfig
     arm: str
@@ -202,8 +202,8 @@ class StaticTask(DeviceTask):
 def train_static(
     workers: Workers, config: EvaluationConfig, arm: str, networks: Sequence[StaticNetwork]
 ) -> list[Result]:
-    """Train the networks, each for as long as it is to, and score them on test data; results in their order."""
-    # Networks that are trained equally long go side by side.
+    """Train networks, each for its own number of decisions, and score them on test data; results are in their order."""
+    # Networks with trainings of similar length are trained side by side.
     order = sorted(range(len(networks)), key=lambda index: networks[index].decisions)
     parts = [order[start : start + COHORT] for start in range(0, len(order), COHORT)]
     tasks = [StaticTask(config, arm, [networks[index] for index in part]) for part in parts]
@@ -214,15 +214,15 @@ def train_static(
 
 
 def train_cohort(task: StaticTask) -> list[Result]:
-    """Train a cohort until the last one is done, and score each network when its own time is up.
+    """Train a cohort to the end of its longest training, and score each network at the end of its own.
 
-    After the suite's horizon come further epochs in the same kind of shuffled order.
+    Beyond the suite's horizon, training continues with further shuffled epochs.
     """
     ends = np.array([network.decisions for network in task.networks])
     suite = lengthen_episodes(get_suite(task.config.suite), int(ends.max()))
     instances = [network.instance for network in task.networks]
     fossils = [network.fossils for network in task.networks]
-    # A plateau would end an episode early, but every network is to be trained to its own end.
+    # A plateau would end an episode early, but every network must be trained to its own end.
     config = replace(task.config, conduct=task.config.conduct.model_copy(update={"plateau": None}))
     episodes = config.create_episodes(instances, suite=suite, fossils=fossils)
     log, waiting = EpisodeLog(suite, instances), make_wait_actions(len(instances))
@@ -241,7 +241,7 @@ def train_cohort(task: StaticTask) -> list[Result]:
 
 
 def lengthen_episodes(suite: Suite, steps: int) -> Suite:
-    """The suite with episodes of another length; their data begin in the same order."""
+    """The suite with episodes of another length; the order of data starts in the same way."""
     changed = copy.copy(suite)
     changed.steps = steps
     return changed

@@ -1,7 +1,7 @@
-"""A sweep: trials of one space, trained one after the other, kept in an Optuna study in SQLite, and ranked.
+"""A sweep: trials of one space, trained one after the other, stored in an Optuna study in SQLite, and ranked.
 
-The study is study.db in the sweep's folder; beside it each trial has a run directory of its own. A sweep that was
-stopped or killed goes on from both.
+The study is study.db in the sweep's folder, where each trial also has its own run directory. An interrupted or killed
+sweep continues from these.
 """
 
 from __future__ import annotations
@@ -40,24 +40,25 @@ from esper.train.settings import TrainSettings
 from esper.train.workers import Workers
 
 LOCK_OWNER = "esper sweep"
-"""Named in the locks of a sweep's folder and of its trials' run directories."""
+"""The command written into the locks of a sweep's folder and of its trials' run directories."""
 PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
     "median": lambda iterations: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=iterations // 4),
     "hyperband": lambda iterations: optuna.pruners.HyperbandPruner(max(iterations // 9, 1), iterations),
     "none": lambda iterations: optuna.pruners.NopPruner(),  # noqa: ARG005
 }
-"""Optuna's pruners by name, each made for trials of a number of iterations."""
+"""Functions that make Optuna's pruners for a number of iterations, by name."""
 Progress = Callable[[float, float, str], None]
-"""Called with how many trials have ended, the share of the present one included, of how many, and what it does."""
+"""Called with the number of finished trials, including a fraction for the current one, the number of all trials, and
+what the current one is doing."""
 
 
 class Range(Settings):
-    """Numbers between two bounds, which are both included."""
+    """Numbers between two bounds, both inclusive."""
 
     low: float = Field(allow_inf_nan=False)
     high: float = Field(allow_inf_nan=False)
     log: bool = False
-    """Whether all orders of magnitude are equally likely at first, instead of all numbers."""
+    """Whether to sample uniformly in the logarithm."""
     step: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Distance between neighbouring values; without it, 1 for settings that are integers, and none for others."""
 
@@ -71,19 +72,19 @@ class _SweepFile(Settings):
 
 @dataclass(frozen=True)
 class SweepSpace:
-    """Settings that all trials share, and the distribution of each searched dotted key."""
+    """Settings shared by all trials, and the distribution of each searched dotted key."""
 
     path: Path
     text: str
-    """Shared settings and searched values as YAML, by which spaces are compared."""
+    """Shared settings and searched values as YAML, for comparing spaces."""
     base: Mapping[str, Any]
     overrides: Sequence[str]
-    """``dotted.key=value``, which ``base`` contains already."""
+    """Overrides ``dotted.key=value``, which ``base`` already includes."""
     lists: dict[str, dict[Any, Any]] = field(default_factory=dict[str, dict[Any, Any]])
-    """Each listed setting's values by their form in the study: themselves, or YAML of lists and mappings."""
+    """Values of each listed setting by their form in the study: plain values unchanged, lists and mappings as YAML."""
     distributions: dict[str, BaseDistribution] = field(default_factory=dict[str, BaseDistribution])
     settings: list[TrainSettings] = field(default_factory=list[TrainSettings])
-    """The shared settings with one searched value each, all of them checked."""
+    """The shared settings with one searched value each, all validated."""
 
     @property
     def combinations(self) -> float:
@@ -104,7 +105,7 @@ class SweepSpace:
         """The shared settings with these values of searched keys.
 
         Raises:
-            ConfigError: they are not allowed, or not together; the message has where they are from.
+            ConfigError: a value or their combination is not allowed; the message names their source.
         """
         merged = dict(self.base)
         for key, value in values.items():
@@ -124,11 +125,11 @@ class SweepSpace:
 def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
     """Read a space from a YAML file, with ``dotted.key=value`` overrides of its base.
 
-    Every value is checked by itself, beside the shared settings; combinations are never enumerated.
+    Every value is validated separately, with the shared settings; combinations are never enumerated.
 
     Raises:
-        ConfigError: unreadable file, YAML mistake, unknown key, a value that is not allowed, nothing to search, or an
-            override of a searched key.
+        ConfigError: the file cannot be read or is not valid YAML, a key is unknown, a value is not allowed, there is
+            nothing to search, or a searched key is overridden.
     """
     file = load_settings(_SweepFile, path)
     # A sweep without a search would be one training.
@@ -153,7 +154,7 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
             space.settings.extend(space.build_settings({key: choice}) for choice in choices.values())
             space.lists[key], space.distributions[key] = choices, CategoricalDistribution(list(choices))
         elif isinstance(values, dict):
-            # Both bounds are checked as settings; the type of the setting is that of the distribution.
+            # Both bounds are validated as settings; the setting's type determines the type of the distribution.
             limits = validate_settings(Range, cast("dict[str, Any]", values), lambda _, source=source: f"{source}: ")
             bounds = [space.build_settings({key: bound}) for bound in (limits.low, limits.high)]
             space.settings.extend(bounds)
@@ -174,7 +175,7 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
                 raise ConfigError(f"{source}: {error}") from error
         else:
             raise ConfigError(f"{source} must be a list of values, or low and high, not {values!r}")
-    # Scores of different suites are on different scales.
+    # Scores on different suites have different scales.
     suites = sorted({settings.suite for settings in space.settings})
     if len(suites) > 1:
         raise ConfigError(f"the trials train on different suites ({', '.join(suites)}): they cannot be ranked")
@@ -182,12 +183,12 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> SweepSpace:
 
 
 def is_within(key: str, other: str) -> bool:
-    """Whether a dotted key is another one, or below it."""
+    """Whether a dotted key equals another one or is below it."""
     return key == other or key.startswith((f"{other}.", f"{other}["))
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
-    """``ppo.epochs=4 seed=1``; numbers with four digits."""
+    """The values as text, such as ``ppo.epochs=4 seed=1``; numbers have four digits."""
     return " ".join(f"{key}={value:.4g}" if type(value) is float else f"{key}={value}" for key, value in values.items())
 
 
@@ -202,46 +203,46 @@ class RankedTrial:
     accuracy: float | None
     """Mean accuracy on test data."""
     added: float | None
-    """Mean share of parameters that growth added to the host's."""
+    """Mean ratio of the number of added parameters to the host's."""
     refusal: str | None
-    """What is wrong with the combination of settings."""
+    """Why the combination of settings is not allowed; None if it is."""
 
     @property
     def settings_text(self) -> str:
-        """The trial's settings in a line."""
+        """The trial's settings as one line."""
         return describe_values(self.choices)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Trials of a space, and how they are sampled, pruned and scored."""
+    """The trials of a space, and how they are sampled, pruned and scored."""
 
     folder: Path
     space: SweepSpace
     trials: int
-    """Trials that are to end, those that are pruned or refused included."""
+    """Number of trials, including those that are pruned or rejected."""
     seed: int
     """Seed of the sampler."""
     instances: int
-    """Held-out instances that every policy plays."""
+    """Number of held-out instances on which every policy is evaluated."""
     pruner: str
     """A name in `PRUNERS`."""
 
     @property
     def url(self) -> str:
-        """The study's address, as Optuna's tools take it."""
+        """The URL of the study, for Optuna's tools."""
         return f"sqlite:///{self.folder / STUDY}"
 
 
 def run_sweep(
     sweep: Sweep, workers: Workers, report_line: Callable[[str], None], progress: Progress
 ) -> list[RankedTrial]:
-    """Run trials until all have ended, and rank them, best first.
+    """Run all trials and rank them, best first.
 
-    ``report_line`` is called with a line about each event, ``progress`` with how far the sweep is.
+    ``report_line`` is called with a line about each event, ``progress`` with the sweep's progress.
 
     Raises:
-        ConfigError: the folder holds another sweep, or something else.
+        ConfigError: the folder contains another sweep or anything else.
         RunError: the folder is in use, damaged or cannot be written, or a worker process died.
     """
     try:
@@ -282,8 +283,8 @@ def _run_trials(
     suite = get_suite(example.suite)
     instances = suite.sample(sweep.instances, "heldout", numpy_generator(Stream.SWEPT_INSTANCES))
 
-    # This process has the lock, so a trial that is marked as running was stopped or killed. It is queued again, and its
-    # training goes on, as equal parameters share a run directory.
+    # This process has the lock, so a trial marked as running was interrupted or killed. It is queued again and its
+    # training continues, because equal parameters share a run directory.
     for stopped in study.get_trials(states=(TrialState.RUNNING,)):
         if stopped.params.keys() == space.distributions.keys():
             study.enqueue_trial(stopped.params)
@@ -297,8 +298,8 @@ def _run_trials(
         scored = (TrialState.COMPLETE, TrialState.PRUNED)
         ended = [trial for trial in trials if trial.state in scored or "refusal" in trial.user_attrs]
         waiting = any(trial.state is TrialState.WAITING for trial in trials)
-        # Few combinations are all tried, each once; of more, the sampler chooses. It is seeded anew for every trial, so
-        # that a sweep that was stopped chooses as one that was not.
+        # If there are few combinations, each is tried once; otherwise the sampler chooses. It is seeded for every
+        # trial, so that an interrupted sweep makes the same choices as an uninterrupted one.
         if space.combinations <= sweep.trials:
             untried = next((params for params in space.iterate_combinations() if _params_key(params) not in runs), None)
             if untried is None and not waiting:
@@ -319,7 +320,7 @@ def _run_trials(
         report_share(0.0, name)
         _run_trial(sweep, study, trial, name, instances, workers, report_line, report_share)
 
-    # Equal parameters are one trial.
+    # Trials with equal parameters count as one.
     ranking: dict[str, RankedTrial] = {}
     for frozen in sorted(ended, key=lambda trial: trial.state is TrialState.COMPLETE):
         attrs, finished = frozen.user_attrs, frozen.state is TrialState.COMPLETE
@@ -346,8 +347,8 @@ def _run_trial(
     report_line: Callable[[str], None],
     report_share: Callable[[float, str], None],
 ) -> None:
-    """Train by the trial's settings and score the policy, unless the settings are refused or the trial is pruned."""
-    # Only a combination can be wrong here: single values were checked when the space was read.
+    """Train with the trial's settings and score the policy, unless the settings are rejected or the trial is pruned."""
+    # Only a combination can be invalid here: single values were validated when the space was read.
     values = sweep.space.decode_values(trial.params)
     settings_text, run = describe_values(values), RunDirectory(sweep.folder / name)
     outcomes: list[Result] | None = None
@@ -355,7 +356,7 @@ def _run_trial(
         settings = sweep.space.build_settings(values, name)
         check_start_policy(settings)
 
-        # A run that goes on yields its new iterations alone; the study gets the earlier ones from the run's store.
+        # A resumed run yields only new iterations; the study gets earlier ones from the run's store.
         past: list[tuple[int, float]] = []
         if run.has_store:
             with RunReader.open(run.store) as reader:
@@ -389,7 +390,7 @@ def _run_trial(
         report_line(f"{name}: pruned ({settings_text})")
         return
 
-    # The report lies in the trial's run, so that a trial reads like any other training.
+    # The report is in the trial's run, as for any other training.
     write_report(run)
     trial.set_user_attr("accuracy", mean(outcome.test_accuracy for outcome in outcomes))
     trial.set_user_attr("added", mean(outcome.growth for outcome in outcomes))

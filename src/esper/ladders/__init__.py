@@ -1,1 +1,1 @@
-"""`esper.ladder`: models of several sizes from one training, in which the model grows deeper in place."""
+"""`esper.ladder`: models of several sizes from one training, during which the model grows deeper in place."""

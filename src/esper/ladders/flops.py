@@ -1,4 +1,4 @@
-"""What a ladder's training costs in FLOPs, counted pass by pass on a plain model."""
+"""The training cost of a ladder in FLOPs, counted pass by pass on a plain model."""
 
 from __future__ import annotations
 
@@ -17,36 +17,39 @@ from esper.numerics.flops import count_flops
 
 
 def count_forward(model: nn.Module, example: Arguments) -> tuple[float, str]:
-    """FLOPs of a forward pass for the whole example input, and what of them torch cannot count (empty: nothing)."""
+    """FLOPs of a forward pass for the whole example input, and a note on operations that torch cannot count.
+
+    The note is empty if everything is counted.
+    """
     like = next(model.parameters())
     counted = count_flops(model, lambda: call_host(model, fit_example(model, example, like)))
     return float(counted.total), counted.uncounted
 
 
 class TrainingFlops:
-    """Counts the FLOPs of passes through a model that may be differentiated, as `esper.Spending` does.
+    """Counts the FLOPs of a model's training passes in the same way as `esper.Spending`.
 
-    A forward pass costs what it costs for the example input, in proportion to the size of the input; a backward pass
-    twice as much. Passes under `torch.no_grad` are free, such as those of validation.
+    The cost of a forward pass is that of the example input, scaled by the size of the input. A backward pass costs
+    twice as much. Passes under `torch.no_grad`, such as those of validation, are not counted.
 
     Args:
-        model: Is counted within `counting`.
+        model: The model whose passes are counted within `counting`.
         example: Arguments of the model.
-        flops: Spent before.
+        flops: FLOPs spent before.
     """
 
     def __init__(self, model: nn.Module, example: Arguments, flops: float = 0.0) -> None:
         self.flops = flops
-        """Spent so far."""
+        """FLOPs spent so far."""
         self.forward = 0.0
-        """FLOPs of a forward pass for the example input, of the present model."""
+        """FLOPs of a forward pass of the current model for the example input."""
         self._model, self._place = model, find_input_place(example)
         self._size = first_tensor(example).numel()
         self._pass = 0.0
 
     @contextmanager
     def counting(self) -> Generator[None]:
-        """Within the block all passes through the model as a whole are counted."""
+        """Context manager in which all passes through the whole model are counted."""
         hooks = [
             self._model.register_forward_pre_hook(self._begin, with_kwargs=True),
             self._model.register_forward_hook(self._end),
@@ -70,7 +73,7 @@ class TrainingFlops:
     def _end(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        # The backward pass is counted when it comes.
+        # The backward pass is counted when it happens.
         backward, self._pass = self._pass * (TRAINING_PASSES - 1), 0.0
         outputs = [tensor for tensor in find_tensors(output) if tensor.grad_fn is not None]
         if outputs:

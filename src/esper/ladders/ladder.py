@@ -1,4 +1,4 @@
-"""`esper.ladder`: train models of several sizes in one training, by a function that makes one step."""
+"""`esper.ladder`: train models of several sizes in one training, with a function that makes one step."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from esper.numerics.module_state import global_generators, keep_generators
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 
 Learn = Callable[..., Any]
-"""``learn(model, optimizer, batch)``: one optimizer step."""
+"""``learn(model, optimizer, batch)`` makes one optimizer step."""
 LEARNING_RATE = 1e-3
 CHECKPOINTS = "checkpoints"
 """Subfolder with the newest checkpoints."""
 CHECKPOINT_SECONDS = 60.0
-"""Seconds from one checkpoint to the next; more where writing one takes more than a twentieth of that."""
+"""Seconds between checkpoints; more if writing one takes more than a twentieth of that time."""
 WRITING_SHARE = 0.05
-"""Largest share of the time that checkpoints may take."""
+"""Largest fraction of the time that writing checkpoints may take."""
 _RANDOM, _EPOCH = "random.", "epoch."
 
 ADVICE = {
@@ -127,7 +127,7 @@ def ladder(
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
         DivergedError: parameters are not finite when a rung branches or ends, or at a checkpoint, which is then not
             written.
-        CheckpointError: the folder holds another ladder, or one trained with another optimizer; or it is damaged.
+        CheckpointError: the folder contains another ladder or one trained with another optimizer, or it is damaged.
         RunError: the folder cannot be written.
     """
     # Plan, and print it.
@@ -151,7 +151,7 @@ def ladder(
     training.link(optimizer)
     training.start()
 
-    # Go on where the folder's newest checkpoint was written, if there is one.
+    # Continue from the folder's newest checkpoint, if there is one.
     model.train()
     batches = _Batches(model, data)
     checkpoints = Checkpoints(Path(folder) / CHECKPOINTS, keep=2)
@@ -211,7 +211,7 @@ def plan_ladder(
 ) -> LadderPlan:
     """The plan of `esper.ladder` for these arguments, without training. It prints as a report.
 
-    A copy of the model grows to every size, so errors appear here already.
+    A copy of the model grows to every size, so errors already appear here.
 
     ```python
     print(esper.plan_ladder(gpt2, example_input={"input_ids": tokens}, depths=[1, 2, 4, 8], steps=5000))
@@ -219,7 +219,7 @@ def plan_ladder(
 
     Args:
         model: As in `esper.ladder`.
-        learn: As in `esper.ladder`; not needed with ``example_input``, whose size is then that of a step.
+        learn: As in `esper.ladder`; not needed with ``example_input``, which then has the size of a step's batch.
         steps: As in `esper.ladder`.
         folder: Folder of a ladder to continue, which must have the same plan.
         depths: As in `esper.ladder`.
@@ -234,9 +234,9 @@ def plan_ladder(
         rates: As in `esper.ladder`.
 
     Raises:
-        ConfigError: as `esper.ladder`; or there is neither ``learn`` nor ``example_input``.
-        SlotError: as `esper.ladder`.
-        CheckpointError: the folder holds another ladder.
+        ConfigError: as for `esper.ladder`, or there is neither ``learn`` nor ``example_input``.
+        SlotError: as for `esper.ladder`.
+        CheckpointError: the folder contains another ladder.
     """
     if optimizer is None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
@@ -260,10 +260,12 @@ def plan_ladder(
 
 
 def _count_arguments(learn: Learn, data: Any) -> int:
-    """How many of model, optimizer and batch to give to a function of the user's: without data two, if they suffice.
+    """Number of arguments, of model, optimizer and batch, to pass to the user's function.
+
+    Without data, it is two if the function can be called with two.
 
     Raises:
-        ConfigError: it takes other arguments.
+        ConfigError: the function takes other arguments.
     """
     try:
         signature = inspect.signature(learn)
@@ -282,7 +284,7 @@ def _count_arguments(learn: Learn, data: Any) -> int:
 def _find_example(
     model: nn.Module, learn: Learn | None, data: Any, optimizer: torch.optim.Optimizer, given: Arguments | None
 ) -> tuple[Arguments, float]:
-    """Arguments of the model, and how many passes of that size a step makes.
+    """Example arguments of the model, and the number of passes of that size in a step.
 
     Raises:
         ConfigError: they cannot be found, or the data can be iterated only once.
@@ -325,10 +327,10 @@ def _find_example(
 
 
 def _bind(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    """The arguments of a call, without graphs: positional ones alone, or all by keyword.
+    """The arguments of a call, detached from graphs: only positional ones, or all by keyword.
 
     Raises:
-        ConfigError: positional ones have no keyword, as of ``forward(self, *inputs)``.
+        ConfigError: positional arguments have no names, as in ``forward(self, *inputs)``.
     """
     plain = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
     named = {name: value.detach() if isinstance(value, Tensor) else value for name, value in keywords.items()}
@@ -347,7 +349,7 @@ def _bind(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
 
 
 def _list_generators(data: Any) -> list[torch.Generator]:
-    """Random generators that a loader, or its sampler, has of its own."""
+    """Random generators of a loader and its sampler."""
     if not isinstance(data, DataLoader):
         return []
     holders: list[Any] = [data, cast("Any", data).sampler]
@@ -360,10 +362,10 @@ def _list_generators(data: Any) -> list[torch.Generator]:
 
 
 class _Batches:
-    """Batches of data, epoch after epoch, which can go on in the middle of one.
+    """Batches of data, epoch after epoch; training can resume in the middle of an epoch.
 
-    An epoch begins with the state that torch's random generators and the loader's own had when it first began, so that
-    a shuffling loader has the same order again.
+    To resume, an epoch is started again with the original state of torch's and the loader's random generators, so that
+    a shuffling loader repeats its order.
     """
 
     def __init__(self, model: nn.Module, data: Any) -> None:
@@ -376,7 +378,7 @@ class _Batches:
         """The next batch.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the data have no batches.
         """
         nothing = object()
         for _ in range(2):
@@ -391,13 +393,13 @@ class _Batches:
         raise ConfigError("data has no batch: give a DataLoader or a list with at least one")
 
     def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON values."""
+        """The state as tensors and JSON values."""
         states = {f"{_RANDOM}{index}": generator.get_state() for index, generator in enumerate(self._generators)}
         states |= {f"{_EPOCH}{index}": state for index, state in enumerate(self._beginning)}
         return states, {"taken": self._taken if self._batches is not None else 0}
 
     def restore_state(self, checkpoint: Checkpoint) -> None:
-        """Go on behind the batches that were taken, with the random generators as they were."""
+        """Continue after the batches that were taken, with the random generators in their former state."""
         taken = checkpoint.state.get("taken", 0)
         if taken:
             self._set_generators(checkpoint, _EPOCH)

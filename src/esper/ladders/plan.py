@@ -1,4 +1,4 @@
-"""The plan of a ladder: which blocks are copied when, how long each rung trains and decays, and what it costs."""
+"""The plan of a ladder: when blocks are copied, how long each rung trains and decays, and what it costs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from esper.ladders.flops import count_forward
 from esper.ladders.towers import Towers, count_blocks, deepen_in_place, find_towers, grow_towers, plan_copies
 
 SHARE, DECAY = 0.2, 0.2
-"""Defaults: the share of the steps that the model trains at each depth but the first, and that of each decay."""
+"""Default fractions of ``steps``: for training at each depth after the first, and for each decay."""
 DEEPEST = 10_000
-"""Most blocks that targets in parameters or FLOPs may lead to."""
+"""Largest number of blocks for targets in parameters or FLOPs."""
 COMPILED = "_orig_mod"
-"""Name of the model within what `torch.compile` makes of it."""
+"""Name of the original model inside a model compiled by `torch.compile`."""
 Measure = Literal["depths", "parameters", "flops"]
 Sizes = Annotated[Sequence[PositiveInt], Field(min_length=1)]
 ADVICE = {
@@ -39,7 +39,7 @@ ADVICE = {
     "blocks": "give a list of names of an nn.ModuleList or nn.Sequential, such as ['transformer.h']",
     "rates": "give a factor per size, such as [1, 1, 0.5]",
 }
-"""Advice in errors about arguments of a plan."""
+"""Advice in error messages about the arguments of a plan."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class PlannedRung:
     depth: int
     """Number of blocks."""
     copies: Mapping[str, tuple[int, ...]]
-    """By list of blocks, how many copies are put behind each block of the rung before; the first rung has none."""
+    """Number of copies inserted after each block of the previous rung, by list of blocks; none for the first rung."""
     parameters: int
-    """Scalars of the model at this size."""
+    """Number of parameters of the model at this size."""
     forward_flops: float
     """FLOPs of a forward pass, per example."""
     steps: int
-    """Steps that the model trains at this depth before the rung branches off."""
+    """Number of steps that the model trains at this depth before the rung branches off."""
     decay_steps: int
-    """Steps of the branch, at rates that fall to zero."""
+    """Number of steps of the branch, with learning rates that fall to zero."""
     rate: float
     """Factor of the optimizer's learning rates at this depth."""
     flops: float
@@ -67,36 +67,36 @@ class PlannedRung:
 
 
 class Phase(NamedTuple):
-    """Where a step lies in a ladder."""
+    """The phase of a ladder to which a step belongs."""
 
     rung: int
     """Index of the rung."""
     decays: bool
-    """Whether the branch of the rung is trained."""
+    """Whether the step belongs to the branch of the rung, in which learning rates decay."""
     step: int
-    """Steps of the phase that come before this one."""
+    """Index of the step in the phase, from 0."""
     steps: int
-    """Steps of the phase."""
+    """Number of steps in the phase."""
 
 
 @dataclass(frozen=True, repr=False)
 class LadderPlan:
-    """What `esper.ladder` will do. Prints as a page."""
+    """What `esper.ladder` will do. Prints as a report."""
 
     towers: Towers
-    """The lists of blocks that grow, as they are in the model given."""
+    """The lists of blocks that grow, in the given model."""
     rungs: tuple[PlannedRung, ...]
-    """From the smallest size on."""
+    """The planned sizes, smallest first."""
     steps: int
-    """Steps of a training of one size alone, and of the first rung."""
+    """Number of steps for training one size alone, and for the first rung."""
     uncounted: str
-    """What of the FLOPs torch cannot count; empty if all are counted."""
+    """Operations whose FLOPs torch cannot count; empty if all are counted."""
     pretrained: bool
     """Whether rungs are saved by ``save_pretrained``."""
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole ladder."""
+        """Number of steps of the whole ladder."""
         return sum(rung.steps + rung.decay_steps for rung in self.rungs)
 
     @property
@@ -106,11 +106,11 @@ class LadderPlan:
 
     @property
     def flops_alone(self) -> float:
-        """FLOPs of separate trainings of all sizes."""
+        """FLOPs of training all sizes separately."""
         return sum(rung.flops_alone for rung in self.rungs)
 
     def find_phase(self, step: int) -> Phase:
-        """The phase of the step with this number, from 0; beyond the end, that of the last one."""
+        """The phase of a step, counted from 0; beyond the end, the phase of the last step."""
         begin = 0
         for index, rung in enumerate(self.rungs):
             for decays, steps in ((False, rung.steps), (True, rung.decay_steps)):
@@ -121,13 +121,13 @@ class LadderPlan:
         return Phase(len(self.rungs) - 1, True, last, last)
 
     def find_branch_step(self, rung: int) -> int:
-        """The number of the first step of the branch of a rung."""
+        """Index of the first step of a rung's branch."""
         return sum(each.steps + each.decay_steps for each in self.rungs[:rung]) + self.rungs[rung].steps
 
     def compute_rate(self, step: int) -> float:
         """The factor of the learning rates at a step.
 
-        It rises once, at the beginning, stays constant, and falls to zero on the branch of each rung.
+        The factor rises once, at the beginning, then stays constant, and falls to zero on the branch of each rung.
         """
         phase = self.find_phase(step)
         if phase.decays:
@@ -137,14 +137,14 @@ class LadderPlan:
         return self.rungs[phase.rung].rate * factor
 
     def compute_flops(self, step: int) -> float:
-        """FLOPs of all training before the step with this number."""
+        """FLOPs of all training before a step."""
         phase = self.find_phase(step)
         rung = self.rungs[phase.rung]
         done = phase.step + (rung.steps if phase.decays else 0)
         return rung.flops - (rung.steps + rung.decay_steps - done) * rung.flops_alone / self.steps
 
     def describe(self) -> dict[str, Any]:
-        """The plan as JSON values, by which a folder recognises its ladder."""
+        """The plan as JSON values, to check whether a folder belongs to this ladder."""
         return json.loads(json.dumps(asdict(self)))
 
     def __repr__(self) -> str:
@@ -181,7 +181,7 @@ class LadderPlan:
 
 
 def _describe_copies(copies: Mapping[str, Sequence[int]]) -> str:
-    """``each 1 time``, or which blocks."""
+    """The copies as a phrase: ``each 1 time``, or which blocks are copied how often."""
     counts = [count for by_block in copies.values() for count in by_block]
     if not counts:
         return "none"
@@ -208,23 +208,23 @@ def make_plan(
     decay: NonNegativeFloat = DECAY,
     rates: Sequence[NonNegativeFloat] | None = None,
 ) -> LadderPlan:
-    """The plan for these sizes; a copy of the model is made as deep as the last one, and called at each size.
+    """The plan for these sizes. A copy of the model grows to each size and is called there.
 
     Args:
         model: The first rung.
-        example: Its arguments.
-        passes: Forward passes of the size of the example input in each step.
-        steps: As in `esper.ladder`, like all that follow.
-        depths: The sizes; or ``parameters``, or ``flops``.
-        parameters: The sizes.
-        flops: The sizes.
+        example: Arguments of the model.
+        passes: Number of forward passes of the size of the example input in each step.
+        steps: As in `esper.ladder`, like all following arguments.
+        depths: Sizes as numbers of blocks. Give one of ``depths``, ``parameters`` and ``flops``.
+        parameters: Sizes as numbers of parameters.
+        flops: Sizes as FLOPs of a forward pass of one example.
         blocks: Names of the lists of blocks to copy.
-        share: Of the steps at each size but the first.
-        decay: Of the steps of each branch.
+        share: Fraction of ``steps`` at each size after the first.
+        decay: Fraction of ``steps`` in each branch.
         rates: Factors of the learning rates.
 
     Raises:
-        ConfigError: the sizes cannot be made, or an argument does not fit.
+        ConfigError: the sizes are not possible, or an argument is invalid.
         SlotError: a block cannot be copied, or the model's configuration cannot count it.
     """
     require_plain(model)
@@ -240,7 +240,7 @@ def make_plan(
             f"and {plural(branch, 'step')}: give more steps"
         )
 
-    # A copy climbs to each size, which shows that it can, and what it costs there.
+    # A copy grows to each size, which checks that this is possible and measures its cost.
     towers = find_towers(model, example, blocks)
     examples = len(first_tensor(example))
     probe = copy_module(model, ConfigError)
@@ -264,7 +264,7 @@ def make_plan(
         by_rung.append((copies, _count_parameters(probe), forward))
     pretrained = any(callable(getattr(type(model), method, None)) for method in METHODS)
 
-    # What it costs, step by step.
+    # The cost, step by step.
     trunks = [trunk, *[later] * (len(sizes) - 1)]
     costs = [TRAINING_PASSES * passes * forward for _, _, forward in by_rung]
     spent = accumulate(cost * (long + branch) for cost, long in zip(costs, trunks, strict=True))
@@ -293,7 +293,7 @@ def make_plan(
 
 
 def require_plain(model: nn.Module) -> None:
-    """Refuse what cannot grow in place.
+    """Reject models that cannot grow in place.
 
     Raises:
         ConfigError: the model has slots, is compiled, or several processes train it.
@@ -311,10 +311,10 @@ def require_plain(model: nn.Module) -> None:
 def read_targets(
     depths: Sequence[int] | None, parameters: Sequence[int] | None, flops: Sequence[float] | None
 ) -> tuple[Measure, Sequence[int | float]]:
-    """In what the sizes of a ladder are given, and the sizes.
+    """The measure in which the sizes of a ladder are given, and the sizes.
 
     Raises:
-        ConfigError: they are given in none of the ways, or in several; or do not increase.
+        ConfigError: sizes are given in no or several measures, or do not increase.
     """
     given: dict[Measure, Sequence[int | float] | None] = {"depths": depths, "parameters": parameters, "flops": flops}
     chosen: list[tuple[Measure, Sequence[int | float]]] = [
@@ -339,7 +339,7 @@ def _find_depths(
     flops: float,
     uncounted: str,
 ) -> list[int]:
-    """The depths of a ladder; of targets in other units, those that come nearest."""
+    """The depths of a ladder; for targets in parameters or FLOPs, the nearest possible depths."""
     measure, sizes = targets
     first = count_blocks(towers)
     if measure == "depths":
@@ -347,7 +347,7 @@ def _find_depths(
     else:
         if measure == "flops" and uncounted:
             raise ConfigError(f"flops: torch cannot count {uncounted}; give depths or parameters")
-        # One more round of copies shows what depth costs: in a tower every block costs the same.
+        # One more round of copies shows the cost of depth, because every block of a tower costs the same.
         deeper = copy.deepcopy(model)
         deepen_in_place(deeper, plan_copies(towers, 2 * first))
         costs: dict[str, Callable[[], tuple[float, float]]] = {

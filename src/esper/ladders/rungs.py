@@ -1,4 +1,4 @@
-"""The rungs of a ladder: each a folder with a plain model, and all of them in one table, which is a JSON file."""
+"""The rungs of a ladder: a folder with a plain model for each, and a JSON file with a table of all."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from esper.numerics.module_state import keep_buffers, keep_generators, keep_mode
 from esper.serialization.state_files import MOST_MANIFEST_BYTES, copy_to_cpu
 
 TABLE = "ladder.json"
-"""The file with the table, in the folder of a ladder."""
+"""Name of the file with the table, in the folder of a ladder."""
 RUNG = "rung.json"
-"""The file about a rung, in its own folder."""
+"""Name of the file with a rung's record, in the rung's folder."""
 TENSORS = "model.safetensors"
-"""The state dict of a rung, in its own folder."""
+"""Name of the file with a rung's state dict, in the rung's folder."""
 LATENCY_SECONDS, LATENCY_PASSES = 0.5, 30
-"""Latency is measured for so long, or so many passes, whichever comes first."""
+"""Limits of a latency measurement, in seconds and in passes; the first one reached ends it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Rung:
     depth: int
     """Number of blocks."""
     parameters: int
-    """Scalars of the model."""
+    """Number of parameters of the model."""
     forward_flops: float
     """FLOPs of a forward pass, per example."""
     flops: float
@@ -57,7 +57,7 @@ class Rung:
     latency: float
     """Median seconds of a forward pass of the example input on the machine that trained the rung."""
     path: Path
-    """Folder with the model: as written by ``save_pretrained``, or `TENSORS` with its state dict."""
+    """Folder with the model, as written by ``save_pretrained`` or as a state dict in `TENSORS`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +69,7 @@ class Ladder:
     rungs: tuple[Rung, ...]
     """The finished sizes, smallest first."""
     folder: Path
-    """Folder with `TABLE` and a folder per rung."""
+    """Folder with `TABLE` and one folder per rung."""
 
     def __repr__(self) -> str:
         titles = ("blocks", "loss", "parameters", "FLOPs forward", "FLOPs so far", "FLOPs alone", "latency")
@@ -101,7 +101,7 @@ class _SavedRung(Settings):
 
 
 class _Table(Settings):
-    """The JSON file of a ladder: its plan, the rungs, and the FLOPs spent up to some steps."""
+    """The JSON file of a ladder: the plan, the rungs, and the FLOPs spent before some steps."""
 
     format: Literal["esper-ladder"] = "esper-ladder"
     version: Literal[1] = 1
@@ -111,14 +111,14 @@ class _Table(Settings):
 
 
 class RungFolder:
-    """The folder of a ladder. What it holds already goes on.
+    """The folder of a ladder, new or existing.
 
     Args:
-        path: Is made if need be.
-        plan: The ladder's.
+        path: The folder; created if it does not exist.
+        plan: The plan of the ladder.
 
     Raises:
-        CheckpointError: the folder holds another ladder, or a damaged table.
+        CheckpointError: the folder contains another ladder or a damaged table.
     """
 
     def __init__(self, path: Path, plan: LadderPlan) -> None:
@@ -133,10 +133,10 @@ class RungFolder:
                 )
 
     def create(self) -> None:
-        """Make the folder, with a table.
+        """Create the folder with a table.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the folder cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -146,14 +146,14 @@ class RungFolder:
 
     @property
     def rungs(self) -> tuple[Rung, ...]:
-        """The rungs that are there, from the smallest on."""
+        """The finished rungs, smallest first."""
         return tuple(
             Rung(**record.model_dump(), path=self._find_path(record.depth))
             for record in sorted(self._table.rungs, key=lambda record: record.depth)
         )
 
     def add_rung(self, model: nn.Module, rung: Rung) -> Rung:
-        """Write a rung's model, and then the rung into the table; one of the same depth is replaced."""
+        """Write a rung's model and add the rung to the table; a rung of the same depth is replaced."""
         # A folder appears complete or not at all.
         path = self._find_path(rung.depth)
         temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
@@ -181,11 +181,11 @@ class RungFolder:
         return replace(rung, path=path)
 
     def record_spent(self, step: int, flops: float) -> None:
-        """Note the FLOPs that were spent before a step."""
+        """Record the FLOPs that were spent before a step."""
         self._write(self._table.model_copy(update={"spent": {**self._table.spent, str(step): flops}}))
 
     def find_spent(self, step: int) -> float | None:
-        """What `record_spent` noted; None: nothing."""
+        """The FLOPs that `record_spent` recorded for a step; None if there are none."""
         return self._table.spent.get(str(step))
 
     def _find_path(self, depth: int) -> Path:

@@ -1,7 +1,7 @@
-"""The blocks of a model that may be copied: where they are, and how the model grows deeper in place.
+"""The blocks of a model that can be copied: finding them, and making the model deeper in place.
 
 A tower is an `nn.ModuleList` or `nn.Sequential` whose blocks run one after the other. A copy of a block becomes the
-next module of its tower, with the values, the parameter group and the optimizer state of the block that it is made of.
+next module of the tower, with the values, the parameter group and the optimizer state of the original.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Tower:
     name: str
     """Name of the list in the model."""
     copyable: tuple[bool, ...]
-    """By block: whether its output can be its input, as of all but those that change the width or the resolution."""
+    """For each block, whether it can take its own output as input; blocks that change width or resolution cannot."""
 
     def __len__(self) -> int:
         return len(self.copyable)
 
     def count_copies(self, depth: int) -> tuple[int, ...]:
-        """How many copies of each block make the tower ``depth`` blocks deep, as evenly as possible."""
+        """The number of copies of each block that makes the tower ``depth`` blocks deep, as evenly as possible."""
         sources, extra = sum(self.copyable), depth - len(self)
-        # The k-th source gets what is added between k / sources and (k + 1) / sources of all copies.
+        # The k-th source gets the copies between the fractions k / sources and (k + 1) / sources of all copies.
         ends = iter([extra * (rank + 1) // sources for rank in range(sources)])
         copies, given = list[int](), 0
         for is_source in self.copyable:
@@ -49,7 +49,7 @@ class Tower:
         return tuple(copies)
 
     def grow(self, copies: Sequence[int]) -> Tower:
-        """The tower with so many copies behind each block."""
+        """The tower with these numbers of copies after each block."""
         grown = [
             source for source, count in zip(self.copyable, copies, strict=True) for source in [source] * (count + 1)
         ]
@@ -60,15 +60,17 @@ Towers = tuple[Tower, ...]
 
 
 def count_blocks(towers: Towers) -> int:
-    """The depth of a model: the number of blocks in all of its towers."""
+    """The depth of a model: the total number of blocks in its towers."""
     return sum(map(len, towers))
 
 
 def plan_copies(towers: Towers, depth: int) -> dict[str, tuple[int, ...]]:
-    """How many copies of each block, by tower, make a model ``depth`` blocks deep; all towers grow by one factor.
+    """The number of copies of each block, by tower, that makes a model ``depth`` blocks deep.
+
+    All towers grow by the same factor.
 
     Raises:
-        ConfigError: a tower would have a part of a block.
+        ConfigError: a tower would have a fraction of a block.
     """
     before = count_blocks(towers)
     copies: dict[str, tuple[int, ...]] = {}
@@ -84,19 +86,19 @@ def plan_copies(towers: Towers, depth: int) -> dict[str, tuple[int, ...]]:
 
 
 def grow_towers(towers: Towers, copies: Mapping[str, Sequence[int]]) -> Towers:
-    """The towers with so many copies behind each block."""
+    """The towers with these numbers of copies after each block."""
     return tuple(tower.grow(copies[tower.name]) for tower in towers)
 
 
 def deepen_in_place(
     model: nn.Module, copies: Mapping[str, Sequence[int]], optimizer: torch.optim.Optimizer | None = None
 ) -> None:
-    """Put copies behind the blocks of a model, and count them in its configuration.
+    """Insert copies after the blocks of a model, and update the number of blocks in its configuration.
 
     Args:
         model: Any module with these towers.
-        copies: By tower, how many copies of each block to put behind it.
-        optimizer: One that trains the model. A copied parameter joins the group of its original, with a copy of the
+        copies: The number of copies to insert after each block, by tower.
+        optimizer: The optimizer of the model. A copied parameter joins the group of its original, with a copy of the
             original's state; groups keep the order of the model's parameters.
 
     Raises:
@@ -120,7 +122,7 @@ def deepen_in_place(
     if optimizer is None:
         return
 
-    # Every copied parameter learns as its original does.
+    # Every copied parameter gets the group and state of its original.
     optimizer.zero_grad()
     order: dict[object, int] = {parameter: place for place, parameter in enumerate(model.parameters())}
 
@@ -144,13 +146,14 @@ def _join(container: str, index: int) -> str:
 
 
 def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | None) -> Towers:
-    """The towers of a model, by a forward pass.
+    """Find the towers of a model with a forward pass.
 
-    Without ``names`` they are the lists of blocks of one class, each of which is called once and takes what the one
-    before it returned; if the model has a configuration with the number of its blocks, the list that it counts.
+    Without ``names``, they are the lists of blocks of one class in which each block is called once, with the output of
+    the previous block. If the model has a configuration with the number of its blocks, the tower is the list that this
+    number counts.
 
     Raises:
-        ConfigError: there is none; several lists are candidates; or a list of that name is none.
+        ConfigError: there is no tower, several lists are candidates, or a named list is not a tower.
     """
     modules = dict(list_named_modules(model))
     lists = {name: module for name, module in modules.items() if isinstance(module, nn.Sequential | nn.ModuleList)}
@@ -185,7 +188,7 @@ def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | Non
                 )
         return tuple(towers.values())
 
-    # Of those, the ones of which a ladder can be sure.
+    # Among these, the lists that are certainly meant.
     counted = [name for name in towers if find_configuration(model, name, len(lists[name])) is not None]
     for name, tower in list(towers.items()):
         children = list(lists[name].children())
@@ -214,7 +217,7 @@ class _Call:
     keeps_shape: bool
 
     def takes(self, other: _Call) -> bool:
-        """Whether the block was called with what the other one returned."""
+        """Whether the block was called with the output of the other call."""
         return self.first is not None and self.first is other.features
 
 
@@ -244,7 +247,7 @@ def _record_calls(model: nn.Module, example: Arguments, blocks: Iterable[nn.Modu
 
 
 def read_depths(towers: Towers, prefix: str, keys: Iterable[str]) -> dict[str, int]:
-    """By tower, the number of its blocks in a state dict, whose names of this model begin with ``prefix``."""
+    """The number of blocks of each tower in a state dict in which this model's names start with ``prefix``."""
     names = list(keys)
     depths: dict[str, int] = {}
     for tower in towers:

@@ -1,9 +1,9 @@
-"""The engine of a ladder: where its training stands, and what happens between two steps.
+"""The engine of a ladder: the state of its training, and what happens between two steps.
 
-Whoever trains calls `LadderTraining.begin_step` before each optimizer step and `end_step` after it: the loop of
-`esper.ladder`, or a callback of another library's trainer. Everything happens to one model and one optimizer: a branch
-is the model itself, which is put back to where the rung branched off once the rung is saved. What is to be done follows
-from the number of steps done so far.
+The training loop, that of `esper.ladder` or a callback of another library's trainer, calls `LadderTraining.begin_step`
+before each optimizer step and `end_step` after it. There is only one model and one optimizer: a branch is the model
+itself, which returns to the state at the branching point once the rung is saved. What happens at a step depends only on
+the number of steps done so far.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from esper.numerics.module_state import keep_generators, keep_modes
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 
 BRANCHES = "branches"
-"""Subfolder with the model as it was where rungs branched off."""
+"""Subfolder with the state of the model at the branching points."""
 INITIAL_RATE = "initial_lr"
 """Key of the learning rate of a parameter group before any schedule; torch's schedulers use the same."""
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -39,18 +39,19 @@ Evaluate = Callable[[nn.Module], Any]
 
 
 class LadderTraining:
-    """One model that climbs a ladder in place.
+    """The training of one model that grows through the sizes of a ladder in place.
 
     Args:
         model: The first rung.
-        plan: The ladder's, made for this model.
+        plan: The plan of the ladder, made for this model.
         example: Arguments of the model.
-        folder: Where rungs are saved; what it holds of the same ladder is kept.
-        evaluate: ``evaluate(model)``, the loss of a rung; called in evaluation mode, without gradients. None: no loss.
-        keep: How many branching points stay on disk.
+        folder: Folder for the rungs; existing rungs of the same ladder are kept.
+        evaluate: ``evaluate(model)`` returns the loss of a rung; called in evaluation mode without gradients. None: no
+            loss.
+        keep: Number of branching points to keep on disk.
 
     Raises:
-        CheckpointError: the folder holds another ladder.
+        CheckpointError: the folder contains another ladder.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class LadderTraining:
 
     @property
     def finished(self) -> bool:
-        """Whether all rungs have been made."""
+        """Whether all rungs are finished."""
         return self.step >= self.plan.total_steps
 
     @property
@@ -84,16 +85,16 @@ class LadderTraining:
         return Ladder(self.plan, self.folder.rungs, self.folder.path)
 
     def describe_phase(self) -> str:
-        """What is trained now."""
+        """A description of the current phase."""
         phase = self.plan.find_phase(self.step)
         size = plural(self.plan.rungs[phase.rung].depth, "block")
         return f"ladder, decay of the rung of {size}" if phase.decays else f"ladder, {size}"
 
     def link(self, optimizer: torch.optim.Optimizer) -> None:
-        """Train by this optimizer from now on, with its present learning rates as the highest ones.
+        """Use this optimizer for the following steps, with its current learning rates as the maximum ones.
 
         Raises:
-            ConfigError: it trains no block of the model, or needs a closure.
+            ConfigError: the optimizer trains no block of the model, or needs a closure.
         """
         optimizer = unwrap_optimizer(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -121,10 +122,10 @@ class LadderTraining:
                 group["lr"] = rate
 
     def require_rates(self) -> None:
-        """Require the learning rates that `begin_step` set.
+        """Check that the optimizer still has the learning rates that `begin_step` set.
 
         Raises:
-            ConfigError: they are others.
+            ConfigError: the learning rates have changed.
         """
         for group, rate in zip(self._get_optimizer().param_groups, self._compute_rates(), strict=True):
             if not math.isclose(float(group["lr"]), float(rate), rel_tol=1e-6):  # a tensor has fewer digits
@@ -134,17 +135,20 @@ class LadderTraining:
                 )
 
     def _compute_rates(self) -> list[Any]:
-        """The learning rate of each parameter group at the present step."""
+        """The learning rate of each parameter group at the current step."""
         factor = self.plan.compute_rate(self.step)
         return [group[INITIAL_RATE] * factor for group in self._get_optimizer().param_groups]
 
     def end_step(self) -> bool:
-        """Count a step; at its end a rung branches off, or is finished. Returns whether the model's size changed.
+        """Count a step, and start or finish the branch of a rung if it is due.
+
+        Returns:
+            Whether the model's size changed.
 
         Raises:
             DivergedError: a rung ends or branches off with parameters that are not finite.
-            ConfigError: ``evaluate`` returned no number.
-            CheckpointError: a branching point cannot be written, or read back.
+            ConfigError: ``evaluate`` did not return a number.
+            CheckpointError: a branching point cannot be written or read back.
             RunError: a rung cannot be written.
         """
         self.step += 1
@@ -157,17 +161,17 @@ class LadderTraining:
         if ending:
             self._finish_rung()
             if not self.finished:
-                # Back to where the rung branched off, and up to the next size.
+                # Return to the branching point, and grow to the next size.
                 self.restore_state(self._branches.load(branch))
                 self.grow_to(self._rung + 1)
                 return True
         return False
 
     def require_finite(self) -> None:
-        """Require finite parameters, before they are kept.
+        """Check that all parameters are finite before they are saved.
 
         Raises:
-            DivergedError: some are not.
+            DivergedError: some parameters are not finite.
         """
         if all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
             return
@@ -178,7 +182,7 @@ class LadderTraining:
         )
 
     def _finish_rung(self) -> None:
-        """Measure and save the present rung."""
+        """Measure and save the current rung."""
         planned, spent = self.plan.rungs[self._rung], self.spent.flops
         loss = None
         if self._evaluate is not None:
@@ -190,7 +194,7 @@ class LadderTraining:
             except ValueError:
                 raise ConfigError(f"evaluate(model) returned {describe_value(value)}: return one number") from None
         latency = measure_latency(self.model, self._example)
-        self.spent.flops = spent  # evaluation is no training
+        self.spent.flops = spent  # evaluation does not count as training
         rung = self.folder.add_rung(
             self.model,
             Rung(
@@ -210,7 +214,7 @@ class LadderTraining:
         )
 
     def grow_to(self, rung: int) -> None:
-        """Grow the model from its present size to that of a rung."""
+        """Grow the model from its current size to the size of a rung."""
         for index in range(self._rung + 1, rung + 1):
             copies = self.plan.rungs[index].copies
             deepen_in_place(self.model, copies, self._optimizer)
@@ -225,10 +229,10 @@ class LadderTraining:
         print_line(self._console, str(self.plan))
 
     def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON values of model and optimizer, and what was spent.
+        """The state of model and optimizer and the FLOPs spent, as tensors and JSON values.
 
         Raises:
-            CheckpointError: the optimizer keeps something else per parameter.
+            CheckpointError: the optimizer has state per parameter of an unsupported type.
         """
         tensors = {_MODEL + name: value for name, value in self._named_tensors().items()}
         values: dict[str, dict[str, Any]] = {}
@@ -246,13 +250,13 @@ class LadderTraining:
         return tensors, {"optimizer": values, "trained_by": self._describe_optimizer(), "flops": self.spent.flops}
 
     def require_optimizer(self, checkpoint: Checkpoint) -> None:
-        """Require the optimizer and the highest learning rates of a checkpoint.
+        """Check that optimizer and maximum learning rates are those of a checkpoint.
 
         Raises:
-            CheckpointError: they are others.
+            CheckpointError: they differ.
         """
         present = self._describe_optimizer()
-        former = checkpoint.state.get("trained_by", present)  # earlier checkpoints do not say
+        former = checkpoint.state.get("trained_by", present)  # earlier checkpoints lack it
         if former != present:
             raise CheckpointError(
                 f"the ladder of {checkpoint.path} is trained by {former}, and the optimizer given is {present}: give "
@@ -261,10 +265,10 @@ class LadderTraining:
 
     @torch.no_grad()
     def restore_state(self, checkpoint: Checkpoint) -> None:
-        """Restore model and optimizer, which must have the size of then.
+        """Restore model and optimizer from a checkpoint of the same size.
 
         Raises:
-            CheckpointError: the state is of another model.
+            CheckpointError: the state belongs to another model.
         """
         present = self._named_tensors()
         saved = {
@@ -279,7 +283,7 @@ class LadderTraining:
             )
         for name, value in present.items():
             value.copy_(saved[name])
-        # State of the optimizer, by the place of each parameter in its groups.
+        # State of the optimizer, by the index of each parameter in its groups.
         states: dict[int, dict[str, Any]] = {
             int(index): dict(values) for index, values in checkpoint.state["optimizer"].items()
         }
@@ -292,10 +296,10 @@ class LadderTraining:
         optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
     def resume_at(self, step: int) -> None:
-        """Go on before a step, with model and optimizer already as they were then, and what was spent.
+        """Continue before a step, with the FLOPs spent by then; model and optimizer must already be restored.
 
         Raises:
-            CheckpointError: the model has another size than at that step.
+            CheckpointError: the model does not have its size at that step.
         """
         due = self.plan.find_phase(step).rung
         if due != self._rung:
@@ -308,14 +312,14 @@ class LadderTraining:
         self.spent.flops = self.plan.compute_flops(step) if spent is None else spent
 
     def follow_loading(self) -> None:
-        """Grow the model from now on to the size of any state dict that is loaded into it.
+        """Make the model grow to the size of any state dict that is later loaded into it.
 
         Loading raises CheckpointError if no rung has that size.
         """
         self.model.register_load_state_dict_pre_hook(_LoadingHook(self))
 
     def grow_as_loaded(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Grow the model to the size of a state dict, whose names of this model begin with ``prefix``."""
+        """Grow the model to its size in a state dict in which the model's names start with ``prefix``."""
         found = read_depths(self.plan.towers, prefix, state_dict)
         towers = self.plan.towers
         for index, rung in enumerate(self.plan.rungs):
@@ -328,7 +332,7 @@ class LadderTraining:
         raise CheckpointError(f"the state dict has {plural(depth, 'block')}, which is no size of this ladder")
 
     def _named_tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the model, and parameters of the optimizer that are not the model's."""
+        """Parameters and buffers of the model, and parameters of the optimizer that do not belong to the model."""
         tensors: dict[str, Tensor] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         own = set(tensors.values())
         others = [
@@ -340,7 +344,7 @@ class LadderTraining:
         return {**tensors, **{f"other/{index}": parameter for index, parameter in enumerate(others)}}
 
     def _describe_optimizer(self) -> str:
-        """Class and highest learning rates of the optimizer."""
+        """Class and maximum learning rates of the optimizer."""
         optimizer = self._get_optimizer()
         rates = ", ".join(f"{float(group[INITIAL_RATE]):g}" for group in optimizer.param_groups)
         return f"{type(optimizer).__name__} at {rates}"
@@ -351,7 +355,7 @@ class LadderTraining:
 
 
 class _LoadingHook:
-    """Hook of a model before it loads a state dict, which copies and pickles of the model lack."""
+    """Hook that runs before a model loads a state dict; copies and pickles of the model do not have it."""
 
     def __init__(self, training: LadderTraining | None = None) -> None:
         self._training = training

@@ -1,1 +1,1 @@
-"""Arrays, random streams, devices, FLOPs and stacked modules: what several packages compute with."""
+"""Arrays, random streams, devices, FLOPs and stacked modules, shared by several packages."""

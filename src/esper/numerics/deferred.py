@@ -1,7 +1,7 @@
 """Tensors between the CPU and a device: several in one copy, and results that the device may still be computing.
 
-To read a tensor, the CPU waits until its device has done all that was asked of it before. So whatever measures returns
-what it will say as `Deferred`, and who needs several results fetches them together, in one wait.
+To read a tensor, the CPU waits until the device has finished all earlier work. So measurements return their results as
+`Deferred`, and several results can be fetched together with a single wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Deferred(Generic[T]):
-    """A result that is known once its tensors have come from their device."""
+    """A result that is available once its tensors have been copied from their device."""
 
     tensors: Sequence[Tensor]
     """All of one type, on one device."""

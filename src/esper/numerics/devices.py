@@ -50,7 +50,7 @@ def require_device(name: str) -> torch.device:
 
 
 def describe_platform(devices: Iterable[str]) -> dict[str, str]:
-    """What results depend on beside settings and seeds: versions, operating system, and devices with their models."""
+    """What results depend on besides settings and seeds: versions, operating system, and devices with their models."""
     count = torch.cuda.device_count()
     models = {f"cuda:{index}": torch.cuda.get_device_name(index) for index in range(count)}
     models["cuda"] = models.get("cuda:0", "")

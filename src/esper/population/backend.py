@@ -31,13 +31,13 @@ class PopulationBackend:
 
     Args:
         population: The networks.
-        suite: Gives what growth is about, and the loss and score of guessing.
-        validation: What every network is measured on, ``[E, N, ...]``. Written into where data drift.
-        newest_examples: Returns the training examples by which promises are measured, ``[E, n, ...]``.
+        suite: Defines the objective of growth, and the loss and score of guessing.
+        validation: The data on which every network is measured, ``[E, N, ...]``; overwritten where data drift.
+        newest_examples: Returns the training examples on which promises are measured, ``[E, n, ...]``.
     """
 
     skills = 1
-    """By accuracy."""
+    """Number of measures of skill: one, the accuracy."""
 
     def __init__(
         self, population: Population, suite: Suite, validation: Batch, newest_examples: Callable[[], Batch]
@@ -51,7 +51,7 @@ class PopulationBackend:
 
     @property
     def size(self) -> int:
-        """E."""
+        """The number of networks E."""
         return self.networks.size
 
     @property
@@ -62,7 +62,7 @@ class PopulationBackend:
     def start_measurement(
         self, training: Deferred[TrainingReport], due: Bools, *, check_finite: bool
     ) -> Deferred[Measurement]:
-        """Measure all networks; the CPU waits once for training, evaluation and the check together."""
+        """Start to measure all networks; the CPU waits only once, for training, evaluation and check together."""
         evaluation = start_evaluation(self.networks, self.validation, due)
         finite = self._start_finite_check() if check_finite else Deferred((), partial(np.ones, self.size, np.bool_))
         measured = training.combine(evaluation).combine(finite)
@@ -72,7 +72,7 @@ class PopulationBackend:
         training, evaluation = results
         gradients = np.isfinite(training.host_gradient) & np.isfinite(training.seed_gradient).all(axis=1)
         losses = np.isfinite(training.loss) & np.isfinite(evaluation.loss)
-        # The skill of a network is that of its accuracy, whatever growth is about.
+        # A network's skill is measured by its accuracy, whatever the objective.
         vitals = Vitals(
             training.loss, skill(evaluation.accuracy, self._suite.classes)[:, None], losses & gradients & finite
         )
@@ -81,7 +81,7 @@ class PopulationBackend:
         return Measurement(training, self._score(evaluation), vitals)
 
     def evaluate(self, due: Bools) -> Evaluation:
-        """Measure all networks as they are now, and the modules in the slots ``due``, bool ``[E, S]``."""
+        """Measure all networks, and the modules in the slots ``due``, bool ``[E, S]``."""
         return self._score(start_evaluation(self.networks, self.validation, due).fetch())
 
     def evaluate_committed(self, data: Batch) -> CommittedEvaluation:
@@ -89,29 +89,29 @@ class PopulationBackend:
         return self._score(evaluate_committed(self.networks, data))
 
     def _score(self, evaluation: Scored) -> Scored:
-        """The evaluation by what growth is about: as it is for accuracy, with scores of losses otherwise."""
+        """The evaluation in terms of the objective: unchanged for accuracy, otherwise with scores from the losses."""
         by_loss = self._suite.objective == "loss"
         return evaluation.score_losses(self._suite.chance_loss) if by_loss else evaluation
 
     def _start_finite_check(self) -> Deferred[Bools]:
-        """``[E]``: whether all parameters and moments of a network are finite now."""
+        """``[E]``: whether all parameters and moments of a network are finite."""
         flat = self.networks.flat
-        # Zero times a number is zero, unless it is infinite or none.
+        # Zero times a number is zero, unless the number is infinite or NaN.
         zeros = torch.stack([flat.values, *flat.moments.values()]).mul_(0).sum(0)
         return Deferred((flat.sum_by_network(zeros),), np.isfinite)
 
     def measure_promises(self, due: Bools) -> Promises:
-        """Measure what blueprints promise in the slots ``due``, bool ``[E, S]``, by the newest training examples."""
+        """Measure the promises of blueprints in the slots ``due``, bool ``[E, S]``, on the newest training examples."""
         return self._meter.measure(self._newest_examples(), due).fetch()
 
     def snapshot(self, rows: Bools) -> None:
-        """Keep the present state of the networks ``rows``, bool ``[E]``, as the one to return to."""
+        """Save the current state of the networks ``rows``, bool ``[E]``, as their snapshot."""
         state = self.networks.state
         self._snapshots = (
             Snapshots.from_state(state) if self._snapshots is None else self._snapshots.retake(rows, state)
         )
 
     def restore(self, rows: Bools) -> Transitions:
-        """Return the networks ``rows``, bool ``[E]``, to their snapshots; returns what was pruned."""
+        """Restore the snapshots of the networks ``rows``, bool ``[E]``; returns which seeds were pruned."""
         assert self._snapshots is not None, "the governor takes a first snapshot of all networks"
         return roll_back(self.networks, rows, self._snapshots)

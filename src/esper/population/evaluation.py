@@ -1,4 +1,4 @@
-"""Measure every network on held-back data: as it is, with each of its seeds toggled, and without unfinished seeds."""
+"""Measure every network on held-out data: as it is, with each of its seeds toggled, and without unfinished seeds."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from esper.population.population import Population
 from esper.population.prefix_sharing import forward_variants, toggle_slots
 
 EVALUATION_CHUNK = 512
-"""Examples per network in one forward pass; bounds memory, changes no result."""
+"""Number of examples per network in one forward pass; it limits memory and does not change results."""
 
 
 def evaluate(population: Population, batch: Batch, due: Bools | None = None, *, shared: bool = True) -> Evaluation:
-    """Evaluate a population: the result of `start_evaluation`, waited for."""
+    """Evaluate a population; as `start_evaluation`, but waits for the result."""
     return start_evaluation(population, batch, due, shared=shared).fetch()
 
 
@@ -39,9 +39,10 @@ def start_evaluation(
 ) -> Deferred[Evaluation]:
     """Evaluate all networks and, in the same pass, the leave-one-out counterfactuals of their seeds.
 
-    A blended seed is compared with its absence, an isolated one is put in at full alpha and compared with the network
-    as it is. Only slots that are ``due``, bool ``[E, S]``, are measured (None: all are); a slot costs a pass through
-    what lies behind it if it is due in any network that has a seed there. ``shared`` as in `forward_variants`.
+    A network with a blended seed is compared with the same network without it. An isolated seed is added at full alpha,
+    and the result is compared with the network as it is. Only the slots ``due``, bool ``[E, S]``, are measured (None:
+    all slots). A slot costs a pass through the layers after it if it is due in any network that has a seed there.
+    ``shared`` is the same as in `forward_variants`.
     """
     population.execution.train(False)
     due = np.ones(population.table.stage.shape, np.bool_) if due is None else due
@@ -59,17 +60,17 @@ class VariantScores(NamedTuple):
     """Mean losses in nats."""
     accuracies: Tensor
     loss_errors: Tensor
-    """Standard errors of the differences from the losses of the first variant; NaN of a single example."""
+    """Standard errors of the differences from the first variant's losses; NaN for a single example."""
     accuracy_errors: Tensor
-    """The same of accuracies."""
+    """Standard errors of the differences from the first variant's accuracies; NaN for a single example."""
 
 
 def score_variants(logits: Tensor, labels: Tensor) -> VariantScores:
-    """Losses, accuracies, and the errors of their differences from those of the first variant.
+    """Losses and accuracies of variants, and the standard errors of their differences from the first variant.
 
-    From logits ``[E, V, N, classes]`` and labels ``[E, N]``, or ``[E, V, N, T, classes]`` and ``[E, N, T]``. All
-    variants see the same N examples, so a difference of means has the standard error of the mean of N differences; a
-    sequence is one example.
+    Logits are ``[E, V, N, classes]`` and labels ``[E, N]``, or ``[E, V, N, T, classes]`` and ``[E, N, T]``. All
+    variants are measured on the same N examples, so the standard error of a difference of means is that of the mean of
+    N differences. A sequence counts as one example.
     """
     shape, count = logits.shape[:2], labels.shape[1]
     logits, labels = logits.flatten(0, 1), labels.repeat_interleave(shape[1], dim=0)
@@ -79,7 +80,7 @@ def score_variants(logits: Tensor, labels: Tensor) -> VariantScores:
     means = figures.mean(2).view(2, *shape)
     by_example = figures.view(2, *shape, count, -1).mean(4)
     differences = by_example - by_example[:, :, :1]
-    # By hand, since torch warns of the deviation of a single example.
+    # Computed by hand, because torch warns about the deviation of a single example.
     squares = (differences - differences.mean(3, keepdim=True)).square().sum(3)
     errors = (squares / (count - 1) / count).sqrt()
     return VariantScores(*means.unbind(), *errors.unbind())
@@ -94,7 +95,7 @@ def _compute_contributions(
     loss_errors: Floats,
     accuracy_errors: Floats,
 ) -> Evaluation:
-    """The evaluation from the figures ``[E, V]`` of the networks and of each slot's variant, as of `VariantScores`."""
+    """The evaluation from the `VariantScores` ``[E, V]`` of the networks and of the variant for each slot."""
     by_accuracy, by_loss, accuracy_error, loss_error = np.full((4, *table.stage.shape), np.nan)
     for variant, slot in enumerate(slots, start=1):
         # The variant lacks a blended seed, and has an isolated one.
@@ -109,7 +110,7 @@ def _compute_contributions(
 
 @torch.inference_mode()
 def evaluate_committed(population: Population, batch: Batch) -> CommittedEvaluation:
-    """Evaluate the networks without their unfinished seeds, in chunks that bound memory and change no result."""
+    """Evaluate the networks without their unfinished seeds, in chunks that limit memory and do not change results."""
     population.execution.train(False)
     committed, count = select_committed(population), batch.labels.shape[1]
     chunk = min(EVALUATION_CHUNK, population.config.examples_per_pass or EVALUATION_CHUNK)

@@ -3,9 +3,9 @@
 1. *Stackable*: the host's own forward takes stacked parameters (`esper.numerics.stacking`).
 2. *Merged*: a host of plain linear layers and convolutions takes one batch of all networks' examples.
 3. *Vmapped*: any other host runs under `torch.func.vmap` over the networks.
-4. *Looped*: network by network, for hosts that vmap cannot take or that draw random numbers, and where it is faster.
+4. *Looped*: network by network, for hosts that vmap cannot handle or that draw random numbers, or where it is faster.
 
-README.md in this folder draws them.
+README.md in this folder has diagrams of them.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ Parameters = Mapping[str, Tensor]
 class SlotOp(Protocol):
     """Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``.
 
-    ``source`` is what the layers read that make the hidden units before the slot, ``[E, N, ...]``; None where there are
-    none to which others may be added.
+    ``source`` ``[E, N, ...]`` is the input of the layers that compute the hidden units before the slot; None where no
+    hidden units can be added.
     """
 
     def __call__(self, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor: ...
 
 
 class FunctionalModule:
-    """`torch.func.functional_call` of one module, with all names looked up once.
+    """`torch.func.functional_call` of one module, with all names looked up only once.
 
-    For a small host the look-up in every call would cost as much as the computation; here it costs nothing while the
-    same tensors come again. The module loses its own parameters and buffers and keeps what it was last called with: its
-    forward reads them as attributes, and must not call ``parameters()``.
+    For a small host, looking up names in every call would take as long as the computation. Here it costs nothing while
+    the same tensors are passed again. The module loses its own parameters and buffers, and keeps the tensors of the
+    last call as plain attributes. So its forward must not call ``parameters()``.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        # A tensor may have several places: tied weights.
+        # A tensor may have several places: weights can be tied.
         places: dict[Tensor, list[tuple[nn.Module, str]]] = {}
         for owner in module.modules():
             for attribute, tensor in _list_tensors(owner, recurse=False):
@@ -73,7 +73,7 @@ class FunctionalModule:
                 setattr(owner, attribute, tensor.detach())
 
     def __call__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
-        """The module's output with these parameters and buffers, stacked or of one network."""
+        """The module's output with these parameters and buffers, either stacked or of one network."""
         for name, tensor in (*parameters.items(), *buffers.items()):
             if self._current.get(name) is not tensor:
                 self._current[name] = tensor
@@ -88,14 +88,14 @@ def _list_tensors(module: nn.Module, *, recurse: bool) -> list[tuple[str, Tensor
 
 
 def call_module(module: nn.Module, parameters: Parameters, buffers: Parameters, *inputs: Tensor) -> Tensor:
-    """The module's output with these parameters and buffers of its own shapes."""
+    """The module's output with these parameters and buffers, which have the shapes of its own."""
     return functional_call(module, (dict(parameters), dict(buffers)), inputs)
 
 
 def make_stacked_call(module: nn.Module) -> Callable[..., Tensor]:
-    """A function of parameters, buffers and inputs that computes R modules of the shape of ``module`` at once.
+    """A function of parameters, buffers and inputs that computes R modules of the architecture of ``module`` at once.
 
-    All tensors are stacked: parameters and buffers by name, each ``[R, *shape]``, inputs and the result ``[R, ...]``.
+    All tensors are stacked: parameters and buffers by name, each ``[R, *shape]``, inputs and outputs ``[R, ...]``.
     """
     if isinstance(module, Stackable):
         return FunctionalModule(copy.deepcopy(module))
@@ -103,12 +103,12 @@ def make_stacked_call(module: nn.Module) -> Callable[..., Tensor]:
 
 
 def vmap_under_autocast(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`torch.func.vmap` of a function of parameters, buffers and inputs, under the autocast of its caller."""
+    """`torch.func.vmap` of a function of parameters, buffers and inputs that respects the caller's autocast."""
 
     def call_stacked(parameters: Parameters, buffers: Parameters, *inputs: Tensor) -> Tensor:
         device = inputs[0].device.type
         mode = AutocastInVmap(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else nullcontext()
-        # vmap would go through fused attention network by network, and fails in its backward pass on CUDA.
+        # vmap would run fused attention network by network, and its backward pass fails on CUDA.
         with mode, sdpa_kernel(SDPBackend.MATH):
             return vmap(call)(dict(parameters), dict(buffers), *inputs)
 
@@ -116,9 +116,9 @@ def vmap_under_autocast(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class AutocastInVmap(TorchFunctionMode):
-    """Rounds the arguments of matrix products and convolutions to ``dtype``, and raises those of norms to float32.
+    """Casts the arguments of matrix products and convolutions to ``dtype``, and those of norms to float32.
 
-    So does autocast, but a vmap takes these functions apart before autocast sees them.
+    This is what autocast does, but a vmap decomposes these functions before autocast can act on them.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -150,11 +150,11 @@ _ROUNDED = frozenset(
 )
 
 
-# Merging: the examples of all networks as one batch, for hosts whose parameters are all in linear layers and
-# convolutions. Only those layers must know whose examples they see; whatever else such a host does with a batch, it
-# does example by example. So it runs once, as it is, at any number of networks, without the cost of vmap. A merged
-# batch [N * E, ...] holds the first example of every network, then the second of every network, and so on: in this
-# order a convolution's channels of all networks already lie side by side, and one grouped convolution serves all.
+# Merging: the examples of all networks form one batch, for hosts whose parameters are all in linear layers and
+# convolutions. Only these layers depend on which network an example belongs to; the rest of such a host treats every
+# example separately. So the host runs once for any number of networks, without the cost of vmap. A merged batch
+# [N * E, ...] has the first example of every network, then the second of every network, and so on. In this order, the
+# channels of all networks are already adjacent, and one grouped convolution computes all networks.
 
 
 def merge_networks(stacked: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def split_networks(batch: Tensor, networks: int) -> Tensor:
 
 
 def enable_merging(host: nn.Module) -> None:
-    """Let the host's layers take merged batches while their parameters are stacked; otherwise nothing changes."""
+    """Make the host's layers accept merged batches while their parameters are stacked; otherwise nothing changes."""
     for layer in host.modules():
         if type(layer) in _FORWARD:
             layer.forward = partial(_FORWARD[type(layer)], layer)
@@ -177,9 +177,9 @@ def enable_merging(host: nn.Module) -> None:
 def can_merge(host: nn.Module, example_input: Tensor) -> bool:
     """Whether ``host`` computes merged batches correctly as a `FunctionalModule` after `enable_merging`.
 
-    It must have no buffers, and a trial must agree with a vmap over networks. The trial fails for a host that has
-    parameters elsewhere than in layers that can merge, that reads them otherwise (``next(self.parameters())``), or that
-    mixes the examples of a batch, as normalisation over it does.
+    The host must have no buffers, and a trial must agree with a vmap over networks. The trial fails for a host that has
+    parameters outside the layers that can merge, that accesses them in another way (``next(self.parameters())``), or
+    that mixes the examples of a batch, as batch normalisation does.
     """
     if any(True for _ in host.buffers()):
         return False
@@ -192,7 +192,7 @@ def _merges_like_vmap(host: nn.Module, example_input: Tensor, training: bool) ->
     merging = copy.deepcopy(plain)
     enable_merging(merging)
 
-    # Random values: zeros, or equal networks, would hide that networks are mixed up.
+    # Random values, because zeros or equal networks would hide a mix-up of networks.
     generator = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=generator, dtype=torch.float64)
     weights = {name: draw(networks, *parameter.shape) for name, parameter in plain.named_parameters()}
@@ -242,13 +242,13 @@ _FORWARD: Mapping[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: partial(_forward_convolution, plain=nn.Conv1d.forward, grouped=F.conv1d),
     nn.Conv2d: partial(_forward_convolution, plain=nn.Conv2d.forward, grouped=F.conv2d),
 }
-"""By exact type: a subclass may compute something else."""
+"""Forward functions by exact type: a subclass may compute something else."""
 
 
 class _LeaveVmap(torch.autograd.Function):
     """Passes the physical ``[E, N, ...]`` features of all networks to a slot op from inside a vmap over networks.
 
-    The outer autograd records what happens there, so neither `forward` nor `backward` ever runs.
+    The outer autograd records the slot op's operations, so neither `forward` nor `backward` ever runs.
     """
 
     generate_vmap_rule = False
@@ -281,7 +281,7 @@ def _move_networks_first(tensor: Tensor, axis: int | None, networks: int) -> Ten
     return tensor.expand(networks, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
 
-# What a slot calls: every way shows the slot op the features of its networks as [E, N, ...].
+# How a slot calls its slot op: each way of execution passes the features of its networks as [E, N, ...].
 
 
 def _apply_from_vmap(slot_op: SlotOp, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
@@ -306,7 +306,7 @@ _Apply = Callable[[SlotOp, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def _run_in_slot(apply: _Apply, slot_op: SlotOp, tap: SourceTap | None, features: Tensor, inputs: Tensor) -> Tensor:
-    """What the occupant of a slot returns: the slot op, with what the tap has kept in this pass."""
+    """The output of a slot: its slot op applied to the features, with the source that the tap recorded in this pass."""
     return apply(slot_op, features, inputs, None if tap is None else tap.get())
 
 
@@ -315,18 +315,18 @@ class Execution:
 
     Args:
         template: A host at full width.
-        slots: Names of submodules; or the names of layers between which hidden units may grow, whose slot is behind the
+        slots: Names of submodules; a tuple names layers between which hidden units may grow, with the slot after the
             last of them.
         example_input: ``[B, ...]``.
 
     Raises:
         SlotError: a slot's name does not fit the template, or no units can be added between layers.
-        TaskError: as `draws_in_training`.
+        TaskError: as for `draws_in_training`.
     """
 
     def __init__(self, template: nn.Module, slots: Sequence[str | tuple[str, ...]], example_input: Tensor) -> None:
         self.draws = draws_in_training(template, example_input)
-        """Whether hosts draw random numbers in training mode: then they need generators there, and are looped."""
+        """Whether hosts draw random numbers in training mode. If so, they need generators there, and are looped."""
         pairs = [place for place in slots if not isinstance(place, str)]
         short = next((place for place in pairs if len(place) < 2), None)
         if short is not None:
@@ -337,7 +337,7 @@ class Execution:
         makers = {place[-1]: place[:-1] for place in pairs}
         self._model = GrowingModel(copy.deepcopy(template), names, example_input, makers=makers)
         self._slots = [self._model.slots[name] for name in names]
-        # Layers are those of the template, since the model's lose their parameters.
+        # Layers are dropped from the sites, because the model's layers lose their parameters.
         sites = [replace(slot.site, layer=None) for slot in self._slots]
         self.sites: list[Site] = [fit_site(site, template, site.width) for site in sites]
         for site in self.sites:
@@ -346,7 +346,7 @@ class Execution:
         self._stacks = isinstance(template, Stackable)
         self._merges = not self._stacks and not self.draws and can_merge(template, example_input)
         self.needs_loop = self.draws or not (self._stacks or self._merges or can_vmap(template, example_input))
-        """Whether the hosts can only run one after the other."""
+        """Whether the hosts can run only one after the other."""
         self._global_generators = global_generators(template)
         if self._merges:
             enable_merging(self._model.host)
@@ -358,8 +358,8 @@ class Execution:
     ) -> Tensor:
         """Outputs ``[E, N', ...]`` of all networks on ``inputs`` ``[E, N, ...]``, as one program.
 
-        A `Stackable` host computes all of them by itself; others run on one merged batch where they can, or else under
-        a vmap over networks.
+        A `Stackable` host computes all networks by itself. Other hosts run on one merged batch if possible, and
+        otherwise under a vmap over networks.
         """
         if self._stacks:
             self._set_slot_ops(slot_ops, _apply)
@@ -379,12 +379,13 @@ class Execution:
         slot_ops: Sequence[Sequence[SlotOp | None]],
         generators: Sequence[torch.Generator] = (),
     ) -> Tensor:
-        """Outputs as of `run_stacked`, one network after the other; ``slot_ops[e]`` see network ``e`` as E = 1.
+        """The outputs of `run_stacked`, computed one network after the other.
 
-        What network ``e`` draws, as for dropout, follows from ``generators[e]``; none are needed if hosts draw nothing.
+        ``slot_ops[e]`` get the features of network ``e`` only, with E = 1. Random numbers of network ``e``, for dropout
+        for instance, come from ``generators[e]``; generators are not needed if hosts draw nothing.
         """
         outputs: list[Tensor] = []
-        # Not by an index, whose backward pass would fill a gradient of all networks for each of them.
+        # Not by indexing, whose backward pass would fill a gradient of all networks for each of them.
         rows = {name: tensor.unbind() for name, tensor in parameters.items()}
         for network, network_ops in enumerate(slot_ops):
             self._set_slot_ops(network_ops, _apply_to_one)
@@ -398,10 +399,11 @@ class Execution:
         return torch.stack(outputs)
 
     def can_share_prefixes(self, example_input: Tensor) -> bool:
-        """Whether every slot may append variants to the batch: not so if a connection bypasses a slot.
+        """Whether every slot may append variants to the batch, which fails if a connection bypasses a slot.
 
-        Every slot appends a copy of the first examples; the host must then return copies of its output, and a tensor
-        from before the slot no longer fits one from behind it. The slots must also be passed in their order.
+        In the trial, every slot appends a copy of the first examples, and the host must return copies of its outputs.
+        With a bypass, a tensor from before the slot no longer fits one from after it. Features must also pass the slots
+        in order.
         """
         inputs = example_input[:1].repeat(2, *[1] * (example_input.dim() - 1))
         order: list[int] = []

@@ -1,4 +1,4 @@
-"""Forward passes of a population: which seeds take part, with what alpha, and in how many passes it is computed."""
+"""Forward passes of a population: which seeds take part, at what alpha, and in how many parts they are computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from esper.population.slot_ops import BankSlice, BlendOp, SlotSeeds
 
 @dataclass(frozen=True)
 class ActiveSeeds:
-    """The seeds in a pass: which slots, with what alpha, and whose parameters learn. All arrays ``[E, S]``."""
+    """The seeds that take part in a pass, their alphas, and which of them learn; all arrays ``[E, S]``."""
 
     slots: Bools
     alpha: Float32s
@@ -38,12 +38,12 @@ def select_blended(population: Population) -> ActiveSeeds:
 
 
 def select_committed(population: Population) -> ActiveSeeds:
-    """The networks that would remain if the episode ended now: hosts and fossils."""
+    """The networks that would remain if the episode ended at this step: hosts and fossils."""
     return ActiveSeeds(population.table.stage == Stage.FOSSILIZED, population.table.alpha)
 
 
 def select_isolated(population: Population) -> ActiveSeeds | None:
-    """The networks with their isolated seeds at full alpha, in which only those seeds learn; None without any."""
+    """The networks with their isolated seeds at full alpha, where only these seeds learn; None if there are none."""
     training = population.table.stage == Stage.TRAINING
     if population.config.rules.isolation is not Isolation.SHADOW or not training.any():
         return None
@@ -52,7 +52,7 @@ def select_isolated(population: Population) -> ActiveSeeds | None:
 
 
 MakeSlotOp = Callable[[int, range], SlotOp | None]
-"""What a slot does to the features of these networks, which a pass holds from its first row on; None: nothing."""
+"""Makes the slot op of a slot for a range of networks, the first of which is row 0 of the pass; None: no operation."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class ForwardPass:
 
     networks: slice
     run: Callable[[Tensor, Parameters], Tensor]
-    """Their outputs ``[e, N', ...]`` from their inputs ``[e, N, ...]`` and all hosts' parameters ``[E, *shape]``."""
+    """Computes outputs ``[e, N', ...]`` from inputs ``[e, N, ...]`` and all hosts' parameters ``[E, *shape]``."""
 
 
 @dataclass(frozen=True)
 class ForwardProgram:
-    """The forward pass of all networks, in as many passes as the config's limit requires.
+    """The forward pass of all networks, in as many parts as the config's limit requires.
 
-    It holds for any number of batches, until the population's next decision.
+    It is valid for any number of batches, until the population's next decision.
     """
 
     passes: Sequence[ForwardPass]
@@ -91,10 +91,10 @@ def prepare_forward(
     generators: Sequence[torch.Generator] = (),
     banks: Mapping[SeedKind, SeedBank] | None = None,
 ) -> ForwardProgram:
-    """The forward pass with these seeds; where not all of them learn it leaves the hosts' buffers unchanged.
+    """The forward pass with these seeds. If not all of them learn, the hosts' buffers stay unchanged.
 
-    In training mode hosts that draw random numbers (`Execution.draws`) need ``generators``, one per network. ``banks``
-    holds the seeds; None: all of the population's.
+    In training mode, hosts that draw random numbers (`Execution.draws`) need ``generators``, one per network. ``banks``
+    has the seeds; None: all banks of the population.
     """
     make_slot_op, keep_buffers = prepare_slot_op(population, active, banks), active.learning is not None
     return build_program(population, make_slot_op, keep_buffers=keep_buffers, generators=generators)
@@ -103,7 +103,7 @@ def prepare_forward(
 def prepare_slot_op(
     population: Population, active: ActiveSeeds, banks: Mapping[SeedKind, SeedBank] | None = None
 ) -> MakeSlotOp:
-    """The slot ops of a pass with these seeds, which are in ``banks``; None: in the population's."""
+    """The slot ops of a pass with these seeds, which are in ``banks``; None: all banks of the population."""
 
     def make_slot_op(slot: int, networks: range) -> SlotOp | None:
         seeds = find_slot_seeds(population, active, slot, networks, banks)
@@ -122,7 +122,7 @@ def find_slot_seeds(
     networks: range,
     banks: Mapping[SeedKind, SeedBank] | None = None,
 ) -> SlotSeeds | None:
-    """The slot's seeds in a pass of these networks, if any; ``banks`` as in `prepare_slot_op`."""
+    """The slot's seeds in a pass of these networks; None if there are none. ``banks`` as in `prepare_slot_op`."""
     device = population.config.device
     slices: list[BankSlice] = []
     for kind, bank in (population.banks if banks is None else banks).items():
@@ -132,7 +132,7 @@ def find_slot_seeds(
         rows = (active.slots[owners, slot] & (owners >= networks.start) & (owners < networks.stop)).nonzero()[0]
         if not len(rows):
             continue
-        # Where a whole bank takes part nothing need be selected.
+        # If the whole bank takes part, no rows need to be selected.
         index = None if len(rows) == len(bank) else torch.from_numpy(rows).to(device, non_blocking=True)
         owners, learning = owners[rows], None
         if active.learning is not None:
@@ -151,7 +151,7 @@ def build_program(
     keep_buffers: bool = False,
     generators: Sequence[torch.Generator] = (),
 ) -> ForwardProgram:
-    """The forward pass with these slot ops; ``keep_buffers``: it leaves the hosts' buffers unchanged."""
+    """The forward pass with these slot ops; with ``keep_buffers``, the hosts' buffers stay unchanged."""
     size, limit = population.size, population.config.networks_per_pass or population.size
     spans = [range(first, min(first + limit, size)) for first in range(0, size, limit)]
     return ForwardProgram(
@@ -180,7 +180,7 @@ def _build_pass(
     def get_buffers() -> Parameters:
         return {name: view.clone() for name, view in views.items()} if keep_buffers else views
 
-    # Slot ops are made once for all batches: which rows they gather changes with decisions only.
+    # Slot ops are made once for all batches, because the rows that they gather change only with decisions.
     stacked, config = population.strategy == "stacked", population.config
     ops = [make_slot_op(slot, networks) for slot in slots] if stacked else []
     by_network = [
@@ -194,7 +194,7 @@ def _build_pass(
                 outputs = execution.run_stacked(select_rows(host), get_buffers(), inputs, ops)
             else:
                 outputs = execution.run_looped(select_rows(host), get_buffers(), inputs, by_network, generators)
-        # Losses, and the gradients that begin there, are computed in the population's own type.
+        # Losses and their gradients are computed in the population's own dtype.
         return outputs.to(config.dtype)
 
     return ForwardPass(rows, run)
@@ -206,8 +206,8 @@ ROUNDS = 3
 def find_fastest_strategy(population: Population, inputs: Tensor) -> Strategy:
     """The strategy with the smaller median time for a forward and a backward pass on ``inputs`` ``[E, N, ...]``.
 
-    Strategies take turns, after one round that does not count. Results do not depend on the choice but for rounding;
-    a run that must repeat itself exactly names its strategy instead. The population does not change.
+    Strategies are timed in turns, after one warm-up round. The choice changes results only by rounding; a run that must
+    be exactly reproducible should name its strategy instead. The population does not change.
     """
     if population.execution.needs_loop:
         return "looped"
@@ -222,12 +222,12 @@ def find_fastest_strategy(population: Population, inputs: Tensor) -> Strategy:
 
 
 def _time_pass(population: Population, inputs: Tensor) -> float:
-    # A CUDA device computes behind the program's back: wait for it before and after.
+    # A CUDA device computes asynchronously: wait for it before and after.
     on_cuda = inputs.device.type == "cuda"
     if on_cuda:
         torch.cuda.synchronize(inputs.device)
     start = time.perf_counter()
-    # Without a trace in running statistics.
+    # Running statistics must stay unchanged.
     program = build_program(population, prepare_slot_op(population, select_blended(population)), keep_buffers=True)
     total = program(inputs, population.host.parameters).square().sum()
     torch.autograd.grad(total, list(population.host.parameters.values()))

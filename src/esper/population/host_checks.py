@@ -1,8 +1,8 @@
-"""Checks of a host on random examples: what it draws and keeps, and whether vmap can take it.
+"""Checks of a host on random examples: random numbers, state between passes, and whether vmap can handle it.
 
-The networks of a population share one template, which computes each of them from its parameters, buffers and inputs.
-So a host may keep nothing but buffers, and what it draws at random must come from torch's global generators, which are
-seeded for each network alone.
+All networks of a population are computed by one template, from their parameters, buffers and inputs. So a host must
+keep no state except buffers, and its random numbers must come from torch's global generators, which are seeded for each
+network separately.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _NETWORKS = 2
 
 @dataclass
 class _Call:
-    """One call of a module, its arguments and output flattened; None where these cannot be compared."""
+    """One call of a module, with flattened arguments and output; None where these cannot be compared."""
 
     layer: str
-    """A description for messages."""
+    """A description of the module for error messages."""
     arguments: list[Any] | None
     output: list[Any] | None
     draws: bool
-    """Whether torch's global generators have moved."""
+    """Whether the call used torch's global generators."""
     draws_elsewhere: bool
-    """Whether the global generator of numpy or of Python has moved."""
+    """Whether the call used the global generator of numpy or of Python."""
 
 
 def draws_in_training(host: nn.Module, example_input: Tensor) -> bool:
@@ -53,11 +53,11 @@ def draws_in_training(host: nn.Module, example_input: Tensor) -> bool:
 
     Args:
         host: Any module.
-        example_input: ``[B, ...]``; gives shape, type and device of inputs.
+        example_input: ``[B, ...]``; its shape, dtype and device are those of inputs.
 
     Raises:
-        TaskError: the host fails on a batch; draws in evaluation mode, or from another generator than torch's global
-            ones; keeps something else than buffers from one pass to the next; or replaces a buffer.
+        TaskError: the host fails on a batch, draws random numbers in evaluation mode or from a generator other than
+            torch's global ones, keeps state other than buffers between passes, or replaces a buffer.
     """
     host = copy.deepcopy(host)
     buffers = dict(host.named_buffers())
@@ -74,7 +74,7 @@ def draws_in_training(host: nn.Module, example_input: Tensor) -> bool:
             try:
                 with torch.no_grad(), seed_globally(0, global_generators(host)):
                     passes.append(_record_calls(host, inputs, modules))
-            except Exception as error:  # whatever a user's host raises
+            except Exception as error:  # a user's host may raise anything
                 mode = "training" if host.training else "evaluation"
                 raise TaskError(
                     f"the host fails in {mode} mode on {_EXAMPLES} random examples: {type(error).__name__}: {error}"
@@ -94,14 +94,14 @@ def draws_in_training(host: nn.Module, example_input: Tensor) -> bool:
         draws |= first[0].draws
         problem = _find_problem(first, second, training=training)
         if problem:
-            # Again with all calls, to name the layer.
+            # Run again with all calls recorded, to name the layer.
             first, second = run_twice(list_named_modules(host))
             raise TaskError(_find_problem(first, second, training=training) or problem)
     return draws
 
 
 def _find_problem(first: Sequence[_Call], second: Sequence[_Call], *, training: bool) -> str:
-    """What is wrong with the innermost call at fault, from the calls in two passes; empty if nothing is."""
+    """The problem of the innermost faulty call, from the calls in two passes; an empty string if there is none."""
     for call in first:
         if call.draws_elsewhere:
             return (
@@ -113,7 +113,7 @@ def _find_problem(first: Sequence[_Call], second: Sequence[_Call], *, training: 
                 f"{call.layer} draws random numbers in evaluation mode, so that networks have no definite score: draw "
                 "in training mode only, as torch's dropout does"
             )
-    # Equal calls must have equal outputs; where calls differ in number or order, at least that of the host, the last.
+    # Equal calls must have equal outputs. If calls differ in number or order, compare at least the last, the host's.
     pairs = list(zip(first, second, strict=False))
     if [call.layer for call in first] != [call.layer for call in second]:
         pairs = [(first[-1], second[-1])]
@@ -127,7 +127,7 @@ def _find_problem(first: Sequence[_Call], second: Sequence[_Call], *, training: 
 
 
 def _record_calls(host: nn.Module, inputs: Tensor, modules: Sequence[tuple[str, nn.Module]]) -> list[_Call]:
-    """The calls of ``modules`` in a forward pass of the host, in the order of their ends: inner ones come first."""
+    """The calls of ``modules`` in a forward pass of the host, in the order in which they return: inner ones first."""
     calls: list[_Call] = []
     begun: list[tuple[list[Any] | None, list[Tensor], tuple[Any, ...]]] = []
     generators = global_generators(host)
@@ -168,7 +168,7 @@ def _copy_leaves(value: Any) -> list[Any] | None:
 
 
 def _are_close(leaves: Sequence[Any] | None, others: Sequence[Any] | None) -> bool:
-    """Whether flattened values are equal but for rounding; True if they cannot be compared."""
+    """Whether flattened values are equal up to rounding; True if they cannot be compared."""
     if leaves is None or others is None:
         return True
     return len(leaves) == len(others) and all(map(_is_close, leaves, others))
@@ -181,9 +181,9 @@ def _is_close(leaf: Any, other: Any) -> bool:
 
 
 def require_stateless_steps(hidden: Hidden) -> None:
-    """Raise SlotError if what a host does to ``hidden`` units keeps statistics or draws random numbers.
+    """Raise SlotError if the host's operations on ``hidden`` units keep statistics or draw random numbers.
 
-    Seeds of a population have no running statistics and no generator of their own.
+    Seeds of a population have neither running statistics nor their own generators.
     """
     layers = f"{' and '.join(map(repr, hidden.names))} and {hidden.reader_name!r}"
     between = f"no units can be added between {layers} in a population"
@@ -198,10 +198,10 @@ def require_stateless_steps(hidden: Hidden) -> None:
 
 
 def can_vmap(host: nn.Module, example_input: Tensor) -> bool:
-    """Whether a vmap over networks computes what ``host`` does with one after the other, in both modes.
+    """Whether a vmap over networks gives the same results as ``host`` for one network after the other, in both modes.
 
-    Outputs, gradients and buffers are compared on random parameters. It is False for operations that vmap cannot take,
-    and for Python code that depends on values.
+    Outputs, gradients and buffers are compared on random parameters. The result is False for operations that vmap does
+    not support, and for Python code that depends on values.
     """
     host = copy.deepcopy(host).to("cpu", torch.float64)
     generator = torch.Generator().manual_seed(0)
@@ -239,10 +239,10 @@ def can_vmap(host: nn.Module, example_input: Tensor) -> bool:
 
 
 def require_splittable_minibatches(host: nn.Module, example_input: Tensor, *, draws: bool) -> None:
-    """Raise ConfigError unless ``host`` computes a minibatch in parts as it does as a whole, in training mode.
+    """Raise ConfigError unless splitting a minibatch into parts does not change what ``host`` computes in training.
 
-    Outputs and buffers are compared on random parameters. Refused are hosts with batch normalisation, with whatever
-    changes buffers in every pass, and those that draw random numbers (``draws``).
+    Outputs and buffers are compared on random parameters. Hosts are rejected if they have batch normalisation, change
+    buffers in every pass, or draw random numbers (``draws``).
     """
     if draws:
         raise ConfigError(
@@ -269,7 +269,7 @@ def require_splittable_minibatches(host: nn.Module, example_input: Tensor, *, dr
 
 
 def require_bf16(host: nn.Module, example_input: Tensor) -> None:
-    """Raise ConfigError unless ``host`` computes and learns under autocast in bfloat16, on its device."""
+    """Raise ConfigError unless ``host`` can run forward and backward under autocast in bfloat16 on its device."""
     device = example_input.device
     reason = "torch has no autocast for it"
     supported = torch.amp.is_autocast_available(device.type)

@@ -31,35 +31,35 @@ class Batch(NamedTuple):
     inputs: Tensor
     """``[E, B, ...]``."""
     labels: Tensor
-    """int64 ``[E, B]``, or ``[E, B, T]`` where every position has one."""
+    """int64 ``[E, B]``, or ``[E, B, T]`` where every position has a label."""
 
 
 def compute_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of each network, ``[E]``: over its examples and, if there are any, their positions.
+    """Cross-entropy in nats of each network ``[E]``, averaged over examples and, if they have any, positions.
 
-    From logits ``[E, N, classes]`` or ``[E, N, T, classes]``, and labels ``[E, N]`` or ``[E, N, T]``.
+    Logits are ``[E, N, classes]`` or ``[E, N, T, classes]``, labels ``[E, N]`` or ``[E, N, T]``.
     """
     return compute_label_losses(logits, labels).mean(1)
 
 
 def compute_label_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in nats of each label, ``[E, N]`` or ``[E, N * T]``; shapes as of `compute_losses`."""
+    """Cross-entropy in nats of each label, ``[E, N]`` or ``[E, N * T]``; arguments as for `compute_losses`."""
     return F.cross_entropy(logits.flatten(1, -2).mT, labels.flatten(1), reduction="none")
 
 
 def compute_accuracies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Fraction of each network's labels that are classified correctly, ``[E]``; shapes as of `compute_losses`."""
+    """Fraction of each network's labels that are classified correctly, ``[E]``; arguments as for `compute_losses`."""
     return compute_label_hits(logits, labels).mean(1)
 
 
 def compute_label_hits(logits: Tensor, labels: Tensor) -> Tensor:
     """1 for each label that is classified correctly, else 0, ``[E, N]`` or ``[E, N * T]``."""
-    # The first largest, as of argmax, which is ten times slower where the classes are not innermost.
+    # The same result as argmax, which is ten times slower where the classes are not innermost.
     return (logits.max(-1).indices == labels).to(logits.dtype).flatten(1)
 
 
 def train(population: Population, batches: Iterable[Batch], frozen: Bools | None = None) -> TrainingReport:
-    """Train a population: the report of `start_training`, waited for."""
+    """Train a population; as `start_training`, but waits for the report."""
     return start_training(population, batches, frozen).fetch()
 
 
@@ -68,14 +68,14 @@ def start_training(
 ) -> Deferred[TrainingReport]:
     """Take one optimizer step per minibatch in every network; hosts and blended seeds learn together.
 
-    Isolated seeds (stage TRAINING) learn from a second pass in which they count fully and all else is fixed. The
-    networks ``frozen``, bool ``[E]``, keep all their values and buffers (None: all learn). The report must be fetched
-    before seeds come or go.
+    Isolated seeds (stage TRAINING) learn from a second pass in which they are at full alpha and everything else is
+    fixed. The networks ``frozen``, bool ``[E]``, keep all values and buffers (None: all networks learn). The report
+    must be fetched before any seed is added or removed.
     """
     population.execution.train(True)
     table, host, flat, device = population.table, population.host, population.flat, population.config.device
 
-    # Hosts always learn, seeds once they have germinated, and nothing does in a frozen network.
+    # Hosts always learn, and seeds once they have germinated, except in frozen networks.
     frozen = np.zeros(population.size, np.bool_) if frozen is None else frozen
     learning_seeds = table.owning & (table.stage != Stage.GERMINATED) & ~frozen[:, None]
     by_bank = [learning_seeds[bank.block.owners.numpy(), kind.slot] for kind, bank in population.banks.items()]
@@ -83,18 +83,18 @@ def start_training(
     frozen_rows = torch.from_numpy(frozen).to(device, non_blocking=True)
     saved_buffers = {name: buffer[frozen_rows] for name, buffer in host.buffers.items()} if frozen.any() else {}
 
-    # Seeds that came with the latest decision take no part yet. They are the last of their bank, so the others are a
-    # view of it, and no minibatch has to gather them.
+    # Seeds of the latest decision do not take part yet. They are the last rows of their bank, so the other rows are a
+    # view, and no minibatch has to gather them.
     banks = {kind: bank.head(_count_taking_part(table, kind, bank)) for kind, bank in population.banks.items()}
     blocks = [host, *(bank.block for bank in banks.values())]
 
-    # The passes hold for all minibatches: seeds come and go with decisions only.
+    # The passes are valid for all minibatches, because seeds change only with decisions.
     generators = make_generators(population, isolated=False)
     joint_passes = prepare_forward(population, select_blended(population), generators, banks).passes
     isolated = select_isolated(population)
     isolated_passes: Sequence[ForwardPass | None] = [None] * len(joint_passes)
     if isolated is not None:
-        # Others than in the joint pass: whether there is an isolated one depends on all networks.
+        # Not the generators of the joint pass: whether there is an isolated pass depends on all networks.
         generators = make_generators(population, isolated=True)
         isolated_passes = prepare_forward(population, isolated, generators, banks).passes
     fixed_host = {name: stacked.detach() for name, stacked in host.parameters.items()}
@@ -107,7 +107,7 @@ def start_training(
     labels: list[Tensor] = []
     norms: list[Tensor] = []
     for batch in batches:
-        # Pass by pass, and in each some examples after the others, so that only one graph is held at a time.
+        # Pass by pass, and in each pass one part of the examples at a time, so that only one graph is in memory.
         sums: list[Tensor] = []
         batch_losses: list[Tensor] = []
         batch_logits: list[Tensor] = []
@@ -122,17 +122,17 @@ def start_training(
             ):
                 outputs = joint_pass.run(inputs, host.parameters)
                 mean_losses = compute_losses(outputs, targets)
-                # Summed, not averaged: no network's gradient may depend on how many others there are.
+                # Summed, not averaged: a network's gradient must not depend on the number of networks.
                 total = mean_losses.sum()
                 if isolated_pass is not None:
                     total = total + compute_losses(isolated_pass.run(inputs, fixed_host), targets).sum()
                 if most < examples:
-                    # Each part by its share of the examples, so that all of them add up to the minibatch's mean.
+                    # Weight each part by its number of examples, so that the parts add up to the minibatch's mean.
                     share = targets.shape[1] / examples
                     mean_losses, total = mean_losses * share, total * share
                 by_leaf = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
-                # A pass's gradient has the size of all networks and is zero in those of other passes. So gradients are
-                # added up, which for other networks is exact, and not kept; leaf by leaf, as two may share one.
+                # The gradient of a pass has entries for all networks, which are zero for the networks of other passes.
+                # So gradients are added up, which is exact, instead of kept; leaf by leaf, as two may share one.
                 if sums:
                     for index, summand in enumerate(by_leaf):
                         sums[index] = sums[index] + summand
@@ -147,7 +147,7 @@ def start_training(
         gradient = torch.cat([*(part.reshape(-1) for part in sums), no_gradient]).index_select(0, place_of_value)
         norms.append(compute_row_norms(flat.split_rows(gradient)))
         if frozen.any():
-            # Not by multiplication: a frozen network's gradient need not be finite.
+            # Not by multiplication, because a frozen network's gradient may be infinite or NaN.
             gradient = gradient.masked_fill(flat.expand_rows(~learning), 0.0)
         settings = population.config.optimizer
         if settings.clip_norm is not None:
@@ -158,7 +158,7 @@ def start_training(
         logits.append(torch.cat(batch_logits))
         labels.append(batch.labels)
 
-    # A forward pass of hosts with running statistics has changed those of frozen networks, too.
+    # Forward passes have changed the running statistics of frozen networks, too: restore them.
     for name, saved in saved_buffers.items():
         host.buffers[name][frozen_rows] = saved
 
@@ -169,10 +169,10 @@ def start_training(
 
 
 def make_generators(population: Population, *, isolated: bool) -> list[torch.Generator]:
-    """Generators of what hosts draw from now on in training, one per network; none if they draw nothing.
+    """Generators for the hosts' random numbers in the next training steps, one per network; empty if none are drawn.
 
-    They follow from a network's random seed and the steps it has taken, so they need not be saved, and no network
-    depends on its neighbours.
+    They are determined by a network's random seed and the number of its steps. So they need not be saved, and a network
+    does not depend on others.
     """
     if not population.execution.draws:
         return []
@@ -184,16 +184,16 @@ def make_generators(population: Population, *, isolated: bool) -> list[torch.Gen
 
 
 def _count_taking_part(table: SeedTable, kind: SeedKind, bank: SeedBank) -> int:
-    """How many of the bank's rows there are up to the last one whose seed has more than germinated."""
+    """The number of rows of the bank up to the last seed that is past the stage of germination."""
     taking_part = table.stage[bank.block.owners.numpy(), kind.slot] != Stage.GERMINATED
     return int(taking_part.nonzero()[0].max(initial=-1)) + 1
 
 
 def _locate_gradients(flat: FlatParameters, blocks: Sequence[StackedParameters]) -> Tensor:
-    """Where each value's gradient stands, int64 ``[V]``, if those of all ``blocks`` are laid end to end.
+    """The place of each value's gradient, int64 ``[V]``, in the concatenated gradients of ``blocks``.
 
-    The blocks are the first rows of those of ``flat``, and their named parameters follow one another, each with all its
-    rows. Behind them stands one zero, for the values of the other rows.
+    The blocks have the first rows of the blocks of ``flat``. Their named parameters follow one another, each with all
+    its rows. After them comes a single zero, for the values of all other rows.
     """
     count = sum(block.values.numel() for block in blocks)
     positions = torch.arange(count, device=flat.values.device)
@@ -211,9 +211,9 @@ def _locate_gradients(flat: FlatParameters, blocks: Sequence[StackedParameters])
 
 
 def compute_row_norms(gradients: Sequence[Tensor]) -> Tensor:
-    """Norms ``[R]`` of the rows of gradients ``[r, P]``, the hosts' first, as of `FlatParameters.split_rows`."""
+    """Norms ``[R]`` of the rows of gradients ``[r, P]``, hosts first, as returned by `FlatParameters.split_rows`."""
     hosts, *seeds = gradients
-    # Two formulas, which differ in the last bit: policies see these figures and were trained with just these.
+    # Two formulas, which differ in the last bit: policies observe these figures and were trained with exactly these.
     return torch.cat([hosts.square().sum(1).sqrt(), *(rows.norm(dim=1) for rows in seeds)])
 
 
@@ -221,7 +221,7 @@ def _make_report(
     population: Population, learning_seeds: Bools, losses: Floats, accuracies: Floats, norms: Floats
 ) -> TrainingReport:
     """The report from losses and accuracies ``[E]`` and the norms ``[T, R]`` of all rows in T minibatches."""
-    # From rows to networks and slots; 0 in slots without a seed.
+    # Map rows to networks and slots; slots without a seed get 0.
     table = population.table
     host_norms, bank_norms = np.split(norms, [population.size], axis=1)
     seed_norms = np.zeros((len(norms), *table.stage.shape))
@@ -246,13 +246,13 @@ def _make_report(
 
 
 def draw_shuffled_order(examples: int, count: int, rng: np.random.Generator) -> Ints:
-    """``count`` indices into ``examples``: as many whole shuffled epochs as needed, the last one cut."""
+    """``count`` indices of examples: as many shuffled epochs as needed, the last one truncated."""
     epochs = -(-count // examples)
     return np.concatenate([rng.permutation(examples) for _ in range(epochs)])[:count]
 
 
 def stack_data(data: Sequence[Data], device: torch.device) -> Batch:
-    """All examples of E data sets of one size, ``[E, N, ...]``."""
+    """Stack all examples of E data sets of equal size, ``[E, N, ...]``."""
     inputs, labels = torch.stack([part.inputs for part in data]), torch.stack([part.labels for part in data])
     return Batch(inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True))
 
@@ -260,8 +260,8 @@ def stack_data(data: Sequence[Data], device: torch.device) -> Batch:
 class TrainingStream:
     """Minibatches ``[E, B, ...]`` for E networks, one after the other.
 
-    Networks may have different numbers of examples; each passes through its own set in its own shuffled epochs. Room is
-    kept for ``capacity`` examples per network, and more when it is needed.
+    Networks may have different numbers of examples; each iterates over its own data in its own shuffled epochs. Memory
+    is allocated for ``capacity`` examples per network, and more if needed.
     """
 
     def __init__(
@@ -271,17 +271,17 @@ class TrainingStream:
         labels = torch.stack([_pad_examples(part.labels, capacity) for part in data])
         self._inputs: Tensor = inputs.to(device, non_blocking=True)
         self._labels: Tensor = labels.to(device, non_blocking=True)
-        # Orders index the examples of all networks, one after the other: one gather then serves all of them.
+        # Orders are indices into the concatenated examples of all networks, so that one gather serves them all.
         offsets = np.arange(len(data))[:, None] * capacity
         self._order = torch.from_numpy(np.stack(orders) + offsets).to(device, non_blocking=True)
         self._batch_size = batch_size
 
     def replace(self, network: int, data: Data, order: Ints | None = None) -> None:
-        """From now on ``network`` draws from other data, in the same order as before or in a new one of its length."""
+        """Replace the data of ``network``, keeping its order of examples or taking a new one of the same length."""
         networks, capacity = self._labels.shape[:2]
         extra = len(data) - capacity
         if extra > 0:
-            # Room for more examples in every network moves the places of all.
+            # More room per network changes the places of all examples.
             self._inputs, self._labels = (
                 torch.cat([part, part.new_zeros(networks, extra, *part.shape[2:])], 1)
                 for part in (self._inputs, self._labels)
@@ -294,7 +294,7 @@ class TrainingStream:
             self._order[network] = torch.from_numpy(order + network * capacity).to(self._order, non_blocking=True)
 
     def draw_batches(self, first: Ints, count: int) -> Iterator[Batch]:
-        """``count`` minibatches; network e begins with its minibatch number ``first[e]``."""
+        """Yield ``count`` minibatches; network e starts with its minibatch number ``first[e]``."""
         start = torch.from_numpy(first * self._batch_size).to(self._order, non_blocking=True)
         places = start.unsqueeze(1) + torch.arange(self._batch_size, device=start.device)
         for number in range(count):

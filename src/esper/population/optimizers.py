@@ -1,6 +1,6 @@
 """Row-wise optimizers: every row of a `FlatParameters` has its own learning rate and step count.
 
-Each equals its `torch.optim` namesake applied to the row's module alone.
+Each gives the same result as its namesake in `torch.optim` applied to the row's module alone.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ ADAM_EPSILON = 1e-8
 CLIP_EPSILON = 1e-6
 
 MOMENT_NAMES: dict[str, tuple[str, ...]] = {"adamw": ("mean", "square"), "sgd": ("velocity",)}
-"""The optimizer state that each row carries."""
+"""Names of the optimizer state of each row, by optimizer."""
 
 
 @torch.no_grad()
 def optimizer_step(flat: FlatParameters, gradient: Tensor, learning: Tensor, settings: OptimizerSettings) -> None:
-    """One step in place on the rows that are ``learning``, bool ``[R]``; the others keep values and step count.
+    """Take one step in place on the rows ``learning``, bool ``[R]``; other rows keep their values and step counts.
 
-    The gradient ``[V]`` of those others must be zero.
+    The gradient ``[V]`` must be zero in rows that are not learning.
     """
     step = _step_adamw if settings.name == "adamw" else _step_sgd
     step(flat, gradient, learning.to(flat.steps), settings)

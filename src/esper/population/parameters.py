@@ -1,9 +1,9 @@
-"""All parameters of a population with their optimizer state: one flat vector, seen as stacks of rows.
+"""All parameters of a population with their optimizer state: one flat vector, with views as stacks of rows.
 
-`ParameterLayout` describes how a module lies in a row, `StackedParameters` holds many modules of one architecture,
-`SeedBank` the seeds of one kind, and `PopulationParameters` all of them, whose rows are views of one `FlatParameters`.
-A forward pass sees named tensors ``[R, *shape]``; an optimizer step is a few operations on one vector, however many
-networks, layers and seeds there are.
+`ParameterLayout` describes how a module's parameters are arranged in a row. `StackedParameters` has many modules of one
+architecture, `SeedBank` the seeds of one kind, and `PopulationParameters` everything, as views of one `FlatParameters`.
+A forward pass uses named tensors ``[R, *shape]``. An optimizer step is a few operations on one vector, whatever the
+number of networks, layers and seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from esper.population.execution import make_stacked_call
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """How the named parameters of one module lie in a flat row of P values."""
+    """How the named parameters of one module are arranged in a flat row of P values."""
 
     shapes: Mapping[str, torch.Size]
 
@@ -40,26 +40,26 @@ class ParameterLayout:
 
     @property
     def sizes(self) -> list[int]:
-        """Values per parameter."""
+        """Number of values of each parameter."""
         return [math.prod(shape) for shape in self.shapes.values()]
 
     @property
     def size(self) -> int:
-        """P."""
+        """P, the number of values in a row."""
         return sum(self.sizes)
 
     def unflatten(self, values: Tensor) -> dict[str, Tensor]:
-        """Flat rows ``[R, P]`` as named stacked parameters ``[R, *shape]``: views."""
+        """View flat rows ``[R, P]`` as named stacked parameters ``[R, *shape]``."""
         parts: Sequence[Tensor] = torch.split_with_sizes(values, self.sizes, dim=1)
         rows = len(values)
         return {name: part.view(rows, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def flatten(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Stacked parameters ``[R, *shape]``, in order, as flat rows ``[R, P]``: the inverse of `unflatten`."""
+        """Join stacked parameters ``[R, *shape]``, in order, into flat rows ``[R, P]``; the inverse of `unflatten`."""
         return torch.cat([parameter.flatten(1) for parameter in parameters], dim=1)
 
     def flatten_module(self, module: nn.Module) -> Tensor:
-        """The parameters of a module of these shapes, or of a narrower one padded with zeros, as one flat row ``[P]``.
+        """The parameters of a module as one flat row ``[P]``, padded with zeros if the module is narrower.
 
         Raises:
             ValueError: the module's parameters have other names, or exceed the shapes.
@@ -73,23 +73,23 @@ class ParameterLayout:
 
 
 def pad_to_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """``tensor`` with zeros at the end of every axis up to ``shape``; raises ValueError if it exceeds the shape."""
+    """Pad ``tensor`` with zeros at the end of every axis to ``shape``; raises ValueError if it exceeds the shape."""
     if tensor.shape == shape:
         return tensor
     if tensor.dim() != len(shape) or any(size > limit for size, limit in zip(tensor.shape, shape, strict=True)):
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not fit into {tuple(shape)}")
-    # F.pad starts at the last axis, with the width before it and the width behind it.
+    # F.pad starts with the last axis and takes the widths before and after it.
     widths = [width for size, limit in zip(tensor.shape, shape, strict=True) for width in (limit - size, 0)]
     return F.pad(tensor, widths[::-1])
 
 
 @dataclass(frozen=True)
 class StackedParameters:
-    """R modules of one architecture, hosts or seeds: for each a row of parameters, optimizer state and buffers.
+    """R modules of one architecture, hosts or seeds: each has a row of parameters, optimizer state and buffers.
 
-    Methods return new stacks, so an owner commits a change by one assignment or not at all. Values and optimizer state
-    are created and dropped in one call, so a row can neither lack its state nor leave any behind. Only optimizers, and
-    forward passes that keep running statistics, write into the tensors.
+    Methods return new stacks, so a change is committed by one assignment or not at all. Values and optimizer state are
+    created and removed together, so a row never lacks its state and never leaves any behind. Only optimizers, and
+    forward passes that update running statistics, write into the tensors.
     """
 
     layout: ParameterLayout
@@ -100,7 +100,7 @@ class StackedParameters:
     moments: Mapping[str, Tensor]
     """Optimizer state by name, each ``[R, P]``."""
     steps: Tensor
-    """Optimizer steps each row has taken, ``[R]``, of the values' type."""
+    """Number of optimizer steps that each row has taken, ``[R]``, in the dtype of the values."""
     learning_rates: Tensor
     """``[R]``."""
     owners: Tensor
@@ -110,7 +110,7 @@ class StackedParameters:
     def empty(
         cls, module: nn.Module, moment_names: Sequence[str], dtype: torch.dtype, device: torch.device
     ) -> StackedParameters:
-        """A stack without rows, of the shapes of ``module``, which has this type and is on this device."""
+        """A stack without rows, with the shapes of ``module``, which must have this dtype and device."""
         layout = ParameterLayout.from_module(module)
         values = torch.zeros(0, layout.size, dtype=dtype, device=device)
         return cls(
@@ -133,7 +133,7 @@ class StackedParameters:
         return {name: view.requires_grad_() for name, view in self.layout.unflatten(self.values).items()}
 
     def stack_modules(self, modules: Sequence[nn.Module]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Values ``[r, P]`` and buffers ``[r, *shape]`` of modules of this architecture, padded with zeros if narrower.
+        """Stack modules of this architecture, zero-padded if narrower: values ``[r, P]``, buffers ``[r, *shape]``.
 
         Raises:
             ValueError: a module's parameters have other names, or exceed the shapes.
@@ -148,25 +148,25 @@ class StackedParameters:
     def with_rows(
         self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
     ) -> StackedParameters:
-        """These rows and ``r`` new ones ``[r, P]``, with zero moments and no steps taken."""
+        """The stack with ``r`` additional rows ``[r, P]``, with zero moments and no steps taken."""
         return self.join(self.make_rows(values, buffers, learning_rates, owners))
 
     def reset_rows(
         self, rows: Tensor, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor
     ) -> StackedParameters:
-        """The stack with other, untrained parameters ``[r, P]`` and buffers at ``rows``, int64 ``[r]``."""
+        """The stack with new, untrained parameters ``[r, P]`` and buffers at ``rows``, int64 ``[r]``."""
         index = rows.to(self.values.device, non_blocking=True)
         new = self.make_rows(values, buffers, learning_rates, self.owners[rows])
         return self._map_tensors(lambda tensors: tensors[0].index_copy(0, index, tensors[1]), self.owners, new)
 
     def head(self, count: int) -> StackedParameters:
-        """The first ``count`` rows: views, whose named parameters are leaves of their own."""
+        """The first ``count`` rows, as views whose named parameters are separate leaves."""
         return (
             self if count == len(self) else self._map_tensors(lambda tensors: tensors[0][:count], self.owners[:count])
         )
 
     def join(self, other: StackedParameters) -> StackedParameters:
-        """These rows, followed by the other ones."""
+        """The rows of this stack, followed by the rows of the other."""
         return self._map_tensors(torch.cat, torch.cat([self.owners, other.owners]), other)
 
     def select(self, rows: Tensor) -> StackedParameters:
@@ -181,7 +181,7 @@ class StackedParameters:
     def make_rows(
         self, values: Tensor, buffers: Mapping[str, Tensor], learning_rates: Tensor, owners: Tensor
     ) -> StackedParameters:
-        """Rows of this architecture, type and device, with zero moments and no steps taken."""
+        """Rows of this architecture, dtype and device, with zero moments and no steps taken."""
         count = values.shape[0]
         if values.shape != (count, self.layout.size) or learning_rates.shape != (count,) or owners.shape != (count,):
             raise ValueError(
@@ -202,7 +202,7 @@ class StackedParameters:
     def _map_tensors(
         self, function: Callable[[list[Tensor]], Tensor], owners: Tensor, *stacks: StackedParameters
     ) -> StackedParameters:
-        """Apply ``function`` to each tensor with those of ``stacks``; the rows then have these ``owners``."""
+        """Apply ``function`` to each tensor and its counterparts in ``stacks``; the new rows have these ``owners``."""
         stacks = (self, *stacks)
         return StackedParameters(
             self.layout,
@@ -216,12 +216,12 @@ class StackedParameters:
 
 
 class Piece(NamedTuple):
-    """Rows of a block of one of several flat vectors."""
+    """Selected rows of one block, in one of several flat vectors."""
 
     source: int
-    """Which of the vectors."""
+    """Index of the vector."""
     block: int
-    """Which of its blocks."""
+    """Index of the block in that vector."""
     rows: Ints
     """int64 ``[r]``."""
 
@@ -231,19 +231,19 @@ class FlatParameters:
     """The rows of several stacks in one flat vector: R rows, V values in all, in the order of ``blocks``."""
 
     blocks: Sequence[StackedParameters]
-    """Views of this vector: what changes here changes there."""
+    """Views of this vector; changes to one are visible in the other."""
     values: Tensor
     """``[V]``."""
     moments: Mapping[str, Tensor]
     """Optimizer state by name, each ``[V]``."""
     steps: Tensor
-    """``[R]``, as the other fields of `StackedParameters`."""
+    """``[R]``; this and the following fields are as in `StackedParameters`."""
     learning_rates: Tensor
     """``[R]``."""
     owners: Tensor
     """int64 ``[R]``."""
     row_lengths: Tensor
-    """Values in each row, int64 ``[R]``."""
+    """Number of values in each row, int64 ``[R]``."""
 
     @classmethod
     def from_blocks(cls, blocks: Sequence[StackedParameters]) -> FlatParameters:
@@ -261,11 +261,11 @@ class FlatParameters:
     def gather(
         cls, sources: Sequence[FlatParameters], blocks: Sequence[Sequence[Piece]], moment_names: Iterable[str]
     ) -> FlatParameters:
-        """Copies of rows of several vectors in one: a block for each sequence of pieces, all of which have its layout.
+        """Copy rows of several vectors into one, with one block per sequence of pieces, which must share a layout.
 
-        All values are gathered at once, however many blocks there are. A block that stays whole keeps its buffers.
+        All values are gathered at once, whatever the number of blocks. A block that stays whole keeps its buffers.
         """
-        # Where each row begins in the sources, laid end to end, and in the new vector.
+        # Where each row starts in the concatenated sources and in the new vector.
         source_blocks = [block for source in sources for block in source.blocks]
         sizes = np.array([len(block) for block in source_blocks])
         lengths: Ints = np.repeat([block.layout.size for block in source_blocks], sizes)
@@ -277,7 +277,7 @@ class FlatParameters:
         new_lengths: Ints = lengths[rows]
         distance: Ints = (lengths.cumsum() - lengths)[rows] - (new_lengths.cumsum() - new_lengths)
 
-        # Only numbers for each row are sent to the device, not for each value.
+        # Only one number per row is sent to the device, not one per value.
         device, count = sources[0].values.device, int(new_lengths.sum())
         packed = torch.from_numpy(np.stack([rows, new_lengths, distance])).to(device, non_blocking=True)
         row_index, row_lengths, row_distance = packed.unbind()
@@ -321,7 +321,7 @@ class FlatParameters:
     ) -> FlatParameters:
         """The vector with blocks of these layouts, numbers of rows and buffers.
 
-        Blocks are views: what the optimizer writes into the vector is what a forward pass reads.
+        Blocks are views, so a forward pass uses what the optimizer writes into the vector.
         """
         blocks: list[StackedParameters] = []
         value, row = 0, 0
@@ -334,7 +334,7 @@ class FlatParameters:
                 )
             )
             value, row = span.stop, rows.stop
-        # Only a number for each row is sent to the device, not one for each value.
+        # Only one number per row is sent to the device, not one per value.
         lengths = np.repeat([block.layout.size for block in blocks], [len(block) for block in blocks])
         row_lengths = torch.from_numpy(lengths).to(values.device, non_blocking=True)
         return cls(blocks, values, moments, steps, learning_rates, owners, row_lengths)
@@ -346,7 +346,7 @@ class FlatParameters:
         return rows.repeat_interleave(self.row_lengths, output_size=len(self.values))
 
     def split_rows(self, values: Tensor) -> list[Tensor]:
-        """A vector ``[V]`` as matrices ``[r, P]``, views: the first block, and then one for all that are as long."""
+        """View a vector ``[V]`` as matrices ``[r, P]``: one for the first block, then one for each length of rows."""
         first, *others = self.blocks
         shapes = [(len(first), first.layout.size)]
         for size, blocks in itertools.groupby(others, lambda block: block.layout.size):
@@ -355,21 +355,21 @@ class FlatParameters:
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def expand_rows(self, by_row: Tensor) -> Tensor:
-        """``[R]`` to ``[V]``: each row's number for each of its values."""
+        """Repeat each row's number for all its values, ``[R]`` to ``[V]``."""
         return by_row.index_select(0, self.row_of_value)
 
     def sum_by_network(self, values: Tensor) -> Tensor:
-        """``[V]`` to ``[E]``: the sum over each network's values.
+        """Sum over each network's values, ``[V]`` to ``[E]``.
 
-        Row by row, and then over rows, so that the order of additions is the same every time: on a GPU
-        ``index_add`` would add in whatever order its threads come.
+        The sum is over each row and then over rows, so that additions always have the same order: on a GPU the order of
+        ``index_add`` depends on its threads.
         """
         by_row = torch.segment_reduce(values, "sum", lengths=self.row_lengths, unsafe=True)
         return torch.cat([by_row, by_row.new_zeros(1)])[self._rows_of_network].sum(1)
 
     @cached_property
     def _rows_of_network(self) -> Tensor:
-        """The rows of each network, int64 ``[E, K]``; R, the first that there is not, where it has fewer than K."""
+        """Indices of each network's rows, int64 ``[E, K]``; filled up with R where a network has fewer than K rows."""
         owners = self.owners.numpy()
         counts = np.bincount(owners)
         order = np.argsort(owners, kind="stable")
@@ -380,32 +380,32 @@ class FlatParameters:
 
 
 def concatenate_flat(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor ``[R, P]`` per block as a vector ``[V]``."""
+    """Concatenate one tensor ``[R, P]`` per block into a vector ``[V]``."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 class SeedKind(NamedTuple):
-    """Which seeds have parameters of the same shapes, and are computed alike."""
+    """A slot and a blueprint: seeds of one kind have the same shapes and are computed in the same way."""
 
     slot: int
-    """An index, as is the blueprint."""
+    """Index of the slot; the blueprint is an index, too."""
     blueprint: int
     blend: Blend = Blend.ADD
 
 
 SeedModule: TypeAlias = Blueprint | BlendedBlueprint
-"""What `esper.growth.seed.blend_blueprint` makes: a seed's parameters, and what they change."""
+"""The result of `esper.growth.seed.blend_blueprint`: a seed's parameters and computation."""
 
 
 @dataclass(frozen=True)
 class SeedBank:
-    """All seeds of one kind across the population, computed as one grouped call; replaced when seeds come or go."""
+    """All seeds of one kind in the population, computed in one grouped call; replaced when its seeds change."""
 
     template: SeedModule
     """A seed of this kind at the widest site."""
     call: Callable[..., Tensor]
-    """What seeds add, at full weight, to their networks' features ``[r, N, ...]``, from their parameters and buffers,
-    each ``[r, *shape]``, these features, and their networks' inputs ``[r, N, ...]``."""
+    """Computes what seeds add, at full alpha, to features ``[r, N, ...]``. The arguments are parameters and buffers,
+    each ``[r, *shape]``, the features, and the networks' inputs ``[r, N, ...]``."""
     block: StackedParameters
     """One row per seed."""
 
@@ -422,7 +422,7 @@ class SeedBank:
         return len(self.block)
 
     def create_bank(self, seeds: Sequence[SeedModule], learning_rates: Tensor, owners: Tensor) -> SeedBank:
-        """A bank of these seeds alone, with ``learning_rates [r]`` and int64 ``owners [r]``."""
+        """A bank of only these seeds, with ``learning_rates [r]`` and int64 ``owners [r]``."""
         values, buffers = self.block.stack_modules(seeds)
         return replace(self, block=self.block.make_rows(values, buffers, learning_rates, owners))
 
@@ -431,28 +431,28 @@ class SeedBank:
         return self if count == len(self) else replace(self, block=self.block.head(count))
 
     def without(self, owners: Tensor) -> SeedBank:
-        """The bank less the seeds of the networks in ``owners``, int64 ``[n]``."""
+        """The bank without the seeds of the networks in ``owners``, int64 ``[n]``."""
         return replace(self, block=self.block.without(owners))
 
 
 @dataclass(frozen=True)
 class PopulationParameters:
-    """The hosts' rows, the banks of seeds, and the flat vector that both are views of.
+    """The hosts' rows, the banks of seeds, and the flat vector of which both are views.
 
-    They are replaced, never changed, when rows come or go: a population holds all its rows by one reference, which it
-    exchanges once a change has succeeded as a whole.
+    When rows are added or removed, a new object replaces this one. So a population has a single reference to all its
+    rows, and replaces it once a change has succeeded as a whole.
     """
 
     host: StackedParameters
     """One row per network, in order."""
     banks: Mapping[SeedKind, SeedBank]
-    """Banks of seeds by kind; none of them is empty, and those whose rows are as long stand side by side."""
+    """Banks of seeds by kind; none is empty, and banks with rows of equal length are adjacent."""
     flat: FlatParameters
-    """All rows: the hosts', then the banks'."""
+    """All rows: first the hosts, then the banks."""
 
     @classmethod
     def build(cls, host: StackedParameters, banks: Mapping[SeedKind, SeedBank]) -> PopulationParameters:
-        """Copies of all rows, moved into one flat vector; banks without seeds are dropped."""
+        """Copy all rows into one flat vector; banks without seeds are dropped."""
         banks = {kind: banks[kind] for kind in _order_kinds(banks) if len(banks[kind])}
         flat = FlatParameters.from_blocks([host, *(bank.block for bank in banks.values())])
         host, *blocks = flat.blocks
@@ -462,9 +462,10 @@ class PopulationParameters:
     def exchange_seeds(
         self, gone: Mapping[SeedKind, Ints], newborn: Mapping[SeedKind, SeedBank]
     ) -> PopulationParameters:
-        """Copies of all rows but the seeds of the networks ``gone``, int64 ``[n]`` of each kind, and the newborn seeds.
+        """Copy all rows, without the seeds ``gone`` and with those in ``newborn``.
 
-        Newborn seeds become the last ones of their banks.
+        ``gone`` has the networks, int64 ``[n]``, whose seed of a kind is removed. Newborn seeds become the last rows of
+        their banks.
         """
         if not gone and not newborn:
             return self
@@ -490,5 +491,5 @@ class PopulationParameters:
 
 
 def _order_kinds(banks: Mapping[SeedKind, SeedBank]) -> list[SeedKind]:
-    """Kinds whose rows are as long stand side by side."""
+    """Kinds in an order in which kinds with rows of equal length are adjacent."""
     return sorted(banks, key=lambda kind: (banks[kind].block.layout.size, kind))

@@ -1,8 +1,8 @@
 """A population: E networks of one architecture, their seeds, and the lifecycle table of all slots.
 
-It owns every parameter. Whether a seed is born or dies is decided by the lifecycle's pure functions; this file only
-carries it out. All that changes is one immutable state, exchanged in one assignment once the new one is complete: a
-call that fails, for whatever reason, leaves everything as it was.
+A population owns every parameter. The lifecycle's pure functions decide which seeds are added and removed; this module
+only carries that out. The whole state is one immutable object, replaced in one assignment once the new one is complete.
+So a call that fails, for whatever reason, changes nothing.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ from esper.population.parameters import (
 from esper.tasks.suite import OptimizerSettings
 
 Fossils = tuple[SeedKind, ...]
-"""Finished seeds of one network."""
+"""Kinds of the finished seeds of one network."""
 
 
 class NetworkSpec(NamedTuple):
     """What one network of a population starts from."""
 
     host: nn.Module
-    """Its architecture is the template's; it is at most as wide, freshly initialised."""
+    """A freshly initialised host with the template's architecture, at most as wide."""
     widths: tuple[int, ...]
-    """Its live channels at each slot."""
+    """Number of live channels at each slot."""
     learning_rate: float
     seed: int
-    """Random seed of everything that is drawn for its modules."""
+    """Random seed of everything that is drawn for the network's modules."""
     fossils: Fossils = ()
-    """What it has from the first step on, fresh and at alpha 1; nothing, if it is to grow by itself."""
+    """Modules that the network has from the first step, freshly initialised and at alpha 1; usually none."""
 
 
 class NetworkSpecs:
-    """E networks with K blueprints on offer at each of their S slots, and what these would cost. Never changed.
+    """E networks with K available blueprints at each of their S slots, and the costs of these; immutable.
 
     Args:
-        networks: E of them.
-        sites: At full width, one per slot.
+        networks: The E networks.
+        sites: The site of each slot, at full width.
         kinds: The K blueprints.
-        bytes_per_parameter: For a value, its gradient and its optimizer state.
+        bytes_per_parameter: Memory of a value with its gradient and its optimizer state.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class NetworkSpecs:
     ) -> None:
         self.networks, self.sites, self.kinds, self._bytes_per_parameter = networks, sites, kinds, bytes_per_parameter
         self.widths: Ints = np.array([network.widths for network in networks])
-        """Live channels at each slot, ``[E, S]``."""
+        """Number of live channels at each slot, ``[E, S]``."""
         self.learning_rates: Floats = np.array([network.learning_rate for network in networks])
         """``[E]``."""
         self.host_parameters: Ints = np.array(
             [sum(p.numel() for p in network.host.parameters()) for network in networks]
         )
-        """Parameters before any growth, ``[E]``."""
-        # Networks of equal widths at a slot share a site.
+        """Number of parameters before any growth, ``[E]``."""
+        # Networks with equal widths at a slot share a site.
         self.sites_by_sizes: list[dict[tuple[int, ...], Site]] = [{} for _ in sites]
-        """The different sites that networks have at each slot, by `measure_site`."""
+        """The distinct sites of the networks at each slot, by the sizes that `measure_site` returns."""
         self.site_places: Ints = np.zeros(self.widths.shape, np.int64)
-        """The place of each network's site among these, ``[E, S]``."""
+        """Index of each network's site among these, ``[E, S]``."""
         for slot, (widest, found) in enumerate(zip(sites, self.sites_by_sizes, strict=True)):
             for row, network in enumerate(networks):
                 sizes = measure_site(widest, network.host, network.widths[slot])
@@ -99,7 +99,7 @@ class NetworkSpecs:
                     found[sizes] = fit_site(widest, network.host, network.widths[slot])
                 self.site_places[row, slot] = list(found).index(sizes)
         self.costs, self.compatible = self._price_seeds()
-        """What seeds would cost, and whether a blueprint serves a slot, ``[E, S, K]``."""
+        """What seeds would cost, and whether a blueprint supports a slot, ``[E, S, K]``."""
 
     def _price_seeds(self) -> tuple[Costs, Bools]:
         shape = (*self.widths.shape, len(self.kinds))
@@ -127,9 +127,9 @@ class NetworkSpecs:
         return NetworkSpecs(changed, self.sites, self.kinds, self._bytes_per_parameter)
 
     def create_seed(self, network: int, kind: SeedKind, predecessors: int) -> SeedModule:
-        """A fresh seed; ``predecessors`` counts the earlier seeds of that slot.
+        """A new seed; ``predecessors`` is the number of earlier seeds in that slot.
 
-        Whatever the blueprint's constructor raises passes through.
+        Errors of the blueprint's constructor are not caught.
         """
         spec, slot = self.networks[network], kind.slot
         site = list(self.sites_by_sizes[slot].values())[int(self.site_places[network, slot])]
@@ -138,9 +138,9 @@ class NetworkSpecs:
 
 
 Strategy = Literal["stacked", "looped"]
-"""How the networks are run: as one program, or one after the other. The results are the same."""
+"""How the networks are computed, with the same results: as one program, or one after the other."""
 StrategyChoice = Strategy | Literal["auto"]
-"""``auto``: whichever is faster here, found by timing both once."""
+"""``auto`` is the faster strategy for the given hosts and device, found by timing both once."""
 STRATEGIES: tuple[Strategy, ...] = ("stacked", "looped")
 _DTYPES = (torch.float32, torch.float64)
 
@@ -152,31 +152,32 @@ class PopulationConfig:
     template: nn.Module
     """The host at full width; only its architecture matters."""
     slots: tuple[str | tuple[str, ...], ...]
-    """Submodules that get a slot, first to last; or layers between which hidden units may grow, as in `Suite.sites`."""
+    """Submodules that get a slot, first to last; a tuple names layers between which hidden units may grow, as in
+    `Suite.sites`."""
     blueprints: tuple[str, ...]
-    """Registry names on offer; a blueprint's index in actions and tables is its index here."""
+    """Registry names of the available blueprints; a blueprint's index in actions and tables is its index here."""
     example_input: Tensor
-    """``[B, ...]``, for the probe forward."""
+    """``[B, ...]``, for the forward pass that probes the host."""
     optimizer: OptimizerSettings = OptimizerSettings()
     rules: Rules = Rules()
     strategy: Strategy = "stacked"
-    """Hosts that vmap cannot take, or that draw random numbers, are looped in any case."""
+    """How the networks are computed; hosts that vmap cannot handle, or that draw random numbers, are always looped."""
     networks_per_pass: int | None = None
-    """The most networks that are computed at once, so that what a pass keeps fits into memory; None: all of them. The
-    results are the same."""
+    """Largest number of networks that are computed at once, to limit memory; None: all networks. Results do not depend
+    on it."""
     examples_per_pass: int | None = None
-    """The most examples of a minibatch, and of what networks are measured on, that are computed at once; None: all of
-    them. Gradients of a minibatch's parts are added up before its step: results are the same but for rounding. Refused
-    for hosts that would learn something else from parts of a minibatch."""
+    """Largest number of examples that are computed at once, in training and in measurements; None: all examples.
+    Gradients of the parts of a minibatch are added up before the step, so results change only by rounding. Not allowed
+    for hosts for which splitting a minibatch changes training."""
     bf16: bool = False
     """Whether forward passes are computed under autocast in bfloat16, in training and in all measurements. Parameters,
     optimizer state, losses and promises stay in ``dtype``, which must be float32."""
     dtype: torch.dtype = torch.float32
-    """float32 or float64: in types of fewer digits an optimizer's step counts stand still, bfloat16's at 256."""
+    """float32 or float64. With lower precision an optimizer's step count stops increasing, in bfloat16 at 256."""
     device: torch.device = torch.device("cpu")
     budget: Budget = Budget()
     gradient_health: GradientHealthSettings = GradientHealthSettings()
-    """At which ratios gradients have vanished or exploded in reports on training."""
+    """The ratios at which gradients count as vanished or exploded in training reports."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
@@ -194,7 +195,7 @@ Actions = Ints
 
 @dataclass(frozen=True)
 class PopulationState:
-    """All of a population that changes. Optimizers write into the parameters; everything else is replaced."""
+    """The changing state of a population. Optimizers write into the parameters; everything else is replaced."""
 
     specs: NetworkSpecs
     table: SeedTable
@@ -208,11 +209,12 @@ class Population:
     """E networks, computed as one program. Networks never influence one another.
 
     Raises:
-        SlotError: a slot's name does not fit the template; no units can be added between layers, or none are on offer
-            there; units are on offer, and no slot is between layers; or a blueprint is made for one layer of one model.
-        TaskError: the template keeps or draws what networks cannot have for themselves; see `draws_in_training`.
-        ConfigError: bfloat16 or parts of minibatches that the hosts cannot learn with; or the rules allow blends that a
-            blueprint does not take.
+        SlotError: a slot's name does not fit the template; no units can be added between the layers of a slot; such a
+            slot is given without blueprints for hidden units, or such blueprints without a slot; or a blueprint is made
+            for one layer of one model.
+        TaskError: the template keeps state or draws random numbers in an unsupported way; see `draws_in_training`.
+        ConfigError: the hosts cannot be trained in bfloat16 or with split minibatches, or the rules allow blends that a
+            blueprint does not support.
         UnknownBlueprintError: a blueprint is not registered.
     """
 
@@ -256,12 +258,12 @@ class Population:
         self.replace(np.arange(self.size), networks)
 
     def replace(self, rows: Ints, networks: Sequence[NetworkSpec]) -> None:
-        """Put new networks, with the fossils they start with, into ``rows``, int64 ``[r]``; all others go on untouched.
+        """Put new networks, with their initial fossils, into ``rows``, int64 ``[r]``; all others stay unchanged.
 
         Raises:
-            IllegalActionError: a blueprint does not serve the slot where a network is to start with it.
+            IllegalActionError: a blueprint does not support the slot where a network should start with it.
         """
-        # Hosts with new values, and no seeds.
+        # Hosts with new values and without seeds.
         state, index = self.state, torch.from_numpy(rows)
         replaced = np.isin(np.arange(self.size), rows)
         specs = state.specs.with_networks(rows.tolist(), networks)
@@ -272,7 +274,7 @@ class Population:
         germinations = state.germinations.copy()
         germinations[rows] = 0
 
-        # The fossils that networks start with, as table and as modules.
+        # The initial fossils of the networks, in the table and as modules.
         blueprints = np.full(germinations.shape, NO_BLUEPRINT, np.int64)
         blends = np.zeros_like(blueprints)
         for row, network in zip(rows.tolist(), networks, strict=True):
@@ -289,23 +291,23 @@ class Population:
         )
 
     def legal_actions(self) -> ActionMasks:
-        """What each network's controller may do now."""
+        """The legal actions of each network's controller."""
         return legal_actions(self.table, self.evidence, self.config.rules, self.specs.compatible, self._affordable)
 
     def decide(self, actions: Actions) -> Step:
-        """Take one action per network, int64 ``[E, 8]``, and let all other slots live on.
+        """Take one action per network, int64 ``[E, 8]``, and advance the lifecycle of all other slots.
+
+        After any error, including errors of a blueprint or a lack of memory, nothing has changed.
 
         Raises:
             IllegalActionError: an action is not legal.
-
-        Whatever else a blueprint or a lack of memory raises passes through; nothing has changed then.
         """
-        # The lifecycle decides which seeds come and go.
+        # The lifecycle decides which seeds are added and removed.
         state = self.state
         result = step(state.table, state.evidence, actions, self.config.rules, state.specs.compatible, self._affordable)
         changes = result.transitions
 
-        # Rows are moved into another flat vector only if seeds come or go.
+        # Rows are moved into a new flat vector only if seeds are added or removed.
         parameters = state.parameters
         pruned = changes.after == Stage.PRUNED
         if (changes.born | pruned).any():
@@ -320,7 +322,7 @@ class Population:
     def _create_seeds(
         self, changes: Transitions, specs: NetworkSpecs, germinations: Ints
     ) -> Mapping[SeedKind, SeedBank]:
-        """Banks of the seeds that came in ``changes``; ``germinations [E, S]`` counts the earlier ones of each slot."""
+        """Banks of the seeds that germinate in ``changes``; ``germinations [E, S]`` counts earlier seeds per slot."""
         banks: dict[SeedKind, SeedBank] = {}
         for kind, owners in group_by_kind(changes, changes.born).items():
             seeds = [specs.create_seed(owner, kind, int(germinations[owner, kind.slot])) for owner in owners.tolist()]
@@ -339,12 +341,12 @@ class Population:
 
     @property
     def _affordable(self) -> Bools:
-        """``[E, S, K]``: the blueprints that the budget still allows."""
+        """``[E, S, K]``: which blueprints the budget still allows."""
         return affordable_blueprints(self.config.budget, self.specs.costs, self.table, self.config.rules.blends)
 
     @property
     def specs(self) -> NetworkSpecs:
-        """The networks as they started, and what their widths imply."""
+        """The specifications of the networks at their start, with costs and sites."""
         return self.state.specs
 
     @property
@@ -354,7 +356,7 @@ class Population:
 
     @property
     def evidence(self) -> Evidence:
-        """What was measured of the seeds; set it after measuring."""
+        """The measurements of the seeds; set it after measuring."""
         return self.state.evidence
 
     @evidence.setter
@@ -388,12 +390,12 @@ class Population:
 
     @property
     def budget_left(self) -> Floats:
-        """``[E]``: the share of the scarcest cap that is not spent yet."""
+        """``[E]``: the fraction of the budget that is left, for the cap of which the least is left."""
         return budget_left(self.config.budget, self.specs.costs, self.table)
 
     @property
     def charge(self) -> Charge:
-        """What rent is paid on: parameters."""
+        """The cost on which rent is paid, which is the number of parameters."""
         return Charge(self.specs.costs.parameters, self.host_parameters)
 
     def slots_of_layout(self, layout: Layout) -> Bools:
@@ -401,12 +403,12 @@ class Population:
         return np.tile([site.layout is layout for site in self.execution.sites], (self.size, 1))
 
     def count_seed_parameters(self, slots: Bools) -> Ints:
-        """``[E]``: live parameters of the seeds in ``slots``, bool ``[E, S]``."""
+        """``[E]``: number of live parameters of the seeds in ``slots``, bool ``[E, S]``."""
         return (self.specs.costs.parameters.resident(self.table) * slots).sum(axis=1)
 
 
 def _require_slots_for(kinds: Sequence[type[Blueprint]], slots: Sequence[str | tuple[str, ...]]) -> None:
-    """Refuse blueprints that fit no slot of any population, and hidden units without a pair of layers or vice versa."""
+    """Reject blueprints that no population supports, and hidden units without layers to add them to, or vice versa."""
     of_one_layer = next((kind.name for kind in kinds if kind.context in (Context.LAYER, Context.CALL)), None)
     if of_one_layer is not None:
         raise SlotError(
@@ -423,7 +425,7 @@ def _require_slots_for(kinds: Sequence[type[Blueprint]], slots: Sequence[str | t
 
 
 def _count_births(germinations: Ints, changes: Transitions) -> Ints:
-    """Seeds that each slot has had, ``[E, S]``, those that came in ``changes`` included."""
+    """Number of seeds that each slot has had, ``[E, S]``, including those that germinate in ``changes``."""
     counts = germinations.copy()
     counts[changes.env[changes.born], changes.slot[changes.born]] += 1
     return counts

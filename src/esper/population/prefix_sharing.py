@@ -1,8 +1,8 @@
-"""Several variants of every network in one pass, in which what they have in common is computed once.
+"""Several variants of every network in one pass, with their common layers computed once.
 
-A variant is the same network with other alphas of its seeds. All variants enter the host as one block of the batch;
-at a slot where some begin to differ, copies of the block are appended to the batch. That is exact: variants that agree
-up to a slot have the same features there, and in evaluation mode a host treats every example by itself.
+A variant is the same network with other alphas of its seeds. All variants enter the host as one block of the batch. At
+a slot where variants start to differ, copies of the block are appended to the batch. This is exact: variants that agree
+up to a slot have the same features there, and in evaluation mode a host treats every example separately.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from esper.population.slot_ops import BankSlice, add_to_rows_in_place, append_br
 
 @dataclass(frozen=True)
 class SlotBranches:
-    """What one slot does to the P blocks of a batch that reach it: A of the P + A that leave it are appended copies."""
+    """The branches at one slot: P blocks of the batch reach it, P + A leave it, and the last A are appended copies."""
 
     parents: Sequence[int]
-    """The block that each of the A appended ones is a copy of."""
+    """Index of the block of which each of the A appended blocks is a copy."""
     toggled: Bools
     """``[P + A, E]``: the networks whose seed is toggled here, block by block."""
 
 
 @dataclass(frozen=True)
 class BranchPlan:
-    """How V variants spread over the blocks of a batch on their way through S slots."""
+    """How V variants are distributed over the blocks of a batch at S slots."""
 
     slots: Sequence[SlotBranches]
-    """Branches of each slot, in the order in which features pass them."""
+    """Branches at each slot, in the order in which features pass the slots."""
     places: Sequence[int]
     """The block in which each variant leaves the last slot, V of them."""
 
     def list_parents(self, slot: int) -> list[int]:
-        """The block that each of those was copied from which earlier slots than ``slot`` have appended, in order."""
+        """For each block appended by a slot before ``slot``, in order, the block of which it is a copy."""
         return [parent for branches in self.slots[:slot] for parent in branches.parents]
 
     @property
     def blocks(self) -> int:
-        """Blocks that leave the last slot."""
+        """Number of blocks that leave the last slot."""
         return len(self.slots[-1].toggled)
 
 
 def plan_shared_prefixes(toggled: Bools) -> BranchPlan:
-    """All variants begin as one block, which branches where they begin to differ; ``toggled`` ``[V, E, S]``."""
+    """A plan in which all variants start as one block that branches where they differ; ``toggled`` ``[V, E, S]``."""
     places, slots = [0] * len(toggled), list[SlotBranches]()
     for slot in range(toggled.shape[2]):
         here = toggled[:, :, slot]
         count = max(places) + 1
         parents: list[int] = []
         # Variants stay together if they arrive in one block and are toggled alike here. The first such group keeps the
-        # block's place; each other one gets a copy behind all blocks.
+        # block's place; each other group gets a copy after all blocks.
         blocks: dict[tuple[int, bytes], int] = {}
         example: dict[int, int] = {}
         for variant, parent in enumerate(places):
@@ -75,30 +75,30 @@ def plan_shared_prefixes(toggled: Bools) -> BranchPlan:
 
 
 def plan_replicas(toggled: Bools) -> BranchPlan:
-    """Every variant has its own block from the start; ``toggled`` ``[V, E, S]``."""
+    """A plan in which every variant has its own block from the start; ``toggled`` ``[V, E, S]``."""
     return BranchPlan([SlotBranches((), toggled[:, :, slot]) for slot in range(toggled.shape[2])], range(len(toggled)))
 
 
 @dataclass(frozen=True)
 class BranchingOp:
-    """As `BlendOp` for a batch of several variants, some of which begin to differ at this slot.
+    """`BlendOp` for a batch of several variants, some of which start to differ at this slot.
 
-    P blocks of N examples reach the slot, ``[E, P * N, ...]``; P + A leave it. What lies before it, and the seeds'
-    contributions, are thus computed once for all variants that differ only here or later.
+    P blocks of N examples reach the slot, ``[E, P * N, ...]``; P + A leave it. So the layers before the slot and the
+    seeds' contributions are computed once for all variants that differ only here or later.
     """
 
     parents: Sequence[int]
-    """The block that each of the A last ones is a copy of, but for its alphas."""
+    """Index of the block of which each of the last A blocks is a copy, with other alphas."""
     earlier_parents: Sequence[int]
-    """Likewise of the blocks that earlier slots have appended, in order."""
+    """The same for the blocks appended by earlier slots, in order."""
     examples: int
-    """N."""
+    """N, the number of examples in a block."""
     banks: Sequence[tuple[BankSlice, Tensor, Tensor]]
     """Seeds, their networks' rows ``[r]``, and their alphas in the blocks that leave, ``[r, P + A]``."""
 
     def __call__(self, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
         outputs = append_branches(features, self.parents, self.examples)
-        # Bank by bank, as no gradient has to be gathered: what few rows need stays in the processor's cache.
+        # Bank by bank, because no gradient has to be gathered, and the data of a few rows stay in the CPU's cache.
         for seeds, rows, alphas in self.banks:
             h = x = gather_rows(features, rows)
             context = seeds.choose_context(features, inputs, source)
@@ -110,9 +110,9 @@ class BranchingOp:
         return outputs
 
     def _spread(self, context: Tensor, blocks: int) -> Tensor:
-        """The p blocks ``[r, p * N, ...]`` of an earlier place of the host, for all P ``blocks`` that reach this slot.
+        """Extend the p blocks ``[r, p * N, ...]`` from an earlier place in the host to all P ``blocks`` at this slot.
 
-        Those that were appended in between get what the block has that they were copied from.
+        A block that was appended in between gets the values of the block of which it is a copy.
         """
         earlier = context.shape[1] // self.examples
         if earlier == blocks:
@@ -125,20 +125,20 @@ class BranchingOp:
 
 @dataclass(frozen=True)
 class Variants:
-    """V variants of E networks: in each some of the seeds have another alpha than by default."""
+    """V variants of E networks, in which some of the seeds have another alpha than their default."""
 
     active: ActiveSeeds
-    """The seeds, and their default alphas."""
+    """The seeds and their default alphas."""
     toggled_alpha: Float32s
-    """Their other alphas, ``[E, S]``."""
+    """The other alpha of each seed, ``[E, S]``."""
     toggled: Bools
-    """Which have those, ``[V, E, S]``; in slots without a seed it changes nothing."""
+    """Which seeds have the other alpha, ``[V, E, S]``; in slots without a seed it has no effect."""
 
 
 def toggle_slots(population: Population, slots: Sequence[int]) -> Variants:
-    """The networks as they are, and then, for each of ``slots``, with that slot's seeds toggled.
+    """The unchanged networks, followed by one variant for each of ``slots``, with that slot's seeds toggled.
 
-    A blended seed is left out; one that is not blended in is put in instead, at full alpha.
+    Toggling removes a blended seed, and adds a seed that is not blended at full alpha.
     """
     table = population.table
     alpha = np.where(table.blended, table.alpha, np.float32(0))
@@ -152,8 +152,8 @@ def toggle_slots(population: Population, slots: Sequence[int]) -> Variants:
 def forward_variants(population: Population, variants: Variants, inputs: Tensor, *, shared: bool) -> Tensor:
     """Outputs ``[E, V, N, ...]`` of all V variants on ``inputs`` ``[E, N, ...]``.
 
-    ``shared``: layers before a slot are computed once for the variants that differ only from there on. Not possible for
-    hosts with a skip connection across a slot; there, and as the reference, the whole batch is replicated.
+    With ``shared``, layers before a slot are computed once for variants that differ only from there on. This is not
+    possible for hosts with a skip connection across a slot. For these, and as the reference, the batch is replicated.
     """
     most = population.config.examples_per_pass
     if most is not None and inputs.shape[1] > most:

@@ -1,8 +1,8 @@
-"""What every blueprint promises in the slots of a population's networks, from one more pass.
+"""Promises of all blueprints in the slots of a population's networks, from one additional pass.
 
-`esper.growth.promise` has the formula. All networks, slots and blueprints are measured together: one forward and
-backward pass gives features and functional gradients at all slots, and then each blueprint at each slot is
-differentiated example by example for all networks at once.
+`esper.growth.promise` has the formula. All networks, slots and blueprints are measured together. One forward and
+backward pass gives features and functional gradients at all slots. Then each blueprint at each slot is differentiated
+example by example, for all networks at once.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from esper.population.parameters import StackedParameters
 from esper.population.population import Population
 
 _SEED, _DRAW = 0, 0
-"""Random seed and draw of the initial values of newborns; all networks of equal widths share them."""
+"""Random seed and draw of the initial values of newborns, which all networks of equal widths share."""
 
 
 @dataclass(frozen=True)
 class _Newborns:
-    """A blueprint at a slot, newborn, for W sites that networks have there."""
+    """Newly initialised modules of a blueprint at a slot, one for each of the W sites of networks there."""
 
     template: Blueprint
     count: int
     """W."""
     reached: Parameters
-    """The parameters that a gradient reaches, ``[W, *shape]``, as wide as the widest."""
+    """The parameters that get a gradient, ``[W, *shape]``, padded to the widest site."""
     fixed: Parameters
-    """All other parameters, and the buffers, likewise."""
+    """All other parameters and the buffers, in the same form."""
 
 
 class PromiseMeter:
-    """Measures what blueprints promise to the networks of ``population``."""
+    """Measures the promises of blueprints for the networks of ``population``."""
 
     def __init__(self, population: Population) -> None:
         self._population = population
         self._newborns: dict[tuple[int, int], _Newborns] = {}
         self._sites: dict[int, dict[tuple[int, ...], Site]] = {}
-        """By slot, the sites that networks have or had there, by `measure_site`."""
+        """For each slot, all current and past sites of networks there, by `measure_site`."""
 
     def measure(self, batch: Batch, due: Bools) -> Deferred[Promises]:
-        """Measure the promises in the slots ``due``, bool ``[E, S]``, by examples ``[E, N, ...]``."""
+        """Measure the promises in the slots ``due``, bool ``[E, S]``, on examples ``[E, N, ...]``."""
         population = self._population
         shape = (population.size, population.table.slots, len(population.config.blueprints))
         due = due[:, :, None] & population.specs.compatible
@@ -80,12 +80,12 @@ class PromiseMeter:
         for slot, record in enumerate(recorded):
             sites = self._find_sites(slot)
             for blueprints, networks in self._group_networks(due[:, slot]):
-                # Gathered once for all blueprints, with the place of each network's site.
+                # Gathered once for all blueprints, with the index of each network's site.
                 index = np.zeros((2, len(networks)), np.int64)
                 index[:] = networks, sites[networks]
                 rows, sites_of_rows = torch.from_numpy(index).to(record.features.device, non_blocking=True)
                 h, g = record.features[rows], record.gradients[rows]
-                # Blueprints that see nothing else get the features in its place.
+                # Blueprints without a context get the features in its place.
                 contexts = {Context.NOTHING: h}
                 for blueprint in blueprints:
                     context = population.specs.kinds[blueprint].context
@@ -99,7 +99,7 @@ class PromiseMeter:
         return Deferred((torch.cat(scores, 1),), partial(_scatter_to_slots, shape, places))
 
     def _group_networks(self, due: Bools) -> Iterator[tuple[list[int], Ints]]:
-        """Blueprints and the networks for which just these are ``due``, bool ``[E, K]``, no more than in a pass."""
+        """Group networks with the same ``due`` blueprints, bool ``[E, K]``, at most as many as fit in one pass."""
         patterns, pattern_of_network = np.unique(due, axis=0, return_inverse=True)
         for number, pattern in enumerate(patterns):
             networks, blueprints = (
@@ -113,10 +113,10 @@ class PromiseMeter:
     def _score(
         self, newborns: _Newborns, sites_of_rows: Tensor, features: Tensor, gradients: Tensor, context: Tensor
     ) -> Tensor:
-        """Fitted and held-out promise ``[2, r]``, from tensors ``[r, N, ...]`` and places of sites, int64 ``[r]``."""
+        """Fitted and held-out promise ``[2, r]``, from tensors ``[r, N, ...]`` and indices of sites, int64 ``[r]``."""
         reached = {name: stacked[sites_of_rows] for name, stacked in newborns.reached.items()}
         fixed = {name: stacked[sites_of_rows] for name, stacked in newborns.fixed.items()}
-        # The gradients of all examples, G [r, N, P]. vmap would go through fused attention example by example.
+        # The gradients of all examples, G [r, N, P]. vmap would run fused attention example by example.
         differentiate = vmap(vmap(partial(differentiate_output, newborns.template), (None, None, 0, 0)))
         with sdpa_kernel(SDPBackend.MATH):
             by_parameter = differentiate(reached, fixed, (features, context), gradients)
@@ -125,7 +125,7 @@ class PromiseMeter:
         return torch.stack([promise.fitted, promise.held_out.mean(-1)])
 
     def _find_sites(self, slot: int) -> Ints:
-        """The place of each network's site, int64 ``[E]``, among those that networks have at the slot or had before."""
+        """Index of each network's site, int64 ``[E]``, among all current and past sites at the slot."""
         specs, known = self._population.specs, self._sites.setdefault(slot, {})
         for sizes, site in specs.sites_by_sizes[slot].items():
             known.setdefault(sizes, site)
@@ -133,7 +133,7 @@ class PromiseMeter:
         return np.array([order[sizes] for sizes in specs.sites_by_sizes[slot]])[specs.site_places[:, slot]]
 
     def _get_newborns(self, slot: int, blueprint: int) -> _Newborns:
-        """The newborns for all sites at the slot that are known."""
+        """The newborns for all current and past sites at the slot."""
         newborns, sites = self._newborns.get((slot, blueprint)), list(self._sites[slot].values())
         if newborns is None or newborns.count != len(sites):
             newborns = self._create_newborns(slot, blueprint, sites)
@@ -141,7 +141,7 @@ class PromiseMeter:
         return newborns
 
     def _create_newborns(self, slot: int, blueprint: int, sites: Sequence[Site]) -> _Newborns:
-        # Made and tried out on the CPU, so that the device gets all values in one copy.
+        # Created and tried on the CPU, so that the device gets all values in one copy.
         config = self._population.config
         widest, kind = self._population.execution.sites[slot], self._population.specs.kinds[blueprint]
 
@@ -153,7 +153,7 @@ class PromiseMeter:
         stack = StackedParameters.empty(template, (), config.dtype, torch.device("cpu"))
         values, buffers = stack.stack_modules([create_newborn(site) for site in sites])
 
-        # Outputs start at zero, so the gradient of many parameters is zero whatever the example: random ones show it.
+        # Outputs start at zero, so many parameters have zero gradients for every example: random examples show which.
         generator = torch.Generator().manual_seed(0)
         context_shape = widest.input_shape
         if kind.context is Context.HIDDEN and widest.hidden is not None:
@@ -165,7 +165,7 @@ class PromiseMeter:
             template, [GradientBatch(tuple(examples), torch.ones_like(examples[0]))]
         )
 
-        # The device has the stacks only: all that it reads of the template itself is the structure.
+        # Only the stacks are copied to the device, because only the structure of the template is used.
         parameters = stack.layout.unflatten(values.to(config.device, non_blocking=True))
         buffers = {name: buffer.to(config.device, non_blocking=True) for name, buffer in buffers.items()}
         fixed = {name: stacked for name, stacked in parameters.items() if name not in reached}
@@ -174,18 +174,19 @@ class PromiseMeter:
 
 
 class _Record(NamedTuple):
-    """What is measured at a slot."""
+    """The tensors recorded at a slot."""
 
     features: Tensor
     """``[E, N, ...]``."""
     source: Tensor | None
-    """What the layers read that make the hidden units before the slot, ``[E, N, ...]``; None without such."""
+    """The input of the layers that compute the hidden units before the slot, ``[E, N, ...]``; None without such layers.
+    """
     gradients: Tensor
     """The loss's gradients with respect to the features, ``[E, N, ...]``."""
 
 
 def _record_functional_gradients(population: Population, batch: Batch) -> list[_Record]:
-    """What is measured at all slots."""
+    """Record features, sources and functional gradients at all slots."""
     most = population.config.examples_per_pass or batch.labels.shape[1]
     if batch.labels.shape[1] > most:
         parts = [
@@ -203,7 +204,7 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[_
 
         def record(features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
             outputs = features if blend is None else blend(features, inputs, source)
-            # The gradient of a zero that is added to the features is that of the features.
+            # A zero added to the features has the same gradient as the features.
             leaf = torch.zeros_like(outputs, requires_grad=True)
             recorded[slot].append(outputs.detach())
             sources[slot].append(None if source is None else source.detach())
@@ -215,13 +216,13 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[_
     with torch.enable_grad():
         host = {name: stacked.detach() for name, stacked in population.host.parameters.items()}
         logits = build_program(population, make_recording_op, keep_buffers=True)(batch.inputs, host)
-        # Examples are summed, the positions of each averaged, as its loss is.
+        # Losses are summed over examples and averaged over the positions of each.
         positions = batch.labels[0, 0].numel()
-        # Summed by itself: the loss would sum in any order on a GPU.
+        # Summed separately, because on a GPU the loss function would sum in any order.
         losses = F.cross_entropy(logits.flatten(1, -2).mT, batch.labels.flatten(1), reduction="none")
         total = losses.sum() / positions
         gradients = iter(torch.autograd.grad(total, [leaf for part in leaves for leaf in part], materialize_grads=True))
-    # One tensor per pass, joined to those of all networks, and of the type of newborns' parameters.
+    # Join the tensors of the passes over networks, in the dtype of the newborns' parameters.
     dtype = population.config.dtype
     return [
         _join_records(
@@ -236,7 +237,7 @@ def _record_functional_gradients(population: Population, batch: Batch) -> list[_
 
 
 def _join_records(records: Sequence[_Record], dim: int) -> _Record:
-    """What was measured of some networks or examples each, joined along that axis."""
+    """Join records of different networks or examples along the axis ``dim``."""
     sources = [record.source for record in records if record.source is not None]
     return _Record(
         torch.cat([record.features for record in records], dim),
@@ -246,7 +247,7 @@ def _join_records(records: Sequence[_Record], dim: int) -> _Record:
 
 
 def _scatter_to_slots(shape: tuple[int, int, int], places: Sequence[tuple[int, int, Ints]], values: Floats) -> Promises:
-    """Scatter ``[2, sum of r]`` values, in the order of the places, to networks, slots and blueprints."""
+    """Scatter values ``[2, sum of r]``, in the order of the places, to networks, slots and blueprints."""
     fitted, held_out = np.full((2, *shape), np.nan)
     start = 0
     for slot, blueprint, networks in places:

@@ -1,9 +1,10 @@
-"""What seeds contribute: Shapley values and pairwise interactions of the seeds of a network.
+"""Contributions of seeds: Shapley values and pairwise interactions of the seeds of a network.
 
-First the cooperative game: the value v(C) of every coalition C of players, and the Shapley value of each player. Values
-of all coalitions of n players are arrays ``[..., 2**n]`` in the order of `list_coalitions`; further axes hold as many
-games of the same players. A player who never changes a coalition's value gets exactly 0. Then the seeds of a
-population's networks, from as few forward passes as possible, and those of one model by its user's measure.
+The first part is about cooperative games: the value v(C) of every coalition C of players, and the Shapley value of each
+player. Values of all coalitions of n players are arrays ``[..., 2**n]`` in the order of `list_coalitions`; leading axes
+are different games with the same players. A player who never changes a coalition's value gets exactly 0. The second
+part applies this to the seeds of a population's networks, with as few forward passes as possible, and to the seeds of
+one model under a user's measure.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from esper.population.population import Population
 from esper.population.prefix_sharing import Variants, forward_variants
 
 ValueFunction = Callable[[Bools], Floats]
-"""The characteristic function: values ``[..., V]`` of coalitions ``[V, n]``, True for their members."""
+"""The characteristic function of a game: maps coalitions ``[V, n]``, True for members, to values ``[..., V]``."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class ShapleySolution:
     values: Floats
     """Shapley values ``[..., n]``. They add up to ``grand_value - empty_value``."""
     errors: Floats
-    """Their standard errors ``[..., n]``; 0 where they are exact, NaN where the error is unknown."""
+    """Standard errors of the values, ``[..., n]``; 0 where values are exact, NaN where the error is unknown."""
     interactions: Floats | None
-    """For each pair, ``[..., n, n]``: what both together add beyond what each adds alone, on average over all
-    coalitions of others, or in the company of all (`solve_by_pairs`); 0 of a player with itself. None where values are
-    estimated from orders."""
+    """How much each pair of players adds together beyond what each adds alone, ``[..., n, n]``. It is an average over
+    all coalitions of the others or, from `solve_by_pairs`, the value in the presence of all others; 0 on the diagonal.
+    None where values are estimated from orders."""
     empty_value: Floats
     """Value of the empty coalition, ``[...]``."""
     grand_value: Floats
@@ -90,7 +91,7 @@ def compute_shapley_interactions(v: Floats) -> Floats:
     for i in range(players):
         for j in range(i):
             without = np.flatnonzero(~coalitions[:, i] & ~coalitions[:, j])
-            # Bracketed so that a player without effect gives differences of exactly 0.
+            # Brackets make the differences of a player without effect exactly 0.
             with_i = v[..., without + 2**i + 2**j] - v[..., without + 2**i]
             synergy = with_i - (v[..., without + 2**j] - v[..., without])
             interactions[..., i, j] = synergy @ _weigh_coalitions(coalitions[without].sum(axis=1), players - 1)
@@ -99,22 +100,23 @@ def compute_shapley_interactions(v: Floats) -> Floats:
 
 
 def _weigh_coalitions(sizes: NDArray[np.int_], players: int) -> Floats:
-    """``|C|! (n - |C| - 1)! / n!``: how often a player comes right after C in a random order, by the size of C."""
+    """``|C|! (n - |C| - 1)! / n!``, by the size of C: the probability that a player follows C in a random order."""
     return np.array([factorial(size) * factorial(players - size - 1) / factorial(players) for size in sizes.tolist()])
 
 
 MOST_EXACT = 6
-"""Players up to which all coalitions are measured."""
+"""Largest number of players for which all coalitions are measured."""
 PAIRS = 32
-"""Orders that are drawn beyond, each with its reverse."""
+"""Number of orders drawn for more players, each with its reverse."""
 
 
 def solve_game(
     value_fn: ValueFunction, players: int, rng: np.random.Generator | None, pairs: int = PAIRS
 ) -> ShapleySolution:
-    """The solution of a game: exact for up to `MOST_EXACT` players, for which nothing is drawn; estimated beyond.
+    """The solution of a game, exact for up to `MOST_EXACT` players and estimated for more.
 
-    Estimated from ``pairs`` pairs of random orders, or without ``rng`` from pairs of players, which costs a tenth.
+    Estimates use ``pairs`` pairs of random orders or, without ``rng``, pairs of players, which costs a tenth. Exact
+    solutions draw no random numbers.
 
     Raises:
         ConfigError: fewer than two pairs.
@@ -130,10 +132,10 @@ def solve_by_pairs(value_fn: ValueFunction, players: int) -> ShapleySolution:
     """Estimate a game's solution from the grand coalition N without each player, and without each pair of players.
 
     ``I_ij = v(N) - v(N - i) - v(N - j) + v(N - ij)`` and ``phi_i = v(N) - v(N - i) - (sum over j of I_ij) / 2``. Both
-    are exact where players interact in pairs only (a 2-additive game: Grabisch, 1997). Elsewhere their errors are
-    unknown, and values need not add up. It takes the values of ``n (n + 1) / 2 + 2`` coalitions.
+    are exact if players interact only in pairs (a 2-additive game: Grabisch, 1997). Otherwise their errors are unknown,
+    and values need not add up. The values of ``n (n + 1) / 2 + 2`` coalitions are needed.
     """
-    # Pairs i <= j: those of a player with itself leave out this one player.
+    # Pairs i <= j: the pair of a player with itself leaves out this one player.
     first, second = np.triu_indices(players)
     player = np.eye(players, dtype=np.bool_)
     everyone = np.ones((1, players), np.bool_)
@@ -154,9 +156,9 @@ def solve_by_pairs(value_fn: ValueFunction, players: int) -> ShapleySolution:
 def solve_by_sampling(value_fn: ValueFunction, players: int, rng: np.random.Generator, pairs: int) -> ShapleySolution:
     """Estimate a game's solution: a player's mean marginal contribution when players join in random orders.
 
-    Every order is followed by its reverse, in which who came early comes late: antithetic sampling, which is exact
-    where players interact in pairs only (Mitchell et al., 2022). Values add up to ``grand_value - empty_value`` order
-    by order. Standard errors are those of a mean over pairs of orders, which are independent.
+    Every order is followed by its reverse. This antithetic sampling is exact if players interact only in pairs
+    (Mitchell et al., 2022). Values add up to ``grand_value - empty_value`` in every order. Standard errors are those of
+    a mean over pairs of orders, which are independent.
     """
     # The coalitions on the way from the empty to the grand one, [orders, n + 1, n].
     orders = draw_antithetic_orders(players, pairs, rng)
@@ -180,23 +182,23 @@ def draw_antithetic_orders(players: int, pairs: int, rng: np.random.Generator) -
 
 
 VARIANTS_AT_ONCE = 64
-"""Variants in one forward pass, which has `EVALUATION_CHUNK` examples of all of them together. Both bound memory and
-change no result."""
+"""Number of variants in one forward pass, which has `EVALUATION_CHUNK` examples of all of them together. Both limit
+memory and do not change results."""
 
 
 @torch.inference_mode()
 def measure_variant_values(
     population: Population, active: ActiveSeeds, batch: Batch, off: Bools, *, shared: bool
 ) -> Floats:
-    """``[2, E, V]``: accuracy, and minus the mean loss in nats, of V variants of each network.
+    """Accuracy and negative mean loss in nats, ``[2, E, V]``, of V variants of each network.
 
-    ``off`` ``[V, E, S]`` are the seeds that are switched off in each variant; ``shared`` as in `forward_variants`.
+    ``off`` ``[V, E, S]`` are the seeds that are switched off in each variant; ``shared`` is as in `forward_variants`.
     """
     population.execution.train(False)
     off = off & active.slots
     variants, networks, slots = off.shape
 
-    # Each distinct variant once, sorted from the first slot to the last: neighbours have the most in common.
+    # Each distinct variant once, sorted from the first slot to the last, so that neighbours share the most.
     by_slot = off.transpose(0, 2, 1).reshape(variants, -1)
     distinct, place = np.unique(by_slot, axis=0, return_inverse=True)
     distinct = distinct.reshape(-1, slots, networks).transpose(0, 2, 1)
@@ -213,8 +215,8 @@ def measure_variant_values(
         values += to_arrays(total / batch.labels.shape[1])
     by_variant = np.take(np.concatenate(values, axis=-1), place.reshape(-1), axis=-1)
 
-    # Variants that differ only in other networks have one value, that of the first: elsewhere in a batch, the same sums
-    # may be rounded another way.
+    # Variants that differ only in other networks all get the value of the first, because rounding may depend on the
+    # place in a batch.
     for network in range(networks):
         _, first, place = np.unique(off[:, network], axis=0, return_index=True, return_inverse=True)
         by_variant[:, network] = by_variant[:, network, first[place.reshape(-1)]]
@@ -222,24 +224,24 @@ def measure_variant_values(
 
 
 ACCURACY, LOSS = 0, 1
-"""The two values: accuracy in [0, 1], and minus the mean loss in nats. The higher, the better."""
+"""Indices of the two values: accuracy in [0, 1], and the negative mean loss in nats. Higher is better for both."""
 
 NO_PLAYER = -1
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Shapley values of the seeds of E networks; axis 0 holds the two values, `ACCURACY` and `LOSS`."""
+    """Shapley values of the seeds of E networks; axis 0 is the kind of value, `ACCURACY` or `LOSS`."""
 
     players: Bools
     """``[E, S]``: the slots whose seeds were counted."""
     values: Floats
-    """Shapley values ``[2, E, S]``, in each network adding up to ``full_value - host_value``; exactly 0 in slots
+    """Shapley values ``[2, E, S]``, which add up to ``full_value - host_value`` in each network; exactly 0 in slots
     without a player."""
     errors: Floats
-    """Their standard errors ``[2, E, S]``; 0 where they are exact, NaN where they are unknown."""
+    """Standard errors of the values, ``[2, E, S]``; 0 where values are exact, NaN where the error is unknown."""
     interactions: Floats
-    """For pairs of slots, ``[2, E, S, S]``; NaN in networks whose values are estimated from orders."""
+    """Interactions of pairs of slots, ``[2, E, S, S]``; NaN in networks whose values are estimated from orders."""
     host_value: Floats
     """Value of the networks without these seeds, ``[2, E]``."""
     full_value: Floats
@@ -255,12 +257,13 @@ def attribute_networks(
     pairs: int = PAIRS,
     shared: bool = True,
 ) -> Attribution:
-    """Shapley values on ``batch`` of the seeds that take part in the forward pass, blended or fossilized.
+    """Shapley values, on ``batch``, of the seeds that take part in the forward pass, blended or fossilized.
 
-    Each counts with its present alpha against its absence. ``active`` chooses others: `select_committed` the fossils.
-    Exact for up to `MOST_EXACT` seeds in a network, else estimated from ``pairs`` pairs of orders, or without ``rng``
-    from pairs of seeds (`solve_game`). The values of a network's seeds follow from the network, its batch and ``rng``
-    alone, which draws the same orders for all. ``shared`` as in `forward_variants`.
+    Each seed at its current alpha is compared with its absence. ``active`` selects other seeds; `select_committed`, for
+    instance, selects the fossils. Values are exact for up to `MOST_EXACT` seeds in a network. For more, they are
+    estimated from ``pairs`` pairs of orders or, without ``rng``, from pairs of seeds (`solve_game`). The values of a
+    network depend only on the network, its batch and ``rng``, which draws the same orders for all networks. ``shared``
+    is as in `forward_variants`.
 
     Raises:
         ConfigError: fewer than two pairs.
@@ -278,7 +281,7 @@ def attribute_networks(
         full_value=np.zeros(networks_shape),
     )
 
-    # One exact game for all networks with few players, one estimated for all others. A game is the slot of each
+    # One exact game for all networks with few players, one estimated game for all others. A game is the slot of each
     # player of each network, `NO_PLAYER` where it has fewer, [E, n].
     counts = players.sum(axis=1)
     few = counts <= MOST_EXACT
@@ -288,7 +291,7 @@ def attribute_networks(
         seated = few[:, None] & (slots[: counts[few].max()] < counts[:, None])
         games.append((few, np.where(seated, first_slots, NO_PLAYER)))
     if not few.all():
-        # A player for every slot: so the orders do not depend on which other networks there are.
+        # A player for every slot, so that the orders do not depend on the other networks.
         games.append((~few, np.where(players & ~few[:, None], slots, NO_PLAYER)))
 
     # A coalition is the variant of each network in which all other players are switched off.
@@ -325,13 +328,13 @@ class ModelAttribution:
     values: dict[str, float]
     """Shapley values by slot."""
     errors: dict[str, float]
-    """Their standard errors; 0 where they are exact."""
+    """Standard errors of the values; 0 where they are exact."""
     interactions: dict[tuple[str, str], float] | None
-    """What two seeds add together beyond what each adds alone; None where values are estimated."""
+    """How much two seeds add together beyond what each adds alone; None where values are estimated."""
     host_value: float
     """The measure without any seed."""
     full_value: float
-    """The measure of the model as it is."""
+    """The measure of the unchanged model."""
 
 
 def attribute_model(
@@ -340,12 +343,12 @@ def attribute_model(
     rng: np.random.Generator,
     pairs: int = PAIRS,
 ) -> ModelAttribution:
-    """Shapley values of the model's seeds, live and fossilized, each at its present alpha.
+    """Shapley values of the model's seeds, live and fossilized, each at its current alpha.
 
-    ``evaluate`` measures the model, the higher the better, and must return the same for the same model: data, mode and
-    device are its business. It is called once for each of the ``2**n`` coalitions of up to `MOST_EXACT` seeds, and up
-    to ``2 * pairs * (n - 1) + 2`` times for more. Seeds are left out by setting their alpha to 0; whatever ``evaluate``
-    raises passes through, with all alphas as they were.
+    ``evaluate`` measures the model; higher is better. It must return the same value for the same model, and is
+    responsible for data, mode and device. It is called once for each of the ``2**n`` coalitions of up to `MOST_EXACT`
+    seeds, and up to ``2 * pairs * (n - 1) + 2`` times for more. Seeds are left out by setting their alpha to 0. If
+    ``evaluate`` raises an error, all alphas are restored and the error is raised.
 
     Raises:
         ConfigError: fewer than two pairs.

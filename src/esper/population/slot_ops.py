@@ -1,7 +1,7 @@
-"""What the slots of a population do to the features of all networks in one pass.
+"""Operations of the slots of a population on the features of all networks in one pass.
 
-A slot op works on features ``[E, N, ...]`` and touches only the rows of networks that own a seed: gather, one grouped
-call per bank, one scatter. So a slot costs what its seeds cost, however many networks have none.
+A slot op takes features ``[E, N, ...]`` and changes only the rows of networks that have a seed: one gather, one grouped
+call per bank, one scatter. So the cost of a slot is that of its seeds, however many networks have none.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class BankSlice:
 
     bank: SeedBank
     owners: Ints
-    """The networks they belong to, ``[r]``."""
+    """The networks of the seeds, ``[r]``."""
     rows: Tensor | None
-    """Their rows in the bank, int64 ``[r]``; None: all of them, in order."""
+    """Rows of the seeds in the bank, int64 ``[r]``; None: all rows, in order."""
     learning: Tensor | None = None
-    """Bool ``[r]``: whose parameters get a gradient; None: all of them."""
+    """Bool ``[r]``: which seeds' parameters get a gradient; None: all."""
 
     def choose_context(self, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
-        """What the seeds see besides the features; the features themselves, if they see nothing else."""
+        """The second argument of the seeds' blueprints; the features again, if they have no context."""
         match self.bank.template.context:
             case Context.NETWORK:
                 return inputs
@@ -42,7 +42,7 @@ class BankSlice:
                 return features
 
     def compute_contributions(self, features: Tensor, context: Tensor) -> Tensor:
-        """What the seeds add at full weight, from the owners' features and their context, all ``[r, N, ...]``."""
+        """The seeds' contributions at full alpha, from the owners' features and the context, all ``[r, N, ...]``."""
         parameters, buffers = self.bank.block.parameters, self.bank.block.buffers
         if self.rows is not None:
             parameters = {name: stacked.index_select(0, self.rows) for name, stacked in parameters.items()}
@@ -61,7 +61,7 @@ class SlotSeeds:
 
     slices: Sequence[BankSlice]
     rows: Tensor
-    """The rows of the features they work on, int64 ``[r]``: the owners, counted from the pass's first network."""
+    """Rows of the features that the seeds change, int64 ``[r]``: the owners, counted from the pass's first network."""
 
     @property
     def owners(self) -> Ints:
@@ -70,13 +70,13 @@ class SlotSeeds:
 
     @property
     def sizes(self) -> list[int]:
-        """Seeds of each bank."""
+        """Number of seeds of each bank."""
         return [len(part.owners) for part in self.slices]
 
 
 @dataclass(frozen=True)
 class BlendOp:
-    """``features + alpha * contribution`` for the networks that own a seed."""
+    """``features + alpha * contribution`` for the networks that have a seed."""
 
     seeds: SlotSeeds
     alpha: Tensor
@@ -84,7 +84,7 @@ class BlendOp:
 
     def __call__(self, features: Tensor, inputs: Tensor, source: Tensor | None) -> Tensor:
         seeds = self.seeds
-        # One gather for all banks: its backward pass is a scatter over all networks, which is costly.
+        # One gather for all banks, because its backward pass is a costly scatter over all networks.
         feature_parts = torch.split(gather_rows(features, seeds.rows), seeds.sizes)
         parts = zip(seeds.slices, feature_parts, torch.split(seeds.rows, seeds.sizes), strict=True)
         contributions: list[Tensor] = []
@@ -101,18 +101,18 @@ class BlendOp:
 
 
 def gather_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """``tensor[rows]`` along axis 0, laid out in memory as ``tensor`` is.
+    """``tensor[rows]`` along axis 0, with the memory layout of ``tensor``.
 
-    Hosts and seeds hold narrow features channel-major, whatever the order of the axes; a plain gather would undo that.
+    Hosts and seeds keep narrow features channel-major, whatever the order of the axes; a plain gather would undo that.
     """
     order = _memory_order(tensor)
     return _undo_permute(tensor.permute(order).index_select(0, rows), order)
 
 
 def add_to_rows(tensor: Tensor, rows: Tensor, addends: Tensor) -> Tensor:
-    """``tensor`` with ``addends`` ``[r, ...]`` added at ``rows``, laid out in memory as ``tensor`` is."""
+    """``tensor`` with ``addends`` ``[r, ...]`` added at ``rows``, with the memory layout of ``tensor``."""
     order = _memory_order(tensor)
-    # Under autocast some blueprints compute in float32; the host expects its own type.
+    # Under autocast some blueprints compute in float32; the host expects its own dtype.
     return _undo_permute(tensor.permute(order).index_add(0, rows, addends.permute(order).to(tensor.dtype)), order)
 
 
@@ -123,9 +123,9 @@ def add_to_rows_in_place(tensor: Tensor, rows: Tensor, addends: Tensor) -> None:
 
 
 def append_branches(batch: Tensor, parents: Sequence[int], examples: int) -> Tensor:
-    """A copy of ``batch`` and, along axis 1, of its blocks ``parents``, laid out in memory as ``batch`` is.
+    """A copy of ``batch`` with copies of its blocks ``parents`` appended along axis 1.
 
-    A block has ``examples`` entries.
+    A block has ``examples`` entries. The result has the memory layout of ``batch``.
     """
     order = _memory_order(batch)
     axis, permuted = order.index(1), batch.permute(order)
@@ -134,7 +134,7 @@ def append_branches(batch: Tensor, parents: Sequence[int], examples: int) -> Ten
 
 
 def _memory_order(tensor: Tensor) -> list[int]:
-    """The axes by falling stride, axis 0 first."""
+    """The axes in order of decreasing stride, with axis 0 first."""
     return [0, *sorted(range(1, tensor.dim()), key=lambda axis: -tensor.stride(axis))]
 
 
@@ -143,5 +143,5 @@ def _undo_permute(permuted: Tensor, order: list[int]) -> Tensor:
 
 
 def _align_rows(by_row: Tensor, tensor: Tensor) -> Tensor:
-    """``[r]`` as ``[r, 1, ...]``, to be broadcast over ``tensor``."""
+    """Reshape ``[r]`` to ``[r, 1, ...]``, for broadcasting over ``tensor``."""
     return by_row.view(-1, *[1] * (tensor.dim() - 1))

@@ -1,4 +1,4 @@
-"""Snapshots of the networks of a population, and the return of some of them to their last one."""
+"""Snapshots of the networks of a population, and rollbacks to them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from esper.population.population import Population, PopulationState, group_by_ki
 
 @dataclass(frozen=True)
 class Snapshots:
-    """The last good state of each of E networks: host, buffers and every seed that it had. Never written into."""
+    """The last good state of each of E networks: host, buffers and all seeds; immutable."""
 
     flat: FlatParameters
-    """All rows, without optimizer state: the hosts', then the seeds' of each of ``kinds``."""
+    """All rows, without optimizer state: first the hosts, then the seeds of each of ``kinds``."""
     kinds: Sequence[SeedKind]
     births: Ints
     """``[E, S]``: the number of the seed that each slot held, counted from 1; 0 without one."""
@@ -38,19 +38,19 @@ class Snapshots:
 
     @classmethod
     def from_state(cls, state: PopulationState) -> Snapshots:
-        """Copies of all networks as they are."""
+        """Copies of all networks in their current state."""
         parameters = state.parameters
         pieces = [[Piece(0, block, np.arange(len(rows)))] for block, rows in enumerate(parameters.flat.blocks)]
         flat = _copy_buffers(FlatParameters.gather([parameters.flat], pieces, ()))
         return cls(flat, tuple(parameters.banks), state.germinations * state.table.owning)
 
     def retake(self, networks: Bools, state: PopulationState) -> Snapshots:
-        """These snapshots, taken again for ``networks``, bool ``[E]``."""
+        """New snapshots: ``networks``, bool ``[E]``, are copied again, all others stay the same."""
         if networks.all():
             return Snapshots.from_state(state)
         if not networks.any():
             return self
-        # Hosts and each kind of seeds: rows of the old snapshots, and then rows of the present state.
+        # Hosts and each kind of seeds: rows of the old snapshots, then rows of the current state.
         sources = [self.flat, state.parameters.flat]
         pieces: dict[SeedKind | None, list[Piece]] = {}
         for source, kinds in enumerate((self.kinds, state.parameters.banks)):
@@ -64,22 +64,22 @@ class Snapshots:
         return Snapshots(flat, kinds, np.where(networks[:, None], state.germinations * state.table.owning, self.births))
 
     def contains_seeds(self, germinations: Ints) -> Bools:
-        """``[E, S]``: whether the snapshot holds the newest seed of a slot, the last that ``germinations`` counts."""
+        """``[E, S]``: whether the snapshot has the newest seed of a slot, the last that ``germinations`` counts."""
         return (self.births == germinations) & (germinations > 0)
 
 
 def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> Transitions:
-    """Restore ``networks``, bool ``[E]``, as their snapshots have them; all others are left as they are.
+    """Restore ``networks``, bool ``[E]``, from their snapshots; all others stay unchanged.
 
-    Hosts, their buffers and fossils get back their values and start with a fresh optimizer; live seeds are pruned,
-    and so is a fossil that germinated after the snapshot, of which no good values are known.
+    The values of hosts, buffers and fossils are restored, with fresh optimizer state. Live seeds are pruned, and so are
+    fossils that germinated after the snapshot, because no good values of them exist.
     """
-    # Only fossils that the snapshot holds stay.
+    # Only fossils that are in the snapshot stay.
     state, chosen = population.state, torch.from_numpy(networks)
     fossils = (state.table.stage == Stage.FOSSILIZED) & snapshots.contains_seeds(state.germinations)
     table, changes = remove_seeds(state.table, networks[:, None] & ~fossils)
 
-    # Hosts and these fossils get back their values.
+    # Restore the values of hosts and of these fossils.
     pruned = group_by_kind(changes, changes.after == Stage.PRUNED)
     banks = dict(state.parameters.banks)
     for kind, owners in pruned.items():
@@ -89,20 +89,20 @@ def roll_back(population: Population, networks: Bools, snapshots: Snapshots) -> 
             banks[kind] = replace(bank, block=_restore_rows(bank.block, snapshots.seeds[kind], chosen))
     host = _restore_rows(state.parameters.host, snapshots.host, chosen)
 
-    # One assignment, so that a failure above leaves everything as it was.
+    # One assignment, so that a failure above changes nothing.
     evidence, parameters = clear_changed_evidence(state.evidence, changes), PopulationParameters.build(host, banks)
     population.state = replace(state, table=table, evidence=evidence, parameters=parameters)
     return changes
 
 
 def _copy_buffers(flat: FlatParameters) -> FlatParameters:
-    """The rows with copies of their buffers: forward passes write into the population's own."""
+    """The rows with copies of their buffers, because forward passes write into the population's own."""
     copies = [{name: buffer.clone() for name, buffer in block.buffers.items()} for block in flat.blocks]
     return replace(flat, blocks=[replace(block, buffers=own) for block, own in zip(flat.blocks, copies, strict=True)])
 
 
 def _restore_rows(block: StackedParameters, copies: StackedParameters, networks: Tensor) -> StackedParameters:
-    """The block with the rows of ``networks``, bool ``[E]``, as in ``copies`` and with a fresh optimizer."""
+    """The block with the rows of ``networks``, bool ``[E]``, taken from ``copies``, with fresh optimizer state."""
     rows = networks[block.owners].nonzero().squeeze(1)
     if not len(rows):
         return block

@@ -1,4 +1,4 @@
-"""How a controller is learned: environment, rewards, rollouts and PPO.
+"""Training a controller by reinforcement learning: environment, rewards, rollouts and PPO.
 
 Importing it registers ``esper/Growth-v0`` with Gymnasium:
 

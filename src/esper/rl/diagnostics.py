@@ -1,4 +1,4 @@
-"""The metrics of a PPO update, which of them show that something is wrong, and what follows."""
+"""The metrics of a PPO update, the anomalies that they show, and the response to these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, cast
 from pydantic import ConfigDict
 
 HISTORY = 10
-"""Updates that are remembered for trends, the newest included."""
+"""Number of updates that are remembered for trends, including the newest."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class UpdateMetrics:
     module_gradient_norm: Mapping[str, float]
     """Before clipping, of encoder, lstm and value, and per head of the parameters that belong to it alone."""
     rate_scale: float = 1.0
-    """What the learning rate was multiplied by, because earlier updates were skipped."""
+    """Factor of the learning rate, below 1 if earlier updates were skipped."""
     skipped: bool = False
     """The update was undone because of an anomaly (`PPOSettings.on_anomaly`)."""
 
@@ -78,7 +78,7 @@ UpdateHistory = tuple[UpdateMetrics, ...]
 
 
 def extend_history(history: UpdateHistory, update: UpdateMetrics) -> UpdateHistory:
-    """The history with one update more."""
+    """The history with one more update."""
     return (*history, update)[-HISTORY:]
 
 
@@ -103,7 +103,7 @@ class Anomaly(StrEnum):
 
     @property
     def harms(self) -> bool:
-        """Whether the update is at fault, so that undoing it helps; the others describe the policy."""
+        """Whether the update caused the anomaly, so that undoing it helps; other anomalies describe the policy."""
         return self in _HARMFUL
 
 
@@ -124,9 +124,9 @@ _HARMFUL = frozenset({Anomaly.NON_FINITE, Anomaly.RATIO, Anomaly.KL, Anomaly.CLI
 
 @dataclass(frozen=True)
 class _Thresholds:
-    """The bounds of metrics, and of their course over the remembered updates; beyond them is an anomaly.
+    """The bounds of metrics and of their trends over the remembered updates; a value out of bounds is an anomaly.
 
-    Those of heads hold for each head alike, in the updates in which it had a choice.
+    Bounds for heads apply to every head, in the updates in which it had a choice.
     """
 
     ratio_deviation: float = 1e-4
@@ -159,11 +159,11 @@ class Alarm(NamedTuple):
 
     anomaly: Anomaly
     figure: str
-    """Its name in `UpdateMetrics.scalars`."""
+    """The name of the figure in `UpdateMetrics.scalars`."""
     value: float
     bound: float
     head: str | None = None
-    """The head of the policy that it is about; None: the whole update."""
+    """The affected head of the policy; None: the whole update."""
 
     @property
     def label(self) -> str:
@@ -233,7 +233,7 @@ SKIPPED_RATE = 0.5
 
 
 def scale_rate(history: UpdateHistory) -> float:
-    """What the learning rate of the next update is multiplied by."""
+    """Factor of the learning rate of the next update."""
     if not history:
         return 1.0
     return history[-1].rate_scale * (SKIPPED_RATE if history[-1].skipped else 1.0)

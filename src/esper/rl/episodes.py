@@ -57,12 +57,12 @@ class NetworkRollback:
     pruned: tuple[int, ...]
     """Slots whose seeds are gone."""
     ended: bool
-    """Whether it was one rollback too many, so that the episode has ended."""
+    """Whether the episode ended because the number of rollbacks exceeded the limit."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one decision led to."""
+    """The results of one decision."""
 
     reward: Floats
     """``[E]``; 0 in episodes that had ended before."""
@@ -86,7 +86,7 @@ class StepResult:
     rollbacks: list[NetworkRollback]
     """One record per network that was rolled back."""
     reward_inputs: RewardInputs
-    """What reward modes see of the step."""
+    """The inputs of reward modes for the step."""
 
 
 @dataclass(frozen=True)
@@ -103,20 +103,20 @@ class FinalScore:
 class Episodes:
     """A population on a suite's instances, from the first decision to the last.
 
-    What happens in episode i follows from its instance and its actions alone: not from E nor from its neighbours.
+    Episode i depends only on its instance and its actions, not on E or on other episodes.
 
     Args:
-        suite: Poses the problems.
-        instances: One per network.
-        rules: What may happen to modules.
+        suite: The suite of problems.
+        instances: The instances, one per network.
+        rules: Lifecycle rules of modules.
         config: Governor, budget, plateau, and how often modules are measured.
-        rewards: One per network; none: every network is paid by outcome.
-        fossils: What each network has from the first step on; none: nothing.
-        strategy: How networks are run; ``auto`` times both ways and takes the faster.
-        networks_per_pass: The most networks that are computed at once; None: all.
-        examples_per_pass: The most examples of a network that are computed at once; None: all.
+        rewards: Reward settings, one per network; empty: the outcome reward for every network.
+        fossils: Modules that each network has from the first step; empty: none.
+        strategy: How networks are computed; ``auto`` times both strategies and takes the faster one.
+        networks_per_pass: Maximum number of networks computed at once; None: all.
+        examples_per_pass: Maximum number of examples of a network computed at once; None: all.
         bf16: Whether forward passes are computed under autocast in bfloat16.
-        device: Where networks are computed.
+        device: Device of the networks.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Episodes:
         self._paid_by = group_by_settings(rewards or [OUTCOME] * self.size)
         self._tracker = RewardTracker(suite, self.population, self.instances)
         self.finished: Bools = np.zeros(self.size, np.bool_)
-        """Which episodes have come to their end, ``[E]``."""
+        """Which episodes have ended, ``[E]``."""
         self.potential: Floats = np.zeros(self.size)
         """J after the last step, on validation data; of what was committed, in finished episodes; ``[E]``."""
         if strategy == "auto":
@@ -184,28 +184,28 @@ class Episodes:
 
     @property
     def step_index(self) -> Ints:
-        """Decisions taken in the present episodes, ``[E]``."""
+        """Number of decisions taken in the current episodes, ``[E]``."""
         return self.engine.decisions
 
     @property
     def validation(self) -> Batch:
-        """What every network is measured on now, ``[E, N, ...]``."""
+        """The data on which every network is currently measured, ``[E, N, ...]``."""
         return self.backend.validation
 
     def observe(self) -> Observation:
-        """What the controllers see now, on the CPU."""
+        """The current observations of the controllers, on the CPU."""
         steps, facts = self.suite.steps, self._facts
         return self.engine.observe(Situation(self.step_index / steps, steps, facts.rent, facts.train_size))
 
     def legal_actions(self) -> ActionMasks:
-        """What the controllers may do now: in episodes that have ended, only wait."""
+        """The legal actions of the controllers; in episodes that have ended, only to wait."""
         return self.engine.legal_actions(np.repeat(self.finished[:, None], len(Op), axis=1))
 
     def step(self, actions: Ints) -> StepResult:
-        """One decision per network, int64 ``[E, 8]``, then its minibatches, then its measurement.
+        """Take one decision per network, int64 ``[E, 8]``, train on its minibatches, and measure.
 
-        Episodes that have ended may be carried along by the others until they are restarted: their networks rest, and
-        their actions are not read.
+        Episodes that have ended may stay among the others until they are restarted: their networks do not learn, and
+        their actions are ignored.
 
         Raises:
             IllegalActionError: an action is not legal; nothing has changed then.
@@ -221,7 +221,7 @@ class Episodes:
         decision = self.engine.apply(actions, running=running)
         self._drift(drifting)
 
-        # Then hosts and modules learn, all are measured, and those that blew up are rolled back.
+        # Then hosts and modules learn, all networks are measured, and those that diverged are rolled back.
         batches = self._stream.draw_batches(first_batch, self.suite.batches_per_step)
         assessment = self.engine.assess(start_training(self.population, batches, frozen=~running), running)
         evaluation, intervention = assessment.evaluation, assessment.intervention
@@ -234,7 +234,7 @@ class Episodes:
         self.engine.measure_promises(running, running & ~self.finished)
         commitment = self.backend.evaluate_committed(self.validation) if ending.any() else None
 
-        # Everything that a reward depends on is known now.
+        # Now everything that a reward depends on has been measured.
         inputs = self._tracker.record(actions, decided_on, evaluation, commitment, self.finished)
         self.potential = np.where(running, compute_objective(inputs.after, OUTCOME), self.potential)
         penalty = np.where(intervention.rows, -self.engine.governor.penalty, 0.0)
@@ -254,7 +254,7 @@ class Episodes:
         )
 
     def _newest_examples(self) -> Batch:
-        """The newest training examples, as many as promises are measured by, or those since the last decision."""
+        """The newest training examples: as many as promises need, or those since the last decision."""
         assert self._config.promise is not None, "promises are measured only where they have settings"
         suite, requested = self.suite, self._config.promise.examples
         count = min(-(-requested // suite.batch_size), suite.batches_per_step)
@@ -262,7 +262,7 @@ class Episodes:
         return Batch(*(torch.cat(parts, 1)[:, -requested:] for parts in zip(*batches, strict=True)))
 
     def restart(self, rows: Ints, instances: Sequence[Instance]) -> None:
-        """Begin new episodes in ``rows``, int64 ``[r]``, without fossils; all others go on untouched."""
+        """Start new episodes in ``rows``, int64 ``[r]``, without fossils; all others continue unchanged."""
         _require_known(self.suite, instances)
         self.population.replace(rows, [_specify_network(self.suite, instance) for instance in instances])
         restarted = np.isin(np.arange(self.size), rows)
@@ -277,7 +277,7 @@ class Episodes:
         self._tracker.restart(restarted, self.instances)
 
     def final_score(self) -> FinalScore:
-        """Score the committed networks on the test data, which nothing else reads."""
+        """Score the committed networks on the test data, which are used for nothing else."""
         phases = (self.step_index >= self._facts.drift_step).astype(int).tolist()
         data = [
             self.suite.data(instance, "test", phase) for instance, phase in zip(self.instances, phases, strict=True)
@@ -297,7 +297,7 @@ class Episodes:
         self.engine.governor.expect_change(drifting, forget_skill=drifting)
 
     def _set_validation(self, rows: Ints, data: Sequence[Data]) -> None:
-        """Write the networks' new data, at ``rows``, int64 ``[r]``, into those that they are measured on."""
+        """Replace the data on which the networks ``rows``, int64 ``[r]``, are measured by their new data."""
         index = torch.from_numpy(rows).to(self.device, non_blocking=True)
         for present, new in zip(self.validation, stack_data(data, self.device), strict=True):
             present.index_copy_(0, index, new)
@@ -310,7 +310,7 @@ class Episodes:
 
 @dataclass(frozen=True)
 class _InstanceArrays:
-    """The facts of all instances that steps need, each ``[E]``."""
+    """The settings of all instances that steps need, each ``[E]``."""
 
     rent: Floats
     train_size: Floats

@@ -106,12 +106,12 @@ class Growth:
 
     @property
     def has_episodes(self) -> bool:
-        """Whether episodes were begun at all."""
+        """Whether any episodes were started."""
         return self._episodes is not None
 
     @property
     def episodes(self) -> Episodes:
-        """The present episodes; only after `begin_episodes`."""
+        """The current episodes; only after `begin_episodes`."""
         assert self._episodes is not None, "environments check `has_episodes` first"
         return self._episodes
 
@@ -140,7 +140,7 @@ class Growth:
     # Agents act within `torch.no_grad` or `inference_mode`, but networks learn: leaving the latter ends the former too.
     @torch.inference_mode(False)
     def begin_episodes(self, rows: Bools, generators: Sequence[np.random.Generator]) -> None:
-        """Begin new episodes in ``rows``, bool ``[E]``; each draws its instance from its own generator."""
+        """Start new episodes in ``rows``, bool ``[E]``; each draws its instance from its own generator."""
         indices, settings = rows.nonzero()[0], self._settings
         instances = [self.suite.sample(1, settings.split, generators[row])[0] for row in indices.tolist()]
         if self._episodes is None:
@@ -162,16 +162,16 @@ class Growth:
 
     @torch.inference_mode(False)
     def step(self, actions: Array) -> tuple[StepResult, Arrays]:
-        """One decision per network from any integers ``[E, 8]``; an illegal action becomes WAIT.
+        """Take one decision per network from any integers ``[E, 8]``; an illegal action becomes WAIT.
 
-        Returns the result, and the info about it by name: the ``action`` that took effect ``[E, 8]``, whether it is
-        another than was passed (``canonicalised [E]``), and whether the governor rolled the network back
-        (``rolled_back [E]``).
+        Returns:
+            The result, and an info dictionary: the ``action`` that took effect ``[E, 8]``, whether it differs from the
+            one passed (``canonicalised [E]``), and whether the governor rolled the network back (``rolled_back [E]``).
 
         Raises:
-            IllegalActionError: ``actions`` is no integer array of that shape.
+            IllegalActionError: ``actions`` is not an integer array of that shape.
         """
-        # Samples of the action space are rarely legal, so what is not legal is replaced rather than refused.
+        # Samples of the action space are rarely legal, so illegal actions are replaced instead of rejected.
         effective, changed = canonicalise(np.asarray(actions), self.masks)
         result = self.episodes.step(effective.astype(np.int64))
         self._masks = self.episodes.legal_actions()
@@ -180,7 +180,7 @@ class Growth:
         return result, {"action": effective, "canonicalised": changed, "rolled_back": rolled_back}
 
     def observe(self) -> Arrays:
-        """The present observation, as from `make_observation_arrays`."""
+        """The current observation, as returned by `make_observation_arrays`."""
         return make_observation_arrays(self.episodes.observe(), self.masks)
 
 
@@ -233,13 +233,13 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
     resets automatically here; ``reset(options={"reset_mask": bool [E]})`` begins new episodes where it is True, and
     leaves the others as they are.
 
-    Any integers ``[E, 8]`` are accepted as actions. Heads that an operation does not read become 0, an illegal action
-    becomes WAIT, and ``info["action"]`` holds the action that took effect. ``info["masks"]`` holds the exact
-    conditional masks. As in all vector environments, ``info["_key"]`` shows for which networks ``info["key"]`` was set.
+    Any integers ``[E, 8]`` are accepted as actions. Heads that an operation does not use become 0, an illegal action
+    becomes WAIT, and ``info["action"]`` is the action that took effect. ``info["masks"]`` are the exact conditional
+    masks. As in all vector environments, ``info["_key"]`` shows for which networks ``info["key"]`` was set.
 
     Args:
-        num_envs: E.
-        settings: as `GrowthSettings`.
+        num_envs: The number of networks E.
+        settings: Keyword arguments as in `GrowthSettings`.
 
     Raises:
         TaskError: an unknown suite.
@@ -261,14 +261,14 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Arrays, Info]:
-        """Begin new episodes, everywhere or where ``options["reset_mask"]`` is True.
+        """Start new episodes, everywhere or where ``options["reset_mask"]`` is True.
 
         Network i draws its instances, one after the other, from its own generator, seeded with ``seed + i`` or
-        ``seed[i]``. Without a seed the generators go on.
+        ``seed[i]``. Without a seed, the generators continue.
 
         Raises:
-            ConfigError: the mask, the seeds or an option are not usable.
-            ResetNeeded: some networks are to be reset before all were.
+            ConfigError: the mask, the seeds or an option are invalid.
+            ResetNeeded: only some networks would be reset before the first reset of all.
         """
         super().reset(seed=seed if isinstance(seed, int) else None)
         rows = self._rows_to_reset(options or {})
@@ -337,9 +337,10 @@ class GrowthVectorEnv(VectorEnv[Arrays, Array, Array]):
 
 
 class SameStepGrowth(GrowthVectorEnv):
-    """As `GrowthVectorEnv`, but where an episode ends, the next one begins in the same step.
+    """`GrowthVectorEnv` in which the next episode starts in the same step in which one ends.
 
-    ``info["final_obs"]`` (object array of single observations) and ``info["final_info"]`` hold how it ended.
+    ``info["final_obs"]`` (object array of single observations) and ``info["final_info"]`` describe the end of an
+    episode.
     """
 
     metadata: dict[str, Any] = {**GrowthVectorEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -361,7 +362,7 @@ class SameStepGrowth(GrowthVectorEnv):
 
 
 class NextStepGrowth(GrowthVectorEnv):
-    """As `GrowthVectorEnv`, but the step after an episode's end ignores its action, begins a new one and pays 0."""
+    """`GrowthVectorEnv` in which the step after an episode's end ignores its action, starts a new one and pays 0."""
 
     metadata: dict[str, Any] = {**GrowthVectorEnv.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
     autoreset_mode = AutoresetMode.NEXT_STEP
@@ -412,12 +413,12 @@ def _restrict(info: Info, rows: Bools) -> Info:
 
 
 class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
-    """An environment of one network, as `GrowthVectorEnv` is one of E networks.
+    """An environment with one network: `GrowthVectorEnv` without the axis over networks.
 
     Arguments, actions, observations and ``info`` are the same, without the axis over networks.
 
     Args:
-        settings: as `GrowthSettings`.
+        settings: Keyword arguments as in `GrowthSettings`.
 
     Raises:
         TaskError: an unknown suite.
@@ -432,7 +433,7 @@ class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
         self.action_space = make_action_space(self.growth.suite)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
-        """Begin a new episode on an instance drawn from ``np_random``.
+        """Start a new episode on an instance drawn from ``np_random``.
 
         Raises:
             ConfigError: there are no options.

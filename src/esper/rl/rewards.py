@@ -1,12 +1,12 @@
-"""How a controller is rewarded: a registry of reward modes, each a function of about ten lines.
+"""Rewards of a controller: a registry of reward modes, each a function of about ten lines.
 
-To add a reward, write one function like `pay_sparse` and decorate it with `register_reward`, here or in a file of your
-own. `RewardTracker` records what each step led to, `RewardInputs`. A mode turns this into the terms of the reward, with
-the weights of `RewardSettings`. `compute_rewards` pays each environment by its own mode.
+To add a reward, write a function like `pay_sparse` and decorate it with `register_reward`, here or in your own file.
+`RewardTracker` records the results of each step as `RewardInputs`. A mode turns these into the terms of the reward,
+with the weights of `RewardSettings`. `compute_rewards` computes each environment's reward by its own mode.
 
-J is the score less rent of the whole network, and at the end that of the committed network. Scores are accuracies or,
-in the family `loss`, relative decreases of the loss. All modes but `escrow` pay J over an episode, less costs for what
-a controller does. They differ in when they pay it. docs/rewards.md compares them.
+J is the score minus rent of the whole network, and at the end that of the committed network. Scores are accuracies or,
+in the family `loss`, relative decreases of the loss. All modes except `escrow` pay J over an episode, minus costs for
+the controller's actions. They differ in when they pay it. docs/rewards.md compares them.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class RewardState(NamedTuple):
     """E networks at one moment, measured on validation data; in finished episodes, the committed networks."""
 
     score: dict[Family, Floats]
-    """How good the whole network is, ``[E]``; 1 is perfect. In loss: 1 - loss / ln(classes), where 0 is a guess."""
+    """Score of the whole network, ``[E]``; 1 is perfect. In the family loss: 1 - loss / ln(classes); 0 is guessing."""
     contribution: dict[Family, Floats]
-    """What the network would lose without the seed in a slot, ``[E, S]``; 0 without a blended seed. In finished
-    episodes only fossils have one, measured among all seeds that were there."""
+    """How much score the network would lose without the seed in a slot, ``[E, S]``; 0 without a blended seed. In
+    finished episodes only fossils have a contribution, measured with all other seeds present."""
     rent: dict[RentBasis, Floats]
     """`compute_rent` on the seeds that count, ``[E]``."""
     stage: Int8s
@@ -185,14 +185,15 @@ def register_reward(
         return {"objective": np.where(inputs.finished, inputs.after.score["accuracy"], 0.0)}
     ```
 
-    The function returns the terms whose sum is a step's reward, by name, ``[E]`` each, in units of the score. It pays
-    each network by that network alone. The name ``rollback`` is the governor's. ``families`` are those of scores that
-    it can pay in, ``weights`` the fields of `RewardSettings` that it reads; others are refused beside it. Running the
-    same definition once more, as in a notebook, replaces it.
+    The function returns the terms whose sum is a step's reward, by name, ``[E]`` each, in units of the score. The
+    reward of a network must depend only on that network. The term name ``rollback`` is reserved for the governor.
+    ``families`` are the families of scores that the mode supports, and ``weights`` the fields of `RewardSettings` that
+    it uses; other weights are rejected with this mode. Running the same definition again, as in a notebook, replaces
+    it.
 
     Raises:
-        ConfigError: the name is empty, what is decorated is no function, another function has that name, or a family or
-            weight does not exist.
+        ConfigError: the name is empty, the decorated object is not a function, another function has that name, or a
+            family or weight does not exist.
     """
     if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a reward mode needs a name, as in @register_reward('mine'), not {describe_value(name)}")
@@ -246,10 +247,10 @@ def sum_contributions(state: RewardState, settings: RewardSettings) -> Floats:
 
 
 def shape_by_potential(before: Floats, after: Floats, finished: Bools) -> Floats:
-    """``F = P' - P``, where P' is 0 at the end: all that was advanced has been taken back by then.
+    """``F = P' - P``, where P' is 0 at the end, so that all advances have been taken back by then.
 
-    Potential-based shaping with discount 1 (Ng, Harada and Russell 1999). Over an episode it adds up to 0, so it
-    changes no order of returns.
+    Potential-based shaping with discount 1 (Ng, Harada and Russell 1999). It adds up to 0 over an episode, so it does
+    not change the order of returns.
     """
     return np.where(finished, 0.0, after) - before
 
@@ -261,7 +262,7 @@ def shape_by_progress(inputs: RewardInputs, settings: RewardSettings) -> Floats:
 
 
 def charge_interventions(inputs: RewardInputs, settings: RewardSettings) -> Floats:
-    """``-intervention`` for doing anything but wait."""
+    """``-intervention`` for every operation except wait."""
     return -settings.intervention * inputs.acted.astype(np.float64)
 
 
@@ -286,8 +287,8 @@ _EARLY_PRUNE = ("early_prune", "early_age")
 def pay_outcome(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
     """``J' - J``: telescopes to J of the committed network, exactly.
 
-    Known failure: noise of single evaluations enters every step's reward, though not their sum. In loss, a controller
-    that moves alpha to and fro is not distinguished from an honest one (docs/rewards.md).
+    Known failure: noise of single evaluations affects every step's reward, though not their sum. In the family loss, a
+    controller that moves alpha back and forth gets the same return as one that does not (docs/rewards.md).
     """
     return {"objective": compute_objective(inputs.after, settings) - compute_objective(inputs.before, settings)}
 
@@ -303,19 +304,19 @@ def pay_sparse(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
 
 @register_reward("minimal", weights=_EARLY_PRUNE)
 def pay_minimal(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
-    """`pay_sparse` less the cost of early pruning.
+    """`pay_sparse` minus the cost of early pruning.
 
-    Known failure: that of `pay_sparse`; and a seed that measurably harms is kept up to `early_age` all the same.
+    Known failures: that of `pay_sparse`; and even a measurably harmful seed is kept up to `early_age`.
     """
     return {**pay_sparse(inputs, settings), "early_prune": charge_early_prune(inputs, settings)}
 
 
 @register_reward("simplified", weights=("progress", *_INTERVENTION))
 def pay_simplified(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
-    """`pay_sparse`, plus shaping by the progress of all slots, less the cost of interventions.
+    """`pay_sparse`, plus shaping by the progress of all slots, minus the cost of interventions.
 
-    Known failure: progress shows that a seed is there, not that it is any good; what it advances is pure noise to learn
-    from where most seeds are pruned. The cost of interventions can teach never to act before anything else is learned.
+    Known failure: progress shows that a seed exists, not that it is good; where most seeds are pruned, advances are
+    only noise. Because of the cost of interventions, a policy may learn never to act before it learns anything else.
     """
     return {
         **pay_sparse(inputs, settings),
@@ -330,10 +331,10 @@ def pay_simplified(inputs: RewardInputs, settings: RewardSettings) -> RewardTerm
     weights=("attribution", "progress", *_INTERVENTION, "shock", *_EARLY_PRUNE),
 )
 def pay_shaped(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
-    """`pay_outcome`, plus ``attribution * F`` of the contributions C and shaping by progress, less all costs.
+    """`pay_outcome`, plus ``attribution * F`` of the contributions C and shaping by progress, minus all costs.
 
-    Known failure: every ramp of alpha costs, so growth that gains less than its shock (a third of the weight for three
-    steps) does not pay; and six terms with weights are six ways to be wrong.
+    Known failure: every ramp of alpha has a cost, so growth that gains less than its shock (a third of the weight for
+    three steps) does not pay; and there are six weights to tune.
     """
     before, after = sum_contributions(inputs.before, settings), sum_contributions(inputs.after, settings)
     return {
@@ -348,13 +349,13 @@ def pay_shaped(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
 
 @register_reward("escrow", families=("accuracy", "loss"))
 def pay_escrow(inputs: RewardInputs, settings: RewardSettings) -> RewardTerms:
-    """``(C' - C) - (rent' - rent)``: contributions are paid as they come and clawed back as they go.
+    """``(C' - C) - (rent' - rent)``: changes of contributions are paid, positive and negative ones.
 
-    What is not fossilized by the end is taken back completely. The return is the fossils' contributions less rent; it
-    never includes what the host learns by itself.
+    Payments for seeds that are not fossilized by the end are taken back completely. The return is the fossils'
+    contributions minus rent; it never includes what the host learns by itself.
 
-    Known failure: contributions are not J. Of two seeds that do the same job neither contributes, so neither is paid;
-    two that only work together are both paid for all of it, which makes complements worth twice their gain.
+    Known failure: contributions are not J. If two seeds are redundant, neither contributes, so neither is paid. If two
+    seeds only work together, each is paid for the whole gain, which counts it twice.
     """
     before, after = sum_contributions(inputs.before, settings), sum_contributions(inputs.after, settings)
     rent = inputs.before.rent[settings.rent_on] - inputs.after.rent[settings.rent_on]
@@ -373,7 +374,7 @@ def _parse_spec(value: Any) -> Any:
 
 
 RewardSpec = Annotated[tuple[RewardSettings, ...], BeforeValidator(_parse_spec), Field(min_length=1)]
-"""Reward modes that environments are paid by in turns: a mode's name, the settings of one, or a list of either."""
+"""Reward modes that environments use in turns: a mode's name, its settings, or a list of either."""
 
 
 def name_rewards(settings: Sequence[RewardSettings]) -> tuple[str, ...]:
@@ -402,12 +403,12 @@ def group_by_settings(settings: Sequence[RewardSettings]) -> dict[RewardSettings
 
 
 def compute_rewards(inputs: RewardInputs, paid_by: Mapping[RewardSettings, Bools]) -> RewardTerms:
-    """The terms of the rewards, ``[E]`` each, where every environment is paid by its own settings.
+    """The terms of the rewards, ``[E]`` each, with each environment's own settings.
 
-    ``paid_by`` comes from `group_by_settings`.
+    ``paid_by`` is the result of `group_by_settings`.
 
     Raises:
-        ConfigError: a registered function returned something else than terms.
+        ConfigError: a registered function returned something other than terms.
     """
     rewards: RewardTerms = {}
     for settings, rows in paid_by.items():
@@ -482,7 +483,7 @@ class RewardTracker:
         """
         population, table, chance_loss = self._population, self._population.table, self._suite.chance_loss
 
-        # The score: a finished episode is worth what it commits.
+        # The score: finished episodes are scored by their committed networks.
         accuracy, loss = evaluation.accuracy, evaluation.loss
         if commitment is not None:
             accuracy = np.where(finished, commitment.accuracy, accuracy)

@@ -1,4 +1,4 @@
-"""Whole episodes of E environments that began together, and what an update learns from them."""
+"""Rollouts: complete episodes of E environments that started together, and batches for updates."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class _StoredStep(NamedTuple):
 
 
 class RolloutBuffer:
-    """Collects a rollout step by step and refuses tensors that do not fit."""
+    """Collects a rollout step by step and rejects tensors that do not fit."""
 
     def __init__(self, steps: int, environments: int, state: PolicyState) -> None:
         """A buffer for ``steps`` steps of ``environments`` environments, from the policy's memory ``state``."""

@@ -1,6 +1,7 @@
-"""The SQLite file of a run: its schema, opening it safely, and limits on what reading it may cost.
+"""The SQLite file of a run: its schema, safe ways to open it, and limits on the cost of reading it.
 
-The limits are for files that were damaged, by accident or on purpose: reading one must not hang or fill the memory.
+The limits protect against files that were damaged, by accident or on purpose: reading one must not hang or fill the
+memory.
 """
 
 import os
@@ -24,19 +25,19 @@ APPLICATION_ID = 0x45535052  # "ESPR"
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 30.0
 READING_SECONDS = 60.0
-"""Longest time of a query; the slowest query of the report takes 2 seconds in a run of 160 MB."""
+"""Time limit of a query; the slowest query of a report takes 2 seconds on a run of 160 MB."""
 LARGEST_VALUE = 2**24
-"""Most bytes of a text or blob."""
+"""Largest size of a text or blob, in bytes."""
 LARGEST_ANSWER = 2**31
-"""Most bytes of all rows of a query, as Python objects."""
+"""Largest size of all rows of a query, in bytes as Python objects."""
 _STEPS = 1000
-"""SQLite instructions, some microseconds, between checks of the clock and for Ctrl-C."""
+"""Number of SQLite instructions, a few microseconds, between checks of the clock and for Ctrl-C."""
 _CHUNK = 1000
-"""Rows between checks of their size."""
+"""Number of rows between checks of their size."""
 MOUNTS = Path("/proc/self/mountinfo")
 
 _SHARED_FILE_SYSTEMS = frozenset({"9p", "afs", "cifs", "nfs", "nfs4", "smb3", "smbfs", "virtiofs"})
-"""File systems without the shared memory that the write-ahead log needs."""
+"""File systems that lack the shared memory which the write-ahead log needs."""
 
 _TABLES = """
 CREATE TABLE metadata (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -71,15 +72,15 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space, then resume the run",
     sqlite3.SQLITE_READONLY: "make it and its folder writable, or work on a copy",
 }
-"""Advice in messages, by SQLite's primary result code."""
+"""Advice for error messages, by SQLite's primary result code."""
 
 
 def create_database(path: Path) -> sqlite3.Connection:
-    """Create an empty run store at `path`, completely or not at all; RunError if there is a file already."""
+    """Create an empty run store at `path`, completely or not at all; raises RunError if the file exists."""
     if path.exists() and path.stat().st_size:
         raise RunError(f"{path} exists already: choose a new run directory, or resume that run")
     with replace_file(path) as temporary, translate_errors(path):
-        # A process that was killed may have left a journal, which SQLite would apply to the new file.
+        # A killed process may have left a journal, which SQLite would apply to the new file.
         for leftover in path.parent.glob(f"{temporary.name}*"):
             leftover.unlink()
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
@@ -88,24 +89,24 @@ def create_database(path: Path) -> sqlite3.Connection:
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open an existing run store for appending; RunError if it is missing, damaged or not ours."""
+    """Open an existing run store for appending; raises RunError if it is missing, damaged or not a run store."""
     connection = _connect(path, "mode=rw")
     with translate_errors(path):
         # Where the write-ahead log would fail, readers and the writer wait for each other instead.
         unsafe = wal_safe(file_system_of(path)) is False
         connection.execute(f"PRAGMA journal_mode = {'DELETE' if unsafe else 'WAL'}")
-        # What was flushed must survive a power cut too; commits are few, so this costs little.
+        # Flushed data must survive even a power cut; commits are rare, so this costs little.
         connection.execute("PRAGMA synchronous = FULL")
     return connection
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open an existing run store read-only, with this version's views, also while another process writes to it.
+    """Open an existing run store read-only, with this version's views; another process may be writing to it.
 
     Raises:
-        RunError: the store is missing, damaged or not ours.
+        RunError: the store is missing, damaged or not a run store.
     """
-    # A finished store in a read-only folder has no room for WAL's shared memory, and needs none.
+    # WAL's shared memory cannot be created in a read-only folder; a finished store does not need it.
     finished = not path.with_name(f"{path.name}-wal").exists()
     frozen = finished and not os.access(path.parent, os.W_OK)
     connection = _connect(path, "immutable=1" if frozen else "mode=ro")
@@ -120,13 +121,13 @@ def limit_reading(connection: sqlite3.Connection, path: Path) -> Generator[None]
     """Context manager that stops queries which take longer than `READING_SECONDS`.
 
     Raises:
-        RunError: the time was over.
-        KeyboardInterrupt: Ctrl-C stopped the query before.
+        RunError: a query took too long.
+        KeyboardInterrupt: Ctrl-C stopped a query.
     """
     seconds = READING_SECONDS
     end = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
-    # Counting a table is one instruction, which only another thread can interrupt.
+    # Counting the rows of a table is a single instruction, which only another thread can interrupt.
     alarm = Timer(seconds, connection.interrupt)
     alarm.daemon = True
     alarm.start()
@@ -151,7 +152,7 @@ def chunks(cursor: sqlite3.Cursor, path: Path) -> Iterator[list[Any]]:
     """The rows of a query, in lists of limited length.
 
     Raises:
-        RunError: together they are larger than `LARGEST_ANSWER`.
+        RunError: all rows together are larger than `LARGEST_ANSWER`.
     """
     size = 0
     while chunk := cursor.fetchmany(_CHUNK):
@@ -165,7 +166,7 @@ def chunks(cursor: sqlite3.Cursor, path: Path) -> Iterator[list[Any]]:
 
 
 def result_code(error: sqlite3.Error) -> int | None:
-    """SQLite's primary result code; None for an error of Python's own, for instance over a text that is not UTF-8."""
+    """SQLite's primary result code; None for an error raised by Python, for instance for text that is not UTF-8."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -189,10 +190,10 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
         raise RunError(f"no run store at {path}: give the directory of a run")
     with translate_errors(path):
         uri = f"{path.absolute().as_uri()}?{options}"
-        # `RunStore` shares its connection between threads, and locks it.
+        # `RunStore` shares its connection between threads, under a lock.
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         with _close_at_errors(connection), limit_reading(connection, path):
-            # A changed schema must not call unsafe functions, and a damaged value must not fill the memory.
+            # A manipulated schema must not call unsafe functions, and a damaged value must not fill the memory.
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             connection.execute("PRAGMA trusted_schema = FALSE")
             _check_schema(connection, path)
@@ -201,7 +202,7 @@ def _connect(path: Path, options: str) -> sqlite3.Connection:
 
 @contextmanager
 def _close_at_errors(connection: sqlite3.Connection) -> Generator[None]:
-    """Context manager that closes the connection if an error leaves it."""
+    """Context manager that closes the connection if an error is raised inside."""
     try:
         yield
     except BaseException:
@@ -217,8 +218,8 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         raise RunError(f"{path} is not an Esper run store: give the directory of a run")
     if version != SCHEMA_VERSION:
         raise RunError(f"{path} has format {version}, this Esper reads {SCHEMA_VERSION}: use the Esper that wrote it")
-    # A view with a table's name could run forever, and a trigger would change what is written. Other views are
-    # harmless: readers create their own temporary ones, which take precedence.
+    # A view with the name of a table could run forever, and a trigger could change what is written. Other views are
+    # harmless: readers create their own temporary views, which take precedence.
     objects = _read_schema(connection)
     for kind, name, *_ in sorted(_expected_schema() - objects):
         raise RunError(f"the run store {path} is damaged or was changed: it has no {kind} `{name}` as Esper makes it")
@@ -239,7 +240,7 @@ def _expected_schema() -> set[tuple[str, str, str, str]]:
 
 
 def file_system_of(path: Path) -> str | None:
-    """The type of the file system that holds an existing ``path``; None where the system does not report it."""
+    """The type of the file system of an existing ``path``; None where the operating system does not report it."""
     try:
         mounts = MOUNTS.read_text()
     except OSError:
@@ -248,7 +249,7 @@ def file_system_of(path: Path) -> str | None:
 
 
 def file_system(path: Path, mounts: str) -> str | None:
-    """The type of the file system that holds an absolute path, by the text of Linux's ``mountinfo``."""
+    """The type of the file system of an absolute path, according to the text of Linux's ``mountinfo``."""
     types: dict[Path, str] = {}
     for line in mounts.splitlines():
         place, _, source = line.partition(" - ")
@@ -258,5 +259,5 @@ def file_system(path: Path, mounts: str) -> str | None:
 
 
 def wal_safe(kind: str | None) -> bool | None:
-    """Whether the write-ahead log works on file systems of this type; None for an unknown one."""
+    """Whether the write-ahead log works on file systems of this type; None if the type is unknown."""
     return None if kind is None else kind not in _SHARED_FILE_SYSTEMS and not kind.startswith("fuse")

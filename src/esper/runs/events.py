@@ -1,11 +1,11 @@
 """What happens in a run, as typed, versioned records: the events of runs, of growing networks and of learning.
 
-An event is a frozen dataclass of JSON values. `register_event` files its type under a name and a version;
-`decode_event` rebuilds a stored event, and refuses unknown names and versions. Change an event's fields only together
-with its version.
+An event is a frozen dataclass of JSON values. `register_event` registers its type under a name and a version;
+`decode_event` rebuilds a stored event and rejects unknown names and versions. Whenever an event's fields change, its
+version must change, too.
 
 Stages, operations, causes, reasons and blueprints are given by name, in lower case. Slots are given by their index; the
-run's metadata ``slots`` holds their names. In training, an episode has the number of its iteration; a run of a `Grower`
+run's metadata ``slots`` lists their names. In training, an episode has the number of its iteration; a run of a `Grower`
 has the single episode 1.
 """
 
@@ -21,12 +21,12 @@ from esper.errors import RunError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Base of all events; `iteration` is the trainer's iteration that it belongs to."""
+    """Base class of all events; `iteration` is the trainer's iteration to which the event belongs."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
     name: ClassVar[str]
     version: ClassVar[int]
-    # History survives a rewind: that a run was interrupted stays true when the iterations after it are done again.
+    # History survives a rewind: a run was interrupted even if the iterations after that are repeated.
     history: ClassVar[bool] = False
 
     iteration: int
@@ -34,7 +34,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEvent(Event):
-    """Base of events of one network; `step` counts the episode's decisions from 0."""
+    """Base class of events of one network; `step` counts the decisions of the episode from 0."""
 
     episode: int
     environment: int
@@ -42,7 +42,7 @@ class NetworkEvent(Event):
 
 
 class NetworkStep(TypedDict):
-    """A decision of a network: the fields that every `NetworkEvent` has."""
+    """The fields that every `NetworkEvent` has: which decision of which network it belongs to."""
 
     iteration: int
     episode: int
@@ -56,7 +56,7 @@ E = TypeVar("E", bound=type[Event])
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def register_event(name: str, version: int = 1) -> Callable[[E], E]:
-    """Class decorator of event types: makes a frozen dataclass that is stored under `name`, at `version`."""
+    """Class decorator for event types: makes a frozen dataclass that is stored under `name` and `version`."""
 
     def decorate(event_type: E) -> E:
         if name in _registry:
@@ -76,7 +76,7 @@ def event_types() -> dict[str, type[Event]]:
 
 
 def encode_event(event: Event) -> str:
-    """The event's fields as JSON, without defaults. Non-finite numbers become strings, which `decode_event` reads."""
+    """The event's fields as JSON, without those at their defaults; non-finite numbers become strings."""
     return _adapter(type(event)).dump_json(event, exclude_defaults=True).decode()
 
 
@@ -84,7 +84,7 @@ def decode_event(name: str, version: int, payload: str) -> Event:
     """Rebuild a stored event.
 
     Raises:
-        RunError: the name or version is unknown, or the payload does not fit them.
+        RunError: the name or version is unknown, or the payload does not match them.
     """
     event_type = _registry.get(name)
     if event_type is None or event_type.version != version:
@@ -102,7 +102,7 @@ def _adapter(event_type: type[Event]) -> TypeAdapter[Any]:
 
 @register_event("run_started", version=2)
 class RunStarted(Event):
-    """A new run begins. `platform` has the versions of the software, the operating system and the devices."""
+    """A new run begins. `platform` lists the versions of the software, the operating system and the devices."""
 
     history = True
 
@@ -121,7 +121,7 @@ class RunInterrupted(Event):
 
 @register_event("run_failed")
 class RunFailed(Event):
-    """The run stopped at an error; `reason` is its message."""
+    """The run stopped because of an error; `reason` is its message."""
 
     history = True
 
@@ -130,7 +130,7 @@ class RunFailed(Event):
 
 @register_event("run_resumed", version=2)
 class RunResumed(Event):
-    """The run goes on after the checkpoint of `iteration`, on this `platform`."""
+    """The run continues from the checkpoint of `iteration`, on this `platform`."""
 
     history = True
 
@@ -139,7 +139,7 @@ class RunResumed(Event):
 
 @register_event("run_ended")
 class RunEnded(Event):
-    """All iterations are done; `seconds` counts the last process only."""
+    """All iterations are done; `seconds` is the time of the last process only."""
 
     history = True
 
@@ -158,8 +158,8 @@ class CheckpointWritten(Event):
 class EpisodeStarted(NetworkEvent):
     """A network begins to learn a problem.
 
-    `instance` is its name, `rent` the price of growth, and `reward` the mode by which its controller is paid, with the
-    settings in which several of that mode differ.
+    `instance` is the name of the problem, `rent` the price of growth, and `reward` the controller's reward mode. If
+    several rewards have the same mode, their different settings follow it.
     """
 
     instance: str
@@ -175,15 +175,15 @@ class EpisodeStarted(NetworkEvent):
 
 @register_event("step_taken", version=4)
 class StepTaken(NetworkEvent):
-    """A decision, and how the network stood after the minibatches that followed it.
+    """A decision, and the state of the network after the minibatches that followed it.
 
-    `metric` is what growth is about, in its own units: accuracy on validation data, unless the run's metadata
-    ``metric`` name another figure. The *score* is that figure or, where ``higher_is_better`` is false, its relative
-    reduction below its ``reference``. Contributions are differences of scores, and in a run of a `Grower`, where lower
-    is better, relative reductions below the figure without the seed. `objective` is J, the network's score with all
-    seeds less rent. `loss` is on validation data, in nats where it is a cross-entropy; `added` are the seeds'
-    parameters over the host's. Tuples have an entry per slot. In a run of a `Grower`, the figures are those that the
-    decision was made on.
+    `metric` is what growth is judged by, in its own units: accuracy on validation data, unless the run's metadata
+    ``metric`` name another metric. The *score* is the metric or, where ``higher_is_better`` is false, its relative
+    reduction below ``reference``. Contributions are differences of scores. The exception is a run of a `Grower` in
+    which lower is better: there, they are relative reductions of the metric compared with the network without the seed.
+    `objective` is J, the network's score with all seeds, minus rent. `loss` is on validation data, in nats where it is
+    a cross-entropy. `added` is the number of the seeds' parameters divided by the host's. Tuples have one entry per
+    slot. In a run of a `Grower`, the values are those on which the decision was based.
     """
 
     op: str
@@ -195,35 +195,35 @@ class StepTaken(NetworkEvent):
     blueprints: tuple[str | None, ...]
     alphas: tuple[float, ...]
     contributions: tuple[float | None, ...]
-    """How much the network depends on each seed: its score less that with the seed switched off (leave-one-out). For
-    seeds on trial where the metadata's ``evidence`` is ``refit``: its score less that of a fork that trains on without
-    the seed. None without a seed, or where it was not measured."""
+    """How much the network depends on each seed: its score minus its score with the seed switched off (leave-one-out).
+    Where the metadata ``evidence`` is ``refit``, seeds on trial are compared with a fork that continues to train
+    without the seed instead. None without a seed, or where it was not measured."""
     contribution_errors: tuple[float | None, ...] = ()
     """Standard error of each contribution; None where it is not known. Only in a run of a `Grower`."""
     thresholds: tuple[float | None, ...] = ()
-    """Contribution from which the controller keeps each seed, rent included; None without a seed, or where no threshold
-    decides, as under a trained policy. Only in a run of a `Grower`."""
+    """Smallest contribution, rent included, for which the controller keeps each seed; None without a seed, or where no
+    threshold decides, as with a trained policy. Only in a run of a `Grower`."""
     gradient_ratios: tuple[float | None, ...] = ()
-    """Each seed's gradient over that of host and fossils, both as root mean squares per parameter: mean over the
-    minibatches since the decision before. None where it was not measured, or nothing was to be compared with."""
+    """Ratio of each seed's gradient to the gradient of host and fossils, both as root mean squares per parameter; the
+    mean over minibatches since the previous decision. None where it was not measured, or nothing else trains."""
     vanished_shares: tuple[float | None, ...] = ()
-    """Share of minibatches in which each seed's gradient vanished: the exponential mean over decisions that gate G2
-    reads. None where the gradient was never measured."""
+    """Fraction of minibatches in which each seed's gradient vanished, as an exponential mean over decisions; gate G2
+    uses it. None where the gradient was never measured."""
     exploded_shares: tuple[float | None, ...] = ()
-    """Share of minibatches in which it exploded, likewise."""
+    """Fraction of minibatches in which each seed's gradient exploded, as in ``vanished_shares``."""
     slot: int | None = None
     blueprint: str | None = None
-    """What was germinated; in a run of a `Grower` also what was in the slot that another operation acted on."""
+    """The germinated blueprint; in a run of a `Grower`, for other operations, the blueprint in the slot."""
     choices: dict[str, str] = field(default_factory=dict[str, str])
-    """The choices of the other heads that the operation reads, by head."""
+    """The choices of the policy's other heads that the operation uses, by head."""
     value: float | None = None
-    """The policy's estimate of the return from here on; None for rules."""
+    """The policy's estimate of the return from this step on; None for rules."""
     log_prob: float | None = None
     """The action's log probability under the policy."""
     reward: float | None = None
     """The decision's reward; None in a run of a `Grower`."""
     terms: dict[str, float] = field(default_factory=dict[str, float])
-    """The terms of the reward that are not 0, by name."""
+    """The nonzero terms of the reward, by name."""
     train_loss: float | None = None
 
 
@@ -231,16 +231,16 @@ class StepTaken(NetworkEvent):
 class PolicyLooked(NetworkEvent):
     """The policy's observation before a decision, and the probability of each choice; only for watched networks.
 
-    The run's metadata ``features`` names the last axes of the observation.
+    The run's metadata ``features`` list the names of the observation's features.
     """
 
     globals: tuple[float, ...]
     slots: tuple[tuple[float, ...], ...]
-    """One token per slot."""
+    """Features of each slot."""
     blueprints: tuple[tuple[tuple[float, ...], ...], ...]
-    """Per slot and blueprint."""
+    """Features of each blueprint in each slot."""
     probabilities: dict[str, tuple[float, ...]]
-    """Probabilities per head that the decision read, given the choices before it; 0 for illegal choices."""
+    """Probabilities of the choices of each head used by the decision, given the earlier choices; 0 for illegal ones."""
 
 
 @register_event("lifecycle_transition", version=4)
@@ -251,34 +251,35 @@ class LifecycleTransition(NetworkEvent):
     before: str
     after: str
     blueprint: str | None
-    """Blueprint of the seed that came, stayed or went; None in a cooldown."""
+    """Blueprint of the seed in the slot, or of the seed that was just removed; None in a cooldown."""
     cause: str
-    """An operation, ``tick``, ``rollback``, ``start``, or ``finish``: judged at the end of growth."""
+    """An operation, ``tick``, ``rollback``, ``start``, or ``finish`` for a seed judged at the end of growth."""
     reason: str
-    """The verdict of the gate before the new stage."""
+    """The reason given by the gate before the new stage."""
     contribution: float | None = None
     """The seed's contribution, as in ``step_taken``, at that time."""
     error: float | None = None
     """Standard error of the contribution by which a seed was kept or pruned; None where it is not known. This field and
-    those that follow are only in runs of a `Grower`, and only where a seed was judged."""
+    the following ones exist only in runs of a `Grower`, and only where a seed was judged."""
     price: float | None = None
-    """What that seed added to the rent."""
+    """How much the seed added to the rent."""
     threshold: float | None = None
-    """Contribution from which it would have been kept, rent included; None where no threshold decides."""
+    """Smallest contribution, rent included, for which the seed would have been kept; None where no threshold decides.
+    """
     loss_gain: float | None = None
-    """How much lower the validation loss was with the seed, as a share of the loss."""
+    """How much lower the validation loss was with the seed, relative to the loss."""
     loss_error: float | None = None
     """Standard error of ``loss_gain``; None where it is not known."""
     loss_threshold: float | None = None
-    """``loss_gain`` from which it would have been kept; None where only the score decides."""
+    """Smallest ``loss_gain`` for which the seed would have been kept; None where only the score decides."""
 
 
 @register_event("gate_judged")
 class GateJudged(NetworkEvent):
-    """The gate ahead of a seed changed its verdict.
+    """The verdict of a seed's next gate changed.
 
-    A gate says what is allowed, not what is worth it: a seed whose gate has passed may still be pruned, because its
-    contribution, or its effect on the loss, is below the controller's threshold (`lifecycle_transition` has all four).
+    A gate decides what is allowed, not what is worthwhile. A seed whose gate has passed may still be pruned, because
+    its contribution or its effect on the loss is below the controller's threshold (see `lifecycle_transition`).
     """
 
     slot: int
@@ -289,7 +290,7 @@ class GateJudged(NetworkEvent):
 
 @register_event("rolled_back", version=3)
 class RolledBack(NetworkEvent):
-    """The governor returned a network to its last good state; loss and metric are as in ``step_taken``."""
+    """The governor restored a network's last good state; loss and metric are defined as in ``step_taken``."""
 
     trouble: str
     loss_before: float
@@ -299,12 +300,12 @@ class RolledBack(NetworkEvent):
     pruned: tuple[int, ...]
     """Slots whose seeds were pruned."""
     ended: bool
-    """Whether the episode ended, after one rollback too many."""
+    """Whether the episode ended, because the number of rollbacks exceeded the limit."""
 
 
 @register_event("episode_ended")
 class EpisodeEnded(NetworkEvent):
-    """An episode is over: the final network on validation data, and `paid`, the sum of the controller's rewards."""
+    """An episode ended, with the final network's results on validation data and `paid`, the sum of all rewards."""
 
     objective: float
     accuracy: float
@@ -316,7 +317,7 @@ class EpisodeEnded(NetworkEvent):
 
 @register_event("ppo_updated", version=3)
 class PPOUpdated(Event):
-    """A policy update is done; `metrics` are those of `esper.rl.diagnostics.UpdateMetrics`, under flat names."""
+    """The policy was updated; `metrics` are those of `esper.rl.diagnostics.UpdateMetrics`, under flat names."""
 
     optimizer_steps: int
     stopped_early: bool
@@ -327,32 +328,35 @@ class PPOUpdated(Event):
 
 @register_event("anomaly_raised", version=2)
 class AnomalyRaised(Event):
-    """An update is not healthy: `anomaly` names what is wrong, and `meaning` is a sentence about it."""
+    """A policy update is not healthy: `anomaly` is the name of the problem, and `meaning` explains it in a sentence."""
 
     anomaly: str
     meaning: str
     figure: str
-    """The metric beyond its bound, as in ``ppo_updated``."""
+    """The metric that is out of bounds, named as in ``ppo_updated``."""
     value: float
     bound: float
     head: str | None = None
-    """The head of the policy that it is about."""
+    """The head of the policy that is affected; None if it is not a single one."""
     response: str = "record"
     """``record``, ``skip`` (the update was undone) or ``stop``."""
 
 
 @register_event("minibatch_recorded")
 class MinibatchRecorded(Event):
-    """A minibatch of the update in an iteration after an anomaly; figures of heads are named ``figure/head``."""
+    """Metrics of one minibatch of an update, recorded in the iterations after an anomaly.
+
+    Metrics of heads are named ``figure/head``.
+    """
 
     minibatch: int
-    """Its place in the update, from 0."""
+    """Index of the minibatch in the update, from 0."""
     figures: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleValue:
-    """What one of the modules that a network kept adds to its score."""
+    """How much one kept module adds to its network's score."""
 
     slot: int
     blueprint: str
@@ -362,20 +366,21 @@ class ModuleValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModulePair:
-    """What two of the modules that a network kept add together beyond what each adds alone."""
+    """How much two kept modules of a network add together beyond what each adds alone."""
 
     first: int
-    """Slot; the lower one."""
+    """The lower of the two slots."""
     second: int
     interaction: float
 
 
 @register_event("interactions_measured")
 class InteractionsMeasured(Event):
-    """What the modules that the greedy policy kept in a probe instance's network are worth, alone and in pairs.
+    """The values of the modules that the greedy policy kept in the network of a probe instance, alone and in pairs.
 
-    They play a cooperative game: a set of them is worth the network's score on validation data with only these switched
-    on. The score is `metric`: accuracy or, on suites about the loss, the share of a guess's loss that is removed.
+    The modules are the players of a cooperative game. The value of a set of modules is the network's score on
+    validation data with only this set switched on. `metric` is the score: accuracy or, on suites whose objective is the
+    loss, the relative reduction of the loss below that of guessing.
     """
 
     instance: str
@@ -390,13 +395,14 @@ class InteractionsMeasured(Event):
     index (Grabisch and Roubens, 1999): positive where they help each other, negative where one makes the other
     redundant. Pairs whose interaction is not finite are missing."""
     exact: bool
-    """Whether from the scores of all sets of modules. With more than six modules both are estimated from the network
-    without each module and without each pair, which is exact where modules interact in pairs only."""
+    """Whether values and interactions were computed from the scores of all sets of modules. With more than six modules
+    both are estimated from the networks without each module and without each pair, which is exact if modules interact
+    only in pairs."""
 
 
 @register_event("policy_probed")
 class PolicyProbed(Event):
-    """The greedy policy's mean test score on the run's probe instances, and that of each baseline there."""
+    """Mean test scores of the greedy policy and of each baseline on the run's probe instances."""
 
     score: float
     baselines: dict[str, float]

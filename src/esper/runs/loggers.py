@@ -1,7 +1,7 @@
-"""Metrics sent live to TensorBoard, Weights & Biases and MLflow, each through its own library.
+"""Live metrics for TensorBoard, Weights & Biases and MLflow, sent through the tools' own libraries.
 
-`open_logger` opens one of them. A file keeps the run's address at the tool and the last step that was sent, so that a
-resumed run goes on there and sends no step twice.
+`open_logger` opens a logger for one of them. A file stores the run's address at the tool and the last step that was
+sent, so that a resumed run continues there and sends no step twice.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from esper.runs.events import LifecycleTransition
 from esper.runs.reader import RunReader
 
 Tool = Literal["tensorboard", "wandb", "mlflow"]
-"""A supported tool; the extra that installs its library has the same name."""
+"""Supported tools; the extra that installs a tool's library has the same name."""
 Value = str | int | float | bool
 
 _STAGES = ("germinated", "training", "blending", "holding", "fossilized", "pruned")
-"""Stages whose entries are counted."""
+"""Stages for which the number of seeds that enter is counted."""
 LIBRARIES: Mapping[str, str] = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 _PROJECT = "esper"
-"""The project at W&B and MLflow, unless the environment names another."""
+"""Name of the project at W&B and MLflow, unless an environment variable names another."""
 _MLFLOW_PARAMETERS, _MLFLOW_CHARACTERS = 100, 5000
-"""MLflow's limits: parameters in one request, and characters of a value."""
+"""MLflow's limits: number of parameters in a request, and number of characters in a value."""
 
 
 class Logger(Protocol):
@@ -50,31 +50,31 @@ class Logger(Protocol):
         ...
 
     def close(self, *, failed: bool = False) -> None:
-        """Send what is still waiting, and end the run at the tool."""
+        """Send everything that is pending, and end the run at the tool."""
         ...
 
 
 def require_logger(tool: str) -> None:
-    """Raise ConfigError unless there is such a tool and its library is installed."""
+    """Raise ConfigError if the tool does not exist or its library is not installed."""
     if tool not in LIBRARIES:
         raise ConfigError(f"there is no logger {tool!r}: choose one of {', '.join(LIBRARIES)}")
     require_extra(tool, f"the logger {tool}", LIBRARIES[tool])
 
 
 def open_logger(tool: str, folder: str | Path, name: str | None = None) -> Logger:
-    """Open a tool's logger. It never stops training: if the tool fails, it warns once and sends nothing more.
+    """Open a tool's logger. It never stops training: if the tool fails, the logger warns once and sends nothing more.
 
-    TensorBoard reads ``folder/tensorboard``. W&B goes to ``WANDB_PROJECT``, or else to the project ``esper``; MLflow to
-    ``MLFLOW_TRACKING_URI``, or else to files in ``folder/mlflow``, and to the experiment ``MLFLOW_EXPERIMENT_NAME``, or
-    else ``esper``.
+    TensorBoard's files are in ``folder/tensorboard``. The project at W&B is ``WANDB_PROJECT``, by default ``esper``.
+    MLflow's store is ``MLFLOW_TRACKING_URI``, by default files in ``folder/mlflow``, and its experiment is
+    ``MLFLOW_EXPERIMENT_NAME``, by default ``esper``.
 
     Args:
         tool: ``tensorboard``, ``wandb`` or ``mlflow``.
-        folder: Where the logger keeps the run's address; a logger that is opened there again goes on with that run.
+        folder: Where the logger stores the run's address. A logger opened with the same folder continues that run.
         name: The run's name at the tool; by default the folder's name.
 
     Raises:
-        ConfigError: there is no such tool, or its library is not installed.
+        ConfigError: the tool does not exist, or its library is not installed.
         RunError: the folder cannot be written, or the logger's file in it cannot be read.
     """
     require_logger(tool)
@@ -85,7 +85,7 @@ def open_logger(tool: str, folder: str | Path, name: str | None = None) -> Logge
 def open_loggers(
     tools: Sequence[str], folder: Path, name: str, settings: Mapping[str, Any]
 ) -> Generator[Callable[[RunReader, int], None]]:
-    """Context manager of a run's loggers; its value is a function that sends an iteration from the run's store."""
+    """Context manager for a run's loggers; it yields a function that sends an iteration's metrics from the store."""
     loggers = [open_logger(tool, folder, name) for tool in dict.fromkeys(tools)]
     for logger in loggers:
         logger.log_settings(settings)
@@ -107,7 +107,7 @@ def open_loggers(
 
 
 def read_metrics(reader: RunReader, iteration: int) -> dict[str, float]:
-    """The scalars of an iteration, and the number of seeds that entered each stage in it, as ``lifecycle/STAGE``."""
+    """The scalars of an iteration, and the number of seeds that entered each stage, as ``lifecycle/STAGE``."""
     entered = dict(
         reader.rows(
             "SELECT json_extract(payload, '$.after') AS stage, count(*) AS seeds FROM events "
@@ -122,7 +122,7 @@ def read_metrics(reader: RunReader, iteration: int) -> dict[str, float]:
 
 class _ToolLogger(Logger, Protocol):
     address: dict[str, str]
-    """By what a later process finds the run at the tool."""
+    """What a later process needs to find the run at the tool."""
 
 
 class _LoggerState(BaseModel):
@@ -131,13 +131,13 @@ class _LoggerState(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     address: dict[str, str] | None = None
-    """None before the run was opened at the tool."""
+    """None until the run has been opened at the tool."""
     step: int = -1
     """The last step that was sent."""
 
 
 class _ResumableLogger:
-    """Sends each step once, across processes; if the tool fails, it warns and sends nothing more."""
+    """Sends each step once, even across processes; if the tool fails, it warns and sends nothing more."""
 
     def __init__(self, tool: str, folder: Path, name: str) -> None:
         self._tool = tool
@@ -157,15 +157,15 @@ class _ResumableLogger:
 
     def log_settings(self, settings: Mapping[str, Any]) -> None:
         with self._warn_of_failure():
-            # A resumed run has sent its settings before.
+            # A resumed run has already sent its settings.
             if self._logger is not None and self._state.step < 0:
                 self._logger.log_settings(dict(_flatten(settings)))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         with self._warn_of_failure():
-            # Steps that a resumed run repeats have the metrics that were sent before.
+            # A resumed run repeats some steps, with the same metrics; these are not sent again.
             if self._logger is not None and step > self._state.step:
-                # Saved first: a process that is killed in between has sent the step once at most.
+                # Saved before sending: if the process is killed in between, the step is lost but never sent twice.
                 self._save(step=step)
                 self._logger.log_metrics(metrics, step)
 
@@ -190,14 +190,14 @@ class _ResumableLogger:
 
 
 class _TensorBoardLogger:
-    """Event files in a folder, one for each process."""
+    """Writes event files to a folder, one for each process."""
 
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
         from tensorboardX import SummaryWriter  # noqa: PLC0415
 
         self.address = address or {"folder": str((folder / "tensorboard").absolute())}
         events = Path(self.address["folder"])
-        # Two files of one second need different names.
+        # Two files made in the same second need different names.
         count = len(list(events.glob("*tfevents*")))
         self._writer = SummaryWriter(str(events), filename_suffix=f".{count:06d}")
 
@@ -215,14 +215,14 @@ class _TensorBoardLogger:
 
 
 class _WandBLogger:
-    """A row per step. Offline, each process leaves a folder with the same run in it, which ``wandb sync`` uploads."""
+    """Sends one row per step. Offline, each process writes a folder for the same run, which ``wandb sync`` uploads."""
 
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
         import wandb  # noqa: PLC0415
 
         project = os.environ.get("WANDB_PROJECT", _PROJECT)
         self.address = address or {"project": project, "run": secrets.token_hex(4)}
-        # Only what Esper sends: no code, no machine statistics, no console output.
+        # Only what Esper sends; no code, no machine statistics, no console output.
         settings = wandb.Settings(
             console="off",
             disable_git=True,
@@ -253,7 +253,7 @@ class _WandBLogger:
 
 
 class _MLflowLogger:
-    """A run in a tracking store. Slashes in names are dots there, since a store of files makes folders of them."""
+    """Sends metrics to a tracking store. Names get dots for slashes, which would become folders in a file store."""
 
     def __init__(self, folder: Path, name: str, address: dict[str, str] | None) -> None:
         from mlflow.tracking import MlflowClient  # noqa: PLC0415
@@ -299,12 +299,12 @@ _TOOLS: Mapping[str, Callable[[Path, str, dict[str, str] | None], _ToolLogger]] 
 
 
 def _mlflow_key(name: str) -> str:
-    """A name as MLflow's stores accept it."""
+    """A name in a form that MLflow's stores accept."""
     return re.sub(r"[^\w\-. ]", "_", name.replace("/", "."))
 
 
 def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Value]]:
-    """Nested values by their path, as in ``ppo.gamma``. A list of plain values becomes one text; None is left out."""
+    """Nested values by path, such as ``ppo.gamma``. A list of plain values becomes one text; None is omitted."""
     if isinstance(value, Value):
         yield path, value
     elif isinstance(value, Mapping):

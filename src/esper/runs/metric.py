@@ -1,4 +1,4 @@
-"""The metric that a run's growth is about. The run's metadata name it, and every view of the run reads it from here."""
+"""The metric by which a run's growth is judged. The run's metadata name it, and all views of the run read it here."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 LOSS, ACCURACY = "loss", "accuracy"
-"""Metrics whose meaning is known by their name."""
+"""Metrics whose names need no explanation."""
 SCORE = "score"
-"""Scalar of the score, where that is not the metric itself."""
+"""Name of the scalar for the score, where that differs from the metric."""
 SCORE_MEANING = (
     "Score is test accuracy (in loss-based suites, the relative loss reduction) minus rent, the price of added "
     "parameters."
 )
 J_MEANING = "J is the same on validation data; controllers maximize it."
-"""What pages say where they first use these words; `J_MEANING` follows `SCORE_MEANING`."""
+"""Definitions for pages, at the first use of these words; `J_MEANING` follows `SCORE_MEANING`."""
 REFIT = "refit"
-"""Metadata ``evidence`` of runs whose seeds on trial are compared with forks."""
+"""Value of the metadata ``evidence`` in runs that compare seeds on trial with forks."""
 METRIC_NAME = f"COALESCE((SELECT json_extract(value, '$') FROM metadata WHERE key = 'metric'), '{ACCURACY}')"
 """SQL for the name of a run's metric."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric on validation data, by the name that the user gave it; in populations mostly accuracy."""
+    """A metric on validation data, under the user's name for it; in populations usually accuracy."""
 
     metric: str = ACCURACY
-    """Its name."""
+    """Name of the metric."""
     higher_is_better: bool = True
     reference: float | None = None
     """Where lower is better: the value at which the score is 0; the score is the relative reduction below it."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
-        """The metric that a run's metadata name; accuracy where they name none, or none that is valid."""
+        """The metric that a run's metadata name; accuracy if they name none or an invalid one."""
         name, rises, reference = (metadata.get(key) for key in ("metric", "higher_is_better", "reference"))
         if not isinstance(name, str) or not isinstance(rises, bool):
             return cls()
@@ -46,33 +46,33 @@ class Metric:
 
     @property
     def scalar(self) -> str:
-        """The scalar of the metric's values, in its own units."""
+        """Name of the scalar that holds the metric's values, in its own units."""
         return f"validation_{self.metric}"
 
     @property
     def train_scalar(self) -> str:
-        """The scalar of the metric's values in training, where these are recorded."""
+        """Name of the scalar that holds the metric's values in training, if they are recorded."""
         return f"train_{self.metric}"
 
     @property
     def is_loss(self) -> bool:
-        """Whether it is the validation loss, which is then the only figure."""
+        """Whether the metric is the validation loss; then there is no other metric."""
         return self.metric == LOSS
 
     @property
     def direction(self) -> str:
-        """Whether higher or lower is better, for metrics that are not known by their name."""
+        """Whether higher or lower is better, for metrics whose names need an explanation."""
         if self.metric in (LOSS, ACCURACY):
             return ""
         return f"{'higher' if self.higher_is_better else 'lower'} is better"
 
 
 LOSS_REDUCTION = Metric("loss_gone")
-"""The metric of populations on a suite about the loss: the relative reduction of the loss below that of guessing."""
+"""The metric of populations on a suite whose objective is the loss: its relative reduction below that of guessing."""
 
 
 def describe_contributions(metadata: Mapping[str, Any]) -> str:
-    """The sentence that defines a run's contributions and their units, by its metadata."""
+    """A sentence that defines a run's contributions and their units, depending on its metadata."""
     metric = Metric.from_metadata(metadata)
     text = "Contribution: how much the model depends on a slot's seed, "
     if metric.higher_is_better:

@@ -19,17 +19,17 @@ from esper.runs.events import Event, decode_event
 
 E = TypeVar("E", bound=Event)
 CHUNK = 5000
-"""Events that are read at a time."""
+"""Number of events read at a time."""
 _EVENT_COLUMNS = "id, time, type, version, iteration, payload"
 LARGEST_COUNT = 2**53
 """The largest integer that floats and browsers represent exactly."""
 _YEAR_10000 = 253_402_300_800.0
-"""Seconds since 1970. Python has no later dates."""
+"""Seconds since 1970; Python's dates end here."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """The types and the range of the values in a column."""
+    """Types and range of the valid values of a column."""
 
     types: frozenset[type]
     low: float | None = None
@@ -56,7 +56,7 @@ _COLUMNS: Mapping[str, _Column] = {
 
 
 class _Metadata(BaseModel):
-    """The metadata that `esper train` and `Grower` write; there may be more."""
+    """The metadata that `esper train` and `Grower` write; a store may have more."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -77,7 +77,7 @@ class _Metadata(BaseModel):
 
 
 class EventRecord(NamedTuple):
-    """An event as it is stored, not decoded, so that it may also have a version that is unknown here."""
+    """An event as stored, not decoded; its type or version may be unknown to this version of Esper."""
 
     id: int
     time: float
@@ -96,10 +96,10 @@ class QueryResult(NamedTuple):
 
 
 class RunReader:
-    """Reads a run store, also while another process writes to it.
+    """Reads a run store, even while another process writes to it.
 
-    Every query is one short transaction, and so is a `snapshot` of several: a long one would keep the writer from
-    truncating its log.
+    Every query is one short transaction, and so is a `snapshot` of several queries, because a long transaction would
+    keep the writer from truncating its log.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -108,7 +108,7 @@ class RunReader:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the store at `path`; RunError if it is missing, damaged or not ours."""
+        """Open the store at `path`; raises RunError if it is missing, damaged or not a run store."""
         return cls(path, open_for_reading(path))
 
     def __enter__(self) -> Self:
@@ -118,7 +118,7 @@ class RunReader:
         self.close()
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         self._connection.close()
 
     def metadata(self) -> dict[str, Any]:
@@ -141,18 +141,18 @@ class RunReader:
             return [cast("E", decode_event(event_type.name, version, payload)) for version, payload in rows]
 
     def records(self, after_id: int = 0, limit: int = CHUNK) -> list[EventRecord]:
-        """The first `limit` events after an id, in order."""
+        """The first `limit` events with ids above `after_id`, in order."""
         return self._records("WHERE id > ? ORDER BY id LIMIT ?", after_id, limit)
 
     def decode(self, record: EventRecord) -> Event:
-        """The event of a record; RunError if it is damaged or of an unknown type or version."""
+        """Decode a record; raises RunError if it is damaged or has an unknown type or version."""
         with self._name_store_in_errors():
             return decode_event(record.type, record.version, record.payload)
 
     def records_within(
         self, first: int, last: int, event_types: Sequence[str], environment: int | None = None
     ) -> list[EventRecord]:
-        """Events of some types from one iteration to another, in order, of all networks or of one `environment`."""
+        """Events of these types in iterations `first` to `last`, in order, of all networks or of one `environment`."""
         condition = f"WHERE type IN ({', '.join('?' for _ in event_types)}) AND iteration BETWEEN ? AND ?"
         if environment is None:
             return self._records(f"{condition} ORDER BY id", *event_types, first, last)
@@ -160,18 +160,18 @@ class RunReader:
         return self._records(f"{condition} AND {only} ORDER BY id", *event_types, first, last, environment)
 
     def records_between(self, after: int, last: int, event_types: Sequence[str]) -> list[EventRecord]:
-        """Events of some types with ids above `after` up to `last`, in order."""
-        # `+`: walking along the ids is quicker than gathering all events of the types.
+        """Events of these types with ids above `after` and up to `last`, in order."""
+        # `+` makes SQLite scan by id, which is faster than collecting all events of the types.
         marks = ", ".join("?" for _ in event_types)
         return self._records(f"WHERE id > ? AND id <= ? AND +type IN ({marks}) ORDER BY id", after, last, *event_types)
 
     def newest(self, event_type: str, limit: int = 1) -> list[EventRecord]:
-        """The newest events of a type, of the newest iteration first."""
+        """The newest events of a type, newest iteration first."""
         return self._records("WHERE type = ? ORDER BY iteration DESC, id DESC LIMIT ?", event_type, limit)
 
     def last_emitted(self, event_types: Sequence[str]) -> EventRecord | None:
-        """The event of some types that was emitted last, of whatever iteration; None if there is none."""
-        # `+`: there are few events of such types, found by the index of types.
+        """The event of these types that was emitted last, in any iteration; None if there is none."""
+        # `+` makes SQLite use the index of types, because events of such types are few.
         marks = ", ".join("?" for _ in event_types)
         records = self._records(f"WHERE type IN ({marks}) ORDER BY +id DESC LIMIT 1", *event_types)
         return records[0] if records else None
@@ -182,31 +182,31 @@ class RunReader:
         return last
 
     def holds(self, record: EventRecord) -> bool:
-        """Whether an event is still there. It is deleted when a resumed run repeats its iteration."""
+        """Whether an event still exists; it is deleted when a resumed run repeats its iteration."""
         return self.rows("SELECT time FROM events WHERE id = ?", record.id) == [(record.time,)]
 
     def query(self, sql: str, *parameters: int | str) -> QueryResult:
         """Run one SELECT on the tables and views.
 
         Raises:
-            RunError: it is not one SELECT, names something that does not exist, takes too long or returns too much; or
-                the store is damaged.
+            RunError: the SQL is not one SELECT, names something that does not exist, takes too long or returns too
+                much, or the store is damaged.
         """
         rows: list[tuple[Any, ...]] = []
         with translate_errors(self.path), limit_reading(self._connection, self.path):
             cursor = self._connection.execute(sql, parameters)
             for chunk in chunks(cursor, self.path):
                 rows += chunk
-        # SQL without a statement, such as a comment, has no description.
+        # If the SQL has no statement, only a comment for instance, there is no description.
         return QueryResult(tuple(name for name, *_ in cursor.description or ()), rows)
 
     def rows(self, sql: str, *parameters: int | str) -> list[Any]:
-        """The rows of a query, checked: columns with a name of a table's column must hold such values.
+        """The rows of a query, after checking all columns that are named as a column of a table.
 
         Raises:
-            RunError: as `query`; or a value does not belong in its column.
+            RunError: as for `query`, or a value is not valid in its column.
         """
-        # SQLite stores any type in any column, so a damaged or foreign store may hold anything.
+        # SQLite stores values of any type in any column, so a damaged or foreign store may contain anything.
         result = self.query(sql, *parameters)
         for name, values in zip(result.columns, zip(*result.rows, strict=True), strict=bool(result.rows)):
             column = _COLUMNS.get(name)
@@ -238,7 +238,7 @@ class RunReader:
         return [name for (name,) in self.rows("SELECT DISTINCT name FROM scalars ORDER BY name")]
 
     def series(self, name: str, after: int = -1) -> list[tuple[int, float]]:
-        """The pairs (iteration, value) of one scalar, for iterations above `after`, in order."""
+        """Pairs (iteration, value) of one scalar for iterations above `after`, in order."""
         rows = self.rows(
             "SELECT iteration, value FROM scalars WHERE name = ? AND iteration > ? ORDER BY iteration", name, after
         )

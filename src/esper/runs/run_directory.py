@@ -1,4 +1,4 @@
-"""Runs on disk: their directories and locks, their progress, and the list of runs in a folder."""
+"""Runs on disk: directories, locks, progress, and the list of runs in a folder."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from esper.runs.store import RunStore
 
 _LOCK_TRIES = 5
 _RETRY_SECONDS = 0.02
-"""Longer than `is_locked` holds a lock to test it."""
+"""Longer than `is_locked` holds the lock that it tests with."""
 
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Generator[None]:
     """Context manager that locks the file at `path` and writes `what`, the running command, into it.
 
-    The file stays: if it were deleted, two processes could lock two files of one name.
+    The file is never deleted; otherwise two processes could lock two files of the same name.
 
     Raises:
         RunError: another process has locked it, it cannot be written, or the file system has no locks.
@@ -44,7 +44,7 @@ def hold_lock(path: Path, what: str) -> Generator[None]:
     except OSError as error:
         raise RunError(f"cannot write in {folder} ({error.strerror}): make it writable, or work on a copy") from error
     try:
-        # The file holds the command that has locked it, for the message to others.
+        # The command in the file appears in the messages of other processes.
         try:
             if not _try_lock(descriptor):
                 holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
@@ -62,13 +62,13 @@ def hold_lock(path: Path, what: str) -> Generator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has locked the file at `path`; False where that cannot be found out."""
+    """Whether a process has locked the file at `path`; False where this cannot be determined."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return False
     try:
-        # Shared, so that several processes may test at once; filelock's lock is an exclusive `flock`.
+        # Shared, so that several processes can test at the same time; filelock's lock is an exclusive `flock`.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)
@@ -78,7 +78,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock an open file if possible, and return whether it was; closing the file releases the lock."""
+    """Try to lock an open file, and return whether that succeeded; closing the file releases the lock."""
     for tries_left in reversed(range(_LOCK_TRIES)):
         if lock_descriptor(descriptor, blocking=False):
             return True
@@ -90,14 +90,14 @@ def _try_lock(descriptor: int) -> bool:
 STUDY = "study.db"
 """The SQLite file of the study of `esper sweep`, in the sweep's folder."""
 GROWER = "esper.Grower"
-"""The maker of runs of models that grow in a user's training loop."""
+"""Maker of the runs of models that grow in a user's training loop."""
 RUN_ADVICE = f"give the directory of a run of `esper train` or `{GROWER}`"
 _USES = {
     "esper train": "it holds a controller, which `esper evaluate {run}` compares",
     GROWER: "it records a model that grew in a training loop, which `esper report {run}` shows; go on with it in that "
     "loop, and export its model there by esper.export",
 }
-"""What a run can be used for, by its maker."""
+"""What a run can be used for, by the program that made it."""
 
 
 class _Child:
@@ -115,12 +115,12 @@ class RunDirectory:
     """The directory of a run, and the paths of its files."""
 
     command: ClassVar[str] = "esper train"
-    """The command that makes controllers' runs, and goes on with them by ``--resume``."""
+    """The command that trains controllers, and continues such runs with ``--resume``."""
 
     path: Path
 
     lock = _Child("run.lock")
-    """The file that the process which writes to the run has locked."""
+    """The lock file; the process that writes to the run holds its lock."""
     config = _Child("config.yaml")
     """The resolved configuration."""
     store = _Child("run.db")
@@ -130,41 +130,41 @@ class RunDirectory:
     loggers = _Child("loggers")
     """The folder of loggers: TensorBoard's files, and the addresses of the run at W&B and MLflow."""
     report = _Child("report.html")
-    """The report for people."""
+    """The HTML report."""
     evaluation = _Child("evaluation.json")
     """The records of `esper evaluate`, one per controller and instance."""
     behaviour = _Child("behaviour.json")
     """The policy's behaviour in `esper evaluate`: statistics per family and a few complete episodes."""
     verdicts = _Child("verdicts.json")
-    """The verdicts by `evaluation`, as figures and sentences, for the dashboard; written with the report."""
+    """The verdicts of the evaluation, as figures and sentences, for the dashboard; written with the report."""
     evaluation_progress = _Child("evaluation-progress")
-    """The folder of what an unfinished `esper evaluate` has done so far."""
+    """The folder with the partial results of an unfinished `esper evaluate`."""
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Make the directory of a new run. It may hold what a run leaves that was killed at its start.
+        """Create the directory of a new run; it may contain what a run that was killed at its start left behind.
 
         Raises:
-            RunError: it holds something else, or cannot be made.
+            RunError: the directory contains anything else, or cannot be created.
         """
         run = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             run.require_empty()
             run.checkpoints.mkdir(exist_ok=True)
-        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        except (OSError, ValueError) as error:  # ValueError: not a possible file name
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise RunError(f"cannot make the run directory {path} ({reason}): choose another place") from error
         return run
 
     @classmethod
     def open(cls, path: Path, advice: str = RUN_ADVICE) -> Self:
-        """Open the directory of an existing run, which may have been killed before its store was made.
+        """Open the directory of an existing run, even if it was killed before its store was created.
 
         Raises:
-            RunError: it is missing or is not the directory of a run; the message ends with ``advice``.
+            RunError: it is missing or not the directory of a run; the message ends with ``advice``.
         """
-        if not os.path.exists(path):  # unlike Path.exists, it takes names that no file can have
+        if not os.path.exists(path):  # unlike Path.exists, accepts impossible file names
             raise RunError(f"no run at {path}: {advice}")
         run = cls(path)
         # A run that was killed at its start has a lock, but neither a store nor checkpoints.
@@ -179,7 +179,7 @@ class RunDirectory:
         """Open the directory of a run of `esper train`.
 
         Raises:
-            RunError: as `open`; or it is a run of a `Grower`.
+            RunError: as for `open`, or it is a run of a `Grower`.
         """
         run = cls.open(path, f"give the directory of a run of `{cls.command}`")
         maker = run.find_maker()
@@ -188,13 +188,13 @@ class RunDirectory:
         return run
 
     def require_empty(self) -> None:
-        """Raise RunError if the directory holds more than a run leaves that was killed at its start."""
+        """Raise RunError if the directory contains more than what a run that was killed at its start left behind."""
         for child in self.path.iterdir():
             is_empty_folder = child == self.checkpoints and all(file.name == LOCK_FILE for file in child.iterdir())
             is_lock = child == self.lock or child.name == LOCK_FILE
             if is_empty_folder or is_lock or child.name.endswith(TEMPORARY_SUFFIX):
                 continue
-            # What can be done with the run that is there, if it is one.
+            # If it contains a run, say what can be done with it.
             advice = ""
             if self.config.is_file() and self.has_store:
                 maker = self.find_maker()
@@ -205,7 +205,7 @@ class RunDirectory:
             raise RunError(f"{self.path} is not empty: choose a new directory{advice}")
 
     def find_maker(self) -> str:
-        """The command that made the run, or `esper.Grower`; `esper train` if the run was killed at its start."""
+        """What made the run, `esper train` or `esper.Grower`; `esper train` if the run was killed at its start."""
         if not self.has_store:
             return self.command
         with RunReader.open(self.store) as reader:
@@ -213,11 +213,13 @@ class RunDirectory:
         return GROWER if command == "grow" else f"esper {command}"
 
     def describe_use(self, maker: str) -> str:
-        """The end of a sentence: what the run can be used for, by its maker."""
+        """What the run can be used for, as the end of a sentence."""
         return _USES[maker].format(run=shlex.quote(str(self.path)))
 
     def locked(self, what: str) -> AbstractContextManager[None]:
-        """Context manager that locks the run for writing; `what`, the running command, is shown to others who try.
+        """Context manager that locks the run for writing.
+
+        `what`, the running command, appears in the error messages of other processes that try to lock the run.
 
         Raises:
             RunError: another process has locked it, or the directory cannot be written or locked.
@@ -225,16 +227,16 @@ class RunDirectory:
         return hold_lock(self.lock, what)
 
     def open_store(self) -> RunStore:
-        """Open the run store for writing; create it if the run was killed before that.
+        """Open the run store for writing; create it if the run was killed before it had one.
 
         Raises:
-            RunError: it is damaged, in use, or cannot be written.
+            RunError: the store is damaged or in use, or cannot be written.
         """
         return RunStore.open(self.store) if self.has_store else RunStore.create(self.store)
 
     @property
     def has_store(self) -> bool:
-        """Whether there is a store; a run that was killed at its start may have none, or an empty file."""
+        """Whether there is a store. A run that was killed at its start may have none, or an empty file."""
         return self.store.is_file() and self.store.stat().st_size > 0
 
 
@@ -243,15 +245,15 @@ OBJECTIVE = Metric("J")
 
 
 class RunState(StrEnum):
-    """Where a run is in its life."""
+    """The state of a run."""
 
     RUNNING = "running"
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
-    """It stopped or was killed before its end, and can be resumed."""
+    """The run stopped or was killed before its end, and can be resumed."""
     FAILED = "failed"
     DAMAGED = "damaged"
-    """Its store cannot be read."""
+    """The run's store cannot be read."""
 
 
 _LIFE_EVENTS = (RunStarted, RunResumed, RunInterrupted, RunFailed, RunEnded)
@@ -261,25 +263,25 @@ _END_STATES = {RunEnded.name: RunState.FINISHED, RunFailed.name: RunState.FAILED
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run is, and how well it does."""
+    """How far a run has come, and how good its results are."""
 
     command: str
     state: RunState
     done: int = 0
-    """Iterations, or decisions of a `Grower`."""
+    """Number of iterations done, or of decisions of a `Grower`."""
     total: int | None = None
     metric: Metric = OBJECTIVE
     """The metric by which the run is judged: J in training runs, the metric of growth in runs of a `Grower`."""
     value: float | None = None
     """The metric's newest value, on validation data and in its own units."""
     probe_score: float | None = None
-    """Mean test score of the greedy policy when it was last measured."""
+    """Mean test score of the greedy policy at its last measurement."""
     started: float | None = None
     """Seconds since 1970."""
 
 
 def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
-    """A run's progress by its store and its lock."""
+    """A run's progress, from its store and its lock."""
 
     def read_last(name: str, after: int) -> float | None:
         series = reader.series(name, after)
@@ -302,7 +304,7 @@ def read_progress(run: RunDirectory, reader: RunReader) -> RunProgress:
 
 
 def progress_metric(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
-    """The metric by which a run is judged, and the scalar that holds its values."""
+    """The metric by which a run is judged, and the name of the scalar that holds its values."""
     if metadata.get("command") != "grow":
         return OBJECTIVE, "objective"
     metric = Metric.from_metadata(metadata)
@@ -310,7 +312,7 @@ def progress_metric(metadata: Mapping[str, Any]) -> tuple[Metric, str]:
 
 
 def read_state(run: RunDirectory, reader: RunReader) -> RunState:
-    """A run's state by its newest event and its lock."""
+    """A run's state, from its newest event and its lock."""
     newest = reader.last_emitted([event_type.name for event_type in _LIFE_EVENTS])
     end_state = _END_STATES.get(newest.type) if newest else None
     # A finished run may be locked by other commands that use it, such as `esper evaluate`.
@@ -326,13 +328,13 @@ class ListedRun:
     path: Path
     progress: RunProgress
     size: int
-    """Size of all the run's files, in bytes."""
+    """Total size of the run's files, in bytes."""
     failure: str | None
-    """Why its store cannot be read."""
+    """Why the run's store cannot be read; None if it can."""
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
-    """The runs directly in a folder, the newest first.
+    """The runs directly inside a folder, newest first.
 
     Raises:
         RunError: the folder does not exist or cannot be read.

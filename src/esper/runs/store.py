@@ -17,9 +17,9 @@ from esper.runs.events import Event, encode_event, event_types
 from esper.runs.reader import QueryResult, RunReader
 
 COMMIT_SECONDS = 0.075
-"""Between commits while records keep coming."""
+"""Seconds between commits while there are new records."""
 CAPACITY = 20_000
-"""Most events that may wait; before one more is added, all are committed."""
+"""Largest number of events that may wait; before one more is added, all are committed."""
 
 
 class EventRow(NamedTuple):
@@ -34,7 +34,7 @@ class EventRow(NamedTuple):
 
 
 def encode_events(events: Iterable[Event]) -> list[EventRow]:
-    """Encode events with the present time; called where they happen, which may be another process."""
+    """Encode events with the current time; called in the process where they happen."""
     now = time.time()
     return [EventRow(now, event.name, event.version, event.iteration, encode_event(event)) for event in events]
 
@@ -42,16 +42,16 @@ def encode_events(events: Iterable[Event]) -> list[EventRow]:
 class RunStore(RunReader):
     """The only writer of a run store.
 
-    Events and scalars wait in memory until they are committed, by a thread some thirteen times a second or by `flush`.
-    What was flushed is safe; a crash loses what came in the moment before it. No event is ever left out. A waiting
-    scalar is replaced by a newer value of the same name and iteration, and counted in `coalesced`. Reading through
-    this object sees what was committed.
+    Events and scalars wait in memory until a thread commits them, about thirteen times a second, or `flush` does.
+    Flushed records are safe; a crash loses only those of the last moment. No event is ever skipped. If a scalar of the
+    same name and iteration is already waiting, the newer value replaces it, which `coalesced` counts. Reads through
+    this object return committed records only.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         super().__init__(path, connection)
         self.coalesced = 0
-        """Scalars that were replaced before they were committed."""
+        """Number of scalars that were replaced before they were committed."""
         self.thread_seconds = 0.0
         """CPU time of the thread that commits."""
         self._events: list[EventRow] = []
@@ -66,16 +66,16 @@ class RunStore(RunReader):
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Make a new store; RunError if `path` exists or cannot be written."""
+        """Create a new store; raises RunError if `path` exists or cannot be written."""
         return cls(path, create_database(path))
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open an existing store for appending; RunError if it is missing, damaged or not ours."""
+        """Open an existing store for appending; raises RunError if it is missing, damaged or not a run store."""
         return cls(path, open_for_writing(path))
 
     def close(self) -> None:
-        """Flush, then release the file."""
+        """Flush, then close the file."""
         self._closing.set()
         self._thread.join()
         try:
@@ -84,7 +84,7 @@ class RunStore(RunReader):
             super().close()
 
     def __exit__(self, *error: object) -> None:
-        """Close the store; an error of the last flush does not hide an earlier one."""
+        """Close the store; an error in the last flush does not hide an earlier error."""
         with suppress(RunError) if any(error) else nullcontext():
             self.close()
 
@@ -95,12 +95,12 @@ class RunStore(RunReader):
             self._connection.executemany("INSERT OR REPLACE INTO metadata VALUES (?, ?)", rows)
 
     def emit(self, event: Event) -> None:
-        """Append an event; RunError if too much waits already and the store cannot be written."""
+        """Append an event; raises RunError if too many events wait and the store cannot be written."""
         self.append(encode_events([event]))
 
     def append(self, rows: Iterable[EventRow]) -> None:
-        """Append encoded events, for instance those of another process; raises as `emit` does."""
-        # Outside of the lock, which `flush` takes itself.
+        """Append encoded events, for instance from another process; raises the same errors as `emit`."""
+        # Outside the lock, because `flush` takes it, too.
         with self._waiting:
             is_full = len(self._events) >= CAPACITY
         if is_full:
@@ -109,20 +109,20 @@ class RunStore(RunReader):
             self._events.extend(rows)
 
     def record_scalars(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Record an iteration's scalars, all in one commit; a later value of the same name replaces an earlier one."""
+        """Record an iteration's scalars, all in one commit; a later value replaces an earlier one of the same name."""
         with self._waiting:
             for name, value in values.items():
                 self.coalesced += (iteration, name) in self._scalars
                 self._scalars[iteration, name] = float(value)
 
     def flush(self) -> None:
-        """Commit what waits, all or nothing.
+        """Commit all waiting records, or none of them.
 
         Raises:
-            RunError: the store cannot be written, for instance on a full disk; what waits is kept for the next try.
+            RunError: the store cannot be written, for instance on a full disk; the records are kept for another try.
         """
         with self._using:
-            # Take what waits, so that others can add more during the commit.
+            # Take the waiting records, so that other threads can add more during the commit.
             with self._waiting:
                 events, scalars = self._events, self._scalars
                 self._events, self._scalars = [], {}
@@ -138,15 +138,15 @@ class RunStore(RunReader):
                         [(*key, value) for key, value in scalars.items()],
                     )
             except BaseException:
-                # Back to the front of the queue; newer values of the same scalars win.
+                # Put them back at the front of the queue; newer values of the same scalars win.
                 with self._waiting:
                     self._events[:0] = events
                     self._scalars = {**scalars, **self._scalars}
                 raise
 
     def rewind(self, iteration: int) -> None:
-        """Delete everything after `iteration`, except history such as interruptions, before it is done again."""
-        # What waits is deleted, too: it belongs to the iterations that are repeated.
+        """Delete everything after `iteration`, except history such as interruptions, so that it can be repeated."""
+        # Waiting records are deleted, too: they belong to the iterations that are repeated.
         history = [name for name, event_type in event_types().items() if event_type.history]
         marks = ", ".join("?" for _ in history)
         with self._using, self._waiting:
@@ -159,7 +159,7 @@ class RunStore(RunReader):
 
     def _commit_regularly(self) -> None:
         while not self._closing.wait(COMMIT_SECONDS):
-            with suppress(RunError):  # the next call of `flush` raises it if it persists
+            with suppress(RunError):  # if the error persists, the next call of `flush` raises it
                 self.flush()
             self.thread_seconds = time.thread_time()
 

@@ -1,7 +1,7 @@
 """SQL views of a run's events: one row per seed, episode, decision, slot, reward term and so on.
 
-They live in every run store, for other programs, and readers bring their own, so that old runs have the newest ones.
-`episode` and `environment` name a network's episode, `step` counts its decisions from 0.
+Every run store contains the views, for other programs. Readers of Esper create them anew, so that old runs have the
+newest views. `episode` and `environment` identify a network's episode, and `step` counts its decisions from 0.
 """
 
 from collections.abc import Mapping
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view: what a row is, and the query."""
+    """A view: what a row stands for, and the query."""
 
     meaning: str
     query: str
 
 
 def _columns(event: str, *names: str) -> str:
-    """SQL for fields of the events of a type, one row per event."""
+    """SQL that selects fields of the events of a type, one row per event."""
     fields = ",\n    ".join(f"{_field(name)} AS {name}" for name in names)
     return f"SELECT id, time, iteration,\n    {fields}\nFROM events WHERE type = '{event}'"
 
 
 def _field(name: str) -> str:
-    """SQL for a field, also by the name that it had in earlier versions."""
+    """SQL for a field, under its current name or the name that it had in earlier versions."""
     value = f"json_extract(payload, '$.{name}')"
     former = _FORMER.get(name)
     return value if former is None else f"COALESCE({value}, json_extract(payload, '$.{former}'))"
@@ -33,7 +33,7 @@ _FORMER = {"metric": "accuracy", "metric_before": "accuracy_before", "metric_aft
 """Names that fields had in earlier versions."""
 _NETWORK = ("episode", "environment", "step")
 
-# A seed's life is the changes of its slot since the last germination; a fossil of a deeper host begins at the start.
+# A seed's row covers the changes of its slot since the last germination; fossils of a deeper host start with the run.
 _SEEDS = """
 WITH changes AS (
     SELECT id,
@@ -85,7 +85,7 @@ _ENDED = ("objective", "accuracy", "added", "paid", "kept")
 
 
 def _of(event: str, *names: str) -> str:
-    """SQL for fields of the only event of a type in a group."""
+    """SQL for fields of a group's only event of a type."""
     return ",\n    ".join(
         f"MAX(CASE type WHEN '{event}' THEN json_extract(payload, '$.{name}') END) AS {name}" for name in names
     )
@@ -146,7 +146,7 @@ _PPO_METRICS = (
     "learning_rate",
 )
 
-# Up to version 2 of the event the steps were called epochs.
+# Up to version 2 of the event, steps were called epochs.
 _PPO = """
 SELECT id, time, iteration,
     COALESCE(json_extract(payload, '$.optimizer_steps'), json_extract(payload, '$.epochs')) AS optimizer_steps,
@@ -158,7 +158,7 @@ SELECT id, time, iteration,
 FROM events WHERE type = 'ppo_updated'
 """.format(metrics=",\n    ".join(f"json_extract(payload, '$.metrics.{name}') AS {name}" for name in _PPO_METRICS))
 
-# Figures of heads and modules are named with them, as in head_ratio/slot.
+# Metrics of heads and modules include their names, as in head_ratio/slot.
 _MINIBATCHES = """
 SELECT events.id AS id, events.iteration AS iteration,
     json_extract(events.payload, '$.minibatch') AS minibatch,
@@ -168,7 +168,7 @@ FROM events, json_each(events.payload, '$.figures') AS figures
 WHERE events.type = 'minibatch_recorded'
 """
 
-# What kept modules are worth in the networks of probe instances, one row per module and per pair of modules.
+# Values of the kept modules in the networks of probe instances, one row per module and per pair of modules.
 _MODULE_VALUES = """
 SELECT events.id AS id, events.iteration AS iteration,
     json_extract(events.payload, '$.instance') AS instance,

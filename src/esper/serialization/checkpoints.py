@@ -119,7 +119,7 @@ class Checkpoints:
         """Load the newest undamaged checkpoint; damaged ones are skipped with a logged warning.
 
         Raises:
-            CheckpointError: there is none, or the newest is foreign or of another format version.
+            CheckpointError: there is none, or the newest is not from Esper or has another format version.
         """
         iterations = self.iterations()
         for iteration in reversed(iterations):

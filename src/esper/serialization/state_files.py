@@ -1,4 +1,4 @@
-"""State in files: tensors as safetensors, everything else as JSON. Reading them runs no code and trusts no content.
+"""Saved state: tensors as safetensors, everything else as JSON. Reading runs no code from files and validates them.
 
 A saved state is two files: the tensors, and a JSON manifest with their hash, which is written last. So a state exists
 exactly when its manifest does. Nothing in a file is used as a path.
@@ -51,7 +51,7 @@ def to_plain(value: Any) -> Any:
         value: Arrays, tensors, numbers, text, and lists, tuples, dictionaries, dataclasses and `Stateful` of them.
 
     Raises:
-        CheckpointError: it holds something else.
+        CheckpointError: the value contains anything else.
     """
     if isinstance(value, Tensor):
         return value.detach().clone()

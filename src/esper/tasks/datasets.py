@@ -1,4 +1,4 @@
-"""Suites on fixed data sets, and the data sets: digits and MNIST-1D."""
+"""The data sets digits and MNIST-1D, and the suites on them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from esper.tasks.registry import find_by_name
 from esper.tasks.suite import OptimizerSettings, Source, Suite, draw_log_uniform
 
 CLASSES = 10
-"""Classes of both data sets."""
+"""Number of classes in each data set."""
 
 
 def make_read_only(inputs: NDArray[Any], labels: Ints) -> LabelledArrays:
-    """A data set that all instances in the process share, as read-only arrays."""
+    """A data set as read-only arrays, which all instances in the process share."""
     shared = LabelledArrays(inputs, labels)
     for array in shared:
         array.flags.writeable = False
@@ -45,7 +45,7 @@ DIGITS_SOURCE = Source("shipped with scikit-learn", Path(str(files("sklearn.data
 
 @cache
 def digits() -> LabelledArrays:
-    """1797 examples of 64 pixels in the published order (later rows are by other writers), ten classes."""
+    """The 1797 examples, of 64 pixels and ten classes, in the published order: later rows are by other writers."""
     inputs, labels = cast("tuple[Floats, Ints]", load_digits(return_X_y=True))
     return make_read_only(inputs.astype(np.float32), labels.astype(np.int64))
 
@@ -67,12 +67,12 @@ TEMPLATES = (
     (5, 4, 3.5, 3.5, 4, 5, 5, 4, 3.5, 3.5, 4, 5),
     (5, 4, 3.5, 3.5, 4, 5, 5, 5, 5, 4.7, 4.3, 5),
 )
-"""The curves of the digits 0 to 9; each starts and ends at the same height."""
+"""The curves of the digits 0 to 9. Each starts and ends at the same height."""
 
 TEMPLATE_LENGTH = len(TEMPLATES[0])
 TEMPLATE_SCALE = 1 / 6
 PADDING = (36, 60)
-"""Fewest and most zeros appended to a curve; the sum is then stretched to the length of the longest."""
+"""Smallest and largest number of zeros appended to a curve; the padded curve is then stretched to a common length."""
 CANVAS = TEMPLATE_LENGTH + PADDING[1]
 SCALE_SPREAD = 0.4
 MAX_TRANSLATION = 48
@@ -84,7 +84,7 @@ SEED = 42
 
 @cache
 def mnist1d() -> LabelledArrays:
-    """5000 shuffled signals of 40 points, 500 of each class; standardised over all, as published."""
+    """5000 shuffled signals of 40 points, 500 of each class, standardised over the whole data set as published."""
     rng = np.random.default_rng(SEED)
     labels = rng.permutation(np.repeat(np.arange(CLASSES), EXAMPLES_PER_CLASS))
     signals = _synthesise_signals(labels, rng)
@@ -92,7 +92,7 @@ def mnist1d() -> LabelledArrays:
 
 
 def normalise_templates() -> Floats:
-    """The curves ``[CLASSES, TEMPLATE_LENGTH]`` scaled to equal standard deviation, starting and ending at 0."""
+    """The curves ``[CLASSES, TEMPLATE_LENGTH]``, scaled to the same standard deviation and starting and ending at 0."""
     curves = np.array(TEMPLATES)
     curves = (curves - curves.mean(axis=1, keepdims=True)) / curves.std(axis=1, keepdims=True)
     return (curves - curves[:, :1]) * TEMPLATE_SCALE
@@ -102,7 +102,7 @@ def _synthesise_signals(labels: Ints, rng: np.random.Generator) -> Floats:
     """One deformed curve ``[N, LENGTH]`` for each label ``[N]``."""
     column = (len(labels), 1)
 
-    # Pad each curve by a random number of zeros, and stretch the sum to the length of the canvas.
+    # Pad each curve with a random number of zeros, and stretch the result to the length of the canvas.
     padding = rng.integers(PADDING[0], PADDING[1] + 1, size=column)
     padded = np.pad(normalise_templates(), ((0, 0), (0, PADDING[1])))
     position = np.linspace(0, 1, CANVAS) * (TEMPLATE_LENGTH + padding - 1)
@@ -118,7 +118,7 @@ def _synthesise_signals(labels: Ints, rng: np.random.Generator) -> Floats:
     curve = np.take_along_axis(curve, shifted, axis=1)
     is_curve = np.take_along_axis(is_curve, shifted, axis=1)
 
-    # Correlated noise fills the padding, white noise covers everything.
+    # Correlated noise replaces the padding; white noise is added everywhere.
     correlated, white = rng.standard_normal((2, *curve.shape))
     ndimage.gaussian_filter1d(CORRELATED_NOISE * correlated, CORRELATION_LENGTH, axis=1, output=correlated)
     signal = np.where(is_curve, curve, correlated) + WHITE_NOISE * white
@@ -135,17 +135,17 @@ def _synthesise_signals(labels: Ints, rng: np.random.Generator) -> Floats:
 # Distortions of the transfer families
 
 Distortion = Callable[[Float32s, np.random.Generator, np.random.Generator], Float32s]
-"""``(inputs [N, D], fixed, fresh)`` to inputs: the generator ``fixed`` is seeded alike for every part of an instance,
-``fresh`` differently for each."""
+"""Maps ``(inputs [N, D], fixed, fresh)`` to distorted inputs ``[N, D]``. The generator ``fixed`` has the same seed for
+every part of an instance, ``fresh`` another one for each part."""
 
 MASKED = 0.4
-"""Probability that a feature is blanked."""
+"""Probability that a feature is set to zero."""
 WHITE_NOISE_ON_INPUTS = 0.5
 """Standard deviation of the white noise, relative to that of the inputs."""
 
 
 def mask_features(inputs: Float32s, fixed: np.random.Generator, fresh: np.random.Generator) -> Float32s:
-    """Blank the same random features in every example."""
+    """Set the same random features to zero in every example."""
     del fresh
     blank = fixed.choice([True, False], size=inputs.shape[1], p=[MASKED, 1 - MASKED])
     return np.where(blank, np.float32(0), inputs)
@@ -164,7 +164,10 @@ def add_white_noise(inputs: Float32s, fixed: np.random.Generator, fresh: np.rand
 
 
 class MlpHost(Stackable):
-    """Features ``[..., B, D]`` through two ReLU layers to logits ``[..., B, classes]``; both layers are sites."""
+    """Two ReLU layers and a linear head: features ``[..., B, D]`` to logits ``[..., B, classes]``.
+
+    Both ReLU layers, ``layer0`` and ``layer1``, are sites.
+    """
 
     def __init__(self, features: int, widths: Sequence[int], classes: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -178,9 +181,9 @@ class MlpHost(Stackable):
 
 
 class ConvHost(Stackable):
-    """Signals ``[..., B, 1, L]`` through three ReLU convolutions, mean over L and a linear head to logits.
+    """Three ReLU convolutions, a mean over L and a linear head: signals ``[..., B, 1, L]`` to ``[..., B, classes]``.
 
-    ``layer0`` to ``layer2`` are sites; the first two convolutions halve L.
+    The convolutions ``layer0`` to ``layer2`` are sites; the first two halve L.
     """
 
     def __init__(self, widths: Sequence[int], classes: int, generator: torch.Generator) -> None:
@@ -228,9 +231,10 @@ _CONDITIONS = {**_TRAINING, **_TRANSFER}
 
 
 class DatasetSuite(Suite):
-    """The last ``test_size`` rows of a data set are for test; each instance splits the others by its random seed.
+    """A suite on a fixed data set: a family is a condition of the data, a variant the widths of the host.
 
-    A family is a condition of the data, a variant the widths of the host.
+    The last ``test_size`` rows of the data set are the test part. Each instance splits the others into training and
+    validation parts by its random seed.
     """
 
     classes = CLASSES
@@ -246,13 +250,13 @@ class DatasetSuite(Suite):
     train_sizes: tuple[int, ...]
     scarce_train_size: int
     dataset: Callable[[], LabelledArrays]
-    """Returns the data set, built once in a process: inputs ``[N, D]`` of any type."""
+    """Returns the data set, with inputs ``[N, D]`` of any dtype; it is built once per process."""
     host_widths: tuple[tuple[int, ...], ...]
     """Widths of the variants, the widest host first."""
 
     @abstractmethod
     def build_host(self, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
-        """A host of these widths, with first weights from ``generator``."""
+        """A host of these widths, initialised from ``generator``."""
 
     def list_widths(self) -> dict[str, tuple[int, ...]]:
         """Widths of the host by variant."""
@@ -266,7 +270,7 @@ class DatasetSuite(Suite):
         return self.build_host(instance.widths, torch.Generator().manual_seed(instance.seed))
 
     def variants(self, family: str) -> tuple[str, ...]:
-        """Every family has one variant per host; raises TaskError for an unknown family."""
+        """One variant per host, for every family; raises TaskError for an unknown family."""
         _find_condition(family)
         return tuple(self.list_widths())
 
@@ -285,7 +289,7 @@ class DatasetSuite(Suite):
         )
 
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
-        """Inputs ``[N, *input_shape]``, standardised by the training part, and labels; nothing drifts here."""
+        """Inputs ``[N, *input_shape]``, standardised by the training part, and labels; the data never drift."""
         self.check(instance)
         if phase:
             raise TaskError(f"suite '{self.name}' has no phase {phase}: its data never drift")
@@ -295,7 +299,7 @@ class DatasetSuite(Suite):
             labels = add_label_noise(
                 labels, instance.label_noise, self.classes, child_generator(instance.seed, _LABELS)
             )
-        # All parts are scaled by the training part, as the host sees no other.
+        # All parts are scaled by the training part, because the host trains on no other.
         scale = Scale.of(inputs if part == "train" else self._select_inputs(instance, "train"))
         return standardise(inputs.reshape(-1, *self.input_shape), labels, scale)
 
@@ -308,7 +312,7 @@ class DatasetSuite(Suite):
         return distortion(inputs, fixed, fresh)
 
     def _select_rows(self, instance: Instance, part: Part) -> Ints:
-        """Rows ``[N]`` of the data set in a part of the instance."""
+        """Indices ``[N]`` of the data set's rows in a part of the instance."""
         total = len(self.dataset().labels)
         pool = total - self.test_size
         if part == "test":
@@ -318,7 +322,7 @@ class DatasetSuite(Suite):
             raise TaskError(
                 f"instance {instance.name} needs {instance.train_size} training examples, but only {available} exist"
             )
-        # One random order splits the rest: validation first, then as much training data as the instance has.
+        # One permutation splits the other rows: validation first, then as many training rows as the instance has.
         rows = child_generator(instance.seed, _SPLIT).permutation(pool)
         if part == "validation":
             return rows[: self.validation_size]
@@ -330,7 +334,7 @@ def _find_condition(family: str) -> Condition:
 
 
 class MlpSuite(DatasetSuite):
-    """Flat features and MLP hosts."""
+    """A suite on a data set of plain features, with `MlpHost` as the host."""
 
     sites = ("layer0", "layer1")
     blueprints = ("norm", "lowrank", "mlp", "mlp_wide", "gate", "input_skip")
@@ -341,7 +345,7 @@ class MlpSuite(DatasetSuite):
 
 
 class DigitsSuite(MlpSuite):
-    """8 x 8 handwritten digits as 64 features."""
+    """Handwritten digits of 8 x 8 pixels, as 64 features."""
 
     name = "digits"
     source = DIGITS_SOURCE
@@ -364,7 +368,7 @@ class Mnist1dSuite(MlpSuite):
 
 
 class Mnist1dConvSuite(DatasetSuite):
-    """MNIST-1D as signals of one channel."""
+    """MNIST-1D as signals with one channel."""
 
     name = "mnist1d_conv"
     dataset = staticmethod(mnist1d)

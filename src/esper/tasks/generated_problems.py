@@ -1,7 +1,7 @@
-"""The problems of the generated suites: pure samplers of labelled examples, by the kind of input.
+"""The problems of the generated suites: samplers of labelled examples, by the kind of input.
 
-A sampler draws what is fixed for its instance (directions, templates, tables) from one generator and the examples from
-another, so every part of an instance poses the same problem.
+A sampler draws what is fixed for an instance (directions, templates, tables) from one generator, and the examples from
+another. So all parts of an instance pose the same problem.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ class Shape:
 
     classes: int
     positions: int
-    """Tokens, samples, or pixels per side; 1 for plain features."""
+    """Number of tokens or samples, or pixels per side; 1 for plain features."""
     channels: int
-    """Features of a token, or of an example."""
+    """Number of features of a token, or of an example without tokens."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The number of examples of a part of an instance's data, and the generators that it is drawn from."""
+    """What to draw: the number of examples, the part of an instance's data, and the generators to draw from."""
 
     count: int
-    """N examples."""
+    """N, the number of examples."""
     part: int
-    """An index of `PARTS`."""
+    """Index of the part in `PARTS`."""
     fixed: np.random.Generator
-    """Seeded alike for every part of an instance."""
+    """Has the same seed for every part of an instance."""
     fresh: np.random.Generator
-    """Seeded differently for each part."""
+    """Has a different seed for each part."""
 
 
 Sampler = Callable[[Shape, Draw], LabelledArrays]
@@ -50,7 +50,7 @@ def _labelled(inputs: Floats | Float32s, labels: Ints) -> LabelledArrays:
 
 def _label_by_score(score: Callable[[Floats], Floats], inputs: Floats, draw: Draw) -> Ints:
     """The class ``[N]`` with the highest score ``[N, C]``."""
-    # Scores are standardised by those of other inputs, so that no class is rare.
+    # Scores are standardised on other random inputs, so that no class is rare.
     reference = score(draw.fixed.standard_normal((512, inputs.shape[1])))
     return ((score(inputs) - reference.mean(0)) / reference.std(0)).argmax(1)
 
@@ -59,7 +59,7 @@ def _label_by_score(score: Callable[[Floats], Floats], inputs: Floats, draw: Dra
 
 
 def sample_teacher(shape: Shape, draw: Draw) -> LabelledArrays:
-    """The largest output of a random network with one hidden layer."""
+    """The class is the largest output of a random network with one hidden layer."""
     hidden = draw.fixed.standard_normal((shape.channels, 12)) / np.sqrt(shape.channels)
     head = draw.fixed.standard_normal((12, shape.classes))
     inputs = draw.fresh.standard_normal((draw.count, shape.channels))
@@ -67,11 +67,11 @@ def sample_teacher(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 CLUSTERS = 3
-"""Clusters of each class."""
+"""Number of clusters per class."""
 
 
 def sample_clusters(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Classes of several clusters each, not linearly separable."""
+    """Each class is several Gaussian clusters, so that classes are not linearly separable."""
     centres = 1.2 * draw.fixed.standard_normal((shape.classes, CLUSTERS, shape.channels))
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     means = centres[labels, draw.fresh.integers(CLUSTERS, size=draw.count)]
@@ -79,7 +79,10 @@ def sample_clusters(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 def sample_table(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Tabular data: the class follows from products of a few columns; some are heavy-tailed, others uninformative."""
+    """The class of a row in a table depends on products of a few columns.
+
+    Some columns are heavy-tailed, others uninformative.
+    """
     informative = draw.fixed.permutation(shape.channels)[: max(shape.channels // 2, 4)]
     pairs = draw.fixed.choice(informative, size=(shape.classes, 3, 2))
     signs = draw.fixed.choice([-1.0, 1.0], size=(shape.classes, 3))
@@ -94,7 +97,7 @@ def sample_table(shape: Shape, draw: Draw) -> LabelledArrays:
     return _labelled(np.where(heavy, np.sinh(inputs), inputs), labels)
 
 
-# Tokens [N, T, D]: each a noisy embedding of one of a few symbols.
+# Tokens [N, T, D]: each is a noisy embedding of one of a few symbols.
 
 
 def _embed_symbols(symbols: Ints, shape: Shape, draw: Draw, kinds: int) -> Floats:
@@ -105,11 +108,14 @@ def _embed_symbols(symbols: Ints, shape: Shape, draw: Draw, kinds: int) -> Float
 
 
 FAITHFUL = 0.85
-"""Share of the symbols that follow a rule; the others are uniform."""
+"""Fraction of the symbols that follow a rule; the others are uniform."""
 
 
 def sample_relation(shape: Shape, draw: Draw) -> LabelledArrays:
-    """The class is the difference, modulo the classes, of tokens at a fixed distance: it takes mixing tokens."""
+    """The class is the difference, modulo the number of classes, of two symbols at a fixed distance.
+
+    A host has to mix tokens to find it.
+    """
     distance = int(draw.fixed.integers(1, max(shape.positions // 2, 2)))
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions))
@@ -130,7 +136,7 @@ def sample_majority(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 def sample_switched(shape: Shape, draw: Draw) -> LabelledArrays:
-    """One token switches between two readings of the others."""
+    """The class is the most frequent symbol, or the one before it, depending on the token at a fixed position."""
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions))
     reading = draw.fresh.integers(2, size=draw.count)
     labels = draw.fresh.integers(shape.classes, size=draw.count)
@@ -144,7 +150,7 @@ def sample_switched(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 def sample_motif(shape: Shape, draw: Draw) -> LabelledArrays:
-    """The class is the short curve hidden somewhere in the noise."""
+    """The class is that of a short curve added to noise at a random place."""
     length = 9
     curves = np.cumsum(draw.fixed.standard_normal((shape.classes, length)), axis=1)
     curves = 1.4 * (curves - curves.mean(1, keepdims=True)) / curves.std(1, keepdims=True)
@@ -157,7 +163,7 @@ def sample_motif(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 def sample_wave(shape: Shape, draw: Draw) -> LabelledArrays:
-    """The class is the frequency of a wave of any phase."""
+    """The class is the frequency of a wave with random phase."""
     frequencies = draw.fixed.permutation(np.linspace(1.0, shape.positions / 5, shape.classes))
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     turns = frequencies[labels, None] * np.arange(shape.positions) / shape.positions + draw.fresh.random(
@@ -168,14 +174,14 @@ def sample_wave(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 def sample_curve(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Some classes of MNIST-1D, with noise."""
+    """A few classes of MNIST-1D, with noise."""
     signals = _draw_examples(mnist1d(), shape, draw)
     return LabelledArrays(signals.inputs[:, None], signals.labels)
 
 
 def _draw_examples(dataset: LabelledArrays, shape: Shape, draw: Draw) -> LabelledArrays:
-    """Noisy examples of ``shape.classes`` random classes of a data set; each part draws from rows of its own."""
-    # The fixed generator picks classes, noise level and rows; the fresh one draws from the part's rows.
+    """Noisy examples of ``shape.classes`` random classes of a data set; parts share no rows."""
+    # The fixed generator chooses classes, noise level and each part's rows; the fresh one draws from these rows.
     chosen = draw.fixed.permutation(dataset.labels.max() + 1)[: shape.classes]
     grain = draw.fixed.uniform(0.1, 0.5) * dataset.inputs.std()
     rows = draw.fixed.permutation(np.flatnonzero(np.isin(dataset.labels, chosen)))[draw.part :: len(PARTS)]
@@ -190,7 +196,7 @@ def _draw_examples(dataset: LabelledArrays, shape: Shape, draw: Draw) -> Labelle
 
 
 def sample_texture(shape: Shape, draw: Draw) -> LabelledArrays:
-    """The class is the orientation of a grating of any phase."""
+    """The class is the orientation of a grating with random phase."""
     labels = draw.fresh.integers(shape.classes, size=draw.count)
     angles = np.pi * (labels + draw.fixed.random()) / shape.classes
     frequency = draw.fixed.uniform(1.5, 2.5)
@@ -203,7 +209,7 @@ def sample_texture(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 def sample_patch(shape: Shape, draw: Draw) -> LabelledArrays:
-    """The class is the small pattern hidden somewhere in the noise."""
+    """The class is that of a small pattern added to noise at a random place."""
     side = 3
     patterns = 1.6 * np.sign(draw.fixed.standard_normal((shape.classes, side, side)))
     labels = draw.fresh.integers(shape.classes, size=draw.count)
@@ -216,7 +222,7 @@ def sample_patch(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 def sample_handwriting(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Some classes of the handwritten digits, with noise."""
+    """A few classes of the handwritten digits, with noise."""
     images = _draw_examples(digits(), shape, draw)
     return LabelledArrays(images.inputs.reshape(draw.count, 1, 8, 8), images.labels)
 
@@ -225,12 +231,12 @@ def sample_handwriting(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 def _split_last_symbol(symbols: Ints, shape: Shape) -> LabelledArrays:
-    """Symbols ``[N, T + 1]`` as one-hot inputs and, as the label, the last one."""
+    """Split symbols ``[N, T + 1]`` into one-hot inputs ``[N, T, V]`` and the last symbol, which is the label."""
     return _labelled(np.eye(shape.classes)[symbols[:, :-1]], symbols[:, -1])
 
 
 def sample_chain(shape: Shape, draw: Draw) -> LabelledArrays:
-    """The next symbol of a Markov chain of second order."""
+    """The class is the next symbol of a second-order Markov chain."""
     table = draw.fixed.integers(shape.classes, size=(shape.classes, shape.classes))
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions + 1))
     follows = draw.fresh.random(symbols.shape) < FAITHFUL
@@ -241,7 +247,7 @@ def sample_chain(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 def sample_echo(shape: Shape, draw: Draw) -> LabelledArrays:
-    """Each symbol repeats the one at a fixed distance before it."""
+    """The class is the next symbol of a sequence in which each symbol repeats the one a fixed distance before."""
     distance = int(draw.fixed.integers(2, max(shape.positions // 2, 3)))
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions + 1))
     follows = draw.fresh.random(symbols.shape) < FAITHFUL
@@ -251,7 +257,7 @@ def sample_echo(shape: Shape, draw: Draw) -> LabelledArrays:
 
 
 def sample_recall(shape: Shape, draw: Draw) -> LabelledArrays:
-    """The next symbol is the one that followed the last symbol at its only earlier place, which is random."""
+    """The class is the symbol that followed the only earlier occurrence of the last symbol, at a random place."""
     symbols = draw.fresh.integers(shape.classes, size=(draw.count, shape.positions + 1))
     place = draw.fresh.integers(shape.positions - 2, size=draw.count)
     rows = np.arange(draw.count)
@@ -270,4 +276,4 @@ PROBLEMS: Mapping[str, Mapping[str, Sampler]] = {
     "images": {"texture": sample_texture, "patch": sample_patch, "handwriting": sample_handwriting},
     "language": {"chain": sample_chain, "echo": sample_echo, "recall": sample_recall},
 }
-"""Samplers by kind of host and the problem's name."""
+"""Samplers by the kind of host and the name of the problem."""

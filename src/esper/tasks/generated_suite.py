@@ -1,6 +1,6 @@
-"""Suites drawn at random: each number is a suite with its own host, blueprints, horizon, optimizer and prices.
+"""Randomly generated suites: each number gives a suite with its own host, blueprints, horizon, optimizer and prices.
 
-A controller that learns on them meets hardly anything twice. `GeneratedSuite` draws them.
+A controller that trains on them hardly ever meets the same suite twice. `GeneratedSuite` generates them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class HostPlan:
     kind: str
     shape: Shape
     widths: tuple[int, ...]
-    """Channels of each block."""
+    """Number of channels of each block."""
     activation: str
     kernel: int
-    """Kernel size of convolutions of signals."""
+    """Kernel size of the convolutions on signals."""
 
 
 class Chain(nn.Module):
@@ -63,7 +63,7 @@ class Chain(nn.Module):
         return self.head(self.reduce(inputs))
 
 
-# Reductions over positions: named functions, so that hosts can be pickled.
+# Reductions over positions are named functions, so that hosts can be pickled.
 
 
 def _keep_features(features: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class StackableChain(Chain, Stackable):
 
 
 class Conv2d(nn.Conv2d):
-    """A 3 x 3 convolution of images ``[B, C, H, W]``, padded by one pixel."""
+    """A 3 x 3 convolution on images ``[B, C, H, W]``, padded by one pixel."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, generator: torch.Generator) -> None:
         super().__init__(inputs, outputs, 3, stride=stride, padding=1, device="meta")
@@ -101,7 +101,7 @@ class Conv2d(nn.Conv2d):
 class CausalBlock(Stackable):
     """A pre-norm transformer block with one causal head: tokens ``[..., B, T, C]`` to tokens of the same shape.
 
-    The first block of a host embeds ``inputs`` features in C, with a learned vector for every position.
+    The first block of a host embeds tokens of ``inputs`` features in C channels, with a learned vector per position.
     """
 
     def __init__(self, inputs: int, width: int, positions: int, activation: str, generator: torch.Generator) -> None:
@@ -123,7 +123,7 @@ class CausalBlock(Stackable):
             tokens = tokens + self.position.unsqueeze(-3)
         query, key, value = self.project(_normalise(tokens)).chunk(3, -1)
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-        # Attention to positions up to the token's own.
+        # A token attends only to itself and earlier ones.
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         tokens = tokens + self.merge(F.softmax(scores.masked_fill(later, -torch.inf), -1) @ value)
         return tokens + self.own(_normalise(tokens))
@@ -135,7 +135,7 @@ def _normalise(tokens: Tensor) -> Tensor:
 
 
 def build_host(plan: HostPlan, generator: torch.Generator) -> Chain:
-    """The host of a plan, with first weights from ``generator``."""
+    """The host of a plan, initialised from ``generator``."""
     shape, activation = plan.shape, ACTIVATIONS[plan.activation]
     head = Linear(plan.widths[-1], shape.classes, generator)
     inputs = (1 if plan.kind in ("signals", "images") else shape.channels, *plan.widths[:-1])
@@ -155,7 +155,7 @@ def build_host(plan: HostPlan, generator: torch.Generator) -> Chain:
                 blocks.append(CausalBlock(width_in, width_out, positions, plan.activation, generator))
                 continue
         blocks.append(nn.Sequential(layer, activation()))
-    # Conv2d serves one network at a time; all other layers serve stacks of networks, too.
+    # Conv2d computes one network at a time; all other layers can compute a stack of networks.
     return (Chain if plan.kind == "images" else StackableChain)(blocks, _REDUCTIONS[plan.kind], head)
 
 
@@ -179,24 +179,24 @@ _BLUEPRINTS: Mapping[str, tuple[str, ...]] = {
 """Blueprints that fit the sites of each kind of host."""
 _VARIANTS = ("clean", "noisy", "drifting")
 _FREE = 0.15
-"""Share of the instances on which growth costs nothing."""
+"""Fraction of the instances on which growth costs nothing."""
 _CAPPED = 0.25
-"""Share of the suites with a parameter cap."""
+"""Fraction of the suites with a parameter cap."""
 _BY_LOSS = 0.2
-"""Share of the suites whose objective is the loss alone."""
+"""Fraction of the suites whose objective is the loss."""
 _FIXED, _FRESH, _RECIPE, _OBJECTIVE = range(4)
 """Keys of random streams."""
 
 
 class GeneratedSuite(Suite):
-    """The suite of a number, from 0. Its families are the problems of one kind of host, and share that host."""
+    """The generated suite of a number, which is at least 0. Its families are the problems for one kind of host."""
 
     validation_size = 128
     test_size = 384
     transfer_families = ()
 
     def __init__(self, number: int) -> None:
-        # The order of the draws is part of what a number means.
+        # The order of the draws matters: another order gives another suite for the same number.
         rng = child_generator(number, _RECIPE)
         self.name = f"{GENERATED}:{number}"
         # The host, its problems and its blueprints.
@@ -229,7 +229,7 @@ class GeneratedSuite(Suite):
         self._train_sizes = tuple(rng.choice([96, 192, 384, 768, 1536], 2, replace=False).tolist())
 
     def variants(self, family: str) -> tuple[str, ...]:
-        """Data that stay as they are, have noisy labels, or change to those of another draw."""
+        """Names of the variants: unchanging data, noisy labels, or data that drift to another draw of the problem."""
         find_by_name(f"family of suite {self.name!r}", family, PROBLEMS[self.kind])
         return _VARIANTS
 
@@ -317,7 +317,7 @@ def _find_input_shape(kind: str, shape: Shape) -> tuple[int, ...]:
 
 
 def _draw_plan(kind: str, shape: Shape, rng: np.random.Generator) -> HostPlan:
-    # All blocks of a transformer share one width, as they add to one stream.
+    # All blocks of a transformer have the same width, because they add to the same residual stream.
     deepest = {"mlp": 8, "tokens": 8, "signals": 5, "images": 4, "language": 3}[kind]
     depth = int(rng.integers(2, deepest + 1))
     widths = np.full(depth, rng.integers(6, 13)) if kind == "language" else rng.integers(3, 11, size=depth)

@@ -1,12 +1,14 @@
-"""Fashion-MNIST and CIFAR-10, read from files that lie on the machine, and the suites on them.
+"""Fashion-MNIST and CIFAR-10, read from local files, and the suites on them.
 
 Fashion-MNIST: H. Xiao, K. Rasul and R. Vollgraf (arXiv:1708.07747), in IDX files, the format of MNIST (Y. LeCun, "The
-MNIST database"): two zero bytes, the type of the values (8: unsigned bytes), the number of axes, the length of each as
-a big-endian 32-bit integer, then bytes. CIFAR-10 in its binary version: A. Krizhevsky, "Learning Multiple Layers of
-Features from Tiny Images" (2009); its archive holds five files for training and one for test, a record is the label, a
-byte, and 3072 pixels: the red plane, the green and the blue one, each row by row.
+MNIST database"). An IDX file has two zero bytes, the type of the values (8: unsigned bytes), the number of axes, the
+length of each axis as a big-endian 32-bit integer, and then the values.
 
-Nothing is downloaded, no file is unpickled and no archive unpacked.
+CIFAR-10: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), in its binary version. The
+archive has five files for training and one for test. A record is one byte for the label and 3072 bytes of pixels: the
+red, the green and the blue plane, each row by row.
+
+Nothing is downloaded, no file is unpickled, and no archive is unpacked to disk.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ Bytes = NDArray[np.uint8]
 
 
 class ImageSet(NamedTuple):
-    """A data set as it is published: images ``[N, C, H, W]`` with labels ``[N]`` for training, and others for test."""
+    """A data set with its published split: images ``[N, C, H, W]`` and labels ``[N]`` for training and for test."""
 
     images: Bytes
     labels: Ints
@@ -56,18 +58,18 @@ def cache_folder() -> Path:
 # Fashion-MNIST
 
 PACKAGED = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts the files."""
+"""Where the Debian package dataset-fashion-mnist installs the files."""
 FASHION_FILES = tuple(
     f"{part}-{content}" for part in ("train", "t10k") for content in ("images-idx3-ubyte", "labels-idx1-ubyte")
 )
-"""Images and labels for training, then for test."""
+"""File names: images and labels for training, then for test."""
 FASHION_SIDE = 28
 MOST_IMAGES = 100_000
-"""In one file: a header that promises more is damaged."""
+"""Largest number of images in a file; a header that states more is treated as damaged."""
 
 
 def find_fashion_mnist() -> tuple[Path, ...] | None:
-    """The four files, compressed or not, in the cache or where Debian's package puts them; None: not all are there."""
+    """The four files, compressed or not, in the cache or from Debian's package; None if any of them is missing."""
     for folder in (cache_folder() / "fashion-mnist", PACKAGED):
         candidates = [(folder / f"{name}.gz", folder / name) for name in FASHION_FILES]
         files = tuple(path for pair in candidates for path in [path for path in pair if path.is_file()][:1])
@@ -77,10 +79,10 @@ def find_fashion_mnist() -> tuple[Path, ...] | None:
 
 
 def read_fashion_mnist(files: tuple[Path, ...]) -> ImageSet:
-    """The images ``[N, 1, 28, 28]`` of the four files, in the order of `FASHION_FILES`.
+    """Read the images ``[N, 1, 28, 28]`` and labels from the four files, given in the order of `FASHION_FILES`.
 
     Raises:
-        TaskError: a file cannot be read, or is not what it should be.
+        TaskError: a file cannot be read, or does not have the expected content.
     """
     images, labels, test_images, test_labels = (
         read_idx(path, (FASHION_SIDE, FASHION_SIDE) if "images" in path.name else ()) for path in files
@@ -92,10 +94,10 @@ def read_fashion_mnist(files: tuple[Path, ...]) -> ImageSet:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
-    """The bytes ``[N, *shape]`` in a file, which is compressed if its name ends in ``.gz``.
+    """Read the bytes ``[N, *shape]`` of an IDX file, which is compressed if its name ends in ``.gz``.
 
     Raises:
-        TaskError: it cannot be read, or is no IDX file of unsigned bytes of that shape.
+        TaskError: the file cannot be read, or is not an IDX file of unsigned bytes of that shape.
     """
     axes = 1 + len(shape)
     try:
@@ -121,25 +123,25 @@ CIFAR_FILES = tuple(f"cifar-10-batches-bin/data_batch_{number}.bin" for number i
 CIFAR_TEST = "cifar-10-batches-bin/test_batch.bin"
 CIFAR_RECORD = 1 + 3 * SIDE * SIDE
 CIFAR_MOST = 10_000
-"""Records of a file."""
+"""Largest number of records in a file."""
 
 
 def locate_cifar10() -> Path:
-    """Where the archive of CIFAR-10 is looked for, in the cache."""
+    """The path of the CIFAR-10 archive in the cache, whether it exists or not."""
     return cache_folder() / "cifar10" / "cifar-10-binary.tar.gz"
 
 
 def read_cifar10(path: Path) -> ImageSet:
-    """The images ``[N, 3, 32, 32]`` of the archive, which is never unpacked to a disk.
+    """Read the images ``[N, 3, 32, 32]`` and labels from the archive, without unpacking it to disk.
 
     Raises:
-        TaskError: it cannot be read, or is not what it should be.
+        TaskError: the archive cannot be read, or does not have the expected content.
     """
     records: dict[str, Bytes] = {}
     try:
         with tarfile.open(path) as archive:
             for member in archive:
-                # Links are not followed, whatever they point to.
+                # Links are never followed.
                 if member.name not in (*CIFAR_FILES, CIFAR_TEST) or not member.isreg():
                     continue
                 if member.size % CIFAR_RECORD or not 0 < member.size <= CIFAR_MOST * CIFAR_RECORD:
@@ -169,9 +171,9 @@ def read_cifar10(path: Path) -> ImageSet:
 
 @cache
 def _flatten_images(read: Callable[[Any], ImageSet], place: Any) -> LabelledArrays:
-    """All training examples and, at the end, as many test examples as suites read: images ``[N, C * SIDE * SIDE]``.
+    """All training examples, followed by as many test examples as suites use: images ``[N, C * SIDE * SIDE]``.
 
-    Smaller images get a black frame. Pixels stay bytes: as float32 they would take four times the memory.
+    Smaller images get a black frame. Pixels stay bytes, because float32 would take four times the memory.
     """
     data = read(place)
     images = np.concatenate([data.images, data.test_images[: ImageSuite.test_size]])
@@ -182,10 +184,12 @@ def _flatten_images(read: Callable[[Any], ImageSet], place: Any) -> LabelledArra
 
 
 class PhotoSuite(DatasetSuite):
-    """Hosts and settings of `ImageSuite` on a data set in files; a variant is the host's number of stages.
+    """A suite on a data set in files, with the hosts and settings of `ImageSuite`.
+
+    A variant is the host's number of stages.
 
     Raises:
-        TaskError: the files are not there.
+        TaskError: the files do not exist.
     """
 
     sites = ImageSuite.sites

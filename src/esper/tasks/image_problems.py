@@ -1,7 +1,7 @@
-"""The problems of the suite `images`: pure samplers of coloured 32 x 32 images of ten classes.
+"""The problems of the suite `images`: samplers of coloured 32 x 32 images of ten classes.
 
-Colours, patterns and angles that are fixed for an instance come from one generator and the examples from another, so
-every part of an instance poses the same problem.
+What is fixed for an instance (colours, patterns, angles) is drawn from one generator, the examples from another. So all
+parts of an instance pose the same problem.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from esper.tasks.instance import PARTS, LabelledArrays, Part
 SIDE, COLOURS, CLASSES = 32, 3, 10
 
 Sampler = Callable[[int, Part, np.random.Generator, np.random.Generator], LabelledArrays]
-"""``(N, part, fixed, fresh)`` to N examples ``[N, COLOURS, SIDE, SIDE]``: the generator ``fixed`` is seeded alike for
-every part of an instance, ``fresh`` differently for each."""
+"""Maps ``(N, part, fixed, fresh)`` to N examples ``[N, COLOURS, SIDE, SIDE]``. The generator ``fixed`` has the same
+seed for every part of an instance, ``fresh`` another one for each part."""
 
 
 def draw_labels(count: int, rng: np.random.Generator) -> Ints:
-    """Labels ``[N]`` in random order, of each class as many as of any other."""
+    """Balanced labels ``[N]`` in random order."""
     return rng.permutation(np.arange(count) % CLASSES)
 
 
@@ -33,12 +33,12 @@ def draw_colours(count: int, rng: np.random.Generator) -> Float32s:
 
 
 def draw_pale_colours(count: int, rng: np.random.Generator) -> Float32s:
-    """Bright colours ``[N, COLOURS]`` of any hue."""
+    """Bright colours ``[N, COLOURS]`` of random hue."""
     return (1 + 0.5 * draw_colours(count, rng)).astype(np.float32)
 
 
 def draw_background(count: int, noise: float, rng: np.random.Generator) -> Float32s:
-    """White noise ``[N, COLOURS, SIDE, SIDE]`` of this standard deviation."""
+    """White noise ``[N, COLOURS, SIDE, SIDE]`` with standard deviation ``noise``."""
     images = rng.standard_normal((count, COLOURS, SIDE, SIDE), dtype=np.float32)
     images *= np.float32(noise)
     return images
@@ -53,7 +53,7 @@ def _pixel_grid() -> tuple[Float32s, Float32s]:
 # Textures
 
 ORIENTATIONS = 5
-"""Orientations of gratings; each comes with two periods."""
+"""Number of orientations of gratings; each is combined with two periods."""
 
 
 def sample_texture(
@@ -66,10 +66,10 @@ def sample_texture(
     noise: float,
     spread: float = 0.0,
 ) -> LabelledArrays:
-    """The class is the orientation and the period, in pixels, of a grating of any phase, in one colour, under noise.
+    """The class is the orientation and period of a noisy grating with random phase, in one colour.
 
-    Each image is scaled by ``exp(spread * N(0, 1))``: with a large spread the brightest images dominate, and
-    normalising the features pays.
+    ``periods`` are in pixels. Each image is scaled by ``exp(spread * N(0, 1))``: with a large spread the brightest
+    images dominate, and normalising the features pays.
     """
     del part
     labels = draw_labels(count, fresh)
@@ -101,20 +101,20 @@ SHAPES: tuple[Callable[[Floats, Floats], Bools], ...] = (
     lambda x, y: (abs(y) < 0.35) & (abs(x) < 1.2),  # lying bar
     lambda x, y: (abs(x) < 0.35) & (abs(y) < 1.2),  # standing bar
 )
-"""Whether the points ``(x, y)`` belong to the shape of each class, which fills most of the square from -1 to 1."""
+"""For each class, whether points ``(x, y)`` belong to its shape, which fills most of the square from -1 to 1."""
 SHAPE_NOISE = 0.4
 TILT = 0.25
-"""The largest turn of a shape, in radians."""
+"""The largest rotation of a shape, in radians."""
 
 
 def sample_shape(
     count: int, part: Part, fixed: np.random.Generator, fresh: np.random.Generator, *, radii: tuple[float, float]
 ) -> LabelledArrays:
-    """The class is the shape of a figure of any colour and place, whose radius in pixels lies in ``radii``."""
+    """The class is the shape of a figure with random colour and place, and a radius in pixels between ``radii``."""
     del part, fixed
     labels = draw_labels(count, fresh)
     radius = fresh.uniform(*radii, size=(count, 1, 1))
-    # The figure lies inside the image; its own coordinates are turned a little.
+    # The whole figure lies inside the image, slightly rotated.
     rows, columns = _pixel_grid()
     centre_x, centre_y = radius + (SIDE - 1 - 2 * radius) * fresh.random((2, count, 1, 1))
     tilt = fresh.uniform(-TILT, TILT, size=(count, 1, 1))
@@ -132,11 +132,11 @@ def sample_shape(
 # Patterns at random places
 
 PATTERN = 6
-"""Pixels on a side of a pattern."""
+"""Side of a pattern, in pixels."""
 
 
 def _add_at(images: Float32s, patches: Float32s, rows: Ints, columns: Ints) -> None:
-    """Add patches ``[N, C, h, w]`` to images ``[N, C, H, W]`` with their first corners at ``rows, columns`` ``[N]``."""
+    """Add patches ``[N, C, h, w]`` to images ``[N, C, H, W]``; ``rows, columns`` ``[N]`` are their top left corners."""
     height, width = patches.shape[-2:]
     down = rows[:, None] + np.arange(height, dtype=np.int64)
     right = columns[:, None] + np.arange(width, dtype=np.int64)
@@ -147,7 +147,7 @@ def _add_at(images: Float32s, patches: Float32s, rows: Ints, columns: Ints) -> N
 def sample_motif(
     count: int, part: Part, fixed: np.random.Generator, fresh: np.random.Generator, *, copies: int
 ) -> LabelledArrays:
-    """The class is the small pattern of which ``copies`` are hidden in noise, wherever they fall."""
+    """The class is that of a small pattern, of which ``copies`` are added to noise at random places."""
     del part
     patterns = fixed.choice(np.array([-1, 1], np.float32), size=(CLASSES, COLOURS, PATTERN, PATTERN))
     labels = draw_labels(count, fresh)
@@ -164,11 +164,11 @@ HUE_STRENGTH, HUE_NOISE = 0.35, 1.0
 
 
 def sample_hue(count: int, part: Part, fixed: np.random.Generator, fresh: np.random.Generator) -> LabelledArrays:
-    """The class is the hue of the whole image, under noise: the mean over pixels shows it, and little growth pays."""
+    """The class is the hue of the whole noisy image: the mean over pixels shows it, so hardly any growth pays."""
     del part
     labels = draw_labels(count, fresh)
     angles = 2 * np.pi * (labels + fixed.random()) / CLASSES
-    # A circle in the plane of colours whose sum is zero.
+    # Hues lie on a circle in the plane of colours whose sum is zero.
     plane = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt([[2], [6]])
     hues = (np.stack([np.cos(angles), np.sin(angles)], axis=1) @ plane).astype(np.float32)
     images = draw_background(count, HUE_NOISE, fresh)
@@ -182,7 +182,7 @@ def sample_hue(count: int, part: Part, fixed: np.random.Generator, fresh: np.ran
 def sample_dots(
     count: int, part: Part, fixed: np.random.Generator, fresh: np.random.Generator, *, size: int
 ) -> LabelledArrays:
-    """The class is the number of bright squares of ``size`` pixels, from one to ten, which may overlap."""
+    """The class is the number, one to ten, of bright squares with sides of ``size`` pixels, which may overlap."""
     del part, fixed
     labels = draw_labels(count, fresh)
     images = draw_background(count, 0.4, fresh)
@@ -197,9 +197,9 @@ def sample_dots(
 def sample_glyph(
     count: int, part: Part, fixed: np.random.Generator, fresh: np.random.Generator, *, scale: int
 ) -> LabelledArrays:
-    """The class is the handwritten digit of scikit-learn that is shown, enlarged, in any colour and place."""
+    """The class is that of a handwritten digit of scikit-learn, enlarged, with random colour and place."""
     data = digits()
-    # Each part has digits of its own.
+    # Parts share no digits.
     rows = fixed.permutation(len(data.labels))[PARTS.index(part) :: len(PARTS)]
     labels = draw_labels(count, fresh)
     chosen = np.empty(count, np.int64)

@@ -14,13 +14,13 @@ from esper.errors import TaskError
 from esper.numerics.arrays import Float32s, Ints
 
 Part = Literal["train", "validation", "test"]
-"""train is for the host's optimizer, validation for the controller, test for evaluation only."""
+"""The host trains on ``train``, the controller decides by ``validation``, and ``test`` is for evaluation only."""
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 
 class LabelledArrays(NamedTuple):
-    """N raw examples ``[N, ...]`` and their labels ``[N]``, or ``[N, T]``."""
+    """N raw examples ``[N, ...]`` and their labels ``[N]`` or ``[N, T]``."""
 
     inputs: Float32s
     labels: Ints
@@ -30,7 +30,7 @@ class LabelledArrays(NamedTuple):
 class Data:
     """N labelled examples as tensors: inputs float32 ``[N, ...]``, labels int64 ``[N]``.
 
-    Where a host says something at every position of an example, as language models do, labels are ``[N, T]``.
+    Labels are ``[N, T]`` where a host predicts at every position of an example, as language models do.
     """
 
     inputs: torch.Tensor
@@ -58,22 +58,22 @@ class Scale:
 
 
 def standardise(inputs: Float32s, labels: Ints, scale: Scale) -> Data:
-    """Standardised inputs ``[N, ...]`` and labels as Data that shares no memory with the arrays."""
+    """Standardise inputs ``[N, ...]``; the returned data share no memory with the arrays."""
     return Data(torch.from_numpy(scale.apply(inputs)), torch.from_numpy(labels.copy()))
 
 
 def add_label_noise(labels: Ints, fraction: float, classes: int, rng: np.random.Generator) -> Ints:
-    """Redraw each of the labels, of any shape, uniformly (it may stay the same) with probability ``fraction``."""
-    # Both arrays are drawn in full, so that the stream does not depend on the fraction.
+    """Redraw each label uniformly with probability ``fraction``; labels may have any shape and may stay the same."""
+    # Both arrays are drawn in full, so that the random stream does not depend on the fraction.
     redrawn = rng.random(labels.shape) < fraction
     return np.where(redrawn, rng.integers(classes, size=labels.shape), labels)
 
 
 @dataclass(frozen=True)
 class Instance:
-    """The settings of one learning problem, from which a suite makes a host and data.
+    """The settings of one learning problem, from which a suite builds a host and data.
 
-    Equal instances have equal hosts and equal data, in any process.
+    Equal instances give equal hosts and equal data, in any process.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -83,18 +83,18 @@ class Instance:
     variant: str
     """The hidden setting within the family; no controller observes it."""
     seed: int
-    """Random seed of the host's first weights and of every part of the data."""
+    """Random seed of the host's initial weights and of every part of the data."""
     widths: tuple[int, ...]
-    """Channels at each site of the host."""
+    """Number of channels at each site of the host."""
     learning_rate: float
     train_size: int
-    """Training examples."""
+    """Number of training examples."""
     rent: float
-    """Price of growth: score = accuracy - rent * log1p(added parameters / host parameters)."""
+    """Price of growth: ``J = score - rent * log1p(added parameters / host parameters)``."""
     label_noise: float = 0.0
     """Fraction of the training labels that are redrawn uniformly; validation and test labels are always clean."""
     drift_step: int | None = None
-    """Decision step from which the data are those of phase 1; None: the data never change."""
+    """Decision step at which the data change to phase 1; None: the data never change."""
     linear: bool = False
     """Whether the host's activation is the identity instead of ReLU."""
 
@@ -104,12 +104,12 @@ class Instance:
         return f"{self.family}/{self.variant}/{self.seed}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, inverse of :meth:`from_json`."""
+        """The instance as plain JSON values; the inverse of `from_json`."""
         return {**asdict(self), "widths": list(self.widths)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Instance:
-        """The instance of a record from :meth:`to_json`; raises TaskError with the first field that is wrong."""
+        """The instance of a record from `to_json`; raises TaskError that names the first invalid field."""
         try:
             return _RECORDS.validate_python(dict(record))
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What language models learn: sequences of symbols, from procedural grammars and from texts."""
+"""Problems for language models: sequences of symbols, from procedural grammars and from texts."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from esper.numerics.arrays import Ints
 from esper.tasks.texts import TextName, read_text
 
 SYMBOLS = 32
-"""Symbols of every language; grammars may use fewer."""
+"""Number of symbols of every language; grammars may use fewer."""
 LENGTH = 25
-"""Symbols of a sequence: 24 inputs, and the one that follows each."""
+"""Number of symbols in a sequence: 24 inputs, each with the next symbol as its label."""
 
 
 Sampler = Callable[[int, np.random.Generator, np.random.Generator], Ints]
-"""``(N, hidden, fresh)`` to N sequences ``[N, LENGTH]``: what an instance hides, such as tables and the symbols in use,
-is drawn from the first generator, the sequences from the second."""
+"""Maps ``(N, hidden, fresh)`` to N sequences ``[N, LENGTH]``. What is fixed for an instance, such as tables and the
+symbols in use, is drawn from the generator ``hidden``, the sequences from ``fresh``."""
 
 
-# Grammars. Where a rule leaves a choice, its probabilities are such that much remains to be learned.
+# Grammars. Where several symbols may follow, their probabilities are unequal, so that there is much to learn.
 
 SUCCESSORS = (0.6, 0.25, 0.15)
-"""Probabilities of the symbols that may follow a context."""
+"""Probabilities of the three symbols that may follow a context."""
 
 
 def sample_chain(
     count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, order: int, symbols: int
 ) -> Ints:
-    """A Markov chain: three symbols, drawn for each context of the last ``order`` ones, may follow."""
+    """A Markov chain of this order, in which three symbols may follow each context."""
     table = hidden.integers(symbols, size=(*[symbols] * order, len(SUCCESSORS)))
     sequences = fresh.integers(symbols, size=(count, LENGTH))
     choices = fresh.choice(len(SUCCESSORS), p=SUCCESSORS, size=sequences.shape)
@@ -43,7 +43,7 @@ def sample_chain(
 def sample_keyed_chain(
     count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, keys: int, symbols: int
 ) -> Ints:
-    """A Markov chain whose table of successors is chosen by the sequence's first symbol, which does not occur again."""
+    """A Markov chain whose transition table is chosen by the first symbol, which does not occur again."""
     names = hidden.permutation(SYMBOLS)
     table = hidden.integers(symbols, size=(keys, symbols, len(SUCCESSORS)))
     key = fresh.integers(keys, size=count)
@@ -56,11 +56,11 @@ def sample_keyed_chain(
 
 
 FAVOURED, SHARE = 8, 0.6
-"""Symbols that a topic favours, and how many of a sequence's symbols are such."""
+"""Number of symbols that a topic favours, and the fraction of a sequence's symbols drawn from them."""
 
 
 def sample_topics(count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, topics: int) -> Ints:
-    """Independent symbols, some of which each sequence's topic favours: what came so far shows which."""
+    """Independent symbols, some favoured by the sequence's topic, which must be inferred from earlier symbols."""
     favourites = np.stack([hidden.permutation(SYMBOLS)[:FAVOURED] for _ in range(topics)])
     topic = fresh.integers(topics, size=(count, 1))
     favoured = favourites[topic, fresh.integers(FAVOURED, size=(count, LENGTH))]
@@ -74,10 +74,10 @@ FAITHFUL = 0.95
 def sample_repetition(
     count: int, _hidden: np.random.Generator, fresh: np.random.Generator, *, periods: Sequence[int]
 ) -> Ints:
-    """Random symbols, repeated with a period that is drawn for each sequence from ``periods``.
+    """Random symbols, repeated with a period that is drawn from ``periods`` for each sequence.
 
-    With one period a symbol is found at a fixed distance; with several, only by what preceded it before: an induction
-    head (Olsson et al., 2022, arXiv:2209.11895).
+    With one period, the symbol to copy is at a fixed distance. With several, it must be found by matching the context,
+    as an induction head does (Olsson et al., 2022, arXiv:2209.11895).
     """
     period = fresh.choice(np.asarray(periods), size=count)
     sequences = fresh.integers(SYMBOLS, size=(count, LENGTH))
@@ -93,7 +93,7 @@ def sample_repetition(
 def sample_brackets(
     count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, kinds: int, deepest: int
 ) -> Ints:
-    """Nested brackets of some ``kinds`` (a Dyck language), at most ``deepest`` deep: each closes the last one open."""
+    """Nested brackets of several ``kinds``, at most ``deepest`` levels deep (a Dyck language)."""
     names = hidden.permutation(SYMBOLS)[: 2 * kinds].reshape(2, kinds)
     opens = fresh.random((count, LENGTH)) < 0.5
     new = fresh.integers(kinds, size=(count, LENGTH))
@@ -121,7 +121,7 @@ def sample_sums(count: int, hidden: np.random.Generator, fresh: np.random.Genera
 def sample_counts(
     count: int, hidden: np.random.Generator, fresh: np.random.Generator, *, letters: int, most: int
 ) -> Ints:
-    """Words such as aaabbbccc, of other letters in each of a few kinds: the first shows how often all others come."""
+    """Words such as aaabbbccc, of a few kinds with different letters; all letters are repeated equally often."""
     kinds = (SYMBOLS - 1) // letters
     names = hidden.permutation(SYMBOLS)
     repeats = fresh.integers(1, most + 1, size=(count, LENGTH))
@@ -139,18 +139,18 @@ def sample_counts(
 # Texts
 
 ALPHABET = "\n abcdefghijklmnopqrstuvwxyz_.,"
-"""Characters of texts, which are lowered; one more symbol stands for all others."""
+"""Characters of texts, in lower case; one more symbol stands for all other characters."""
 
 
 def sample_text(count: int, _hidden: np.random.Generator, fresh: np.random.Generator, *, name: TextName) -> Ints:
-    """Windows of a text, in its order: whoever splits them into parts gives each a stretch of its own."""
+    """Windows of a text, in order, so that splitting them into parts gives each part its own stretch of the text."""
     windows = list_windows(name)
     return windows[np.sort(fresh.choice(len(windows), count, replace=False))]
 
 
 @cache
 def list_windows(name: TextName) -> Ints:
-    """The windows ``[N, LENGTH]`` of a text, one behind the other, without those that occur again."""
+    """Consecutive windows ``[N, LENGTH]`` of a text, without duplicates."""
     codes = np.frombuffer(read_text(name).lower().encode("utf-32-le"), "<u4")
     known = np.frombuffer(ALPHABET.encode("utf-32-le"), "<u4")
     order = np.argsort(known)
@@ -163,6 +163,6 @@ def list_windows(name: TextName) -> Ints:
 
 
 def drop_repeated(sequences: Ints) -> Ints:
-    """Of sequences ``[N, LENGTH]`` with equal inputs only the first, in their order."""
+    """Drop all but the first of the sequences ``[N, LENGTH]`` with equal inputs; the order is kept."""
     _, first = np.unique(sequences[:, :-1], axis=0, return_index=True)
     return sequences[np.sort(first)]

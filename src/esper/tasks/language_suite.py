@@ -1,8 +1,8 @@
-"""Causal language models: transformers of two to four blocks that predict the next symbol at every position.
+"""The suite `language`: causal transformers of two to four blocks that predict the next symbol at every position.
 
-Top to bottom: the host, the families and their hidden variants, the suite. Growth is scored by the loss, as language
-models are: at most positions of a language several symbols may follow, and only the loss says how well their
-probabilities are known.
+In order: the host, the families and their hidden variants, the suite. Growth is scored by the loss, as is usual for
+language models: at most positions several symbols may follow, and only the loss measures how well their probabilities
+are predicted.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ POSITIONS = LENGTH - 1
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a host. A block without heads and hidden units is not there: it has no parameters."""
+    """The sizes of a host. A block without heads and hidden units has no parameters and is the identity."""
 
     width: int
-    """Channels of the residual stream."""
+    """Number of channels of the residual stream."""
     heads: tuple[int, ...]
-    """Attention heads of each block."""
+    """Number of attention heads of each block."""
     hidden: tuple[int, ...]
-    """Hidden units of each block."""
+    """Number of hidden units of each block."""
 
 
 HEAD = 16
-"""Channels of an attention head."""
+"""Number of channels of an attention head."""
 EPSILON = 1e-5
 """Added to the mean square of channels, so that zeros stay finite."""
 FULL = Shape(32, (2,) * 4, (64,) * 4)
@@ -66,7 +66,7 @@ FULL = Shape(32, (2,) * 4, (64,) * 4)
 class Projection(Stackable):
     """A linear map without bias: tokens ``[..., B, T, inputs]`` to ``[..., B, T, outputs]``.
 
-    First weights are uniform, of variance ``gain / inputs``.
+    Initial weights are uniform, with variance ``gain / inputs``.
     """
 
     def __init__(self, inputs: int, outputs: int, gain: float, generator: torch.Generator) -> None:
@@ -86,7 +86,7 @@ class RootMeanSquare(Stackable):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        # Padded channels are zero, so they change the mean by their number alone.
+        # Padded channels are zero, so dividing by the number of live channels gives the mean over these.
         self.register_buffer("channels", torch.tensor(float(channels)))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -95,10 +95,10 @@ class RootMeanSquare(Stackable):
 
 
 class Block(Stackable):
-    """A transformer block: tokens ``[..., B, T, C]`` plus causal attention, plus a perceptron (arXiv:2002.04745).
+    """A pre-norm transformer block, causal attention and a perceptron (arXiv:2002.04745), on tokens ``[..., B, T, C]``.
 
-    The maps into the residual stream have no bias. So a block whose parameters are all zero is the identity, and gets
-    no gradient, which makes hosts of any depth one architecture.
+    The projections into the residual stream have no bias. So a block whose parameters are all zero is the identity and
+    gets no gradient, and hosts of any depth can share one architecture.
     """
 
     def __init__(self, shape: Shape, index: int, generator: torch.Generator) -> None:
@@ -106,7 +106,7 @@ class Block(Stackable):
         width, inner, hidden = shape.width, HEAD * shape.heads[index], shape.hidden[index]
         self.norm = RootMeanSquare(width)
         self.query, self.key, self.value = (Projection(width, inner, 1.0, generator) for _ in range(3))
-        # Small, so that the stream begins as the symbols alone.
+        # Small, so that the residual stream starts close to the embedded symbols alone.
         self.merge = Projection(inner, width, 0.1, generator)
         self.wide = Projection(width, hidden, 2.0, generator)
         self.bias = nn.Parameter(torch.zeros(hidden))
@@ -114,7 +114,7 @@ class Block(Stackable):
 
     def forward(self, tokens: Tensor) -> Tensor:
         normed = self.norm(tokens)
-        # Fused attention has four axes, [N, H, T, HEAD]: the examples of all networks lie side by side.
+        # Fused attention needs four axes, [N, H, T, HEAD]: the examples of all networks become one batch.
         query, key, value = (
             project(normed).flatten(0, -3).unflatten(-1, (-1, HEAD)).transpose(-3, -2)
             for project in (self.query, self.key, self.value)
@@ -126,7 +126,7 @@ class Block(Stackable):
 
 
 class LanguageHost(Stackable):
-    """One-hot symbols ``[..., B, T, SYMBOLS]`` to logits of the next ones, of the same shape.
+    """A causal transformer: one-hot symbols ``[..., B, T, SYMBOLS]`` to logits of the next symbols, of the same shape.
 
     ``block0`` to ``block3`` are the sites.
     """
@@ -150,7 +150,7 @@ class LanguageHost(Stackable):
 TWO = Shape(32, (2, 2, 0, 0), (64, 64, 0, 0))
 THREE = Shape(16, (1, 1, 1, 0), (32, 32, 32, 0))
 BLIND = Shape(32, (0,) * 4, (64, 64, 64, 0))
-"""Three blocks without attention: it sees no symbol but the last."""
+"""Three blocks without attention, so that predictions depend on the last symbol only."""
 LINEAR = Shape(32, (2, 2, 0, 0), (0,) * 4)
 """Two blocks without hidden units."""
 TRAIN_SIZES = (512, 1024)
@@ -170,7 +170,7 @@ class Variant:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels at each site."""
+        """Number of channels at each site."""
         return (self.shape.width,) * len(self.shape.heads)
 
 
@@ -237,13 +237,13 @@ FAMILIES = Families("language family", {**TRAINING, **TRANSFER}, RENT, LEARNING_
 _HIDDEN_STREAM, _FRESH_STREAM, _NOISE_STREAM = range(3)
 _CACHED_POOLS = 64
 _ROUNDS = 100
-"""How often sequences are drawn until enough of them are distinct."""
+"""Largest number of attempts to draw enough distinct sequences."""
 _ONE_HOT = Scale.of(np.eye(SYMBOLS, dtype=np.float32))
-"""Of one-hot symbols, whatever they are."""
+"""The scale of one-hot symbols, which is the same for all sequences."""
 
 
 class LanguageSuite(VariantSuite):
-    """24 positions of 32 symbols; at each, the next symbol is the label."""
+    """Sequences of 24 positions and 32 symbols; the label at each position is the next symbol."""
 
     name = "language"
     classes = SYMBOLS
@@ -274,7 +274,7 @@ class LanguageSuite(VariantSuite):
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
         """Standardised one-hot inputs ``[N, POSITIONS, SYMBOLS]``, and the next symbols ``[N, POSITIONS]``."""
         self.check(instance)
-        # One pool is split, so that parts share no sequence; its first ones are for training.
+        # All parts are cut from one pool of distinct sequences, so they share none; training comes first.
         ends = np.cumsum([instance.train_size, self.validation_size, self.test_size])
         pool = _sample_pool(instance, phase, int(ends[-1]))
         sequences = np.split(pool, ends[:-1])[PARTS.index(part)]
@@ -287,7 +287,7 @@ class LanguageSuite(VariantSuite):
 
 @lru_cache(maxsize=_CACHED_POOLS)
 def _sample_pool(instance: Instance, phase: int, count: int) -> Ints:
-    """All sequences ``[count, LENGTH]`` of an instance's parts, no two with the same inputs."""
+    """Sequences ``[count, LENGTH]`` for all parts of an instance, no two with the same inputs."""
     sampler: Sampler = FAMILIES.find_sampler(instance, phase)
     hidden, fresh = (child_generator(instance.seed, phase, stream) for stream in (_HIDDEN_STREAM, _FRESH_STREAM))
     pool = drop_repeated(sampler(count, hidden, fresh))

@@ -1,6 +1,6 @@
-"""Layers of hosts, for one network or a stack of them, initialised from an explicit generator.
+"""Layers of hosts, for one network or a stack of networks, initialised from an explicit generator.
 
-Weights are He-uniform (He et al., 2015, arXiv:1502.01852), biases zero. Nothing touches torch's global generator.
+Weights are He-uniform (He et al., 2015, arXiv:1502.01852) and biases are zero. Torch's global generator is not used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from esper.numerics.stacking import Stackable, linear
 
 
 def initialise(layer: nn.Linear | nn.Conv1d | nn.Conv2d, generator: torch.Generator) -> None:
-    """Initialise a layer built on the device "meta"; built with storage, it would draw from the global generator."""
+    """Initialise a layer that was built on the device "meta".
+
+    Building it on another device would draw from the global generator.
+    """
     # He-uniform: the bound is sqrt(6 / fan-in).
     shape = layer.weight.shape
     bound = math.sqrt(6 / shape[1:].numel())
@@ -37,8 +40,8 @@ class Linear(nn.Linear, Stackable):
 class TokenLinear(Linear):
     """A linear layer on tokens ``[..., B, T, C]`` that computes with the batch innermost in memory.
 
-    On a CPU narrow layers are several times as fast this way: one product with a long contiguous axis, and sums over
-    tokens and biases along contiguous rows. The order of the axes is that of `nn.Linear`, by views.
+    This makes narrow layers several times faster on a CPU: one product with a long contiguous axis, and sums over
+    tokens and biases along contiguous rows. Views keep the order of axes of `nn.Linear`.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
@@ -48,10 +51,10 @@ class TokenLinear(Linear):
 
 
 class Conv1d(nn.Conv1d, Stackable):
-    """A convolution of signals ``[..., B, C, L]``, padded by half its kernel.
+    """A convolution on signals ``[..., B, C, L]``, padded by half its kernel.
 
-    It computes with the batch innermost in memory, for the same reasons as `TokenLinear`: each sample's receptive field
-    is copied into a column, and the rest is one product.
+    It computes with the batch innermost in memory, as `TokenLinear` does: each output's receptive field is copied into
+    a column, and the convolution becomes one matrix product.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""All suites by name: those of Esper, generated ones, and those that users register."""
+"""All suites by name: built-in suites, generated suites, and suites that users register."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from esper.tasks.suite import Objective, Suite
 from esper.tasks.suite_files import FILES, import_file, list_allowed_files, split_name
 
 _LONGEST_NUMBER = 9
-"""Most digits in the number of a generated suite."""
+"""Largest number of digits in the number of a generated suite."""
 _COUNTS = ("classes", "steps", "batches_per_step", "batch_size", "validation_size", "test_size")
-"""Attributes of suites that are counts."""
+"""Attributes of suites that must be integers of at least 1."""
 Value = TypeVar("Value")
 _Kind = TypeVar("_Kind", bound=Suite)
 
 
 def find_by_name(kind: str, name: str, table: Mapping[str, Value]) -> Value:
-    """``table[name]``; raises TaskError with near matches, or with every choice if nothing is near."""
+    """``table[name]``; raises TaskError with close matches, or with all choices if nothing is close."""
     if name in table:
         return table[name]
     hint = did_you_mean(name, table) or f"; choose from {', '.join(table)}"
     raise TaskError(f"no {kind} is called {name!r}{hint}")
 
 
-# Suites of Esper are addresses, so that only using one imports the libraries behind it.
+# Built-in suites are stored as import paths, so that their libraries are imported only when a suite is used.
 _suites: dict[str, str | type[Suite]] = {
     "tokens": "esper.tasks.token_suite:TokenSuite",
     "digits": "esper.tasks.datasets:DigitsSuite",
@@ -42,25 +42,25 @@ FILE_SUITES: Mapping[str, str] = {
     "fashion_mnist": "esper.tasks.image_files:FashionMnistSuite",
     "cifar10": "esper.tasks.image_files:Cifar10Suite",
 }
-"""Suites whose data are files that not every machine has: they are found by name only."""
+"""Suites whose data are files that not every machine has; they are not listed, but can be used by name."""
 
 
 GENERATED = "generated"
-"""Name of the suites that are drawn by a number, as in ``generated:7``."""
+"""Prefix of the names of generated suites, as in ``generated:7``."""
 SHORTEST = 12
-"""Fewest decisions of a generated suite's episodes."""
+"""Smallest number of decisions in an episode of a generated suite."""
 FIRST_UNSEEN = 10**6
-"""Number of the first generated suite that training never draws."""
+"""Training never draws generated suites with this number or above."""
 
 _registered_by: dict[str, set[str]] = {}
 """Names of suites by the file that registered them."""
 
 
 def register(kind: type[_Kind]) -> type[_Kind]:
-    """Class decorator: register a suite by its ``name``, for use wherever suites are named.
+    """Class decorator: register a suite under its ``name``, for use wherever a suite can be named.
 
-    Other processes must import its module, too: that of the main script is imported; a file is, if it is named in the
-    environment variable `ESPER_SUITES`, or as ``FILE.py:NAME`` on the command line.
+    Worker processes must import the suite's module, too. They do so for the main script, for files listed in the
+    environment variable `ESPER_SUITES`, and for ``FILE.py:NAME`` on the command line.
 
     Raises:
         TaskError: another suite has that name.
@@ -75,21 +75,21 @@ def register(kind: type[_Kind]) -> type[_Kind]:
 
 
 def suite_names() -> tuple[str, ...]:
-    """Names of all suites that every machine has, the default first."""
+    """Names of all suites whose data every machine has, the default suite first."""
     for path in list_allowed_files():
         _run_file(path)
     return tuple(_suites)
 
 
 def get_suite(name: str) -> Suite:
-    """The suite of that name, such as ``tokens`` or ``generated:7``, or ``FILE.py:NAME`` of a file that may be run.
+    """The suite called ``name``: ``tokens``, ``generated:7`` or, from a file that may be run, ``FILE.py:NAME``.
 
     Raises:
-        TaskError: no suite has that name, the suite cannot be constructed, or its file may not be run, or fails.
+        TaskError: no suite has that name, the suite cannot be constructed, or its file may not be run or fails.
     """
     file, suite_name = split_name(name)
 
-    # A file is code: it must have been named on this machine, not in a configuration.
+    # A file is code, so the user must have named it on this machine; a configuration cannot.
     if file is not None and os.pathsep in file:
         raise TaskError(f"suite {name!r}: a path with {os.pathsep!r} cannot stand in {FILES}: move the file elsewhere")
     if file is not None and file not in list_allowed_files():
@@ -118,16 +118,18 @@ def _make_suite(kind: str | type[Suite]) -> Suite:
         suite = suite_class()
     except TaskError:  # the suite's own explanation
         raise
-    except Exception as error:  # that of an abstract class names what is missing
+    except Exception as error:  # for an abstract class, the message names the missing methods
         raise TaskError(f"suite {suite_class.name!r} cannot be made: {type(error).__name__}: {error}") from error
-    # Every attribute without a default must be there.
+    # Every attribute without a default must be defined.
     missing = [attribute for attribute in Suite.__annotations__ if attribute not in dir(suite)]
     if missing:
         raise TaskError(f"suite {suite_class.name!r} does not define {', '.join(missing)}: see esper.tasks.suite.Suite")
     for attribute in _COUNTS:
         count: object = getattr(suite, attribute)
         if type(count) is not int or count < 1:
-            raise TaskError(f"suite {suite_class.name!r} has {attribute} = {count!r}: give a whole number from 1 on")
+            raise TaskError(
+                f"suite {suite_class.name!r} has {attribute} = {count!r}: give a whole number of at least 1"
+            )
     if suite.objective not in get_args(Objective):
         raise TaskError(
             f"suite {suite_class.name!r} has the objective {suite.objective!r}: {' or '.join(get_args(Objective))}"
@@ -144,7 +146,7 @@ def _generate_suite(number: str) -> Suite:
 
 @cache
 def _run_file(path: str) -> None:
-    """Run a file that registers suites, once in a process.
+    """Run a file that registers suites, once per process.
 
     Raises:
         TaskError: the file cannot be read, or fails.
@@ -155,7 +157,7 @@ def _run_file(path: str) -> None:
     try:
         import_file(path)
     except (Exception, SystemExit) as error:
-        # Leave no trace of a file that failed halfway.
+        # Forget the suites of a file that failed halfway.
         _suites.clear()
         _suites.update(before)
         raise TaskError(f"{path} cannot be run: {type(error).__name__}: {error}") from error

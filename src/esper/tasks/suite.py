@@ -24,24 +24,24 @@ class Source:
     """Where the data of a suite come from."""
 
     description: str
-    """Completes "it is ..."."""
+    """How the data are obtained, as the end of a sentence that starts with "it is"."""
     path: Path | None = None
     """The file that is read; None if the data are computed."""
 
     @property
     def exists(self) -> bool:
-        """Whether the file is there, if one is read."""
+        """Whether the data can be used: they are computed, or their file exists."""
         return self.path is None or self.path.is_file()
 
 
 COMPUTED = Source("computed from its recipe")
 
 Objective = Literal["accuracy", "loss"]
-"""What growth is scored by on a suite: accuracy, or the loss, as where there is no accuracy."""
+"""What growth is scored by on a suite: accuracy or, for instance where accuracy is meaningless, the loss."""
 
 
 class OptimizerSettings(Settings):
-    """One optimizer for all hosts of a suite; the learning rate belongs to the instance."""
+    """The optimizer of all hosts of a suite; the learning rate is a setting of the instance."""
 
     name: Literal["adamw", "sgd"] = "adamw"
     """``adamw`` uses ``betas``, ``sgd`` uses ``momentum``."""
@@ -52,25 +52,25 @@ class OptimizerSettings(Settings):
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled for AdamW, added to the gradient for SGD."""
     clip_norm: float | None = Field(default=None, gt=0)
-    """Largest gradient norm of one network, host and all seeds together, isolated ones too; None: not clipped."""
+    """Largest gradient norm of a network, over its host and all seeds, including isolated ones; None: no clipping."""
 
 
 Split = Literal["train", "heldout", "transfer"]
-"""train and heldout share families but no seed; transfer has families that no controller trains on."""
+"""``train`` and ``heldout`` share families but no seeds; ``transfer`` has families that no controller trains on."""
 
 _SEEDS_PER_SPLIT = 2**30
 _FIRST_SEED: dict[Split, int] = {"train": 0, "heldout": _SEEDS_PER_SPLIT, "transfer": 2 * _SEEDS_PER_SPLIT}
 
 
 class Suite(ABC):
-    """Poses problems, builds hosts for them, and has the settings by which hosts are trained and scored.
+    """A distribution of learning problems, the hosts for them, and the settings for training and scoring hosts.
 
-    All hosts of a suite are one architecture at different widths: a host whose parameters and buffers are padded with
-    zeros, at the end of every axis, to the shapes of ``template()`` computes the same outputs, and the gradient of
+    All hosts of a suite have the same architecture at different widths. Padding a host's parameters and buffers with
+    zeros, at the end of every axis, to the shapes of ``template()`` does not change its outputs, and the gradient of
     every padded entry is exactly zero. So any mix of instances can be stacked into one program.
 
-    Hosts give logits ``[B, *label_shape, classes]``. The loss is the mean over examples and, where every position has a
-    label, over positions.
+    Hosts return logits ``[B, *label_shape, classes]``. The loss is the mean over examples and, where every position has
+    a label, over positions.
     """
 
     name: str
@@ -78,32 +78,33 @@ class Suite(ABC):
     input_shape: tuple[int, ...]
     """Shape of one example, without the batch axis."""
     label_shape: tuple[int, ...] = ()
-    """Shape of one example's labels: one label, or with ``(T,)`` one for each of T positions."""
+    """Shape of one example's labels: ``()`` for one label, ``(T,)`` for one label at each of T positions."""
     sites: tuple[str | tuple[str, ...], ...]
     """Names of the host's submodules that get a growth slot, first to last.
 
-    A tuple of names, as ``("layer0.0", "layer1.0")``, stands for a slot behind the last of these layers where hidden
-    units may grow, too, which the other layers make and the last one reads.
+    A tuple of names, such as ``("layer0.0", "layer1.0")``, is a slot after the last of these layers where hidden units
+    may grow, too: the other layers compute these units, and the last layer takes them as input.
     """
     blueprints: tuple[str, ...]
-    """Registry names of the blueprints on offer."""
+    """Registry names of the available blueprints."""
     steps: int
-    """Decisions per episode."""
+    """Number of decisions per episode."""
     batches_per_step: int
     batch_size: int
     validation_size: int
     test_size: int
     optimizer: OptimizerSettings
     families: tuple[str, ...]
-    """Families of the splits train and heldout."""
+    """Families of the splits ``train`` and ``heldout``."""
     transfer_families: tuple[str, ...]
     source: Source = COMPUTED
     """Where the data come from."""
     parameter_cap: int | None = None
-    """The most parameters that growth may add to a host, where `EpisodeConfig.budget` allows more; None: no cap."""
+    """Largest number of parameters that growth may add to a host, even where `EpisodeConfig.budget` allows more; None:
+    no cap."""
     objective: Objective = "accuracy"
-    """With ``loss``, the relative improvement over the chance loss, from -1 to 1, replaces accuracy in scores,
-    contributions, tolerances of gates and observations."""
+    """What scores, contributions, tolerances of gates and observations are measured in: ``accuracy`` or, with ``loss``,
+    the relative improvement over the loss of guessing, from -1 to 1."""
 
     @abstractmethod
     def variants(self, family: str) -> tuple[str, ...]:
@@ -111,27 +112,27 @@ class Suite(ABC):
 
     @abstractmethod
     def draw(self, family: str, variant: str, seed: int, rng: np.random.Generator) -> Instance:
-        """Draw an instance of a variant: its other settings (learning rate, ...) come from ``rng``."""
+        """Draw an instance of a variant; its other settings, such as the learning rate, come from ``rng``."""
 
     @abstractmethod
     def template(self) -> nn.Module:
-        """A host at full physical width; only its shapes matter."""
+        """A host at the largest width; only its shapes matter."""
 
     @abstractmethod
     def host(self, instance: Instance) -> nn.Module:
-        """The host of an instance, at its widths, initialised from the instance's random seed."""
+        """The host of an instance, with the instance's widths and initialised from its random seed."""
 
     @abstractmethod
     def data(self, instance: Instance, part: Part, phase: int = 0) -> Data:
-        """A part of an instance's data; phase 1 is after its drift. Raises TaskError for a phase it does not have."""
+        """A part of an instance's data; phase 1 is after the drift. Raises TaskError if there is no such phase."""
 
     def sample(self, count: int, split: Split, generator: np.random.Generator) -> list[Instance]:
-        """Draw instances such that every prefix of the list is balanced over families and their variants.
+        """Draw instances so that every prefix of the list is balanced over families and variants.
 
         Raises:
             TaskError: the suite has no families for that split.
         """
-        # Families take turns, and within a family its variants, each in a random order.
+        # Cycle through the families and, within a family, through its variants, both in random order.
         families = _shuffle_names(self.transfer_families if split == "transfer" else self.families, generator)
         if count and not families:
             raise TaskError(f"suite {self.name!r} has no families for the split {split!r}: choose another split")
@@ -146,16 +147,16 @@ class Suite(ABC):
         return instances
 
     def parameters(self, instance: Instance) -> int:
-        """Parameters of an instance's host before any growth."""
+        """Number of parameters of an instance's host before any growth."""
         return sum(parameter.numel() for parameter in self.host(instance).parameters())
 
     def flops(self, instance: Instance) -> int:
-        """FLOPs of a forward pass of an instance's host per example; a multiply-add counts two.
+        """FLOPs of a forward pass of an instance's host per example; a multiply-add counts as two.
 
         Raises:
-            TaskError: not all of them can be counted.
+            TaskError: the host has operations that cannot be counted.
         """
-        # Two examples: batch normalisation does not train on one.
+        # Two examples, because batch normalisation cannot train on one.
         host, inputs = self.host(instance), torch.zeros(2, *self.input_shape)
         counted = count_flops(host, lambda: host(inputs))
         if counted.uncounted:
@@ -172,12 +173,12 @@ class Suite(ABC):
 
     @property
     def chance_score(self) -> float:
-        """The score of guessing, in accuracy or, by ``objective``, its replacement."""
+        """The score of guessing, in accuracy or what replaces it by ``objective``."""
         return 1 / self.classes if self.objective == "accuracy" else 0.0
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """Names of the slots: each has that of the submodule which it is behind."""
+        """Names of the slots; each has the name of the submodule that it follows."""
         return tuple(site if isinstance(site, str) else site[-1] for site in self.sites)
 
     def check(self, instance: Instance) -> None:
@@ -191,5 +192,5 @@ def _shuffle_names(names: tuple[str, ...], generator: np.random.Generator) -> li
 
 
 def draw_log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
-    """Draw a number from ``low`` to ``high`` whose logarithm is uniform."""
+    """Draw a log-uniform number between ``low`` and ``high``."""
     return math.exp(rng.uniform(math.log(low), math.log(high)))

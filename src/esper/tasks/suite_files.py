@@ -1,8 +1,8 @@
 """Users' files with suites and controllers: which of them may be run in this process, and how they are imported.
 
-A file is Python code. It is run if the user names it: in ``FILE.py:NAME`` on a command line or in a call, or in the
-environment variable `ESPER_SUITES`; never because a configuration from elsewhere names it. This file imports nothing
-heavy, as the command line needs it before torch is imported.
+Such a file is Python code. It is run only if the user names it, as ``FILE.py:NAME`` on a command line or in a call, or
+in the environment variable `ESPER_SUITES`. A configuration from elsewhere can never cause a file to be run. This module
+has no heavy imports, because the command line needs it before torch is imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 FILES = "ESPER_SUITES"
-"""Environment variable: files that may be run, separated as in PATH. Child processes inherit it."""
+"""Environment variable with the files that may be run, separated as in PATH. Child processes inherit it."""
 _ENDING = ".py"
 _SUITE, _MIX = "suite=", "mix="
 _OPTIONS = ("--suite", "--controller")
@@ -28,16 +28,16 @@ _MODULE = "esper_file"
 
 
 def split_name(name: str) -> tuple[str | None, str]:
-    """The file of ``FILE.py:NAME``, None without one, and the name in it."""
+    """Split ``FILE.py:NAME`` into the file and the name; the file is None for a plain name."""
     path, _, name_inside = name.rpartition(":")
     return (_resolve_path(path), name_inside) if path.endswith(_ENDING) else (None, name)
 
 
 def allow_files(arguments: Sequence[str]) -> None:
-    """Allow the files that a command's arguments name as its suite or controller, in ``FILE.py:NAME``.
+    """Allow the files that a command's arguments name, as ``FILE.py:NAME``, for a suite or controller.
 
-    That is after ``--suite`` and ``--controller`` and in ``bench suite FILE.py:NAME``, or in ``suite=FILE.py:NAME`` and
-    ``mix=[...]``; other arguments, such as the name of a folder, never allow a file.
+    These are the values of ``--suite`` and ``--controller``, of ``suite=FILE.py:NAME`` and ``mix=[...]``, and the
+    argument of ``bench suite FILE.py:NAME``. Other arguments, such as the name of a folder, never allow a file.
     """
     for before, argument in pairwise(["", *arguments]):
         # The name may be an option's value, an assignment, or the argument of `bench suite`.
@@ -56,7 +56,7 @@ def allow_files(arguments: Sequence[str]) -> None:
 
 
 def allow_file(path: str) -> None:
-    """Allow a file, by its absolute path, in this process and those that it starts from now on."""
+    """Allow a file, by its absolute path, in this process and in processes that it starts later."""
     if path not in list_allowed_files():
         os.environ[FILES] = os.pathsep.join([*list_allowed_files(), path])
 
@@ -67,10 +67,10 @@ def list_allowed_files() -> list[str]:
 
 
 def import_file(path: str) -> ModuleType:
-    """Import an allowed file, once in a process, as a module of its own.
+    """Import an allowed file as a module, once per process.
 
-    Its name follows from the path alone, so that what the file defines can be pickled: the processes that unpickle it
-    import the file by this name.
+    The module's name depends only on the path. So objects that the file defines can be pickled: a process that
+    unpickles them imports the file by this name.
     """
     return importlib.import_module(_name_module(path))
 
@@ -80,10 +80,10 @@ def _name_module(path: str) -> str:
 
 
 class _AllowedFiles(MetaPathFinder):
-    """Finds allowed files by the names of their modules; the folder of each is on the path, as that of a script."""
+    """Import hook that finds allowed files by module name; each file's folder is on the path, as for a script."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The spec of the module of that name; None: it is of no allowed file."""
+        """The spec of the module with that name; None if it belongs to no allowed file."""
         if not fullname.startswith(_MODULE):
             return None
         for file in list_allowed_files():

@@ -1,4 +1,4 @@
-"""Texts that come with Python. They differ from one version of Python to the next."""
+"""Texts that come with Python; they differ between versions of Python."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Literal
 from esper.errors import TaskError
 
 TextName = Literal["help", "sources"]
-"""Python's help on its language, or the sources of a package of its library, `asyncio`, of about the same length."""
+"""``help``: Python's help on its language; ``sources``: the source code of `asyncio`, of about the same length."""
 
 HELP = Path(str(topics.__file__))
 """The file that the help is read from."""
 
 
 def read_text(name: TextName) -> str:
-    """One of the texts, of some 500,000 characters.
+    """One of the texts, about 500,000 characters long.
 
     Raises:
-        TaskError: this Python has no sources.
+        TaskError: this Python installation does not include the source code of its library.
     """
     return _TEXTS[name]()
 

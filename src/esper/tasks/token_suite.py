@@ -1,6 +1,6 @@
 """The default suite: small token problems on which different blueprints pay, in different slots.
 
-Top to bottom: the samplers, the host, which cannot mix tokens, the families' hidden variants, the suite.
+In order: the samplers, the host, which cannot mix tokens, the families and their hidden variants, the suite.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from esper.tasks.variants import Families, VariantSuite
 TOKENS, FEATURES, CLASSES = 8, 5, 4
 
 
-# Samplers: what examples of a family look like, and what solving it takes
+# Samplers: the examples of each family, and which modules help to solve it
 
 Sampler = Callable[[int, Float32s, np.random.Generator], LabelledArrays]
-"""``(N, directions, rng)`` to N examples ``[N, TOKENS, FEATURES]``. The rows of ``directions`` ``[FEATURES, FEATURES]``
-are orthonormal and fixed for the instance: its host has to find them."""
+"""Maps ``(N, directions, rng)`` to N examples ``[N, TOKENS, FEATURES]``. The rows of ``directions``
+``[FEATURES, FEATURES]`` are orthonormal and fixed for the instance; its host has to learn them."""
 
 CLASS_NORM = 1.5
-"""Length of the vectors that embed token classes."""
+"""Norm of the vectors that embed token classes."""
 CLASS_NOISE = 0.4
 """Standard deviation of the noise on token classes."""
 
@@ -68,10 +68,10 @@ FAITHFUL = 0.85
 def sample_order(count: int, directions: Float32s, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
     """``z_t = z_{t-distance} + y (mod 4)`` for most tokens.
 
-    Every single token is uniform for every label, so a host that cannot mix tokens is at chance: it needs a module that
-    mixes near (distance 1) or far ones (distance 4), at a site wide enough to hold the result.
+    Each token alone is uniform for every label, so a host that cannot mix tokens is at chance. It needs a module that
+    mixes near tokens (distance 1) or far ones (distance 4), at a site wide enough to represent the result.
     """
-    # Tokens follow the one at the distance; the first ones have no such token and stay uniform.
+    # Each token follows the one ``distance`` before it; the first tokens have none and stay uniform.
     labels = draw_labels(count, rng)
     classes = rng.integers(CLASSES, size=(TOKENS, count))
     follows = rng.random((TOKENS, count), dtype=np.float32) < FAITHFUL
@@ -82,16 +82,16 @@ def sample_order(count: int, directions: Float32s, rng: np.random.Generator, *, 
 
 
 EVERYWHERE = 0.8
-"""Strength of the bit that all tokens carry."""
+"""Strength of the bit that all tokens encode."""
 HALF = 1.12
-"""Strength of a bit that half of the tokens carry."""
+"""Strength of a bit that half of the tokens encode."""
 
 
 def sample_context(count: int, directions: Float32s, rng: np.random.Generator, *, flipped: bool) -> LabelledArrays:
-    """Three bits as signs of three directions: b0 in all tokens, f in the first half, b1 in the last.
+    """Three bits as signs along three directions: b0 in all tokens, f in the first half, b1 in the second.
 
-    ``y = b0 + 2 (b1 xor f)`` if ``flipped``, which is no function of sums over tokens, so that a gate pays; else
-    ``y = b0 + 2 b1``, which the bare host can learn.
+    If ``flipped``, ``y = b0 + 2 (b1 xor f)``, which is not a function of sums over tokens, so that a gate pays.
+    Otherwise ``y = b0 + 2 b1``, which the bare host can learn.
     """
     # Signs along three directions, added to Gaussian tokens.
     bits = rng.integers(2, size=(3, count))
@@ -107,8 +107,8 @@ def sample_context(count: int, directions: Float32s, rng: np.random.Generator, *
 def sample_largest_mean(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
     """``y = argmax_k v_k . mean_t x_t``.
 
-    Easy at full width; behind a bottleneck of two channels (family bott) only a skip from the input restores what was
-    lost.
+    This is easy at full width. After a bottleneck of two channels (family ``bott``), only a skip from the input
+    restores what was lost.
     """
     inputs = draw_tokens(count, rng)
     scores = inputs.mean(axis=1) @ directions[:CLASSES].T
@@ -116,7 +116,7 @@ def sample_largest_mean(count: int, directions: Float32s, rng: np.random.Generat
 
 
 def sample_largest_power(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
-    """``y = argmax_k mean_t (v_k . x_t)^2``: needs a nonlinear function of each token, which a linear host lacks."""
+    """``y = argmax_k mean_t (v_k . x_t)^2``: a linear host needs a module that is nonlinear in each token."""
     inputs = draw_tokens(count, rng)
     scores = np.square(inputs @ directions[:CLASSES].T).mean(axis=1)
     return LabelledArrays(inputs, scores.argmax(axis=1))
@@ -127,7 +127,7 @@ HONEST = 0.5
 
 
 def sample_vote(count: int, directions: Float32s, rng: np.random.Generator, *, spread: float) -> LabelledArrays:
-    """Token classes are mostly the label; each token is scaled by ``exp(spread * N(0, 1))``.
+    """The label is the most frequent token class; each token is scaled by ``exp(spread * N(0, 1))``.
 
     With a large spread the largest token dominates the others, and normalising each token pays.
     """
@@ -140,14 +140,14 @@ def sample_vote(count: int, directions: Float32s, rng: np.random.Generator, *, s
 
 
 MARK = 3.0
-"""Length of the mark, along a direction that no token class uses."""
+"""Norm of the mark, along a direction that no token class uses."""
 
 
 def sample_pointer(count: int, directions: Float32s, rng: np.random.Generator, *, distance: int) -> LabelledArrays:
-    """The label is the class of the token ``distance`` behind the marked one; all token classes are uniform.
+    """The label is the class of the token ``distance`` after the marked one; all token classes are uniform.
 
-    Without mixing tokens a host can only count classes, among which the label is one in eight. A module must bring mark
-    and class together: a convolution if they are neighbours, token mixing if they are far apart.
+    Without mixing tokens, a host can only count classes, and only one token in eight has the label. A module must bring
+    mark and class together: a convolution if they are neighbours, token mixing if they are far apart.
     """
     classes = rng.integers(CLASSES, size=(count, TOKENS))
     marked = rng.integers(TOKENS - distance, size=count)
@@ -158,14 +158,14 @@ def sample_pointer(count: int, directions: Float32s, rng: np.random.Generator, *
 
 
 STRENGTH = 1.12
-"""Length of a sign's direction in the tokens that carry it."""
+"""Norm of the vector that encodes a sign in a token."""
 
 
 def sample_halves(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
-    """Each half carries a sign along each of two directions; the label's two bits are whether the signs agree.
+    """Each half of the tokens has a sign along each of two directions; the label's bits are whether these agree.
 
-    Both bits are an exclusive or across the halves, so a host that cannot mix tokens is at chance: it needs a gate or
-    token mixing. Unlike in ctx nothing can be learned without one.
+    Both bits are an exclusive or between the halves, so a host that cannot mix tokens is at chance. It needs a gate or
+    token mixing; unlike in the family ``ctx``, nothing can be learned without one.
     """
     first, last = rng.integers(2, size=(2, 2, count))
     inputs = draw_tokens(count, rng)
@@ -178,14 +178,14 @@ def sample_halves(count: int, directions: Float32s, rng: np.random.Generator) ->
 
 
 CORRELATION = 0.8
-"""Correlation, of either sign, inside each pair of features."""
+"""Absolute correlation within each pair of features."""
 
 
 def sample_product(count: int, directions: Float32s, rng: np.random.Generator) -> LabelledArrays:
     """Each of the label's two bits is the sign of the correlation between two of the five hidden features.
 
-    Every single feature is standard normal for every label, so a linear host is at chance and a host with a bottleneck
-    loses one factor: it needs a nonlinear function of single tokens (mlp) or a skip from the input.
+    Each feature alone is standard normal for every label, so a linear host is at chance, and a host with a bottleneck
+    loses one factor. The first needs a nonlinear function of single tokens (``mlp``), the second a skip from the input.
     """
     bits = rng.integers(2, size=(2, count))
     signs = (2 * bits - 1).astype(np.float32).T[:, None, :]
@@ -202,8 +202,8 @@ def sample_product(count: int, directions: Float32s, rng: np.random.Generator) -
 class TokenLayer(nn.Module):
     """``act(W h + b)`` on every token ``[..., B, T, C]``.
 
-    ``act`` multiplies negative values by a slope: 0 for ReLU, 1 for the identity. The slope is a buffer, so that hosts
-    of either kind stack into one program.
+    ``act`` multiplies negative values by a slope, which is 0 for ReLU and 1 for the identity. The slope is a buffer, so
+    that both kinds of hosts can be stacked into one program.
     """
 
     slope: torch.Tensor
@@ -219,13 +219,15 @@ class TokenLayer(nn.Module):
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """The activation of features ``[..., B, T, outputs]``."""
         if not x.requires_grad:
-            return torch.prelu(x.unsqueeze(0), self.slope.reshape(-1)).squeeze(0)  # networks take the place of channels
-        # In training, the product with prelu's derivative: backward through prelu itself would cost ten times as much.
+            return torch.prelu(x.unsqueeze(0), self.slope.reshape(-1)).squeeze(
+                0
+            )  # prelu's channels are the networks here
+        # In training, multiply by prelu's derivative: backward through prelu itself would take ten times as long.
         return x * x.detach().sign().clamp_min_(self.slope[..., None, None, None])
 
 
 class PositionedTokenLayer(TokenLayer):
-    """A token layer with one more learned bias for every position."""
+    """A token layer with an additional learned bias for every position."""
 
     def __init__(self, inputs: int, outputs: int, slope: float, generator: torch.Generator) -> None:
         super().__init__(inputs, outputs, slope, generator)
@@ -236,14 +238,17 @@ class PositionedTokenLayer(TokenLayer):
 
 
 def average_tokens(features: torch.Tensor) -> torch.Tensor:
-    """The mean over an even number T of tokens: features ``[..., B, T, C]`` to ``[..., B, C]``, contiguous."""
-    # The order of additions of `mean`, but along the axis that is innermost in memory, in a tenth of its time.
+    """The mean over an even number T of tokens: features ``[..., B, T, C]`` to contiguous ``[..., B, C]``."""
+    # Adds in the same order as `mean`, but along the axis that is innermost in memory, ten times faster.
     first, second = features.transpose(-3, -1).chunk(2, dim=-2)
     return ((first + second).sum(dim=-2) / features.shape[-2]).mT.contiguous()
 
 
 class TokenHost(Stackable):
-    """Inputs ``[..., B, TOKENS, FEATURES]`` to logits ``[..., B, CLASSES]``; ``layer0`` to ``layer2`` are the sites."""
+    """Three token layers and a linear head: inputs ``[..., B, TOKENS, FEATURES]`` to logits ``[..., B, CLASSES]``.
+
+    ``layer0`` to ``layer2`` are the sites.
+    """
 
     def __init__(self, widths: Sequence[int], *, linear_host: bool, generator: torch.Generator) -> None:
         super().__init__()
@@ -346,7 +351,7 @@ _CACHED_PARTS = 128
 
 
 class TokenSuite(VariantSuite):
-    """Eight tokens of five features, four classes, one host architecture for every family."""
+    """Problems with eight tokens of five features and four classes, and one host architecture for every family."""
 
     name = "tokens"
     classes = CLASSES
@@ -389,14 +394,14 @@ class TokenSuite(VariantSuite):
 
 @lru_cache(maxsize=_CACHED_PARTS)
 def _sample_training_part(instance: Instance, phase: int) -> LabelledArrays:
-    # Cached because every part is standardised by it; callers must not write to it.
+    # Cached, because every part is standardised by the training part; callers must not write to it.
     return _sample_part(instance, "train", phase, instance.train_size)
 
 
 def _sample_part(instance: Instance, part: Part, phase: int, count: int) -> LabelledArrays:
     sampler: Sampler = FAMILIES.find_sampler(instance, phase)
     rng = child_generator(instance.seed, phase, PARTS.index(part))
-    # Directions are the same for every part of a phase; examples have a stream per part.
+    # Directions are the same for every part of a phase; examples have a random stream per part.
     directions = draw_directions(child_generator(instance.seed, phase, _DIRECTIONS_STREAM))
     inputs, labels = sampler(count, directions, rng)
     if part == "train" and instance.label_noise:

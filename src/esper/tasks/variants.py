@@ -1,4 +1,4 @@
-"""Suites whose families are tables of hidden variants: which problem an instance poses, to which host."""
+"""Suites whose families are tables of hidden variants. A variant fixes an instance's problem and its host's widths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HiddenVariant(Protocol):
 
     @property
     def sampler(self) -> Any:
-        """Draws examples."""
+        """The function that draws examples."""
         ...
 
     @property
@@ -34,7 +34,7 @@ class HiddenVariant(Protocol):
 
     @property
     def train_sizes(self) -> tuple[int, ...]:
-        """Numbers of training examples, one of which an instance has."""
+        """The numbers of training examples from which an instance's is drawn."""
         ...
 
     @property
@@ -48,17 +48,17 @@ V_co = TypeVar("V_co", bound=HiddenVariant, covariant=True)
 
 @dataclass(frozen=True)
 class Families(Generic[V_co]):
-    """All variants of a suite by family, and the settings of its instances that do not depend on the variant."""
+    """All variants of a suite, by family, and the settings of instances that do not depend on the variant."""
 
     kind: str
-    """What error messages call a family, such as ``token family``."""
+    """The word for a family in error messages, such as ``token family``."""
     variants: Mapping[str, Mapping[str, V_co]]
-    """By family, those for evaluation alone included."""
+    """Variants by family and name, including families that are only for evaluation."""
     rent: float
     learning_rates: tuple[float, float]
-    """Instances draw from between these, uniformly on a logarithmic scale."""
+    """Bounds of the instances' learning rates, which are drawn log-uniformly."""
     drift_steps: range
-    """Decisions at which an instance that drifts may do so."""
+    """Decision steps at which an instance's data may drift, if they do."""
 
     def list_variants(self, family: str) -> tuple[str, ...]:
         """Names of a family's variants; raises TaskError for an unknown family."""
@@ -71,7 +71,7 @@ class Families(Generic[V_co]):
         )
 
     def find_sampler(self, instance: Instance, phase: int) -> Any:
-        """The sampler of an instance before its drift, phase 0, or after it, phase 1.
+        """The sampler of an instance before its drift (phase 0) or after it (phase 1).
 
         Raises:
             TaskError: the instance has no such phase.
@@ -84,7 +84,7 @@ class Families(Generic[V_co]):
 
 
 class VariantSuite(Suite):
-    """A suite with a table of variants."""
+    """A suite whose families and variants come from a table."""
 
     table: Families[HiddenVariant]
 

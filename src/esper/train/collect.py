@@ -1,4 +1,4 @@
-"""Collect rollouts: whole episodes of the acting policy, computed in shards."""
+"""Collect rollouts: complete episodes of the acting policy, computed in shards."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ShardResult:
     events: Sequence[EventRow]
     """The shard's events in order, with the times at which they happened."""
     baseline_steps: int = 0
-    """Decisions, all of them to wait, in the episodes of the no-growth baseline, which the log leaves out."""
+    """Number of decisions in the episodes of the no-growth baseline, which only waits; the log omits them."""
 
 
 def create_policy(settings: TrainSettings) -> Policy:
@@ -70,23 +70,23 @@ def create_policy(settings: TrainSettings) -> Policy:
 
 
 def create_advisor(settings: TrainSettings, suite: Suite) -> LookRule | None:
-    """The rule that advises a run's policy on a suite; None without advice."""
+    """The rule whose advice a run's policy observes on a suite; None without advice."""
     advice = settings.policy.advice
     return None if advice is None else LookRule(advice.rule, suite.steps)
 
 
 def create_greedy_controller(policy: Policy, settings: TrainSettings) -> LearnedController:
-    """The controller that takes the most probable actions of a run's policy, which is on the CPU."""
+    """A controller that takes the most probable actions of a run's policy, which must be on the CPU."""
     advisor = create_advisor(settings, get_suite(settings.suite))
     return LearnedController(policy, greedy=True, promise=settings.promise, advisor=advisor)
 
 
 def load_start_policy(settings: TrainSettings, name: str) -> dict[str, Tensor]:
-    """The weights and statistics of the policy of the run in the directory ``name``, from which a run starts.
+    """Weights and statistics of the policy from which a run starts: that of the run in the directory ``name``.
 
     Raises:
-        ConfigError: there is none, or its settings are others.
-        CheckpointError, RunError: it cannot be read.
+        ConfigError: there is no such policy, or its settings differ.
+        CheckpointError, RunError: the policy cannot be read.
     """
     run = open_policy(name)
     origin = load_settings(PolicyOrigin, run.config)
@@ -107,19 +107,19 @@ def load_start_policy(settings: TrainSettings, name: str) -> dict[str, Tensor]:
 
 
 def check_start_policy(settings: TrainSettings) -> None:
-    """Raise what `load_start_policy` raises, before anything is made for a run that could not start."""
+    """Raise the errors of `load_start_policy`, before any file is created for a run that could not start."""
     if settings.start_from is not None:
         load_start_policy(settings, settings.start_from)
 
 
 def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> list[Instance]:
-    """The training instances of a shard, one per environment: groups of neighbours share theirs."""
+    """The training instances of a shard, one per environment; the environments of a group share an instance."""
     seed, group = settings.seed, settings.ppo.group
     suite, count = get_suite(settings.draw_suite(iteration, shard)), settings.environments // settings.shards // group
     if settings.mix:
         instances = suite.sample(count, "train", numpy_generator(seed, iteration, shard, Stream.TRAINING_INSTANCES))
     else:
-        # Drawn for all shards together, so that each has its part of the families.
+        # Drawn for all shards together, so that families are balanced over shards.
         rng = numpy_generator(seed, iteration, Stream.TRAINING_INSTANCES)
         instances = suite.sample(settings.environments // group, "train", rng)[shard * count : (shard + 1) * count]
     return [instance for instance in instances for _ in range(group)]
@@ -127,7 +127,7 @@ def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> lis
 
 @explain_device_errors()
 def collect_rollout(task: ShardTask) -> ShardResult:
-    """Run the shard's episodes to their end, and those of the no-growth baseline, if there is one.
+    """Run a shard's episodes to their end, and those of the no-growth baseline if there is one.
 
     Raises:
         RunError: the device's memory ran out, or an operation is not deterministic there.
@@ -137,19 +137,19 @@ def collect_rollout(task: ShardTask) -> ShardResult:
     suite, size = get_suite(suite_name), settings.environments // settings.shards
     first = task.shard * size
 
-    # The policy as it acts in this iteration.
+    # The acting policy of this iteration.
     policy = create_policy(settings)
     policy.load_state_dict(dict(task.weights.get()))
     policy.to(prepare_device(task.device, deterministic=settings.deterministic))
 
-    # The episodes, each paid by the settings of its environment.
+    # The episodes, each with the reward settings of its environment.
     instances = sample_instances(settings, iteration, task.shard)
     modes = [reward.at_progress(iteration / settings.iterations) for reward in settings.reward]
     rewards = assign_rewards(modes, settings.environments, group)[first : first + size]
     config = replace(make_evaluation_config(settings, task.device), suite=suite_name)
     episodes = config.with_promise(settings.promise).create_episodes(instances, rewards=rewards)
 
-    # Their events. A run's slots and blueprints are those of its own suite: on others no reader could name them.
+    # Events are recorded only on the run's own suite: readers could not name slots and blueprints of other suites.
     recorder = None
     if suite.name == settings.suite:
         number, telemetry = iteration + 1, settings.telemetry
@@ -163,7 +163,7 @@ def collect_rollout(task: ShardTask) -> ShardResult:
             watched=telemetry.select_watched(settings.environments) if records_steps else (),
         )
 
-    # Uniform numbers [T, E, 8] decide the actions: an environment has the same ones in whatever shard it is.
+    # Uniform numbers [T, E, 8] decide the actions; those of an environment do not depend on its shard.
     streams = [numpy_generator(settings.seed, iteration, first + row, Stream.ACTIONS) for row in range(size)]
     noise = np.stack([stream.random((suite.steps, len(Head))) for stream in streams], axis=1)
     advisor = create_advisor(settings, suite)
@@ -171,8 +171,8 @@ def collect_rollout(task: ShardTask) -> ShardResult:
     if not settings.ppo.no_growth_baseline:
         return result
 
-    # The baseline is a population of its own, one network per group that only waits: so the numbers of the episodes
-    # above are the same with and without it, to the last bit.
+    # The baseline is a separate population, with one network per group that only waits. So the numbers of the episodes
+    # above are bitwise the same with and without it.
     waiting = config.with_promise(None).create_episodes(instances[::group], rewards=rewards[::group])
     steps = [waiting.step(make_wait_actions(waiting.size)) for _ in range(suite.steps)]
     baseline_rewards = torch.from_numpy(np.stack([step.reward for step in steps])).float()
@@ -198,7 +198,7 @@ def run_policy(
         if recorder is not None:
             events += encode_events(recorder.record_observation(observation, step))
 
-        # Train and measure, and keep what the update needs, what the iteration's figures need, and the events.
+        # Train and measure, and keep what the update, the iteration's figures and the events need.
         result = episodes.step(actions)
         reward, running = torch.from_numpy(result.reward).float(), torch.from_numpy(result.running)
         buffer.add(observation, masks, step, reward, running)

@@ -36,21 +36,21 @@ class EpisodeLog:
         self.changes: list[StageChange] = []
         self.rollbacks: list[RecordedRollback] = []
         self.steps: list[Ints] = []
-        """Actions per step, each ``[E, 8]``."""
+        """Actions of each step, ``[E, 8]``."""
         self.running: list[Bools] = []
-        """Whether the episode had not ended before the step, each ``[E]``."""
+        """Whether an episode was still running before each step, ``[E]``."""
         self.measured: list[Floats] = []
-        """Validation accuracies per step, each ``[E]``."""
+        """Validation accuracies after each step, ``[E]``."""
         self.objective: Floats = np.zeros(len(instances))
         """J of each committed network on validation data, ``[E]``."""
         self.added: Floats = np.zeros(len(instances))
-        """Committed seeds' parameters over the host's, ``[E]``."""
+        """Number of the committed seeds' parameters divided by the host's, ``[E]``."""
         self.kept: Bools = np.zeros((len(instances), len(suite.sites)), np.bool_)
         """Which slots ended with a committed seed, ``[E, S]``."""
 
     def add(self, actions: Ints, result: StepResult) -> None:
         """Record one step of all episodes."""
-        # Arrays are kept as they are, for tallies; changes and rollbacks as records, for readers.
+        # Arrays are kept for statistics; stage changes and rollbacks become records, for readers.
         step = len(self.steps)
         self.steps.append(actions)
         self.running.append(result.running)
@@ -88,13 +88,13 @@ class EpisodeLog:
         return np.stack(self.measured)
 
     def compute_operation_shares(self) -> dict[str, float]:
-        """The share of decisions that each operation had, by its name."""
+        """The fraction of decisions for each operation, by name."""
         operations = self.actions[..., Head.OP][np.stack(self.running)]
         counts = np.bincount(operations, minlength=len(Op))
         return {op.name.lower(): float(counts[op] / counts.sum()) for op in Op}
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values of all that was recorded. The suite and the instances are left to the reader."""
+        """Everything that was recorded, as JSON values, except the suite and the instances."""
         return {name: _encode(value) for name, value in self._recorded().items()}
 
     @classmethod
@@ -102,7 +102,7 @@ class EpisodeLog:
         """Inverse of `to_json`.
 
         Raises:
-            ValueError: the record holds something else than logs do now.
+            ValueError: the record does not match the current format of logs.
         """
         # A log of another version has other fields.
         log = cls(suite, instances)
@@ -116,7 +116,7 @@ class EpisodeLog:
 
 
 def stack_actions(logs: Sequence[EpisodeLog]) -> Ints:
-    """The actions of several cohorts as one ``[T, N, 8]``; those whose episodes all ended earlier then wait."""
+    """The actions of several cohorts as one array ``[T, N, 8]``; shorter cohorts are filled up with waiting."""
     # Cohorts of a suite stop when all their episodes have ended, so their logs differ in length.
     longest = max(len(log.steps) for log in logs)
     padded = [
@@ -127,7 +127,7 @@ def stack_actions(logs: Sequence[EpisodeLog]) -> Ints:
 
 Record = TypeVar("Record", StageChange, RecordedRollback)
 _RECORDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (StageChange, RecordedRollback)}
-"""Dataclasses of plain values that a log may list."""
+"""Types of the records in a log, by name."""
 
 
 def _select_records(records: Sequence[Record], rows: slice) -> list[Record]:

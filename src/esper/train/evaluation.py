@@ -1,7 +1,7 @@
-"""Evaluate controllers: play instances to the end, and score the committed networks on test data.
+"""Evaluate controllers: run episodes on instances, and score the committed networks on test data.
 
-Every controller plays the same instances, in cohorts of networks side by side. `EvaluationProgress` keeps finished
-cohorts, so that an evaluation that was stopped need not play them again.
+Every controller runs on the same instances, in cohorts of networks side by side. `EvaluationProgress` stores finished
+cohorts, so that an interrupted evaluation need not repeat them.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ class BaselineSettings(Settings):
     """The settings of the tunable baselines on one suite."""
 
     all_at_start: Plantings
-    """One planting per slot."""
+    """Blueprints planted at the start, one per slot."""
     schedule: Plantings
-    """The best fixed schedule found, planted as early as can be."""
+    """The best fixed schedule found, planted as early as possible."""
     periodic: PeriodicSettings
     heuristic: HeuristicSettings
     look: LookSettings = LookSettings()
-    """The same on all suites."""
+    """Settings of the look-ahead rule, the same on all suites."""
     environment_steps: dict[str, int] = {}
-    """Decisions of single networks that the search for each controller took, where there was one."""
+    """Number of decisions, over all networks, that the search for each controller's settings took, if there was one."""
 
 
 def load_baseline_settings(suite: Suite) -> BaselineSettings:
-    """The suite's tuned settings, or untuned ones that try everything in turn."""
+    """The tuned settings of a suite, or untuned settings that try everything in turn."""
     path = _TUNED / f"{suite.name}.yaml"
     if path.exists():
         return load_settings(BaselineSettings, path, ())
-    # Nobody tuned the baselines for this suite: plant every blueprint once in every slot, in turn.
+    # Without tuned settings, plant every blueprint once in every slot, in turn.
     slots, blueprints = range(len(suite.sites)), range(len(suite.blueprints))
     one_each = tuple((slot, slot % len(blueprints)) for slot in slots)
     every_pair = tuple((slot, blueprint) for blueprint in blueprints for slot in slots)
@@ -108,23 +108,23 @@ def create_baselines(suite: Suite) -> list[Controller]:
 
 
 COHORT = 64
-"""Networks played side by side."""
+"""Number of networks in a cohort."""
 _COALITION_ORDERS = 0
-"""Random seed of the orders that are drawn where a network has kept too many modules for all coalitions."""
+"""Random seed of the orders drawn for a network with too many kept modules to measure all coalitions."""
 _SHAPLEY = TypeAdapter(list[SeedShapley])
 ShapleyMethod = Literal["orders", "pairs"]
-"""How Shapley values are estimated where a network has kept too many modules for all coalitions: from random orders,
-with standard errors, or from pairs of modules for a tenth of the cost, with interactions."""
+"""How Shapley values are estimated for a network with too many kept modules to measure all coalitions: from random
+orders, with standard errors, or from pairs of modules for a tenth of the cost, with interactions."""
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """A controller's results on a list of instances, in its order, and the logs of their episodes."""
+    """A controller's results on a list of instances, in the order of the list, and the logs of the episodes."""
 
     records: list[Result]
     logs: list[EpisodeLog]
     earnings: list[SeedShapley] = field(default_factory=list[SeedShapley])
-    """Shapley values of the kept seeds, one entry per record; empty if they were not computed."""
+    """Shapley values of the kept seeds, one entry per result; empty if they were not computed."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, which `from_json` reads."""
@@ -139,7 +139,7 @@ class EvaluationResult:
         """Inverse of `to_json` for one cohort's episodes on these instances.
 
         Raises:
-            ValueError, LookupError, TypeError: the values are something else.
+            ValueError, LookupError, TypeError: the values have another format.
         """
         return cls(
             [Result(**record) for record in values["records"]],
@@ -150,7 +150,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class CohortPart:
-    """A controller and the instances that it plays."""
+    """A controller and the instances on which it runs."""
 
     controller: Controller
     instances: Sequence[Instance]
@@ -164,7 +164,7 @@ class EvaluationConfig:
     rules: Rules
     conduct: EpisodeConfig = EpisodeConfig()
     device: str = CPU
-    """Where networks are computed, as torch names it; controllers decide on the CPU."""
+    """Torch's name of the device that computes networks; controllers decide on the CPU."""
     deterministic: bool = True
     """See `esper.numerics.devices.prepare_device`."""
     networks_per_pass: int | None = None
@@ -173,11 +173,11 @@ class EvaluationConfig:
     strategy: Strategy = "stacked"
 
     def for_controller(self, controller: Controller) -> EvaluationConfig:
-        """This configuration with promises measured as the controller needs them; they change only observations."""
+        """This configuration, with promises measured as the controller needs them; they affect only observations."""
         return self.with_promise(controller.promise) if isinstance(controller, PromiseReader) else self
 
     def with_promise(self, promise: PromiseSettings | None) -> EvaluationConfig:
-        """This configuration with promises measured by these settings, or not at all."""
+        """This configuration, with promises measured by these settings; None: not measured."""
         return replace(self, conduct=self.conduct.model_copy(update={"promise": promise}))
 
     def create_episodes(
@@ -188,10 +188,10 @@ class EvaluationConfig:
         rewards: Sequence[RewardSettings] = (),
         fossils: Sequence[Fossils] = (),
     ) -> Episodes:
-        """Episodes of this configuration, on ``suite`` in place of its own suite if one is passed.
+        """Episodes of this configuration, on ``suite`` or, without it, on the configuration's own suite.
 
         Raises:
-            ConfigError: this machine has no such device, or it cannot be made deterministic.
+            ConfigError: this machine does not have the device, or the device cannot be made deterministic.
         """
         return Episodes(
             suite or get_suite(self.suite),
@@ -209,7 +209,7 @@ class EvaluationConfig:
 
 
 def make_evaluation_config(settings: TrainSettings, device: str | None = None) -> EvaluationConfig:
-    """The configuration of a training run's episodes, on its first device unless another one is passed."""
+    """The configuration of a training run's episodes, on the run's first device unless ``device`` is given."""
     return EvaluationConfig(
         suite=settings.suite,
         rules=settings.rules,
@@ -225,7 +225,7 @@ def make_evaluation_config(settings: TrainSettings, device: str | None = None) -
 
 @dataclass(frozen=True)
 class CohortTask(DeviceTask):
-    """Parts that are played side by side, as one cohort; any process may compute it."""
+    """Parts that run side by side, as one cohort; any process may compute it."""
 
     config: EvaluationConfig
     parts: Sequence[CohortPart]
@@ -239,7 +239,7 @@ class CohortTask(DeviceTask):
 
 @explain_device_errors()
 def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
-    """Play all parts, each by its controller. A controller's random choices follow from the instance's random seed.
+    """Run all parts, each with its controller, whose random choices depend only on the instance's random seed.
 
     Raises:
         RunError: the device's memory ran out, or an operation is not deterministic there.
@@ -263,7 +263,7 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
         log.add(joint, episodes.step(joint))
     log.finish(episodes)
 
-    # The committed networks are scored on test data, which nothing above has read.
+    # Score the committed networks on test data, which is used nowhere above.
     final = episodes.final_score()
     shapley = attribute_kept_seeds(episodes, task.shapley) if task.shapley is not None else []
     host_parameters: list[int] = episodes.population.host_parameters.tolist()
@@ -278,11 +278,11 @@ def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
 def attribute_kept_seeds(episodes: Episodes, method: ShapleyMethod) -> list[SeedShapley]:
     """Shapley values of the kept seeds of finished episodes, on the validation data of their last phase.
 
-    They are only reported, so they need no test data, and they change nothing. On suites about the loss they are shares
-    of a guess's loss.
+    They are only reported, so they use no test data and affect nothing. On suites whose objective is the loss, they are
+    fractions of the loss of guessing.
     """
     population, suite = episodes.population, episodes.suite
-    # By what growth is about on the suite: accuracy, or the loss in units of a guess's loss.
+    # In units of the suite's objective: accuracy, or the loss as a fraction of the loss of guessing.
     rng = np.random.default_rng(_COALITION_ORDERS) if method == "orders" else None
     attribution = attribute_networks(population, episodes.validation, rng, select_committed(population))
     metric, unit = (ACCURACY, 1.0) if suite.objective == "accuracy" else (LOSS, suite.chance_loss)
@@ -310,7 +310,7 @@ def attribute_kept_seeds(episodes: Episodes, method: ShapleyMethod) -> list[Seed
 def make_result(
     controller: str, instance: Instance, final: FinalScore, row: int, host_parameters: int, flops: int | None = None
 ) -> Result:
-    """The result of a controller or another arm on an instance, whose network is row ``row`` of ``final``."""
+    """The result of a controller or another arm on an instance, from row ``row`` of ``final``."""
     return Result(
         controller=controller,
         instance=instance.name,
@@ -331,10 +331,10 @@ def split_into_cohorts(
     *,
     shapley: ShapleyMethod | None = None,
 ) -> list[CohortTask]:
-    """Every controller on every instance, as tasks.
+    """Split the evaluation of every controller on every instance into tasks.
 
-    Where there are fewer instances than `COHORT`, a cohort is filled with the parts of several controllers, as long as
-    neighbours observe the same promises.
+    With fewer instances than `COHORT`, a cohort combines the parts of several consecutive controllers if these need the
+    same promises.
     """
     size = min(COHORT, len(instances))
     parts_per_cohort = max(COHORT // size, 1)
@@ -354,8 +354,8 @@ def split_into_cohorts(
 
 
 def join_cohorts(controllers: int, cohorts: Sequence[Sequence[EvaluationResult]]) -> list[EvaluationResult]:
-    """The results of the cohorts of so many controllers, joined by controller."""
-    # Each controller has equally many parts, one after the other.
+    """Join the results of cohorts by controller, where ``controllers`` is the number of controllers."""
+    # Every controller has the same number of parts, which are consecutive.
     results = [result for cohort in cohorts for result in cohort]
     count = len(results) // controllers
     return [
@@ -376,7 +376,7 @@ def evaluate_controllers(
     *,
     shapley: ShapleyMethod | None = None,
 ) -> list[EvaluationResult]:
-    """Every controller on every instance; the results in the order of the controllers."""
+    """Evaluate every controller on every instance; the results are in the order of the controllers."""
     if not controllers:
         return []
     tasks = split_into_cohorts(controllers, config, instances, shapley=shapley)
@@ -389,23 +389,23 @@ def compute_mean_score(result: EvaluationResult) -> float:
 
 
 def describe_evaluation_inputs(settings: TrainSettings, policy_hash: str) -> list[Any]:
-    """All that results follow from besides versions, the names of controllers and instances, as JSON values."""
+    """All inputs of an evaluation except versions, names of controllers and instances, as JSON values."""
     baselines = load_baseline_settings(get_suite(settings.suite))
     return [settings.model_dump(mode="json"), baselines.model_dump(mode="json"), policy_hash]
 
 
 class EvaluationProgress:
-    """A folder with a file per finished cohort, named by all that its results follow from."""
+    """A folder with one file per finished cohort, named by a hash of all inputs of its results."""
 
     def __init__(self, folder: Path, inputs: Any, tasks: Sequence[CohortTask]) -> None:
-        """Read what is finished of ``tasks`` with these ``inputs``, and remove everything else in the folder.
+        """Read the results of those ``tasks`` that are finished with these ``inputs``, and delete all other files.
 
         Raises:
             RunError: the folder cannot be used.
         """
         self._folder, self._inputs = folder, inputs
 
-        # Read the files of these tasks; a missing or damaged file is as good as none.
+        # Read the files of these tasks; damaged files are treated as missing.
         self._cohorts: dict[str, list[EvaluationResult]] = {}
         for task in tasks:
             key = self._compute_key(task)
@@ -413,7 +413,7 @@ class EvaluationProgress:
             if cohort is not None:
                 self._cohorts[key] = cohort
 
-        # Remove all other files: they are of other inputs, or half-written.
+        # Delete all other files: they belong to other inputs or are incomplete.
         try:
             folder.mkdir(exist_ok=True)
             for path in set(folder.iterdir()) - set(map(self._path, self._cohorts)):
@@ -423,11 +423,11 @@ class EvaluationProgress:
 
     @property
     def cached_count(self) -> int:
-        """Finished cohorts."""
+        """Number of finished cohorts."""
         return len(self._cohorts)
 
     def evaluate_cohorts(self, workers: Workers, tasks: Sequence[CohortTask]) -> list[list[EvaluationResult]]:
-        """The results of all tasks; those that are not finished are computed, and kept as soon as they are."""
+        """The results of all tasks; unfinished ones are computed, and each is stored as soon as it is done."""
         keys = [self._compute_key(task) for task in tasks]
         missing = [index for index, key in enumerate(keys) if key not in self._cohorts]
         for position, cohort in workers.as_completed(evaluate_cohort, [tasks[index] for index in missing]):
@@ -438,7 +438,7 @@ class EvaluationProgress:
         return [self._cohorts[key] for key in keys]
 
     def remove(self) -> None:
-        """Delete the folder: the evaluation has its results."""
+        """Delete the folder, when the evaluation is complete."""
         try:
             shutil.rmtree(self._folder)
         except OSError as error:

@@ -38,11 +38,11 @@ from esper.train.results import SeedShapley
 from esper.train.settings import TrainSettings
 
 _DECIMALS = 5
-"""Kept of measured figures; far below their noise."""
+"""Number of decimals kept of measured figures, far below their noise."""
 
 
 class EventRecorder:
-    """Makes the events of E episodes, in order, from the first step on."""
+    """Creates the events of E episodes, in order, from the first step."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class EventRecorder:
     ) -> None:
         """Record the episodes of ``iteration``, whose environments are numbered from ``first_environment``.
 
-        ``rewards`` names the reward of each network; without it, all are paid by outcome.
+        ``rewards`` names the reward of each network; without it, all have the outcome reward.
 
-        With ``records_steps`` every decision is recorded; otherwise only changes of stage, verdicts, rollbacks and
-        ends. Of the environments with the numbers ``watched``, what the policy saw is recorded too.
+        With ``records_steps``, every decision is recorded; otherwise only stage changes, verdicts, rollbacks and ends
+        of episodes. For the environments with the numbers ``watched``, the policy's observations are recorded, too.
         """
         self._episodes = episodes
         self._iteration = iteration
@@ -69,7 +69,7 @@ class EventRecorder:
         # Watched environments of other shards are recorded there.
         rows = [number - first_environment for number in watched]
         self._watched_rows = [row for row in rows if 0 <= row < episodes.size]
-        # The newest verdicts, contributions and rewards: events are about changes, and about sums.
+        # The newest verdicts, contributions and rewards, to find changes and compute sums.
         shape = (episodes.size, len(episodes.suite.sites))
         self._lifecycle = LifecycleRecorder(*shape, episodes.suite.blueprints)
         self._contributions = np.full(shape, np.nan)
@@ -102,11 +102,11 @@ class EventRecorder:
             )
 
     def record_observation(self, observation: Observation, step: PolicyStep) -> Iterator[Event]:
-        """The events of what the policy saw before a decision and how likely its choices were, if watched."""
+        """The events with the policy's observations before a decision and its probabilities, for watched networks."""
         for row in self._watched_rows:
             if self._episodes.finished[row]:
                 continue
-            # Only the heads that the operation reads have decided anything.
+            # Only the heads that the operation uses have decided anything.
             relevant = RELEVANT[int(step.actions[row, Head.OP])]
             yield PolicyLooked(
                 **self._place(row),
@@ -121,12 +121,12 @@ class EventRecorder:
             )
 
     def record_step(self, actions: Ints, result: StepResult, policy: PolicyStep | None) -> Iterator[Event]:
-        """The events of one decision and what it led to; ``policy`` is None where a rule decided."""
+        """The events of one decision and its consequences; ``policy`` is None if a rule decided."""
         population, table = self._episodes.population, self._episodes.population.table
         blueprints = self._episodes.suite.blueprints
         running_rows: list[int] = result.running.nonzero()[0].tolist()
 
-        # Verdicts of gates, and changes of stage with the contribution as it was known at the decision.
+        # Verdicts of gates, and stage changes with the contribution that was known at the decision.
         yield from self._lifecycle.record_verdicts(
             result.verdicts, result.reward_inputs.before.stage, result.running, self._place
         )
@@ -136,7 +136,7 @@ class EventRecorder:
         self._contributions = result.evaluation.accuracy_contribution
         self._paid += result.reward
 
-        # The decisions, their rewards, and how the networks stand now. Columns are rounded once for all networks.
+        # The decisions, their rewards, and the state of the networks. Columns are rounded once for all networks.
         if self._records_steps:
             stages, modules = self._lifecycle.describe_stages(table), self._lifecycle.describe_blueprints(table)
             terms = {name: _round(term) for name, term in result.terms.items()}
@@ -186,7 +186,7 @@ class EventRecorder:
                 ended=rollback.ended,
             )
 
-        # Episodes that ended with this step, by what they committed.
+        # Episodes that ended with this step, with their committed modules.
         ended = [row for row in running_rows if result.finished[row]]
         if ended:
             kept = table.stage == Stage.FOSSILIZED
@@ -208,7 +208,7 @@ class EventRecorder:
 
 
 def record_interactions(iteration: int, suite: Suite, networks: Sequence[SeedShapley]) -> list[InteractionsMeasured]:
-    """The events of what kept modules are worth in ``networks`` of the suite, which were probed in an iteration."""
+    """The events with the values of kept modules in ``networks`` of the suite, which were probed in an iteration."""
     return [
         InteractionsMeasured(
             iteration=iteration,
@@ -245,7 +245,7 @@ def _to_tuples(values: Tensor | list[Any]) -> tuple[Any, ...]:
 
 
 def describe_run(settings: TrainSettings) -> dict[str, Any]:
-    """The metadata of a training run by key; lists are indexed by the numbers that events use."""
+    """The metadata of a training run, by key; numbers in events are indices into its lists."""
     suite = get_suite(settings.suite)
     return {
         "command": "train",

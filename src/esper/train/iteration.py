@@ -1,4 +1,4 @@
-"""The figures of a training iteration: how they are computed, stored, kept in checkpoints, and summarised."""
+"""The figures of a training iteration: computing, storing and summarising them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from esper.train.collect import ShardResult
 from esper.train.settings import TrainSettings
 
 LEVELS = "baseline_levels"
-"""Run metadata: mean score of each baseline on the probe instances."""
+"""Key of the run metadata with the mean score of each baseline on the probe instances."""
 BY_REWARD = "objective_by_reward/"
-"""Prefix of the scalars of J by reward."""
+"""Prefix of the names of the scalars with J by reward."""
 RECENT = 10
-"""Iterations over which the objective at the end is averaged."""
+"""Number of last iterations over which the final objective is averaged."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Iteration:
     """The figures of one iteration."""
 
     number: int
-    """Iterations done, this one included."""
+    """Number of iterations done, including this one."""
     total: int
     objective: float
     """Mean J of the rollout's episodes, on validation data."""
@@ -40,29 +40,29 @@ class Iteration:
     accuracy: float
     """Mean validation accuracy at the end of the episodes."""
     added: float
-    """Mean of the committed parameters over the host's."""
+    """Mean ratio of the number of committed parameters to the host's."""
     kept: dict[str, float]
-    """Share of episodes on the run's own suite that ended with a committed seed, by site; empty without any."""
+    """Fraction of episodes on the run's own suite that ended with a committed seed, by site; empty without episodes."""
     operations: dict[str, float]
-    """Share of decisions per operation."""
+    """Fraction of decisions for each operation."""
     probe_score: float | None
-    """Mean test score of the greedy policy on the probe instances, where it was measured."""
+    """Mean test score of the greedy policy on the probe instances; None if it was not measured."""
     update: UpdateMetrics
     anomalies: tuple[Alarm, ...]
-    """Those of the update."""
+    """Anomalies of the update."""
     environment_steps: int
-    """Decisions of all episodes, those of the no-growth baseline included."""
+    """Number of decisions in all episodes, including those of the no-growth baseline."""
     rollbacks: int
-    """Networks that the governor rolled back, all episodes together."""
+    """Number of rollbacks by the governor in all episodes."""
     seconds: float
     objective_by_reward: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Mean J by the reward that controllers were paid; empty where all were paid by one."""
+    """Mean J by reward; empty if all environments have the same reward."""
     minibatches: tuple[Mapping[str, float], ...] = ()
-    """The figures of the update's minibatches, in full; empty where they are not recorded."""
+    """All figures of the update's minibatches; empty if they are not recorded."""
     response: str = "record"
-    """What followed the anomalies, by `PPOSettings.on_anomaly`."""
+    """The response to the anomalies, by `PPOSettings.on_anomaly`."""
     interactions: tuple[InteractionsMeasured, ...] = ()
-    """What kept modules are worth in the probe instances' networks, by instance, where the policy was probed."""
+    """Values of the kept modules in the networks of the probe instances; empty if the policy was not probed."""
 
 
 def summarise_iteration(
@@ -76,14 +76,14 @@ def summarise_iteration(
     minibatches: Sequence[Mapping[str, float]] = (),
     interactions: Sequence[InteractionsMeasured] = (),
 ) -> Iteration:
-    """The figures of iteration ``number`` with these shards."""
+    """Compute the figures of iteration ``number`` from its shards."""
     logs = [shard.log for shard in shards]
     objective = np.concatenate([log.objective for log in logs])
     families = np.array([instance.family for log in logs for instance in log.instances])
     shares = [log.compute_operation_shares() for log in logs]
     names = name_rewards(settings.reward)
     rewards = np.array(assign_rewards(names, settings.environments, settings.ppo.group))
-    # Slots have names on the run's own suite only; in a mix, other suites have other slots.
+    # Only the run's own suite, because other suites of a mix have other slots.
     kept = [log.kept for log in logs if log.suite == settings.suite]
     kept_by_slot: list[float] = np.concatenate(kept).mean(0).tolist() if kept else []
     return Iteration(
@@ -105,14 +105,14 @@ def summarise_iteration(
         seconds=seconds,
         objective_by_reward={name: float(objective[rewards == name].mean()) for name in names if len(names) > 1},
         minibatches=tuple(minibatches),
-        # Only an update that did harm is undone.
+        # Only a harmful update is undone.
         response="record" if settings.ppo.on_anomaly == "skip" and not update.skipped else settings.ppo.on_anomaly,
         interactions=tuple(interactions),
     )
 
 
 def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[str, float]) -> None:
-    """Store an iteration's figures as scalars and events; ``baselines`` are their scores on the probe instances."""
+    """Store an iteration's figures as scalars and events; ``baselines`` has each baseline's score on the probes."""
     # Scalars: one series per name.
     number, update = iteration.number, iteration.update
     scalars = {
@@ -152,7 +152,7 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
         store.emit(measured)
     if iteration.probe_score is not None:
         store.emit(PolicyProbed(iteration=number, score=iteration.probe_score, baselines=dict(baselines)))
-    # The last event of an iteration: a reader of the store takes it for the sign that the iteration is complete.
+    # The last event of an iteration: readers of the store treat it as the sign that the iteration is complete.
     store.emit(
         PPOUpdated(
             iteration=number,
@@ -171,15 +171,15 @@ _HISTORY = TypeAdapter(UpdateHistory)
 
 
 def history_to_state(history: UpdateHistory) -> dict[str, Any]:
-    """The history as the JSON values that a checkpoint keeps."""
+    """The history as JSON values, for a checkpoint."""
     return {_KEY: [asdict(update) for update in history]}
 
 
 def history_from_state(state: Mapping[str, Any]) -> UpdateHistory:
-    """Inverse of `history_to_state`; empty for a checkpoint from before there was a history.
+    """Inverse of `history_to_state`; empty for an older checkpoint without a history.
 
     Raises:
-        CheckpointError: the state holds something else.
+        CheckpointError: the state has another format.
     """
     try:
         return _HISTORY.validate_python(state.get(_KEY, ()))[-HISTORY:]
@@ -197,25 +197,25 @@ class TrainingSummary:
     """The figures of a training run so far, over all its processes."""
 
     iterations: int
-    """Iterations done."""
+    """Number of iterations done."""
     objective: float | None
-    """Mean J of the last rollouts, the policy exploring; None before the first iteration."""
+    """Mean J of the last rollouts, in which the policy explores; None before the first iteration."""
     probe_score: float | None
     """Mean test score of the greedy policy on the probe instances at its last measurement."""
     baselines: dict[str, float]
     """Mean score of each baseline on the same instances."""
     seconds: float
-    """Spent on iterations."""
+    """Total time of the iterations."""
     environment_steps: int
 
     @property
     def environment_steps_per_second(self) -> float:
-        """0 before the first iteration."""
+        """Number of environment steps per second; 0 before the first iteration."""
         return self.environment_steps / self.seconds if self.seconds else 0.0
 
 
 def summarise_run(reader: RunReader) -> TrainingSummary:
-    """The run's figures so far, without what its store has not flushed."""
+    """The run's figures so far; records that are not committed yet are missing."""
     objective = [value for _, value in reader.series("objective")]
     probe = [value for _, value in reader.series("probe_score")]
     return TrainingSummary(

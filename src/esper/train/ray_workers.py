@@ -1,4 +1,4 @@
-"""Ray's workers, on this machine or on a cluster: retries, placement and transport are Ray's."""
+"""Workers on Ray, on this machine or a cluster; Ray does retries, placement and transport."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 RETRIES = 3
-"""How often a task whose worker died is started again."""
+"""How often a task is restarted after its worker died."""
 SECONDS_BETWEEN_LINES = 30.0
-"""Between two warnings that no CPU or GPU is free."""
+"""Seconds between warnings that no CPU or GPU is free."""
 _NEW_CLUSTER = "local"
-"""Ray's address for a new cluster on this machine, even where another one is running."""
+"""Ray's address for a new cluster on this machine, even if another one is running."""
 _OWN_CLUSTER = "auto"
 """Ray's address for the cluster that this machine belongs to."""
 _CONNECT_SECONDS = 10
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Stored(Shared[T_co]):
-    """A shared value in Ray's object store: it reaches each machine once."""
+    """A shared value in Ray's object store, which is sent to each machine once."""
 
     def get(self) -> T_co:
         """The value."""
@@ -40,13 +40,14 @@ class Stored(Shared[T_co]):
 
 
 class RayWorkers(Workers):
-    """Computes tasks as Ray tasks, each on one CPU and in one thread, and with a GPU of its own if it needs CUDA.
+    """Computes tasks as Ray tasks, each on one CPU and in one thread, and with its own GPU if it needs CUDA.
 
-    A task whose worker dies is started again, elsewhere if necessary. This process computes in one thread from then on.
+    If a worker dies, its task is restarted, on another machine if necessary. Creating these workers limits this process
+    to one thread.
     """
 
     def __init__(self, max_tasks: int, address: str | None = None) -> None:
-        """Compute at most ``max_tasks`` tasks at a time: in a Ray started here, or in the cluster at ``address``.
+        """Compute at most ``max_tasks`` tasks at a time, with a Ray started here or in the cluster at ``address``.
 
         Raises:
             ConfigError: there is no such cluster.
@@ -55,15 +56,15 @@ class RayWorkers(Workers):
         prepare_process()
         super().__init__(max_tasks)
         _connect(max_tasks, address)
-        # Tasks, not actors: an actor would hold its CPU, and on a machine with few there might be none left for tasks.
-        # By its number of GPUs: Ray ends a process that has computed on one, since a context stays on the GPU that was
-        # lent first. It does so only where the number is set here, not by `options`.
+        # Tasks, not actors: an actor would occupy its CPU, and a small machine might have none left for tasks.
+        # One remote function per number of GPUs. Ray ends a process that has used a GPU, because a context stays on the
+        # first GPU assigned to it, but only if the number is set here and not by `options`.
         self._tasks: list[Any] = [
             ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_compute) for gpus in (0, 1)
         ]
 
     def share(self, value: T) -> Stored[T]:
-        """Put a value into Ray's object store, from where it reaches each machine once."""
+        """Put a value into Ray's object store, from where it is sent to each machine once."""
         return Stored(ray.put(value))
 
     def end(self) -> None:
@@ -71,14 +72,14 @@ class RayWorkers(Workers):
         ray.shutdown()
 
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Any:
-        # A CUDA device stands for one GPU, which Ray lends to the task.
+        # A CUDA device means one GPU, which Ray assigns to the task.
         gpus = int(find_device(task).partition(":")[0] == "cuda")
         if gpus and not ray.cluster_resources().get("GPU"):  # Ray would wait for one
             raise ConfigError("a task needs a GPU and Ray has none: set devices=[cpu], or add machines with GPUs")
         return self._tasks[gpus].remote(function, task)
 
     def _wait(self, handles: list[Any]) -> list[Any]:
-        # Wait without end, but report every so often why nothing is done.
+        # Wait without a limit, but report from time to time why nothing happens.
         while True:
             done = cast("list[Any]", ray.wait(handles, timeout=SECONDS_BETWEEN_LINES, fetch_local=False)[0])
             if done:
@@ -94,7 +95,7 @@ class RayWorkers(Workers):
                 _log.warning("%s, or waiting: Ray has %s free (`ray status`)", self.describe_progress(), free_counts)
 
     def _fetch(self, handle: Any) -> Any:
-        # Errors of a task come back as values, so what Ray itself raises is about the worker.
+        # Errors of a task are returned as values, so errors that Ray raises are about the worker.
         try:
             result, error = ray.get(handle)
         except RayTaskError as error:
@@ -119,7 +120,7 @@ class RayWorkers(Workers):
 
 
 def _connect(max_tasks: int, address: str | None) -> None:
-    # Ray itself would try for many minutes to reach an address where there is nothing.
+    # Ray itself would try for many minutes to reach an address without a cluster.
     if address is not None and address != _OWN_CLUSTER:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():

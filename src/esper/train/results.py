@@ -1,4 +1,4 @@
-"""The results of controllers and other arms, instance by instance, and the files that keep them."""
+"""The results of controllers and other arms on each instance, and the files that store them."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Result:
     added_parameters: Annotated[int, Field(ge=0, lt=2**53)]
     host_parameters: Annotated[int, Field(ge=1, lt=2**53)]
     split: Split | None = None
-    """In an evaluation: the split of the instance."""
+    """The split of the instance; only in an evaluation."""
     flops: Annotated[int, Field(ge=0)] | None = None
-    """In a comparison: FLOPs of all the network's training."""
+    """FLOPs of the network's whole training; only in a comparison."""
 
     @property
     def growth(self) -> float:
-        """Added parameters over the host's."""
+        """Number of added parameters divided by the host's."""
         return self.added_parameters / self.host_parameters
 
     def to_json(self) -> dict[str, Any]:
@@ -70,10 +70,10 @@ def _require_flops(results: list[Result]) -> list[Result]:
 
 @dataclass(frozen=True)
 class ArmResults:
-    """An arm's results on all instances of a comparison, in their order; of one training seed if it is trained."""
+    """Results of an arm on all instances of a comparison, in order; for a trained arm, those of one training seed."""
 
     environment_steps: Annotated[int, Field(ge=0)]
-    """Decisions of single networks that training or searching for the arm took."""
+    """Number of decisions, over all networks, that training or searching for the arm took."""
     outcomes: Annotated[list[Result], AfterValidator(_require_flops)]
 
 
@@ -84,9 +84,9 @@ class SeedValue:
     slot: int
     blueprint: str
     value: float
-    """Its Shapley value: its share of the accuracy on validation data that the fossils add to the host."""
+    """Shapley value: the fossil's part of the validation accuracy that all fossils add to the host."""
     standard_error: float
-    """0: the value is exact."""
+    """Standard error of the value; 0 if the value is exact."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class KeptPair:
     """Two fossils of one network."""
 
     first: int
-    """Slot; the lower one."""
+    """The lower of the two slots."""
     second: int
     interaction: float
-    """Accuracy that both add beyond what each adds alone: positive where they help each other (Grabisch, Roubens)."""
+    """Accuracy that both add beyond what each adds alone (Grabisch, Roubens); positive if they help each other."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Arm:
 
     name: str
     seeds: Sequence[ArmResults]
-    """One per training seed; a single one if the arm does not depend on them."""
+    """Results by training seed; a single entry if the arm does not depend on training seeds."""
 
     @property
     def outcomes(self) -> list[list[Result]]:
@@ -130,7 +130,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class ArmRecord:
-    """The figures of one arm; intervals are 95%. Fields that compare are None for the reference."""
+    """The figures of one arm, with 95% intervals. Fields that compare with the reference are None for the reference."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -172,7 +172,7 @@ class EvaluationRecord(ComparisonRecord):
     """The comparison of a run's policy with all other controllers on one split."""
 
     place: str
-    """The split's instances, as a phrase for sentences."""
+    """A phrase for the split's instances, for use in sentences."""
     answer: str
 
 
@@ -185,12 +185,12 @@ def select_split(results: Sequence[Result], split: Split) -> list[Result]:
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
-    """Write them as a JSON list of records; RunError if that fails."""
+    """Write results as a JSON list of records; raises RunError if that fails."""
     write_atomically(path, json.dumps([result.to_json() for result in results], indent=1))
 
 
 def read_evaluation(path: Path) -> list[Result]:
-    """The results of an evaluation, in which all controllers played the same instances of each split.
+    """Read the results of an evaluation, in which all controllers ran on the same instances of each split.
 
     Raises:
         RunError: the file is missing or damaged.
@@ -199,7 +199,7 @@ def read_evaluation(path: Path) -> list[Result]:
 
 
 def read_verdicts(path: Path) -> dict[Split, EvaluationRecord]:
-    """The comparisons of an evaluated run by split, from the file that is written with its report.
+    """Read the comparisons of an evaluated run, by split, from the file that is written with its report.
 
     Raises:
         RunError: the file is missing or damaged.
@@ -208,9 +208,9 @@ def read_verdicts(path: Path) -> dict[Split, EvaluationRecord]:
 
 
 def read_json(path: Path, kind: TypeAdapter[T], command: str = "esper evaluate") -> T:
-    """The contents of a JSON file as values of ``kind``, whose validators refuse what could not be reported.
+    """Read a JSON file as values of ``kind``, whose validators reject what could not be reported.
 
-    ``command`` writes such a file; the error recommends it.
+    ``command`` is the command that writes such a file; error messages recommend it.
 
     Raises:
         RunError: the file is missing or damaged.
@@ -226,12 +226,12 @@ def read_json(path: Path, kind: TypeAdapter[T], command: str = "esper evaluate")
 
 
 def cache_key(*facts: Any) -> str:
-    """A hash of all that results follow from: the versions of the software, and these JSON values."""
+    """A hash of everything that determines results: the versions of the software, and these JSON values."""
     return _compute_digest([__version__, str(torch.__version__), np.__version__, *facts])
 
 
 def write_cached(path: Path, key: str, value: Any) -> None:
-    """Write the JSON value, valid under ``key``.
+    """Write a JSON value together with the key under which it is valid.
 
     Raises:
         RunError: the file or its folder cannot be written.
@@ -245,7 +245,7 @@ def write_cached(path: Path, key: str, value: Any) -> None:
 
 def read_cached(path: Path, key: str | None, decode: Callable[[Any], T]) -> T | None:
     """The value that `write_cached` wrote under ``key``, or under any key if it is None; None if missing or damaged."""
-    # A cache that cannot be read is as good as none: its results are computed again.
+    # If a cache cannot be read, its results are computed again.
     try:
         file = json.loads(read_bounded(path, MOST_BYTES))
         if file["sha256"] != _compute_digest(file["value"]) or key not in (None, file["cache_key"]):
@@ -256,15 +256,17 @@ def read_cached(path: Path, key: str | None, decode: Callable[[Any], T]) -> T | 
 
 
 def read_arm(path: Path, key: str | None = None) -> ArmResults | None:
-    """Read an arm's results, as `read_cached` does."""
+    """Read an arm's results with `read_cached`."""
     return read_cached(path, key, _ARM.validate_python)
 
 
 def load_or_compute(path: Path, key: str, compute: Callable[[], ArmResults]) -> ArmResults:
-    """The results in the file, if they are valid under ``key``; otherwise they are computed and written.
+    """The results in the file if they are valid under ``key``; otherwise compute them and write the file.
+
+    Errors of ``compute`` are not caught.
 
     Raises:
-        RunError: the file cannot be written. Whatever ``compute`` raises passes through.
+        RunError: the file cannot be written.
     """
     results = read_arm(path, key)
     if results is None:
@@ -280,7 +282,7 @@ def _compute_digest(value: Any) -> str:
 def _require_comparable(results: list[Result]) -> list[Result]:
     if any(result.split is None for result in results):
         raise ValueError("the split of an instance is missing")
-    # Comparisons are paired, so every controller must have played what the policy played.
+    # Comparisons are paired, so every controller must have the same instances as the policy.
     for split in SPLITS:
         instances: dict[str, list[str]] = {}
         for result in select_split(results, split):

@@ -39,11 +39,11 @@ class TelemetrySettings(Settings):
     entropies, advantages and gradient norms of each head."""
 
     def records_steps(self, iteration: int) -> bool:
-        """Whether the decisions of this iteration, counted from 1, are recorded."""
+        """Whether the decisions of an iteration, counted from 1, are recorded."""
         return self.steps_every > 0 and (iteration - 1) % self.steps_every == 0
 
     def select_watched(self, environments: int) -> range:
-        """The numbers of the watched networks among so many environments."""
+        """Indices of the watched networks among this number of environments."""
         count = min(self.watched, environments)
         return range(0, environments, math.ceil(environments / count)) if count else range(0)
 
@@ -123,7 +123,7 @@ class TrainSettings(Settings):
         return tuple(name if name == GENERATED else get_suite(name).name for name in names)
 
     def draw_suite(self, iteration: int, shard: int) -> str:
-        """The name of the suite that a shard plays in an iteration; iterations count from 0."""
+        """Name of the suite that a shard uses in an iteration; iterations count from 0."""
         if not self.mix:
             return self.suite
         rng = numpy_generator(self.seed, iteration, shard, Stream.MIXED_SUITES)
@@ -181,7 +181,7 @@ class TrainSettings(Settings):
                 f"environments ({self.environments}) must be a multiple of shards * ppo.group "
                 f"({shards * self.ppo.group}), so that no group of environments on one instance is split between shards"
             )
-        # In a mix each shard may be the only one of its shape, and the largest.
+        # In a mix, each shard may be the only one of its shape, so it must have enough environments by itself.
         if self.mix and size < self.ppo.minibatches:
             raise ValueError(
                 f"with a mix, each shard's {size} environments must fill ppo.minibatches ({self.ppo.minibatches}): "

@@ -1,4 +1,4 @@
-"""Learn a growth controller: collect, update, record, checkpoint, again."""
+"""Train a growth controller: collect, update, record, write a checkpoint, repeat."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Result = TypeVar("Result")
 
 
 class Trainer:
-    """Trains a controller in a run directory. The newest checkpoint holds all that is needed to continue."""
+    """Trains a controller in a run directory. The newest checkpoint has everything that is needed to continue."""
 
     def __init__(self, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> None:
         self.run = run
@@ -70,33 +70,33 @@ class Trainer:
         self._workers = workers
         self._checkpoints = Checkpoints(run.checkpoints, settings.keep_checkpoints)
         self._saved: int | None = None
-        """The newest checkpoint's iteration."""
+        """Iteration of the newest checkpoint."""
         rng = numpy_generator(settings.seed, Stream.PROBE_INSTANCES)
         self._probes = get_suite(settings.suite).sample(settings.probe_instances, "train", rng)
 
     @classmethod
     def open(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> Self:
-        """Resume a run from its newest checkpoint, or start it: its first checkpoint holds the untrained policy.
+        """Resume a run from its newest checkpoint, or start it with a checkpoint of the untrained policy.
 
         Raises:
             CheckpointError: there is no usable checkpoint, or it belongs to other settings.
-            ConfigError: a device is missing, or there is no policy to start from, or it has other settings.
-            RunError: the policy to start from is in no run.
+            ConfigError: a device is missing, or the policy to start from is missing or has other settings.
+            RunError: the directory of the policy to start from is not a run.
         """
         trainer = cls(run, settings, store, workers)
         platform = describe_platform(set(settings.devices))
 
-        # A store with iterations once had a checkpoint. If it was removed, resuming fails instead of starting over.
+        # If a store has iterations, there was a checkpoint. If it was removed, fail instead of starting over.
         if trainer._checkpoints.iterations() or store.last_iteration():
             checkpoint = trainer._checkpoints.latest()
             trainer._updates = history_from_state(checkpoint.state)
             trainer.learner.load_state_tensors(checkpoint.tensors)
             trainer.done = trainer._saved = checkpoint.iteration
             store.rewind(trainer.done)
-            # A kill between the file and the store may have left the checkpoint without its event.
+            # If the process was killed at the wrong moment, the checkpoint may lack its event.
             if all(event.iteration != trainer.done for event in store.events(CheckpointWritten)):
                 trainer._record_checkpoint(checkpoint)
-            # A complete run is not resumed: there is nothing to do.
+            # A complete run is not resumed, because there is nothing to do.
             if trainer.done < settings.iterations:
                 store.emit(RunResumed(iteration=trainer.done, platform=platform))
         else:
@@ -123,13 +123,13 @@ class Trainer:
     def train(self, report: Callable[[Iteration], None]) -> None:
         """Train for the remaining iterations; ``report`` is called after each.
 
-        Ctrl-C and SIGTERM abandon a running rollout or probe, which can be computed again, but wait for an update and
-        for files to be written. They are raised when the last complete iteration has its checkpoint.
+        Ctrl-C and SIGTERM abandon a running rollout or probe, which can be repeated, but wait for an update and for
+        files to be written. They are raised once the last complete iteration has a checkpoint.
         """
         report_iterations(self.run_iterations(), report)
 
     def run_iterations(self) -> Generator[Iteration]:
-        """Yield the remaining iterations, each as soon as it is done; stops as `train` does."""
+        """Yield the remaining iterations, each as soon as it is done; interrupts are handled as in `train`."""
         settings, began = self.settings, time.perf_counter()
         with Interrupts() as interrupts:
             try:
@@ -137,7 +137,7 @@ class Trainer:
                     iteration_began = time.perf_counter()
                     before = self.done, self._updates, self.learner.state_tensors()
                     try:
-                        # Rollouts: whole episodes of the acting policy. A shard's events are stored as soon as it ends.
+                        # Rollouts: complete episodes of the acting policy. A shard's events are stored when it ends.
                         weights = {name: value.cpu() for name, value in self.policy.state_dict().items()}
                         shared = self._workers.share(weights)
                         tasks = [ShardTask(settings, self.done, shard, shared) for shard in range(settings.shards)]
@@ -151,7 +151,7 @@ class Trainer:
                         # The update, from one rollout per suite.
                         rollouts = concatenate_by_shape([shard.rollout for shard in shards])
                         rollout, *others = (rollout.to(self._device) for rollout in rollouts)
-                        # After an anomaly the minibatches are recorded in full for some iterations.
+                        # After an anomaly, record all figures of minibatches for some iterations.
                         full = settings.telemetry.minibatches_after_anomaly
                         minibatches: list[dict[str, float]] = []
                         update = self.learner.update(
@@ -162,15 +162,15 @@ class Trainer:
                             record=minibatches if was_alarmed(self._updates, settings.ppo.target_kl, full) else None,
                         )
                         anomalies = find_anomalies(extend_history(self._updates, update), settings.ppo.target_kl)
-                        # An update that did harm is undone, where the settings say so.
+                        # Undo a harmful update, if the settings require it.
                         if settings.ppo.on_anomaly == "skip" and any(alarm.anomaly.harms for alarm in anomalies):
                             self.learner.load_state_tensors(before[2])
                             update = replace(update, skipped=True)
                         self._updates = extend_history(self._updates, update)
                         self.done += 1
 
-                        # Every few iterations the greedy policy plays the probes: a copy on the CPU, where controllers
-                        # decide. What it kept there is attributed to modules and pairs of modules.
+                        # Every few iterations, a copy of the greedy policy on the CPU, where controllers decide, runs
+                        # on the probes. The kept modules get Shapley values, alone and in pairs.
                         probe_score: float | None = None
                         interactions: list[InteractionsMeasured] = []
                         if self.done % settings.probe_every == 0 or self.done == settings.iterations:
@@ -197,13 +197,13 @@ class Trainer:
                         )
                         record_iteration(self.store, iteration, self.store.metadata().get(LEVELS, {}))
                     except (KeyboardInterrupt, Terminated):
-                        # An abandoned iteration leaves no trace of its update.
+                        # Undo the update of an abandoned iteration.
                         self.done, self._updates, tensors = before
                         self.learner.load_state_tensors(tensors)
                         raise
                     yield iteration
 
-                    # Save what is done before any Ctrl-C or SIGTERM of the meantime is raised.
+                    # Save what is done before raising any pending Ctrl-C or SIGTERM.
                     stops = settings.ppo.on_anomaly == "stop" and bool(iteration.anomalies)
                     if stops or self.done == settings.iterations or self.done % settings.checkpoint_every == 0:
                         self._save_checkpoint()
@@ -224,10 +224,10 @@ class Trainer:
                 raise
             except EsperError as error:
                 self.store.emit(RunFailed(iteration=self.done, reason=str(error)))
-                with suppress(RunError):  # it may be the store that failed
+                with suppress(RunError):  # the store itself may have failed
                     self.store.flush()
                 raise
-        # A complete run has no end if it was killed after its last checkpoint.
+        # A complete run lacks its final event if it was killed after its last checkpoint.
         if read_state(self.run, self.store) is not RunState.FINISHED:
             self.store.emit(RunEnded(iteration=self.done, seconds=time.perf_counter() - began))
             self.store.flush()
@@ -246,7 +246,7 @@ class Trainer:
 def report_iterations(training: Generator[Iteration, None, Result], report: Callable[[Iteration], None]) -> Result:
     """Train to the end and return what training returns; ``report`` is called after each iteration.
 
-    An error of ``report`` is raised in the training, too, which may have something to save.
+    An error of ``report`` is also raised inside the training, which may have something to save.
     """
     try:
         iteration = next(training)

@@ -1,6 +1,6 @@
-"""Workers that compute tasks: processes of this machine or Ray's, on a CPU or a GPU.
+"""Workers that compute tasks: processes of this machine or of Ray, on a CPU or a GPU.
 
-A task is a pure function of its argument, so it does not matter where it is computed, or how often: all workers return
+A task is a pure function of its argument, so it does not matter where or how often it is computed: all workers return
 the same results.
 """
 
@@ -41,22 +41,22 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 ReportTasks = Callable[[int, int], None]
-"""Called with how many tasks are done, of how many."""
+"""Called with the number of finished tasks and the number of all tasks."""
 
 # Options of mallopt, as glibc's malloc.h numbers them.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 512 * 2**20
 _MAPPED_BYTES = 32 * 2**20
-"""The largest that glibc allows."""
+"""The largest value that glibc allows."""
 _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 def prepare_process() -> None:
-    """Compute every sum in one thread, and keep freed memory for the next step.
+    """Limit this process to one thread, and keep freed memory for the next step.
 
-    How several threads share a sum, and so its rounding, depends on the machine. And training allocates and frees large
-    blocks all the time. By default glibc returns each to the system and page faults it back in, which costs a tenth of
-    the time of training, and a fifth of that of validation.
+    With several threads, the order of a sum, and so its rounding, depends on the machine. Memory is kept because
+    training constantly allocates and frees large blocks. By default glibc returns each to the system and gets it back
+    by page faults, which takes a tenth of the time of training, and a fifth of that of validation.
     """
     torch.set_num_threads(1)
     if platform.libc_ver()[0] == "glibc":
@@ -67,7 +67,7 @@ def prepare_process() -> None:
 
 @dataclass(frozen=True)
 class Shared(Generic[T_co]):
-    """A value that many tasks hold. It is sent only once to each place where they are computed."""
+    """A value that many tasks use; it is sent only once to each place where they are computed."""
 
     value: Any
     """The value itself, or a reference to it in the workers' store."""
@@ -84,26 +84,28 @@ def _report_nothing(_done: int, _total: int) -> None:
 class Workers(ABC):
     """Compute tasks in other processes; use them as a context manager.
 
-    Functions and tasks have to be picklable. Leaving the context ends the processes at once, whatever they are doing.
+    Functions and tasks must be picklable. Leaving the context ends the processes at once, whatever they are doing.
     """
 
     def __init__(self, max_tasks: int) -> None:
         self.max_tasks = max_tasks
-        """Tasks computed at a time. Lowering it leaves some processes idle."""
+        """Largest number of tasks computed at a time. Lowering it leaves some processes idle."""
         self._done = self._total = 0
         self._start_times: dict[int, float] = {}
-        """When the tasks that are running were started, by index."""
+        """Start times of the running tasks, by index."""
         self._report = _report_nothing
 
     def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-        """The results, in the order of the tasks; raises as `as_completed` does."""
+        """The results in the order of the tasks; raises the same errors as `as_completed`."""
         return [result for _, result in sorted(self.as_completed(function, tasks), key=lambda pair: pair[0])]
 
     def as_completed(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
-        """Each task's index and result, as soon as it is done; the iterator may be abandoned half-way.
+        """Yield each task's index and result as soon as it is done; the iterator may be abandoned half-way.
+
+        Errors of tasks are raised here.
 
         Raises:
-            RunError: a worker process died. What a task raises is raised here, too.
+            RunError: a worker process died.
         """
         # At most `max_tasks` run at a time; whenever one is done, the next one starts.
         waiting, running = list(enumerate(tasks)), dict[Any, int]()
@@ -126,14 +128,14 @@ class Workers(ABC):
             self._cancel(list(running))
 
     def describe_progress(self) -> str:
-        """A phrase on how far the running call of `as_completed` is."""
+        """A phrase that describes the progress of the running call of `as_completed`."""
         oldest = min(self._start_times.values(), default=time.monotonic())
         running = f"{len(self._start_times)} under way, for up to {time.monotonic() - oldest:.0f} s"
         return f"{self._done} of {plural(self._total, 'task')} done, {running}"
 
     @contextmanager
     def report_to(self, report: ReportTasks) -> Generator[None]:
-        """Context manager within which calls of `as_completed` report at their start, and whenever a task is done."""
+        """Context manager in which calls of `as_completed` report at their start and whenever a task is done."""
         self._report = report
         try:
             yield
@@ -141,7 +143,7 @@ class Workers(ABC):
             self._report = _report_nothing
 
     def share(self, value: T) -> Shared[T]:
-        """Wrap a value that many tasks hold; it must not change before they are done."""
+        """Wrap a value that many tasks use; it must not change before they are done."""
         return Shared(value)
 
     @abstractmethod
@@ -149,7 +151,7 @@ class Workers(ABC):
         """End the processes at once."""
 
     def _find_next(self, waiting: Sequence[tuple[int, Any]]) -> int:
-        """The position, among the tasks ``waiting`` with their indices, of the one that is started next."""
+        """Position of the next task to start in the list ``waiting`` of tasks with their indices."""
         del waiting
         return 0
 
@@ -159,11 +161,11 @@ class Workers(ABC):
 
     @abstractmethod
     def _wait(self, handles: list[Any]) -> Iterable[Any]:
-        """The handles of the tasks that are done, as soon as there is one."""
+        """Wait until at least one task is done, and return the handles of all finished tasks."""
 
     @abstractmethod
     def _fetch(self, handle: Any) -> Any:
-        """The result of a task that is done; raises what the task raised."""
+        """The result of a finished task; raises the task's error."""
 
     @abstractmethod
     def _cancel(self, handles: list[Any]) -> None:
@@ -179,9 +181,9 @@ class Workers(ABC):
 class LocalWorkers(Workers):
     """Computes tasks in at most one process per core, or in this process if one is enough.
 
-    A process computes on the CPU and on one other device at most: a CUDA context takes hundreds of MB of its device's
-    memory, and stays. This process computes in one thread from then on, so that its own results are the same on every
-    machine, too.
+    A process computes on the CPU and at most one other device, because a CUDA context permanently takes hundreds of MB
+    of the device's memory. Creating these workers limits this process to one thread, so that its own results are the
+    same on every machine, too.
     """
 
     def __init__(self, max_tasks: int) -> None:
@@ -191,8 +193,8 @@ class LocalWorkers(Workers):
         self._processes: list[_Process] = []
         self._folder: TemporaryDirectory[str] | None = None
         if self._most > 1:
-            # Tasks and results are passed as files, and the executors' pipes carry only their paths. If a process is
-            # killed half-way through a long message, its reader waits for ever; short messages are never cut.
+            # Tasks and results are passed as files, and the executors' pipes transmit only their paths. If a process is
+            # killed in the middle of a long message, its reader waits for ever; short messages are never cut.
             self._folder = TemporaryDirectory(prefix="esper-workers-", ignore_cleanup_errors=True)
             self._numbers = count()
 
@@ -204,19 +206,19 @@ class LocalWorkers(Workers):
             self._folder.cleanup()
 
     def _find_next(self, waiting: Sequence[tuple[int, Any]]) -> int:
-        # One for a device that a free process has opened, if there is one.
+        # Prefer a task for a device that a free process has already opened.
         opened = {process.device for process in self._processes if process.running.done()}
         return next((place for place, (_, task) in enumerate(waiting) if find_device(task) in opened), 0)
 
     def _submit(self, function: Callable[[Task], Any], task: Task) -> Future[Any]:
-        # Without other processes the task is computed here and now.
+        # Without other processes, the task is computed immediately in this one.
         if self._folder is None:
             computed = Future[Any]()
             computed.set_result(function(task))
             return computed
         path = Path(self._folder.name, str(next(self._numbers)))
         _write_value(path, (function, task))
-        # New processes inherit this block, so a signal to the whole group cannot end them before they ignore it.
+        # New processes inherit the blocked signals, so a signal to the whole group cannot end them prematurely.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         try:
             return self._choose_process(find_device(task), self._folder.name).submit(path)
@@ -226,8 +228,8 @@ class LocalWorkers(Workers):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _choose_process(self, device: str, folder: str) -> _Process:
-        """A free process that has computed on no other device than this one and the CPU."""
-        # All are busy where an earlier call was given up.
+        """A free process that has used no device other than this one and the CPU."""
+        # All processes may be busy if an earlier call was abandoned.
         if len(self._processes) == self._most and not any(process.running.done() for process in self._processes):
             wait([process.running for process in self._processes], return_when=FIRST_COMPLETED)
         free = [process for process in self._processes if process.running.done()]
@@ -236,7 +238,7 @@ class LocalWorkers(Workers):
         if suited:
             chosen = suited[0]
         else:
-            if len(self._processes) == self._most:  # the free ones have opened other devices
+            if len(self._processes) == self._most:  # the free processes have opened other devices
                 self._processes.remove(free[0])
                 free[0].kill()
             chosen = _Process(folder)
@@ -255,7 +257,7 @@ class LocalWorkers(Workers):
             path: Path = handle.result()
         except BrokenProcessPool as error:
             raise self._explain_death() from error
-        # The outcome is in the file where the task was.
+        # The outcome has replaced the task in its file.
         result, error = _read_value(path)
         path.unlink()
         if error is not None:
@@ -280,7 +282,7 @@ class LocalWorkers(Workers):
 
 
 class _SpawnContext(SpawnContext):
-    """Keeps the processes that it makes, since before Python 3.14 an executor cannot end them at once."""
+    """Keeps a list of its processes, because before Python 3.14 an executor cannot end them at once."""
 
     def __init__(self) -> None:
         self.processes: list[SpawnProcess] = []
@@ -297,18 +299,18 @@ class _Process:
     def __init__(self, folder: str) -> None:
         self.context = _SpawnContext()
         self.device = CPU
-        """The device that it has opened; the CPU: none besides."""
+        """The device that the process has opened; ``cpu`` if none besides the CPU."""
         self.running: Future[Path] = Future()
-        """Its newest task."""
+        """The newest task of the process."""
         self._executor = ProcessPoolExecutor(1, self.context, _prepare_worker, (folder,))
 
     def submit(self, path: Path) -> Future[Path]:
-        """Let it compute the task in a file."""
+        """Start to compute the task in a file."""
         self.running = self._executor.submit(_compute_file, path)
         return self.running
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing."""
+        """End the process at once, whatever it is doing."""
         for process in self.context.processes:
             if process.is_alive():
                 process.kill()  # it has nothing to save, and ignores milder signals
@@ -316,7 +318,7 @@ class _Process:
 
 
 def _prepare_worker(folder: str) -> None:
-    """Leave Ctrl-C and SIGTERM to the parent, end with it, and compute in one thread."""
+    """Ignore Ctrl-C and SIGTERM, which the parent handles, end together with the parent, and use one thread."""
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
@@ -324,7 +326,7 @@ def _prepare_worker(folder: str) -> None:
 
 
 def _end_with_parent(folder: str) -> None:
-    """End this worker and remove its files when its parent was killed and can do neither."""
+    """End this worker and delete its files if the parent was killed and can do neither."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -363,14 +365,14 @@ def compute_task(function: Callable[[Task], Result], task: Task) -> tuple[Result
 
 
 MOST_WORKERS = 10_000
-"""Tasks that are computed at a time at most, in a cluster of any size."""
+"""Largest number of tasks computed at a time, in a cluster of any size."""
 _NO_DEFAULT_HINT = tyro.conf.arg(help_behavior_hint="")
-"""For an option whose own description names its default."""
+"""For options whose descriptions state their defaults."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """Where tasks are computed, and how many at a time. It only changes how long results take."""
+    """Where tasks are computed, and how many at a time. This affects only the time that results take."""
 
     backend: Literal["local", "ray"] = "local"
     """Compute in local processes, or with Ray (extra ``ray``)."""
@@ -390,13 +392,13 @@ class Backend:
             require_extra("ray", "--backend ray", "ray")
 
     def open_workers(self, tasks: int) -> Workers:
-        """Start workers for so many tasks side by side; use them as a context manager.
+        """Start workers for at most ``tasks`` tasks at a time; use them as a context manager.
 
         Raises:
             ConfigError: there is no such cluster.
             RunError: Ray cannot be started.
         """
-        # The cores of a cluster are not those of this machine: there, as many tasks run as there are.
+        # A cluster has more cores than this machine, so there all tasks may run at the same time.
         cores = tasks if self.address else os.cpu_count() or 1
         max_tasks = max(min(tasks, cores), 1) if self.workers is None else self.workers
         if self.backend == "local":
@@ -428,9 +430,9 @@ def find_device(task: object) -> str:
 
 @contextmanager
 def explain_device_errors() -> Generator[None]:
-    """Turn what the device refuses within the block into a RunError with advice.
+    """Context manager that turns errors of the device into a RunError with advice.
 
-    That is to give memory, or to compute in a fixed order, which torch has no type of error for.
+    These are a lack of memory, and operations that are not deterministic, for which torch has no type of error.
     """
     try:
         yield

@@ -190,6 +190,15 @@ def test_charts_take_the_width_of_the_page_alone_or_in_pairs(evaluated: RunDirec
     assert not re.search(r"svg\s*{[^}]*max-width", page_of(evaluated).html)
 
 
+def test_narrow_tables_share_the_width_in_pairs():
+    def make_table(columns: int) -> Table:
+        names = [f"column {number}" for number in range(columns)]
+        return Table("table", "", Files(""), tuple(map(Column, names)), "", rows=[dict.fromkeys(names, 1)])
+
+    section = Section("A", [make_table(columns) for columns in (2, 7, 2, 8, 3)])
+    assert [is_wide for _, is_wide in section.place_exhibits()] == [False, False, True, True, True]
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_optional_columns_without_a_value_are_left_out():
     columns = (Column("name"), Column("full", optional=True), Column("empty", optional=True))

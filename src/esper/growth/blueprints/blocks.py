@@ -1,4 +1,4 @@
-"""Blueprints that add depth: a copy of the block that the slot follows, behind it."""
+"""Blueprints that add depth: a copy of the block that the slot follows, run right after it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from esper.growth.site import Layout, Site
 
 @register
 class BlockCopy(Blueprint):
-    """``s(h) = block(h) - h`` with a copy of the block that returned ``h``: at alpha 1 a second such block after it.
+    """``s(h) = block(h) - h``, where ``block`` is a copy of the block that returned ``h``.
 
-    Stacking (Gong et al. 2019; Du et al. 2024, arXiv 2405.15319), under alpha: at alpha 0 the network computes as
-    without it, at alpha 1 as the deeper one, both to the bit. The copy begins with the block's present values, without
-    seeds in the block. It is called with the block's arguments, except the first one. The parameters that learn in the
-    block learn in the copy; of a frozen block, those that learned before, or all. Quantised blocks have no copies.
+    Stacking (Gong et al. 2019; Du et al. 2024, arXiv 2405.15319), faded in by alpha: at alpha 0 the network computes
+    what it computes without the copy, at alpha 1 what the deeper network computes, both bit for bit. The copy starts
+    from the block's current values, without the seeds inside the block. It receives ``h`` as its first argument, and
+    otherwise the block's own arguments. Parameters that are trainable in the block are trainable in the copy. If the
+    whole block is frozen, those that were trainable before it was frozen are, or all if there are none. Quantised
+    blocks cannot be copied.
 
-    Unlike other blueprints it is not zero at birth, and has the block's dropout and running statistics.
+    Unlike other blueprints, the contribution is not zero at birth, and the copy keeps the block's dropout and running
+    statistics.
     """
 
     name: ClassVar[str] = "block_copy"
     family: ClassVar[Family] = Family.ATTENTION
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
-    mixes_positions: ClassVar[bool] = False  # more than the host itself does
+    mixes_positions: ClassVar[bool] = False  # no more than the host itself does
     context: ClassVar[Context] = Context.CALL
 
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__(site, generator)
         assert site.layer is not None
-        # What is frozen in the block is so in the copy, unless all of it is.
+        # Frozen parameters of the block stay frozen in the copy, unless the whole block is frozen.
         self.block = copy_whole(site.layer)
         parameters = dict(site.layer.module.named_parameters())
         trainable = {
@@ -54,9 +57,9 @@ class BlockCopy(Blueprint):
     def _call_block(self, features: Tensor, inputs: LayerCall) -> Tensor:
         checkpointed = self.training and torch.is_grad_enabled() and any(map(is_checkpointed, self.block.modules()))
         if checkpointed and not features.requires_grad:
-            features = features.detach().requires_grad_()  # or the reentrant way would give no gradients
+            features = features.detach().requires_grad_()  # reentrant checkpointing gives no gradients otherwise
         arguments, keywords = inputs.with_first(features)
-        if checkpointed:  # caches among the keywords are dropped by the block itself
+        if checkpointed:  # the block itself drops caches passed by keyword
             refuse_cache(self.block, list_argument_names(self.block), arguments)
         returned: Tensor = self.block(*arguments, **keywords)
         return returned
@@ -65,8 +68,8 @@ class BlockCopy(Blueprint):
         return self.block
 
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
-        """Insert the block behind the other, in the container that it is in; at alpha 1 only."""
-        # Only a container that is run module by module can take another one.
+        """Insert the copy right after the original block, in the same container; only at alpha 1."""
+        # Only a container that runs its modules one after the other can take another one.
         parent, _, place = name.rpartition(".")
         container = host.get_submodule(parent)
         if weight != 1 or not isinstance(container, nn.Sequential | nn.ModuleList) or not place.isdecimal():
@@ -94,11 +97,11 @@ class BlockCopy(Blueprint):
 
 @register
 class BlockZero(BlockCopy):
-    """`BlockCopy` whose last layer in every branch is zero at birth, so that it is the identity at any alpha.
+    """`BlockCopy` with the last layer of every branch set to zero, so that the copy starts as the identity.
 
-    As zero-initialised residual branches (Goyal et al. 2017, arXiv 1706.02677, section 5.1; LLaMA Pro, Wu et al. 2024,
-    arXiv 2401.02415). It supports only blocks of the form ``h + f(h) + ...``: if something follows the sum, such as the
-    normalisation of a post-norm block, no zeros make the block the identity.
+    Zero-initialised residual branches (Goyal et al. 2017, arXiv 1706.02677, section 5.1; LLaMA Pro, Wu et al. 2024,
+    arXiv 2401.02415). Only blocks of the form ``h + f(h) + ...`` are supported: if anything follows the sum, such as
+    the normalisation of a post-norm block, zeroing layers cannot make the block the identity.
     """
 
     name: ClassVar[str] = "block_zero"
@@ -109,7 +112,7 @@ class BlockZero(BlockCopy):
         assert site.layer is not None
         with torch.no_grad():
             for name in site.layer.branch_outputs:
-                self.block.get_parameter(name).zero_().requires_grad_(True)  # or it would stay the identity
+                self.block.get_parameter(name).zero_().requires_grad_(True)  # frozen, it would stay the identity
 
     @classmethod
     def supports(cls, site: Site) -> bool:

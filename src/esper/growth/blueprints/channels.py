@@ -1,4 +1,4 @@
-"""Blueprints over channels: a norm, perceptrons, maps of low rank, a skip from the input, gates."""
+"""Blueprints that act on channels: a norm, perceptrons, low-rank maps, a skip from the input, gates."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Norm(Blueprint, Stackable):
 
 @register
 class Mlp(Blueprint, Stackable):
-    """``s(h) = W2 relu(W1 h + b1) + b2`` at each position; ``W2 = b2 = 0``. ``expansion`` times the width inside."""
+    """``s(h) = W2 relu(W1 h + b1) + b2`` at each position, with ``expansion * width`` hidden units; ``W2 = b2 = 0``."""
 
     name: ClassVar[str] = "mlp"
     family: ClassVar[Family] = Family.CHANNEL
@@ -68,7 +68,7 @@ class Mlp(Blueprint, Stackable):
         hidden = self.expansion * site.width
         self.inner = he_normal(generator, hidden, site.width, fan_in=site.width)
         self.inner_bias = zeros(generator, hidden)
-        # Zero at birth, as is the output; the outer map gets a gradient at once, the inner one after a step.
+        # The output is zero at birth. The outer map gets a gradient at once, the inner one after a step.
         self.outer = zeros(generator, site.width, hidden)
         self.outer_bias = zeros(generator, site.width)
 
@@ -90,7 +90,7 @@ class Mlp(Blueprint, Stackable):
 
 @register
 class MlpWide(Mlp):
-    """`Mlp` with four times the width inside, as in a transformer's block."""
+    """`Mlp` with four times the site's width in hidden units, as in a transformer block."""
 
     name: ClassVar[str] = "mlp_wide"
     expansion: ClassVar[int] = 4
@@ -98,7 +98,7 @@ class MlpWide(Mlp):
 
 @register
 class Conv1x1(Mlp):
-    """1x1 convolution, ReLU, 1x1 convolution: an `Mlp` over channels with the site's own width inside."""
+    """1x1 convolution, ReLU, 1x1 convolution: an `Mlp` with as many hidden units as the site has channels."""
 
     name: ClassVar[str] = "conv1x1"
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})
@@ -107,7 +107,7 @@ class Conv1x1(Mlp):
 
 @register
 class LowRank(Blueprint, Stackable):
-    """``s(h) = U D h`` at each position, through a quarter of the width; ``U = 0``."""
+    """``s(h) = U D h`` at each position, with a quarter of the site's width as the rank; ``U = 0``."""
 
     name: ClassVar[str] = "lowrank"
     family: ClassVar[Family] = Family.CHANNEL
@@ -126,7 +126,7 @@ class LowRank(Blueprint, Stackable):
 
     @staticmethod
     def rank_at(site: Site) -> int:
-        """The rank at ``site``: a quarter of the width, at least one."""
+        """The rank at ``site``: a quarter of the width, at least 1."""
         return max(1, site.width // 4)
 
     @classmethod
@@ -139,12 +139,12 @@ class LowRank(Blueprint, Stackable):
 
 
 RANK = 8
-"""The rank of `Lora`, or the width if that is less."""
+"""Rank of `LowRank8`, unless the site's width is smaller."""
 
 
 @register
 class LowRank8(LowRank):
-    """`LowRank` on tokens, with the same small rank at any width."""
+    """`LowRank` on tokens, with a rank of 8 whatever the width."""
 
     name: ClassVar[str] = "lowrank_8"
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
@@ -158,7 +158,8 @@ class LowRank8(LowRank):
 class InputSkip(Blueprint, Stackable):
     """``s(h) = W x + b`` with the network's input ``x``, token by token where the site has tokens; ``W = b = 0``.
 
-    Supports tokens if the network's input has as many tokens, and features if it is a plain vector.
+    A site with tokens is supported if the network's input has as many tokens, a site with plain features if the input
+    is a plain vector.
     """
 
     name: ClassVar[str] = "input_skip"
@@ -173,7 +174,7 @@ class InputSkip(Blueprint, Stackable):
         self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        # The network's input has the layout of the features, with another width.
+        # The network's input has the same layout as the features, but another width.
         columns = to_columns(inputs, self.layout)
         return from_columns(linear(self.weight, columns, self.bias), features, self.layout)
 
@@ -187,21 +188,22 @@ class InputSkip(Blueprint, Stackable):
 
     @classmethod
     def supports(cls, site: Site) -> bool:
-        # A token of the input for each token of the features; nothing is resampled.
+        # One input token for each token of the features; nothing is resampled.
         return super().supports(site) and site.input_shape[:-1] == site.extent and len(site.input_shape) > 0
 
 
 HIDDEN = 4
-"""A gate's units between the mean over positions and the gate."""
+"""Hidden units of a gate, between the mean over positions and the sigmoid."""
 REDUCTION = 4
 """Channels per hidden unit of squeeze-and-excitation; Hu et al. 2018 use 16, with hundreds of channels."""
 
 
 @register
 class Gate(Blueprint, Stackable):
-    """``s(h) = h * (2 sigmoid(f(m)) - 1)``, ``m`` the mean of ``h`` over positions: ``h + s(h)`` is h gated in (0, 2).
+    """``s(h) = h * (2 sigmoid(f(m)) - 1)``, where ``m`` is the mean of ``h`` over positions.
 
-    ``f(m) = W2 relu(W1 m + b1) + b2`` with ``W2 = b2 = 0``: squeeze-and-excitation (Hu et al. 2018) that starts at one.
+    So ``h + s(h)`` is ``h`` times a gate in (0, 2). ``f(m) = W2 relu(W1 m + b1) + b2`` with ``W2 = b2 = 0``:
+    squeeze-and-excitation (Hu et al. 2018) whose gates start at one.
     """
 
     name: ClassVar[str] = "gate"
@@ -241,7 +243,7 @@ class Gate(Blueprint, Stackable):
 
 @register
 class SqueezeExcite(Gate):
-    """`Gate` on samples or pixels whose hidden units grow with the channels, as in its paper."""
+    """`Gate` on samples or pixels, with a number of hidden units proportional to the channels, as in the paper."""
 
     name: ClassVar[str] = "squeeze_excite"
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})

@@ -1,11 +1,11 @@
 """Parts of blueprints: initial values, features as columns, neighbouring positions and normalisation.
 
-*Columns* are features ``[..., C, P * B]``: channels first, then positions, the batch last. Seeds are narrow. With the
-batch last, a linear map is one matrix product with a long contiguous axis, and element-wise work runs along the batch:
-on a CPU this is up to twice as fast as working on ``[B, T, C]``.
+*Columns* are features ``[..., C, P * B]``: channels first, then positions, the batch last. Seeds are narrow, so with
+the batch last a linear map is one matrix product with a long contiguous axis, and elementwise work runs along the
+batch. On a CPU this is up to twice as fast as working on ``[B, T, C]``.
 
-Functions on columns work on the last axes only, so a blueprint written with them computes one seed from ``[B, ...]``
-features, and R seeds with stacked parameters ``[R, *shape]`` from ``[R, B, ...]``.
+Functions on columns use only the last axes. So a blueprint written with them computes one seed from features
+``[B, ...]``, or R seeds with stacked parameters ``[R, *shape]`` from features ``[R, B, ...]``.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ def normal(generator: torch.Generator, *shape: int, deviation: float) -> nn.Para
 
 
 def he_normal(generator: torch.Generator, *shape: int, fan_in: int) -> nn.Parameter:
-    """Normal entries of variance ``2 / fan_in``, which keep the scale through a ReLU (He et al. 2015, eq. 10)."""
+    """Normal entries of variance ``2 / fan_in``, which preserve the scale through a ReLU (He et al. 2015, eq. 10)."""
     return normal(generator, *shape, deviation=math.sqrt(2 / fan_in))
 
 
 def lecun_normal(generator: torch.Generator, *shape: int, fan_in: int) -> nn.Parameter:
-    """Normal entries of variance ``1 / fan_in``, which keep the scale through a linear map."""
+    """Normal entries of variance ``1 / fan_in``, which preserve the scale through a linear map."""
     return normal(generator, *shape, deviation=math.sqrt(1 / fan_in))
 
 
 def zeros(generator: torch.Generator, *shape: int) -> nn.Parameter:
-    """Zeros on the generator's device, without a draw."""
+    """Zeros on the generator's device; nothing is drawn."""
     return nn.Parameter(torch.zeros(shape, device=generator.device))
 
 
 def to_columns(features: Tensor, layout: Layout) -> Tensor:
-    """``[..., B, *example]`` -> ``[..., C, P * B]``, contiguous; plain features have one position."""
+    """Turn ``[..., B, *example]`` into contiguous columns ``[..., C, P * B]``; plain features have one position."""
     # Channels go to the front and the batch to the back; then positions and batch become one axis.
     match layout:
         case Layout.FEATURES:
@@ -56,7 +56,7 @@ def to_columns(features: Tensor, layout: Layout) -> Tensor:
 
 
 def from_columns(columns: Tensor, features: Tensor, layout: Layout) -> Tensor:
-    """``[..., C, P * B]`` -> the shape of ``features``."""
+    """Turn columns ``[..., C, P * B]`` back into the shape of ``features``."""
     match layout:
         case Layout.FEATURES:
             return columns.mT
@@ -69,7 +69,7 @@ def from_columns(columns: Tensor, features: Tensor, layout: Layout) -> Tensor:
 
 
 def count_positions(features: Tensor, layout: Layout) -> int:
-    """P, the number of channel vectors of each example in ``features [..., B, *example]``."""
+    """The number of positions P of each example in ``features [..., B, *example]``."""
     match layout:
         case Layout.FEATURES:
             return 1
@@ -82,7 +82,7 @@ def count_positions(features: Tensor, layout: Layout) -> int:
 
 
 def split_positions(columns: Tensor, positions: int) -> Tensor:
-    """``[..., C, P * B]`` -> ``[..., C, P, B]``."""
+    """View columns ``[..., C, P * B]`` as ``[..., C, P, B]``."""
     return columns.reshape(*columns.shape[:-1], positions, -1)
 
 
@@ -91,8 +91,8 @@ TAPS = 3
 
 
 def shift(columns: Tensor, positions: int) -> list[Tensor]:
-    """Columns ``[..., C, P * B]`` one position before, at, and one after each position; zeros beyond the ends."""
-    # With the batch last, a step to the next position is a step of the batch; each tap is a view of one padded copy.
+    """For columns ``[..., C, P * B]``: those one position before, at, and one after; zeros beyond the ends."""
+    # With the batch last, the next position is B entries further on; each tap is a view of one padded copy.
     count = columns.shape[-1]
     step = count // positions
     padded = F.pad(columns, (TAPS // 2 * step, TAPS // 2 * step))
@@ -100,12 +100,12 @@ def shift(columns: Tensor, positions: int) -> list[Tensor]:
 
 
 def gather_neighbours(columns: Tensor, positions: int) -> Tensor:
-    """``[..., C, P * B]`` -> ``[..., TAPS * C, P * B]``, tap by tap."""
+    """Stack the neighbours of columns ``[..., C, P * B]`` as channels ``[..., TAPS * C, P * B]``, tap by tap."""
     return torch.cat(shift(columns, positions), dim=-2)
 
 
 def has_neighbours(site: Site) -> bool:
-    """Whether there are two positions along every axis; with one the outer taps would be dead."""
+    """Whether there are at least two positions along every axis; with one, the outer taps would only see zeros."""
     return min(site.extent, default=1) > 1
 
 
@@ -114,11 +114,11 @@ EPSILON = 1e-5
 
 
 def normalise(columns: Tensor, live: Tensor) -> Tensor:
-    """Columns ``[..., C, N]`` scaled to a root mean square of one over channels (Zhang & Sennrich 2019).
+    """Scale columns ``[..., C, N]`` to a root mean square of one over channels (Zhang & Sennrich 2019).
 
-    ``live [..., C]`` is one for real channels and zero for padded ones. Padded channels must be zero, so they change
-    only the count, not the sum. The mean is not subtracted: that would leave nothing of one channel, and little of two.
+    ``live [..., C]`` is one for real channels and zero for padded ones. Padded channels must be zero. The mean is not
+    subtracted: a single channel would become zero, and two would keep little more than a sign.
     """
-    # The mean is over real channels only.
+    # The mean is over real channels only; padded ones add nothing to the sum.
     count = live.sum(-1)[..., None, None]
     return columns * (columns.square().sum(-2, keepdim=True) / count + EPSILON).rsqrt()

@@ -1,4 +1,4 @@
-"""Low-rank updates of a layer's weight, which are added to it when the model is finalized."""
+"""Low-rank updates of a layer's weight, merged into the weight when the model is finalized."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from esper.growth.site import Layout, Site
 class LoRA(Blueprint):
     """``s = (lora_alpha / rank) B A x`` for the input ``x`` of a linear layer or a convolution; ``B = 0`` at birth.
 
-    Hu et al. (2021, arXiv 2106.09685, section 4.1), with ``A`` drawn as PEFT does, uniformly within
-    ``1 / sqrt(fan_in)``. For a convolution ``A`` is one to ``rank`` channels with the layer's own kernel, stride,
-    padding and dilation, and ``B`` one of size 1. When the model is finalized it is added to the layer's weight.
+    Hu et al. (2021, arXiv 2106.09685, section 4.1), with ``A`` drawn as in PEFT, uniformly within ``1 / sqrt(fan_in)``.
+    At a convolution, ``A`` is a convolution to ``rank`` channels with the layer's kernel size, stride, padding and
+    dilation, and ``B`` a convolution of kernel size 1. When the model is finalized, the update is added to the layer's
+    weight.
 
-    Another rank is another name: subclass it with ``name`` and ``rank``, and `register` that.
+    To use another rank, define a subclass with its own ``name`` and ``rank``, and `register` it.
     """
 
     name: ClassVar[str] = "lora"
@@ -38,7 +39,7 @@ class LoRA(Blueprint):
         super().__init__(site, generator)
         layer = _find_layer(site)
         assert layer is not None
-        # A has the layer's kernel, B one of size 1.
+        # A has the layer's kernel size, B kernel size 1.
         outputs, *inner = layer.weight.shape
         values = torch.empty(self.rank, *inner, device=generator.device)
         self.inner = nn.Parameter(nn.init.kaiming_uniform_(values, math.sqrt(5), generator=generator))
@@ -64,7 +65,7 @@ class LoRA(Blueprint):
         """Add the update to the layer's weight, as a new parameter: a module that shares the weight keeps the old one.
 
         Raises:
-            ExportError: the weight is no parameter any more.
+            ExportError: the weight is no longer a parameter.
         """
         layer = host.get_submodule(name)
         old = dict(layer.named_parameters(recurse=False)).get("weight")
@@ -73,7 +74,7 @@ class LoRA(Blueprint):
                 f"the weight of {name!r} is now computed from other tensors, as by a weight norm or pruning added "
                 f"after {self.name!r} grew there, so nothing can be added to it: remove that before finalize()"
             )
-        # B A as one matrix has the weight's rows, and its other axes flattened.
+        # The matrix B A has one row per row of the weight, with the weight's other axes flattened.
         update = (self.outer.flatten(1) @ self.inner.flatten(1)).view_as(old)
         merged = nn.Parameter(old + (weight * self.scale * update).to(old.dtype), old.requires_grad)
         layer.register_parameter("weight", merged)
@@ -86,7 +87,7 @@ class LoRA(Blueprint):
 
     @classmethod
     def flops_at(cls, site: Site) -> int:
-        # Not the site's positions: a linear layer has its channels last, also where features look like images.
+        # Not `site.positions`: a linear layer has its channels last even where the features have an image's shape.
         positions = math.prod(site.shape) // len(_require_layer(site).weight)
         return 2 * positions * cls.parameters_at(site)
 
@@ -96,15 +97,15 @@ class LoRA(Blueprint):
 
 
 def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
-    """The layer, if an update can be added to its weight; else None.
+    """The layer, if an update can be added to its weight; otherwise None.
 
-    Not supported are subclasses with a forward of their own, layers whose output is changed (by a hook, or a forward of
-    the instance), and weights that are computed from others (weight norm, pruning and other parametrizations).
+    Subclasses that override forward are not supported, nor are layers whose output is changed by a hook or by a forward
+    set on the instance, nor weights that are computed from other tensors (weight norm, pruning, parametrizations).
     """
     layer = None if site.layer is None or not site.layer.unaltered else site.layer.module
     if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
         return None
-    # The class's own forward, with a weight that is a parameter; of convolutions only ungrouped ones, padded by zeros.
+    # The class's own forward and a weight that is a parameter; convolutions must be ungrouped and padded by zeros.
     plain = any(type(layer).forward is kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d))
     if not plain or "weight" not in dict(layer.named_parameters(recurse=False)):
         return None
@@ -115,7 +116,7 @@ def _find_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d | None:
 
 def _require_layer(site: Site) -> nn.Linear | nn.Conv1d | nn.Conv2d:
     layer = None if site.layer is None else site.layer.module
-    # The weight may be computed from others meanwhile, which does not change its shape.
+    # By now the weight may be computed from other tensors; its shape is still the same.
     assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d), "call supports(site) first"
     return layer
 

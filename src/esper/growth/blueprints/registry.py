@@ -24,7 +24,7 @@ class Family(StrEnum):
     CHANNEL = "channel"
     """Mixes channels at each position."""
     SKIP = "skip"
-    """Brings the network's input back."""
+    """Adds the network's input."""
     TOKEN_NEAR = "token_near"
     """Mixes neighbouring tokens."""
     TOKEN_FAR = "token_far"
@@ -41,7 +41,7 @@ class Context(StrEnum):
     """What a blueprint gets as its second argument, beside the features."""
 
     NOTHING = "nothing"
-    """Nothing: any value may be passed."""
+    """Nothing: the second argument is ignored."""
     NETWORK = "network"
     """The network's input."""
     LAYER = "layer"
@@ -49,7 +49,7 @@ class Context(StrEnum):
     CALL = "call"
     """All arguments of that layer, as a `LayerCall`."""
     HIDDEN = "hidden"
-    """The first argument of the layers that make the hidden units which that layer reads."""
+    """The first argument of the layers that compute the hidden units which that layer takes as input."""
 
 
 class LayerCall(NamedTuple):
@@ -60,7 +60,7 @@ class LayerCall(NamedTuple):
 
     @property
     def first_argument(self) -> Tensor | None:
-        """The first argument; None if it is no tensor."""
+        """The first argument; None if it is not a tensor."""
         first = next(iter((*self.arguments, *self.keywords.values())), None)
         return first if isinstance(first, Tensor) else None
 
@@ -81,34 +81,34 @@ class Folded(StrEnum):
     """How `Blueprint.fold` made a blueprint part of a plain host."""
 
     NOT = "not"
-    """Not at all: it has to run behind the submodule, as a graph."""
+    """Not at all: it has to run after the submodule, as part of a graph."""
     MERGED = "merged"
     """Its weights were added to parameters of the host."""
     INSERTED = "inserted"
-    """It was inserted behind the submodule, in the same container: modules behind it have other names now."""
+    """It was inserted after the submodule, in the same container, which renames the modules after it."""
     WIDENED = "widened"
-    """Its units were added to layers of the host, which have more outputs and inputs now."""
+    """Its units were added to layers of the host, which now have more outputs and inputs."""
 
 
 LAYER_CONTEXTS = frozenset({Context.LAYER, Context.CALL, Context.HIDDEN})
-"""Contexts of blueprints that are made for one layer of one host; ``"auto"`` offers none of these, and populations
-offer hidden units only."""
+"""Contexts of blueprints that are made for one layer of one host. ``"auto"`` offers none of these blueprints, and
+populations offer only those with ``HIDDEN``."""
 
 
 class Blueprint(nn.Module, ABC):
     """A module that computes a seed's contribution ``s(h)``; the slot returns ``h + alpha * s(h)``.
 
-    Every blueprint guarantees these properties, which are tested for the whole registry:
+    Every blueprint has these properties, which are tested for the whole registry:
 
-    - *identity at birth, and alive*: ``s`` is exactly zero at birth, a gradient reaches the module all the same, and
-      within two optimizer steps every parameter tensor moves;
-    - *padding*: with parameters and buffers padded by zeros at the end of each axis to the shapes of a wider site, and
-      features padded by zero channels, the first channels of the output equal those of the narrow module, and the
-      padded entries get gradients of exactly zero if the loss depends on the first channels only;
-    - *batching*: it works under ``vmap(functional_call(...))`` over stacked parameters and buffers, at any batch size,
-      and, if it is also `Stackable`, without the vmap as well, which spares a population its cost;
-    - *explicit randomness*: parameters live on the generator's device and are drawn from it alone;
-    - it is stateless: no running statistics, no dropout.
+    - *identity at birth, and trainable*: ``s`` is exactly zero at birth, yet the module gets a gradient, and every
+      parameter tensor changes within two optimizer steps;
+    - *padding*: pad parameters and buffers with zeros at the end of each axis to the shapes of a wider site, and the
+      features with zero channels. Then the first channels of the output equal those of the narrow module, and padded
+      entries get gradients of exactly zero if the loss depends only on the first channels;
+    - *batching*: it works under ``vmap(functional_call(...))`` over stacked parameters and buffers, at any batch size.
+      If it is also `Stackable`, it works without the vmap too, which saves a population the cost of vmap;
+    - *explicit randomness*: parameters are on the generator's device, and all randomness comes from the generator;
+    - *no state*: no running statistics and no dropout.
 
     Args:
         site: where the seed will be planted.
@@ -122,16 +122,16 @@ class Blueprint(nn.Module, ABC):
     family: ClassVar[Family]
     layouts: ClassVar[frozenset[Layout]]
     mixes_positions: ClassVar[bool] = True
-    """Whether the output at one position depends on other positions; then sites with ``apart`` are not supported."""
+    """Whether the output at one position depends on other positions; if so, sites with ``apart`` are not supported."""
     is_causal: ClassVar[bool] = False
-    """Whether no position depends on later ones; a blueprint that mixes positions needs it at causal sites."""
+    """Whether the output at causal sites never depends on later positions; required there if positions are mixed."""
     context: ClassVar[Context] = Context.NOTHING
-    """The second argument of ``forward``."""
+    """What ``forward`` gets as its second argument."""
     needs_branch_outputs: ClassVar[bool] = False
-    """Whether it needs its layer's `Layer.branch_outputs`, which take some calls of the layer to find."""
+    """Whether it needs the layer's `Layer.branch_outputs`; finding them takes a few calls of the layer."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Take class members by their former names, with a warning."""
+        """Accept class members under their former names, with a warning."""
         super().__init_subclass__(**options)
         for former, name in _RENAMED_MEMBERS.items():
             if former in vars(cls):
@@ -149,22 +149,25 @@ class Blueprint(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: Tensor, inputs: Any, /) -> Tensor:
-        """The contribution, shaped as ``features``. ``inputs`` is the blueprint's `context`; most ignore it."""
+        """The contribution ``s(h)``, in the shape of ``features``.
+
+        ``inputs`` is what the blueprint's `context` names; most blueprints ignore it.
+        """
 
     def add_to(self, features: Tensor, inputs: Any, alpha: Tensor) -> Tensor:
-        """``h + alpha * s(h)``, shaped and typed as ``features``; ``alpha`` is a scalar."""
-        # Under autocast some blueprints compute in float32; the host expects its own type.
+        """``h + alpha * s(h)``, in the shape and dtype of ``features``; ``alpha`` is a scalar."""
+        # Under autocast some blueprints compute in float32; the host expects its own dtype.
         return features + alpha * self(features, inputs).to(features.dtype)
 
     def find_block(self) -> nn.Module | None:
-        """The block by which this blueprint makes the host deeper; None for all but copies of blocks."""
+        """The block that this blueprint adds to the host's depth; None unless it is a copy of a block."""
         return None
 
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
-        """Make this blueprint part of a plain ``host``, if that is better than a graph that runs behind a submodule.
+        """Make this blueprint part of a plain ``host``, where that is better than a graph that runs after a submodule.
 
-        A blueprint with the context `Context.LAYER` or `Context.HIDDEN` has to, as such a graph does not get the input
-        of a layer.
+        A blueprint with the context `Context.LAYER` or `Context.HIDDEN` must do so, because such a graph does not get
+        the input of a layer.
 
         Args:
             host: A finalized model.
@@ -172,7 +175,7 @@ class Blueprint(nn.Module, ABC):
             weight: The seed's alpha.
 
         Raises:
-            ExportError: neither can be done.
+            ExportError: the blueprint can neither be folded into the host nor run as a graph.
         """
         return Folded.NOT
 
@@ -186,14 +189,14 @@ class Blueprint(nn.Module, ABC):
     def flops_at(cls, site: Site) -> int:
         """FLOPs of one forward pass for one example at ``site``.
 
-        As torch counts those of hosts: two for each multiply-add in matrix products, convolutions and attention.
-        Elementwise work, such as biases, gates and activations, and reductions and normalisation are free.
+        Counted as torch's FLOP counter does for hosts: two for each multiply-add in matrix products, convolutions and
+        attention. Elementwise operations (biases, gates, activations), reductions and normalisation count as zero.
         """
 
     @classmethod
     def supports(cls, site: Site) -> bool:
         """Whether a seed of this blueprint can be planted at ``site``."""
-        # Mixing is wrong where positions must stay apart, and where later ones would be mixed in.
+        # Positions must not be mixed where they are independent, nor later ones into earlier ones at causal sites.
         mixes_wrongly = site.apart or (site.causal and not cls.is_causal)
         return site.layout in cls.layouts and not (cls.mixes_positions and mixes_wrongly)
 
@@ -206,18 +209,18 @@ _RENAMED_MEMBERS = {
     "serves": "supports",
     "silences": "needs_branch_outputs",
 }
-"""Present names of class members by their former names; ``is_causal`` is the opposite of ``looks_ahead``."""
+"""Former names of class members with their current names; ``is_causal`` is the opposite of ``looks_ahead``."""
 
 _registry: dict[str, type[Blueprint]] = {}
 _sizes: dict[str, Callable[[int], type[Blueprint]]] = {}
-"""By the name of a blueprint, what makes the one of another size."""
+"""Functions that make a blueprint of a given size, by the blueprint's name."""
 _SIZED = re.compile(r"(\w+)_([1-9]\d*)")
 
 _B = TypeVar("_B", bound=Blueprint)
 
 
 def register(kind: type[_B]) -> type[_B]:
-    """Register a blueprint by its ``name``; a class decorator.
+    """Class decorator: register a blueprint under its ``name``.
 
     Raises:
         ConfigError: another blueprint has that name.
@@ -234,7 +237,10 @@ def register(kind: type[_B]) -> type[_B]:
 
 
 def register_sizes(name: str, make: Callable[[int], type[Blueprint]]) -> None:
-    """Let ``NAME_K`` name the blueprint ``make(K)``, the same class for the same K, for any whole number K above 0."""
+    """Register ``make(K)`` as the blueprint ``NAME_K`` for every integer K of at least 1.
+
+    ``make`` must return the same class for the same K.
+    """
     _sizes[name] = make
 
 
@@ -254,7 +260,7 @@ def get(name: str) -> type[Blueprint]:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all registered blueprints, sorted; of those of any size (`register_sizes`) the one without a number."""
+    """Sorted names of all registered blueprints; blueprints of any size (`register_sizes`) appear without a number."""
     return tuple(sorted(_registry))
 
 

@@ -26,12 +26,12 @@ from esper.numerics.stacking import linear
 
 
 def count_taps(site: Site) -> int:
-    """Entries of a kernel for a pair of channels: 9 on images, 3 on sequences."""
+    """Number of kernel entries for each pair of channels: 9 on images, 3 on sequences."""
     return TAPS ** len(site.extent)
 
 
 class Convolution(Blueprint):
-    """Base of blueprints with a convolution, padded by zeros."""
+    """Base class of blueprints with a zero-padded convolution."""
 
     family: ClassVar[Family] = Family.SPATIAL
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.SEQUENCE, Layout.IMAGE})
@@ -43,7 +43,7 @@ class Convolution(Blueprint):
 
 @register
 class Conv3x3(Convolution):
-    """``s(h) = W2 relu(W1 * h + b1) + b2``, ``*`` a 3x3 convolution (3 on sequences); ``W2 = b2 = 0``."""
+    """``s(h) = W2 relu(W1 * h + b1) + b2``, where ``*`` is a 3x3 convolution (3 on sequences); ``W2 = b2 = 0``."""
 
     name: ClassVar[str] = "conv3x3"
 
@@ -58,7 +58,7 @@ class Conv3x3(Convolution):
         self.outer_bias = zeros(generator, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        # Images by torch's convolutions; sequences as columns, by one product with all neighbours.
+        # Images use torch's convolutions; sequences, as columns, one product with all neighbours.
         if self.layout is Layout.IMAGE:
             kernel = self.kernel.permute(0, 3, 1, 2)
             hidden = F.conv2d(features, kernel, self.bias, padding=TAPS // 2).relu()
@@ -78,9 +78,9 @@ class Conv3x3(Convolution):
 
 @register
 class Depthwise(Convolution):
-    """``s(h) = W (k * h) + b``, ``k`` one 3x3 kernel per channel (3 on sequences); ``W = b = 0``.
+    """``s(h) = W (k * h) + b``, where ``k`` has one 3x3 kernel per channel (3 on sequences); ``W = b = 0``.
 
-    No ReLU between: the host's own follows soon, and the output of ``k`` keeps its sign.
+    There is no ReLU in between, so the output of ``k`` keeps its sign; the host's own activation follows soon.
     """
 
     name: ClassVar[str] = "depthwise"
@@ -93,7 +93,7 @@ class Depthwise(Convolution):
         self.bias = zeros(generator, site.width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        # Images by torch's convolutions; sequences as columns, by one product per tap.
+        # Images use torch's convolutions; sequences, as columns, one product per tap.
         if self.layout is Layout.IMAGE:
             kernel = self.kernel[:, None]
             filtered = F.conv2d(features, kernel, padding=TAPS // 2, groups=kernel.shape[0])
@@ -113,15 +113,15 @@ class Depthwise(Convolution):
 
 
 REDUCTION = 4
-"""Channels of the site per channel of a bottleneck's convolution."""
+"""Ratio of the site's channels to those of a bottleneck's convolution."""
 
 
 @register
 class Bottleneck(Convolution):
-    """``s(h) = W3 relu(W2 * relu(W1 h + b1) + b2) + b3``: ``W1`` to a quarter of the channels, ``*`` a 3x3 convolution
-    there (3 on sequences), ``W3`` back; ``W3 = b3 = 0``.
+    """``s(h) = W3 relu(W2 * relu(W1 h + b1) + b2) + b3``, where ``*`` is a 3x3 convolution; ``W3 = b3 = 0``.
 
-    The residual block of He et al. 2016 (section 4.1), without its normalisations.
+    ``W1`` maps to a quarter of the channels, ``W2`` convolves these (with kernel size 3 on sequences), and ``W3`` maps
+    back. This is the residual block of He et al. 2016 (section 4.1), without its normalisations.
     """
 
     name: ClassVar[str] = "bottleneck"
@@ -150,7 +150,7 @@ class Bottleneck(Convolution):
 
     @staticmethod
     def inner_width(site: Site) -> int:
-        """Channels of the convolution at ``site``: a quarter of the site's, at least one."""
+        """Number of channels of the convolution at ``site``: a quarter of the site's, at least 1."""
         return max(1, site.width // REDUCTION)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Blueprints that mix tokens: near ones, by position, by content."""
+"""Blueprints that mix tokens: neighbours, all tokens by position, or all tokens by content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from esper.numerics.stacking import Stackable, linear
 
 
 class TokenMixer(Blueprint, Stackable):
-    """Base of blueprints that mix tokens, of which a site must have two or more."""
+    """Base class of blueprints that mix tokens; a site must have at least two tokens."""
 
     layouts: ClassVar[frozenset[Layout]] = frozenset({Layout.TOKENS})
 
@@ -41,7 +41,7 @@ class TokenMixer(Blueprint, Stackable):
 
 @register
 class TokenConv(TokenMixer):
-    """``s(h) = W2 relu(W1 * h + b1)``: ``*`` a convolution over three tokens, zero beyond the ends; ``W2 = 0``."""
+    """``s(h) = W2 relu(W1 * h + b1)``, where ``*`` is a zero-padded convolution over three tokens; ``W2 = 0``."""
 
     name: ClassVar[str] = "token_conv"
     family: ClassVar[Family] = Family.TOKEN_NEAR
@@ -54,7 +54,7 @@ class TokenConv(TokenMixer):
         self.outer = zeros(generator, width, width)
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        # With the neighbours' channels side by side the convolution is one product.
+        # With the neighbours' channels side by side, the convolution is one matrix product.
         around = gather_neighbours(to_columns(features, self.layout), count_positions(features, self.layout))
         hidden = linear(self.kernel.flatten(-2), around, self.bias).relu()
         return from_columns(linear(self.outer, hidden), features, self.layout)
@@ -70,9 +70,10 @@ class TokenConv(TokenMixer):
 
 @register
 class TokenMix(TokenMixer):
-    """``s(h) = relu(M h + b) W``: ``M [T, T]`` mixes tokens alike in every channel, ``W [C, C]`` channels; ``W = 0``.
+    """``s(h) = relu(M h + b) W``: ``M [T, T]`` mixes tokens, ``W [C, C]`` mixes channels; ``W = 0``.
 
-    The token-mixing half of MLP-Mixer (Tolstikhin et al. 2021), with channels mixed after it.
+    ``M`` is shared by all channels. This is the token-mixing half of MLP-Mixer (Tolstikhin et al. 2021), followed by a
+    linear map over channels.
     """
 
     name: ClassVar[str] = "token_mix"
@@ -98,7 +99,7 @@ class TokenMix(TokenMixer):
         tokens = columns.transpose(-3, -2).flatten(-2)  # [..., T, C * B]
         mixed = linear(self.mixing, tokens, self.bias).relu()
         columns = mixed.view(*mixed.shape[:-1], -1, columns.shape[-1]).transpose(-3, -2).flatten(-2)
-        # `live` masks padded channels: the bias, which runs along tokens, would give them gradients.
+        # `live` masks padded channels, which would get gradients otherwise: the bias is per token, for all channels.
         return from_columns(linear(self.outer * self.live.unsqueeze(-2), columns), features, self.layout)
 
     @classmethod
@@ -115,15 +116,15 @@ KEY = 4
 _COLUMNS_RANK = 2
 """Number of axes of one seed's columns."""
 _FEW = 8
-"""Tokens up to which stacked seeds are faster by sums of products at any width: see benchmarks/attention.py."""
+"""Up to this many tokens `attend_by_products` is faster for stacked seeds of any width: see benchmarks/attention.py."""
 
 
 @register
 class Attention(TokenMixer):
     """``s(h)_t = V sum_s a_ts z_s + b``, with ``z = normalise(h)``, ``a_t = softmax_s(Q z_t . K z_s)``; ``V = b = 0``.
 
-    One head; values and output projection are one matrix. The usual factor ``1 / sqrt(KEY)`` is in the initial queries.
-    At causal sites no token attends to later ones.
+    Attention with a single head. Value and output projections are one matrix. The usual factor ``1 / sqrt(KEY)`` is
+    part of the initial query weights. At causal sites no token attends to later ones.
     """
 
     name: ClassVar[str] = "attention"
@@ -142,7 +143,7 @@ class Attention(TokenMixer):
         self.causal = site.causal
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
-        # Normalised, so that the scale of features does not change the attention.
+        # Normalised, so that attention does not depend on the scale of the features.
         columns = normalise(to_columns(features, self.layout), self.live)
         positions, stacked = count_positions(features, self.layout), columns.dim() > _COLUMNS_RANK
         queries, keys, tokens = (
@@ -165,8 +166,8 @@ class Attention(TokenMixer):
 
 
 def attend_by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
-    """Attended tokens ``[..., C, T, B]``, from ``[..., KEY or C, T, B]``, by torch's fused attention."""
-    # As one head of all examples of all seeds: fused kernels need four axes, and so does ONNX.
+    """Attended tokens ``[..., C, T, B]`` from inputs ``[..., KEY or C, T, B]``, by torch's fused attention."""
+    # The examples of all seeds become one batch with one head: fused kernels and ONNX need four axes.
     query, key, value = (
         part.movedim(-1, -3).mT.flatten(0, -3).unsqueeze(1).contiguous()  # [..., 1, T, KEY or C]
         for part in (queries, keys, tokens)
@@ -176,7 +177,7 @@ def attend_by_example(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: 
 
 
 def attend_by_products(queries: Tensor, keys: Tensor, tokens: Tensor, *, causal: bool) -> Tensor:
-    """`attend_by_example` by sums of products, which keep the batch last; takes memory of C * T * T * B."""
+    """`attend_by_example` as sums of products, with the batch kept last; allocates ``C * T * T * B`` values."""
     scores = (queries.unsqueeze(-3) * keys.unsqueeze(-2)).sum(-4)  # [..., S, T, B], with S attended tokens
     if causal:
         place = torch.arange(scores.shape[-3], device=scores.device)

@@ -1,4 +1,4 @@
-"""More hidden units between two layers of a host, which become part of these layers when the model is finalized."""
+"""More hidden units between two layers of a host; they become part of these layers when the model is finalized."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ from esper.growth.widening import (
 )
 
 _SHARE = 8
-"""``units`` adds one unit for so many that there are."""
+"""``units`` adds one unit for this many existing ones."""
 
 
 @register
 class Units(Blueprint):
     """``s = W2' f(W1' x + b1')``: more units between two layers ``W2 f(W1 x + b1) + b2``; ``W2' = 0`` at birth.
 
-    x is the input of the first layer, f what the host does between both, such as an activation, dropout, and batch
-    normalisation with channels of its own. In a gated MLP ``f(G' x) * (U' x)`` takes the place of ``f(W1' x + b1')``.
-    The layers are linear, or convolutions with the options of the host's own. When the model is finalized, ``W1'`` and
-    ``b1'`` become further outputs of the first layer, and ``W2'`` further inputs of the second.
+    ``x`` is the input of the first layer, and ``f`` is whatever the host computes between the two, such as an
+    activation, dropout, or batch normalisation (with channels of its own). In a gated MLP, ``f(G' x) * (U' x)`` takes
+    the place of ``f(W1' x + b1')``. The layers are linear, or convolutions with the same options as the host's. When
+    the model is finalized, ``W1'`` and ``b1'`` become additional outputs of the first layer, and ``W2'`` additional
+    inputs of the second.
 
-    Widening as in Net2Net (Chen et al. 2015, arXiv 1511.05641), with new units that do nothing at birth as in GradMax
-    (Evci et al. 2022, arXiv 2201.05125), under alpha. ``units_K`` adds K units, ``units`` an eighth of those that there
-    are, at least one.
+    Widening as in Net2Net (Chen et al. 2015, arXiv 1511.05641), with new units that contribute nothing at birth as in
+    GradMax (Evci et al. 2022, arXiv 2201.05125), faded in by alpha. ``units_K`` adds K units; ``units`` adds an eighth
+    of the existing number, at least 1.
 
-    Unlike other blueprints it has dropout and running statistics if the host has them there.
+    Unlike other blueprints, it has dropout and running statistics if the host has them at this place.
     """
 
     name: ClassVar[str] = "units"
     family: ClassVar[Family] = Family.CHANNEL
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
-    mixes_positions: ClassVar[bool] = False  # more than the host itself does
+    mixes_positions: ClassVar[bool] = False  # no more than the host itself does
     context: ClassVar[Context] = Context.HIDDEN
     size: ClassVar[int | None] = None
-    """Number of units; None: a share of those that there are."""
+    """Number of units; None: a fraction of the existing number."""
 
     kept: Tensor
 
@@ -64,7 +65,7 @@ class Units(Blueprint):
         self.steps = nn.ModuleList(_make_steps(steps, units, generator) for steps in hidden.steps)
         self.after = _make_steps(hidden.after, units, generator)
         self.last = make_with_inputs(hidden.reader, units, generator)
-        # All units, until some of them are pruned.
+        # Which units are kept: all of them, until some are pruned.
         self.register_buffer("kept", torch.ones(units, dtype=torch.bool, device=generator.device))
         self._channel_axis = find_channel_axis(hidden.reader)
         self._names = hidden.names
@@ -75,10 +76,11 @@ class Units(Blueprint):
             for place, step in enumerate(steps)
             if is_plain_norm(step.module)
         ]
-        """Of each normalisation its name in the host, the number of its chain (the last is ``after``), its place."""
+        """For each normalisation its name in the host, the index of its chain (the last is ``after``), its index there.
+        """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A class of some size is in no module.
+        # Classes of a given size are created on demand, so pickle cannot import them.
         return make_empty, (self.size,), self.__getstate__()
 
     def forward(self, features: Tensor, inputs: Tensor, /) -> Tensor:
@@ -89,7 +91,7 @@ class Units(Blueprint):
         return contribution
 
     def rank_units(self) -> list[int]:
-        """The units that are kept, in order of the product of the norms of their weights, the smallest first."""
+        """Indices of the kept units, sorted by the product of the norms of their weights, smallest first."""
         outgoing = self.last.get_parameter("weight").detach().transpose(0, 1)
         incoming = [layer.get_parameter("weight").detach() for layer in self.layers]
         squares = [weight.flatten(1).square().sum(dim=1) for weight in (outgoing, *incoming)]
@@ -102,7 +104,7 @@ class Units(Blueprint):
         """Add the units to the layers of the host.
 
         Raises:
-            ExportError: a weight is no parameter any more.
+            ExportError: a weight is no longer a parameter.
         """
         layers, last = [host.get_submodule(path) for path in self._names], host.get_submodule(name)
         for path, layer in zip((*self._names, name), (*layers, last), strict=True):
@@ -128,7 +130,7 @@ class Units(Blueprint):
     @classmethod
     def parameters_at(cls, site: Site) -> int:
         hidden = _require_hidden(site)
-        # Of one unit: a column of the last layer, a row of each other one with its bias, channels of norms.
+        # One unit has a column of the last layer, a row and a bias of each other layer, and a channel of each norm.
         outputs, _, *kernel = get_weight_shape(hidden.reader)
         one = math.prod((outputs, *kernel))
         for layer in hidden.layers:
@@ -140,7 +142,7 @@ class Units(Blueprint):
     @classmethod
     def flops_at(cls, site: Site) -> int:
         hidden = _require_hidden(site)
-        # A column of the last layer for each of its outputs, whichever axis has the channels, and rows of the others.
+        # One unit costs a column of the last layer at each output position, and a row of each other layer.
         _, _, *kernel = get_weight_shape(hidden.reader)
         one = math.prod((*site.shape, *kernel))
         one += sum(hidden.positions * math.prod(get_weight_shape(layer)[1:]) for layer in hidden.layers)
@@ -152,7 +154,7 @@ class Units(Blueprint):
 
 
 def _make_steps(steps: Iterable[Step], units: int, generator: torch.Generator) -> nn.Sequential:
-    """The steps for so many units: modules as they are, batch normalisation with other channels."""
+    """Copies of the steps for ``units`` units: batch normalisation gets new channels, other modules stay the same."""
     return nn.Sequential(
         *(
             make_with_channels(step.module, units, generator) if is_plain_norm(step.module) else copy_block(step.module)
@@ -174,7 +176,7 @@ def make_size(size: int) -> type[Units]:
 
 
 def make_empty(size: int | None) -> Units:
-    """An instance without any state, for copies and pickles."""
+    """An instance without any state, for copying and unpickling."""
     kind = Units if size is None else make_size(size)
     return kind.__new__(kind)
 
