@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,27 @@ def test_without_training_nothing_is_wrong(idle: Callable[[Loop], Any]) -> None:
     idle(loop)
     loop.grower.step(train_loss=1.0)
     loop.grower.step(train_loss=1.0)
+
+
+def test_a_decision_without_training_is_warned_of_once() -> None:
+    loop = Loop("none")
+    loop.epoch()
+    with pytest.warns(UserWarning, match="the optimizer made no step since the last decision") as caught:
+        loop.grower.step(train_loss=1.0)
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings(action="error"):
+        loop.grower.step(train_loss=1.0)
+
+
+def test_decisions_beyond_the_horizon_are_warned_of_once() -> None:
+    loop = Loop("none", horizon=3)
+    with warnings.catch_warnings(action="error"):
+        for _ in range(3):
+            loop.epoch()
+    with pytest.warns(UserWarning, match="this decision is beyond the horizon of 3"):
+        loop.epoch()
+    with warnings.catch_warnings(action="error"):
+        loop.epoch()
 
 
 def exchanged(loop: Loop) -> None:

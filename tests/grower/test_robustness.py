@@ -46,7 +46,7 @@ def test_the_rollback_that_is_too_many_leaves_sound_books() -> None:
     for _ in range(2):
         loop.epoch()
     assert loop.model.seeds
-    with pytest.raises(DivergedError):
+    with pytest.raises(DivergedError, match="is infinite or not a number"):
         loop.epoch(lambda _: math.nan)
     assert loop.model.seeds == {}
     assert not loop.grower.network.table.owning.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -152,6 +153,45 @@ def test_figures_that_would_be_silently_wrong_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         esper.Validation(task, [(outputs, labels)])(nn.Identity())
+
+
+@pytest.mark.parametrize(
+    ("task", "shape", "classes"),
+    [
+        ("classification", (2, 4, 16), 4),
+        ("classification", (2, 4, 8, 8), 4),
+        ("language_modelling", (2, 16, 4), 4),
+        ("regression", (2, 4), None),
+    ],
+)
+def test_the_classes_are_counted_on_the_axis_of_the_task(
+    task: str, shape: tuple[int, ...], classes: int | None
+) -> None:
+    validate = esper.Validation(task, [(torch.zeros(2), torch.zeros(2))])
+    assert validate.count_classes(shape) == classes
+    if classes is not None:
+        assert validate.resolve_classes(3, shape) == 3  # a vocabulary may be padded
+        with pytest.raises(ConfigError, match=r"classes is 9, but the model's outputs .* have 4: omit it"):
+            validate.resolve_classes(9, shape)
+
+
+def test_tags_per_token_are_compared_with_guessing_among_the_tags() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(8, 6), nn.Linear(6, 3)
+
+        def forward(self, words: Tensor) -> Tensor:
+            return self.head(self.embed(words)).transpose(1, 2)  # [N, 3, 16]
+
+    words = torch.zeros(4, 16, dtype=torch.int64)
+    model = esper.attach(Tagger(), {"embed": ["mlp"]}, example_input=words)
+    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
+    grower = esper.Grower(model, optimizer, evaluate=esper.Validation("classification", [(words, words)]), horizon=6)
+    F.cross_entropy(model(words), words).backward()
+    optimizer.step()
+    grower.step(train_loss=1.0)
+    assert grower.scores.chance_loss == pytest.approx(math.log(3))
 
 
 @pytest.mark.parametrize("model", [None, lambda inputs: inputs])

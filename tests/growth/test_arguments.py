@@ -176,3 +176,18 @@ def test_a_scripted_part_takes_no_slot_and_hinders_none() -> None:
     assert baseline == measure(model)
     with model.slots["0"].disabled():
         assert ablated["0"] == measure(model)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: esper.attach(host(), SLOTS), "attach: missing a required argument: 'example_input'"),
+        (lambda: esper.attach(host(), SLOTS, INPUTS, slot=1), "attach: got an unexpected keyword argument 'slot'"),
+    ],
+    ids=["missing", "unknown"],
+)
+def test_a_missing_or_unknown_argument_is_refused_with_the_name_of_the_function(
+    call: Callable[[], Any], words: str
+) -> None:
+    with pytest.raises(TypeError, match=words):
+        call()

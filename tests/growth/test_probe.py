@@ -97,14 +97,17 @@ def test_layouts(host: nn.Module, name: str, shape: tuple[int, ...], site: Site)
         ([""], "needs the name of a submodule, not ''"),
         (["unused", "unused"], "'unused' is listed twice"),
         (["twice", "alias"], "'alias' and 'twice' are the same module"),
-        (["unused"], "'unused' was never called.*pass a tensor of the model through an nn.Identity"),
+        (["unused"], r"'unused' was never called.*self\.grow = nn\.Identity\(\)"),
         (["by_weight"], "'by_weight' was never called"),
-        (["twice"], "'twice' runs 2 times in one forward pass"),
-        (["packed"], "'packed' returns a PackedSequence; a slot needs a tensor, or a tuple that begins with one"),
+        (["twice"], "'twice' runs 2 times in one forward pass.*attach to that part alone"),
+        (["packed"], "'packed' returns a PackedSequence; .*: use the padded tensor that pad_packed_sequence returns"),
         (["state"], "'state' returns a tuple, and the model's output does not depend on its first element"),
         (["scalar"], r"'scalar' returns shape \(8,\); a slot needs features \[B, D\]"),
         (["largest"], "'largest' returns torch.int64 values; a slot needs floating-point features"),
-        (["time_first"], r"'time_first' returns shape \(1, 2, 4\) for a batch of 2; .* batch_first=True"),
+        (
+            ["time_first"],
+            r"'time_first' returns shape \(1, 2, 4\) for a batch of 2; .* batch_first=True.*an expert or a stack",
+        ),
     ],
 )
 def test_what_cannot_carry_a_slot_is_refused(names: list[str], message: str) -> None:
@@ -221,7 +224,7 @@ def test_another_tensor_of_a_tuple_carries_a_slot_by_an_identity() -> None:
         def forward(self, tokens: Tensor) -> Tensor:
             return self.head(self.state(self.gru(tokens)[1][-1]))
 
-    with pytest.raises(SlotError, match="does not depend on its first element.*through an nn.Identity"):
+    with pytest.raises(SlotError, match="does not depend on its first element.*nn.Identity"):
         probe(ByState(), ["gru"], torch.zeros(2, 5, 4))
     assert probe(ByState(), ["state"], torch.zeros(2, 5, 4)).sites["state"].layout is Layout.FEATURES
 
@@ -237,10 +240,44 @@ def test_the_host_is_left_as_it_was() -> None:
 
 def test_a_host_that_fails_keeps_no_hook() -> None:
     host = Stem()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(SlotError, match="cannot run"):
         probe(host, ["conv"], torch.zeros(2, 3, 10))
     assert host.training
     assert not any(module._forward_hooks for module in host.modules())
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        (torch.zeros(2, 3, 10), r"Stem cannot run on the example input \[\(2, 3, 10\) torch.float32 on cpu\]"),
+        (torch.zeros(2, 1, 10, dtype=torch.float64), r"float64 on cpu\]: .*parameters \(torch.float32 on cpu\) need"),
+        ((torch.zeros(2, 1, 10), torch.zeros(2)), r"\(2,\) torch.float32 on cpu\]: .*without labels"),
+        ({"images": torch.zeros(2, 1, 10)}, r"\[images: \(2, 1, 10\) .*'images'"),
+    ],
+    ids=["shape", "type", "labels", "keyword"],
+)
+def test_an_example_that_the_host_does_not_take_is_refused(example: Any, words: str) -> None:
+    with pytest.raises(SlotError, match=words):
+        probe(Stem(), ["conv"], example)
+
+
+def test_an_example_without_a_batch_axis_is_refused() -> None:
+    with pytest.raises(SlotError, match=r"input has shape \(8,\): if that is one example, give a batch of 2 or more"):
+        probe(nn.Sequential(nn.Linear(8, 6)), ["0"], torch.zeros(8))
+
+
+def test_a_recurrent_layer_that_returns_packed_sequences_is_refused() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(4, 6, batch_first=True)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(tokens, torch.full((len(tokens),), 3), batch_first=True)
+            return nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True)[0]
+
+    with pytest.raises(SlotError, match="a tuple that begins with a PackedSequence; .*pad_packed_sequence returns"):
+        probe(Packed(), ["gru"], torch.zeros(2, 3, 4))
 
 
 @pytest.mark.parametrize("shape", [(), (1, 4)])

@@ -27,7 +27,7 @@ TRIED = (
 )
 SENTENCES = (
     "pruned mlp in 0 at decision 9 by look: contribution +0.016 ± 0.0041, rent 0, minimum 0; "
-    "loss lower by 1.20% ± 2.00%, minimum 3.00% (planted at decision 4, 1,280 parameters)",
+    "loss 1.20% ± 2.00% higher without it, minimum 3.00% (planted at decision 4, 1,280 parameters)",
     "kept norm in 2 at decision 12 by heuristic: contribution +0.5, rent 0.1, minimum +0.12 "
     "(planted at decision 10, 1 parameter)",
     "pruned mlp in 2 at decision 14 by governor (planted at decision 13, 36 parameters)",
@@ -49,7 +49,7 @@ def test_a_module_reads_as_a_sentence(module: TriedModule, sentence: str) -> Non
         (ModuleJudgement(0.1, None, 0.0, 0.0, note="so"), "contribution +0.1, rent 0, minimum 0; so"),
         (
             ModuleJudgement(0.1, 0.02, 0.0, 0.0, -0.005, None, 0.0),
-            "contribution +0.1 ± 0.02, rent 0, minimum 0; loss higher by 0.50%, minimum 0.00%",
+            "contribution +0.1 ± 0.02, rent 0, minimum 0; loss 0.50% lower without it, minimum 0.00%",
         ),
         (ModuleJudgement(0.1, 0.02, 0.0, 0.0, 0.005, 0.01, None), "contribution +0.1 ± 0.02, rent 0, minimum 0"),
         (ModuleJudgement(None, None, 0.0, 0.02), "contribution not measured"),
@@ -71,10 +71,10 @@ def test_a_summary_lists_what_was_tried() -> None:
     lines = str(model.summary()).splitlines()
     start = lines.index("5 modules tried, 1 kept, 1 on trial")
     names = "slot blueprint outcome by planted judged parameters"
-    figures = "contribution error rent minimum loss lower by loss error loss minimum"
+    figures = "contribution error rent minimum loss without it loss error loss minimum"
     assert lines[start + 1].split() == f"{names} {figures}".split()
     assert [line.split() for line in lines[start + 2 :]] == [
-        ["0", "mlp", "pruned", "look", "4", "9", "1,280", "+0.016", "0.0041", "0", "0", "1.20%", "2.00%", "3.00%"],
+        ["0", "mlp", "pruned", "look", "4", "9", "1,280", "+0.016", "0.0041", "0", "0", "+1.20%", "2.00%", "3.00%"],
         ["2", "norm", "kept", "heuristic", "10", "12", "1", "+0.5", "-", "0.1", "+0.12", *"---"],
         ["2", "mlp", "pruned", "governor", "13", "14", "36", *"-------"],
         ["4", "mlp", "pruned", "finish", "14", "16", "36", "-", "-", "0.1", "+0.1", *"---"],

@@ -126,8 +126,11 @@ def check_arguments(error: type[EsperError], **advice: str) -> Callable[[Callabl
 
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> T:
-            # Python itself refuses missing and unknown arguments here.
-            bound, model = signature.bind(*arguments, **keywords), build_model()
+            # Python itself refuses missing and unknown arguments here, but does not name the function.
+            try:
+                bound, model = signature.bind(*arguments, **keywords), build_model()
+            except TypeError as failure:
+                raise TypeError(f"{function.__qualname__.removesuffix('.__init__')}: {failure}") from None
             values = {name: value for name, value in bound.arguments.items() if name in model.model_fields}
             try:
                 checked = model.model_validate(values)

@@ -22,6 +22,13 @@ from esper.numerics.arrays import Bools
 from esper.numerics.module_state import global_generators
 from esper.serialization.state_files import from_plain, to_plain
 
+_REASONS = {
+    Trouble.NONE: "no trouble",
+    Trouble.NOT_FINITE: "a training or validation loss, gradient or parameter is infinite or not a number",
+    Trouble.COLLAPSED: "the model only guesses, and did better before",
+    Trouble.EXPLODED: "the loss has been far above the usual",
+}
+
 
 @dataclass(frozen=True)
 class Rollback:
@@ -285,9 +292,9 @@ def require_rollbacks_left(intervention: Intervention, governor: Governor) -> No
     if intervention.exhausted[0]:
         assert governor.settings is not None
         raise DivergedError(
-            f"training diverged again ({Trouble(intervention.trouble[0]).name}) after "
+            f"training diverged again ({_REASONS[Trouble(intervention.trouble[0])]}) after "
             f"{governor.settings.max_rollbacks} rollbacks: the model is in its last good state; lower the learning "
-            "rate or check the data"
+            "rate, or check the data and the loss"
         )
 
 

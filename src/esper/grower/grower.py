@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -137,13 +138,16 @@ class Grower:
         # What growth is about.
         criterion = read_criterion(evaluate)
         evaluate = criterion.evaluate
-        classes = evaluate.resolve_classes(config.classes) if isinstance(evaluate, Validation) else config.classes
+        classes, outputs = config.classes, model.outputs
+        if isinstance(evaluate, Validation):
+            classes = evaluate.resolve_classes(classes, model.output_shape)
+            outputs = evaluate.count_classes(model.output_shape) or outputs
         constraints = ConstraintSet(criterion.objective, criterion.constraints)
         scores = Scores(
             criterion.metric,
             criterion.higher_is_better,
             classes,
-            model.outputs,
+            outputs,
             trained=bool(model.frozen.names),
             penalty=constraints.compute_penalty,
         )
@@ -283,6 +287,12 @@ class Grower:
         require_same_slots(self.model, self.network.table)
         require_growable(self.model)
         self._trained.require_steps()
+        if self.decisions == self.config.horizon:
+            warnings.warn(
+                f"this decision is beyond the horizon of {self.config.horizon}: rules plant nothing any more; give "
+                "horizon the number of times that step is called",
+                stacklevel=2,
+            )
         if self._promise_recorder is not None:
             self._promise_recorder.set_recording(False)
 

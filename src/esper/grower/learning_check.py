@@ -31,10 +31,16 @@ class OptimizerCheck:
         self._host = host
         self._stepped = False
         self._sums = self._sum_parameters()
+        self._warned = False
         optimizer.register_step_post_hook(self._record_step)
 
-    def require_steps(self) -> None:
+    def require_steps(self, stacklevel: int = 2) -> None:
         """Refuse a host that has changed since the last call without a step of the optimizer.
+
+        Warns once if the host has not changed at all without such a step.
+
+        Args:
+            stacklevel: Of the warning.
 
         Raises:
             ConfigError: another optimizer has trained the host.
@@ -43,11 +49,19 @@ class OptimizerCheck:
         sums, before = self._sum_parameters(), self._sums
         stepped, self._stepped, self._sums = self._stepped, False, sums
         has_gradients = any(parameter.grad is not None for parameter in self._host.parameters())
-        if has_gradients and not stepped and len(sums) == len(before) and not torch.equal(sums, before.to(sums)):
+        same = len(sums) == len(before) and torch.equal(sums, before.to(sums))
+        if has_gradients and not stepped and len(sums) == len(before) and not same:
             raise ConfigError(
                 "the model has changed since the last decision, but the grower's optimizer made no step, so another "
                 "optimizer trains it, which would never train new modules: make that one from "
                 "model.parameter_groups(lr=...), and a Grower with it that loads this one's state_dict()"
+            )
+        if same and len(sums) and not stepped and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the optimizer made no step since the last decision, so there is nothing new to measure: train between "
+                "calls of Grower.step, and call it once per epoch or every n minibatches",
+                stacklevel=stacklevel + 1,
             )
 
     def accept_changes(self) -> None:

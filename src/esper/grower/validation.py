@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -79,13 +79,24 @@ def _widen(values: Tensor) -> Tensor:
 
 
 MULTI_LABEL = "multi_label"
+_CLASS_AXES = {"classification": 1, "language_modelling": -1}
+"""The axis of the outputs that has the classes, by task."""
 _TALLIES: dict[str, Callable[[Tensor, Tensor], Tally]] = {
-    "classification": lambda outputs, labels: _tally_classes(outputs, labels, 1),
-    "language_modelling": lambda outputs, labels: _tally_classes(outputs, labels, -1),
+    "classification": lambda outputs, labels: _tally_classes(outputs, labels, _CLASS_AXES["classification"]),
+    "language_modelling": lambda outputs, labels: _tally_classes(outputs, labels, _CLASS_AXES["language_modelling"]),
     MULTI_LABEL: _tally_labels,
     "regression": _tally_values,
 }
 """By task; a function raises ValueError where outputs and labels do not fit each other."""
+
+
+_EXPECTED = {
+    "classification": "outputs [N, classes, ...] and integer labels [N, ...], one class each",
+    "language_modelling": "outputs [..., vocabulary] and integer labels [...], the next token each",
+    MULTI_LABEL: "outputs and labels of the same shape [N, labels], with labels 0 or 1",
+    "regression": "outputs and targets of the same shape",
+}
+"""By task, the outputs and labels that it takes."""
 
 
 class Validation:
@@ -140,14 +151,29 @@ class Validation:
         self.classes = 2 if task == MULTI_LABEL else None
         """Number of classes of each label; None: that of the model's outputs, if the task has classes."""
 
-    def resolve_classes(self, classes: int | None) -> int | None:
+    def count_classes(self, output_shape: Sequence[int]) -> int | None:
+        """Number of classes in outputs of this shape; None if the task has no classes, or the outputs no such axis."""
+        known = self.task in _CLASS_AXES and len(output_shape) > 1
+        return output_shape[_CLASS_AXES[self.task]] if known else None
+
+    def resolve_classes(self, classes: int | None, output_shape: Sequence[int] = ()) -> int | None:
         """The number of classes, if known: that of the task, or else the configured ``classes``.
 
+        Args:
+            classes: As configured; it may be lower than that of the outputs, as with a padded vocabulary.
+            output_shape: Shape of the model's outputs for a batch; empty if unknown.
+
         Raises:
-            ConfigError: the task has a different number of classes.
+            ConfigError: the task has a different number of classes, or the model's outputs have fewer.
         """
         if None not in (classes, self.classes) and classes != self.classes:
             raise ConfigError(f"classes is {classes}, but {self.task} has labels 0 and 1: omit it, or give classes=2")
+        found = self.count_classes(output_shape)
+        if classes is not None and found is not None and classes > found:
+            raise ConfigError(
+                f"classes is {classes}, but the model's outputs {tuple(output_shape)} for {self.task} have {found}: "
+                "omit it, or give the model more outputs"
+            )
         return classes or self.classes
 
     def __call__(self, model: nn.Module) -> float | tuple[float, float]:
@@ -205,7 +231,7 @@ class Validation:
         except ValueError:
             raise ConfigError(
                 f"outputs {tuple(outputs.shape)} and labels {tuple(labels.shape)} of {labels.dtype} do not match for "
-                f"{self.task}: see help(esper.Validation)"
+                f"{self.task}, which takes {_EXPECTED[self.task]}"
             ) from None
 
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ TOLERANCE = 1e-5
 _TRACED_BATCH = 3
 _VERIFIED_BATCH = 5
 _VERIFY_SECONDS = 600
+_TORCH, _STANDARD_LIBRARY = Path(torch.__file__).parent, Path(tempfile.__file__).parent
 _ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 _NOT_FOR_ONNX = (torch.float64, torch.bfloat16)
 """Dtypes that onnxruntime does not support in all operators; for instance, it has no convolution in float64."""
@@ -258,6 +260,15 @@ def trace_model(model: nn.Module, inputs: Inputs, *, fixed_batch: bool = False) 
         return torch.export.export(model, positional, keywords, dynamic_shapes=axes)
     except TRACING_ERRORS as error:
         name, reason = type(model).__name__, str(error).strip().partition("\n")[0] or type(error).__name__
+        # Name the line of the model's code at which it failed: the innermost outside torch and the standard library.
+        files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        inner = [
+            (file, line)
+            for file, line in files
+            if file.is_file() and file.parent != _STANDARD_LIBRARY and not file.is_relative_to(_TORCH)
+        ]
+        if inner and inner[-1][0] != Path(__file__):
+            reason += f", at {inner[-1][0].name}:{inner[-1][1]}"
         # Is the batch size the reason? Then a fixed one would help.
         if not fixed_batch:
             try:

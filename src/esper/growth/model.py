@@ -259,6 +259,8 @@ class GrowingModel(nn.Module):
             )
         self.outputs = probed.outputs
         """Channels of the host's output (the classes of a classifier); None if it returns no tensor."""
+        self.output_shape = probed.output_shape
+        """Shape of the host's output for the example input, ``[B, ...]``; empty if it returns no tensor."""
         # A state dict has no structure: raise an error if saving or loading one would lose seeds.
         self.planters: list[Callable[[GrowingModel, dict[str, Any], str], None]] = []
         """Called with this model, a state dict that is about to be loaded, and the prefix of its names there."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import torch
 from pydantic import PlainValidator
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from esper.config.arguments import Advice
 from esper.errors import SlotError, did_you_mean
@@ -138,6 +139,8 @@ class ProbeResult(NamedTuple):
 
     Channels are axis 1 of images ``[B, C, H, W]``, and the last axis otherwise.
     """
+    output_shape: tuple[int, ...]
+    """Shape of the host's output for the example input; empty if it returns no tensor."""
     flops: int
     """FLOPs of the host's forward pass for one example, of all operations that could be counted."""
     uncounted: str
@@ -172,10 +175,10 @@ def probe(
         frozen: Names of the submodules that will stay in evaluation mode; ``""`` is the host itself.
 
     Raises:
-        SlotError: the example input is not a batch of at least two; a name matches no submodule or is listed twice; a
-            submodule does not run exactly once in a forward pass; its output is neither a tensor of rank 2 to 4 with
-            the batch first, nor a tuple whose first element is such a tensor and affects the host's output; or no units
-            can be added between a submodule and its ``makers``.
+        SlotError: the example input is not a batch of at least two, or the host fails on it; a name matches no
+            submodule or is listed twice; a submodule does not run exactly once in a forward pass; its output is neither
+            a tensor of rank 2 to 4 with the batch first, nor a tuple whose first element is such a tensor and affects
+            the host's output; or no units can be added between a submodule and its ``makers``.
     """
     modules = _resolve_modules(host, names)
     inputs = first_tensor(example_input)
@@ -189,7 +192,11 @@ def probe(
     try:
         with keep_modes(host), torch.no_grad():
             host.eval()
-            returned = find_output_tensor(call_host(host, example_input))
+            try:
+                output = call_host(host, example_input)
+            except Exception as error:  # whatever a host raises
+                raise SlotError(_describe_failure(host, example_input, error)) from error
+            returned = find_output_tensor(output)
             # Counting FLOPs and detecting causality run the host again, without hooks.
             calls.remove()
             outputs.remove()
@@ -209,6 +216,11 @@ def probe(
             problem = (
                 f"submodule {name!r} returns a tuple, and the model's output does not depend on its first element, "
                 "where a slot would be (of a recurrent layer, the outputs at all positions)"
+            )
+        if problem and inputs.dim() == 1 and isinstance(records[0].output, Tensor) and records[0].output.dim() == 1:
+            raise SlotError(
+                f"{problem}; the example input has shape {tuple(inputs.shape)}: if that is one example, give a batch "
+                f"of {FEWEST_EXAMPLES} or more, [B, ...]"
             )
         if problem:
             raise SlotError(f"{problem}; {_suggest_slot(host, name, example_input)}")
@@ -246,7 +258,8 @@ def probe(
         )
         sites |= {name: replace(sites[name], apart=reason) for name in ordered}
     channels = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
-    return ProbeResult(sites, channels, counted.total // len(inputs), counted.uncounted)
+    output_shape = () if returned is None else tuple(returned.shape)
+    return ProbeResult(sites, channels, output_shape, counted.total // len(inputs), counted.uncounted)
 
 
 def call_host(host: nn.Module, arguments: Arguments) -> Any:
@@ -354,14 +367,19 @@ def _find_problem(name: str, outputs: Sequence[Any], batch: int) -> str:
             "it, use its weights alone or call its .forward()"
         )
     if len(outputs) > 1:
-        return f"submodule {name!r} runs {len(outputs)} times in one forward pass; a slot needs a module that runs once"
+        return (
+            f"submodule {name!r} runs {len(outputs)} times in one forward pass; a slot needs a module that runs once: "
+            "if a part of the model is applied to several inputs, attach to that part alone, and call it in your loop"
+        )
     # A floating-point tensor of rank 2 to 4, batch first.
     output = outputs[0]
     if not isinstance(output, Tensor):
-        return (
-            f"submodule {name!r} returns a {type(output).__name__}; a slot needs a tensor, or a tuple that begins with "
-            "one"
-        )
+        kind = f"a {type(output).__name__}"
+        packed = isinstance(output, PackedSequence)
+        if type(output) is tuple and output and isinstance(output[0], PackedSequence):
+            kind, packed = "a tuple that begins with a PackedSequence", True
+        unpack = ": use the padded tensor that pad_packed_sequence returns" if packed else ""
+        return f"submodule {name!r} returns {kind}; a slot needs a tensor, or a tuple that begins with one{unpack}"
     shape = tuple(output.shape)
     if not output.is_floating_point():
         return f"submodule {name!r} returns {output.dtype} values; a slot needs floating-point features"
@@ -373,7 +391,8 @@ def _find_problem(name: str, outputs: Sequence[Any], batch: int) -> str:
     if len(output) != batch:
         return (
             f"submodule {name!r} returns shape {shape} for a batch of {batch}; a slot needs the batch as first axis, "
-            "which keeps the examples apart: set batch_first=True where torch offers it"
+            "which keeps the examples apart: set batch_first=True where torch offers it, and name no part that gets "
+            "another number of rows, such as an expert or a stack of two inputs"
         )
     return ""
 
@@ -421,8 +440,35 @@ def _suggest_slot(host: nn.Module, name: str, example_input: Arguments) -> str:
         records = outputs.records.get(other, [])
         fits = not _find_problem(other, [record.output for record in records], batch)
         if fits and (not records[0].in_tuple or _reads_features(host, example_input, candidates[other])):
-            return f"name {other!r} instead, or pass another tensor of the model through an nn.Identity() and name that"
-    return "pass a tensor of the model through an nn.Identity(), as in its forward, and name that"
+            return f"name {other!r} instead, or {_ADD_IDENTITY}"
+    return _ADD_IDENTITY
+
+
+_ADD_IDENTITY = (
+    "add an identity to the model (self.grow = nn.Identity()), pass a tensor through it in forward (x = self.grow(x)), "
+    "and name 'grow'"
+)
+
+
+def _describe_failure(host: nn.Module, example_input: Arguments, error: Exception) -> str:
+    """Which arguments the host failed on, why, and what to give instead."""
+
+    def describe(value: Any) -> str:
+        if not isinstance(value, Tensor):
+            return type(value).__name__
+        return f"{tuple(value.shape)} {value.dtype} on {value.device}"
+
+    arguments = ", ".join(
+        describe(value) if isinstance(place, int) else f"{place}: {describe(value)}"
+        for place, value in _arguments_by_place(example_input).items()
+    )
+    like = next((f" ({values.dtype} on {values.device})" for values in host.parameters()), "")
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return (
+        f"{type(host).__name__} cannot run on the example input [{arguments}]: {reason}; give {FEWEST_EXAMPLES} "
+        "examples or more as your training loop passes them to the model (a tensor, a tuple of arguments or a "
+        f"dictionary of keyword arguments, without labels), with the device and type that its parameters{like} need"
+    )
 
 
 _CHANNEL_FIRST_TYPES = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)

@@ -168,7 +168,7 @@ def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
 def _format_tried(tried: Sequence[TriedModule]) -> str:
     """One row per module, in the order of planting."""
     titles = ("slot", "blueprint", "outcome", "by", "planted", "judged", "parameters")
-    figures = ("contribution", "error", "rent", "minimum", "loss lower by", "loss error", "loss minimum")
+    figures = ("contribution", "error", "rent", "minimum", "loss without it", "loss error", "loss minimum")
     rows: list[Sequence[str]] = []
     for module in tried:
         cells = (NOTHING,) * len(figures)
@@ -178,7 +178,7 @@ def _format_tried(tried: Sequence[TriedModule]) -> str:
                 NOTHING if judgement.error is None else f"{judgement.error:.2g}",
                 f"{judgement.price:.3g}",
                 NOTHING if judgement.threshold is None else format_signed(judgement.threshold),
-                NOTHING if judgement.loss_gain is None else f"{judgement.loss_gain:.2%}",
+                NOTHING if judgement.loss_gain is None else f"{judgement.loss_gain:+.2%}",
                 NOTHING if judgement.loss_error is None else f"{judgement.loss_error:.2%}",
                 NOTHING if judgement.loss_threshold is None else f"{judgement.loss_threshold:.2%}",
             )

@@ -23,7 +23,7 @@ class ModuleJudgement:
     """Minimum contribution to keep the module, including its price; None without a threshold, as with a trained
     policy."""
     loss_gain: float | None = None
-    """Relative reduction of the validation loss by the module; None if not measured."""
+    """Rise of the validation loss without the module, as a share of the loss with it; None if not measured."""
     loss_error: float | None = None
     """Standard error of ``loss_gain``; None if unknown."""
     loss_threshold: float | None = None
@@ -32,16 +32,17 @@ class ModuleJudgement:
     """Another reason for the outcome, such as that the module did not affect the output yet; usually empty."""
 
     def __str__(self) -> str:
-        """``contribution +0.016 ± 0.004, rent 0, minimum 0; loss lower by 1.2% ± 0.3%, minimum 0.3%``."""
+        """``contribution +0.016 ± 0.004, rent 0, minimum 0; loss 1.2% ± 0.3% higher without it, minimum 0.3%``."""
         error = "" if self.error is None else f" ± {self.error:.2g}"
         if self.contribution is None:
             return self.note or "contribution not measured"
         minimum = "" if self.threshold is None else f", minimum {format_signed(self.threshold)}"
         loss = ""
         if self.loss_gain is not None and self.loss_threshold is not None:
-            direction = "lower" if self.loss_gain >= 0 else "higher"
+            direction = "higher" if self.loss_gain >= 0 else "lower"
             loss_error = "" if self.loss_error is None else f" ± {self.loss_error:.2%}"
-            loss = f"; loss {direction} by {abs(self.loss_gain):.2%}{loss_error}, minimum {self.loss_threshold:.2%}"
+            share = f"{abs(self.loss_gain):.2%}{loss_error} {direction}"
+            loss = f"; loss {share} without it, minimum {self.loss_threshold:.2%}"
         note = f"; {self.note}" if self.note else ""
         return f"contribution {format_signed(self.contribution)}{error}, rent {self.price:.3g}{minimum}{loss}{note}"
 

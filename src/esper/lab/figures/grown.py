@@ -177,7 +177,7 @@ def grown_tables(metadata: Mapping[str, Any]) -> list[Table]:
             "seeds",
             "The decisions at which each seed entered its stages, and why it was kept or pruned: its contribution with "
             "its standard error if known, its rent, and the minimum contribution for keeping it, rent included; then "
-            "the relative decrease of the loss with it, its standard error, and the minimum decrease. "
+            "the relative increase of the loss without it, its standard error, and the minimum increase. "
             f"{describe_contributions(metadata)}",
             Query(f"""\
 SELECT {_SLOT_NAME} AS slot_name, blueprint,
@@ -195,9 +195,9 @@ FROM seeds ORDER BY germinated, slot
                 Column("error", measure, optional=True),
                 Column("price", measure, "rent"),
                 Column("threshold", difference, "minimum"),
-                Column("loss_gain", percent, "loss decrease", optional=True),
+                Column("loss_gain", percent, "loss without it", optional=True),
                 Column("loss_error", percent, "its error", optional=True),
-                Column("loss_threshold", percent, "minimum decrease", optional=True),
+                Column("loss_threshold", percent, "minimum loss without it", optional=True),
             ),
             "no seed has germinated",
         ),
@@ -213,7 +213,7 @@ WITH changed AS (
         || CASE WHEN threshold IS NULL THEN ''
             ELSE printf(': contribution %+.3g, minimum %+.3g', contribution, threshold) END
         || CASE WHEN loss_threshold IS NULL THEN ''
-            ELSE printf(', loss decrease %.2g%%, minimum %.2g%%', 100 * loss_gain, 100 * loss_threshold) END,
+            ELSE printf(', loss %+.2g%% without it, minimum %.2g%%', 100 * loss_gain, 100 * loss_threshold) END,
         '; ') AS changes
     FROM (SELECT * FROM transitions ORDER BY id) GROUP BY iteration
 ), judged AS (

@@ -34,10 +34,10 @@ export const pValue = (p) => (p < 0.001 ? "<0.001" : p.toFixed(3));
 
 export const percent = (value) => (isNumber(value) ? `${(100 * value).toFixed(1)}%` : "–");
 
-/** How a seed changes the loss, with the standard error where that is known: "1.6% ± 0.4% lower". */
+/** How the loss changes without a seed, with the standard error where that is known: "1.6% ± 0.4% higher without it". */
 export function lossGain({ loss_gain: gain, loss_error: error }) {
   if (!isNumber(gain)) return "–";
-  return `${percent(Math.abs(gain))}${isNumber(error) ? ` ± ${percent(error)}` : ""} ${gain < 0 ? "higher" : "lower"}`;
+  return `${percent(Math.abs(gain))}${isNumber(error) ? ` ± ${percent(error)}` : ""} ${gain < 0 ? "lower" : "higher"} without it`;
 }
 
 /** As short as four digits allow. */

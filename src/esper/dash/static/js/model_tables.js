@@ -46,7 +46,7 @@ function decided(one, data) {
 function judged(change) {
   if (typeof change.contribution !== "number" || typeof change.price !== "number") return "";
   const threshold = typeof change.threshold === "number" ? `, minimum ${difference(change.threshold)}` : "";
-  const loss = typeof change.loss_threshold === "number" ? `; loss ${lossGain(change)}, minimum decrease ${percent(change.loss_threshold)}` : "";
+  const loss = typeof change.loss_threshold === "number" ? `; loss ${lossGain(change)}, minimum ${percent(change.loss_threshold)}` : "";
   return `: contribution ${estimate(change.contribution, change.error)}, rent ${measure(change.price)}${threshold}${loss}`;
 }
 
