@@ -172,7 +172,8 @@ def test_rollbacks_are_bounded() -> None:
         assert governor.check(math.nan)
     assert governor.rollbacks == 2
     learn(model, optimizer, 0, spoil=math.nan)
-    with pytest.raises(DivergedError, match=r"again \(.* is infinite or not a number\) after 2 rollbacks: .* lower the learning rate"):
+    message = r"again \(.* is infinite or not a number\) after 2 rollbacks: .* lower the learning rate"
+    with pytest.raises(DivergedError, match=message):
         governor.check(math.nan)
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
