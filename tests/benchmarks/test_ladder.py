@@ -77,3 +77,8 @@ def test_the_rivals_cost_what_the_ladder_costs(ladder: ModuleType) -> None:
         (first, *_) = store.of("climb", ladder.DEPTHS[0], share)
         star = sum(store.of("star", depth, share)[0].flops for depth in ladder.DEPTHS[1:])
         assert first.flops + star == pytest.approx(climbed.flops, rel=1e-2)
+
+
+def test_the_page_has_the_table_of_vision_transformers(benchmarks: Any) -> None:
+    vit, families = benchmarks("ladder_vit"), benchmarks("families")
+    require_on_the_page(vit.tabulate(families.Results(RESULTS / "vit-digits.jsonl"), "digits"))
