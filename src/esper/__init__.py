@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         warmup_stable_decay,
     )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 """The version of this package, by the rules of semantic versioning."""
 
 __all__ = [
