@@ -49,7 +49,7 @@ _TRIED = re.compile(
     r"(?:: (?P<figures>.*))? \(planted at decision (?P<planted>\d+), .*\)"
 )
 _CONTRIBUTION = re.compile(r"contribution (?P<value>[+-]?[\d.e-]+)")
-_LOSS = re.compile(r"loss (?P<direction>lower|higher) by (?P<value>[\d.]+)%")
+_LOSS = re.compile(r"loss (?P<value>[\d.]+)%(?: ± [\d.]+%)? (?P<direction>higher|lower) without it")
 
 
 Comparisons = dict[tuple[str, str], Any]
@@ -199,7 +199,7 @@ class Tried:
     kept: bool
     contribution: float | None
     loss: float | None
-    """How much lower the validation loss is with the module, in percent."""
+    """How much higher the validation loss is without the module, in percent of the loss with it."""
 
 
 def parse_tried(line: str) -> Tried:
@@ -218,7 +218,7 @@ def parse_tried(line: str) -> Tried:
         blueprint=found["blueprint"],
         kept=found["outcome"] == "kept",
         contribution=float(contribution["value"]) if contribution else None,
-        loss=(1 if loss["direction"] == "lower" else -1) * float(loss["value"]) if loss else None,
+        loss=(1 if loss["direction"] == "higher" else -1) * float(loss["value"]) if loss else None,
     )
 
 
