@@ -1,7 +1,7 @@
 """Several sizes of a language model from one training that grows: what do they lose, and what do they save?
 
     python benchmarks/ladder.py FOLDER alone        # each depth by itself: learning rates, then five seeds
-    python benchmarks/ladder.py FOLDER climb        # `esper.ladder`, which doubles its depth: shares, then five seeds
+    python benchmarks/ladder.py FOLDER climb        # `esper.ladder`, which doubles its depth: two shares, five seeds
     python benchmarks/ladder.py FOLDER joint        # one network with an exit at each depth, for the ladder's FLOPs
     python benchmarks/ladder.py FOLDER star         # each depth from the first one at once: times 2, 4 and 8
     python benchmarks/ladder.py FOLDER distil       # the deepest, pruned and distilled
@@ -21,7 +21,7 @@ with one block, with the ladder's share, so for the same FLOPs. *Distilled* netw
 keep every other block of the deepest network, and so on, and learn side by side from its answers, which are computed
 once for all of them. All training FLOPs are counted, the teacher's, too: with 80% of those of all sizes alone,
 distillation has more than the ladder takes.
-Seed 0 chooses by validation loss: learning rates, layer dropout, weights. Of the ladder all shares are reported.
+Seed 0 chooses by validation loss: learning rates, layer dropout, weights. Of the ladder both shares are reported.
 Seeds 1 to 5 and the text's last tenth, which nothing else reads, are reported. What was killed goes on: each result is
 kept as soon as it is there, and a ladder from its last checkpoint.
 """
@@ -72,16 +72,17 @@ from zoo.data import Splits
 import esper
 from esper.dash.output import print_line
 from esper.ladders.flops import count_forward
+from esper.numerics.devices import describe_platform
 
 DEPTHS = (1, 2, 4, 8)
 STEPS, DECAY = 4800, 0.2
 """Of each network alone, and the share of them at falling rates."""
-RATES, SHARES = (6e-3, 12e-3, 24e-3, 48e-3), (0.2, 0.35, 0.5)
+RATES = (6e-3, 12e-3, 24e-3, 48e-3)
 """Learning rates at the width `WIDTH`, which fall as 1 / width (Yang et al. 2022, arXiv 2203.03466), for seed 0 to
-choose from; shares of the steps that the ladder spends at each depth but the first, the decay left out."""
-COMPARED = (0.2, 0.5)
-"""Shares at which the ladder is compared with other ways to several sizes: the default, and one by which the rungs are
-as good as networks alone."""
+choose from."""
+SHARES = (0.2, 0.5)
+"""Of the steps, which the ladder spends at each depth but the first, the decay left out: the default, and one by which
+the rungs are as good as networks alone."""
 DISTILLED, DISTILLING = 0.8, tuple(itertools.product((12e-3, 24e-3, 48e-3), (0.25, 0.5, 1.0)))
 """Share of the FLOPs of all sizes alone that the deepest network and those distilled of it take together; learning
 rates and weights of the teacher's answers in the loss, to choose from."""
@@ -429,9 +430,7 @@ def run_alone(store: Store) -> None:
 
 
 def run_climb(store: Store) -> None:
-    first = (store.text, store.steps, store.width) == (CHOOSING_TEXT, STEPS, WIDTH)
-    shares = SHARES if first else COMPARED
-    tasks = [(DEPTHS[-1], (share,), seed) for share in shares for seed in FINAL_SEEDS]
+    tasks = [(DEPTHS[-1], (share,), seed) for share in SHARES for seed in FINAL_SEEDS]
     run(store, "climb", tasks, lambda _, share, seed: climb(store, share, seed))
 
 
@@ -440,14 +439,14 @@ def run_joint(store: Store) -> None:
         train_joint(store, setting, seed)
 
     if store.text == CHOOSING_TEXT:
-        settings = [(rate * WIDTH / store.width, dropout, share) for share in COMPARED for rate, dropout in JOINT]
+        settings = [(rate * WIDTH / store.width, dropout, share) for share in SHARES for rate, dropout in JOINT]
         run(store, "joint", [(DEPTHS[-1], setting, CHOOSING) for setting in settings], train)
-    best = [store.best("joint", DEPTHS[-1], share) for share in COMPARED]
+    best = [store.best("joint", DEPTHS[-1], share) for share in SHARES]
     run(store, "joint", [(DEPTHS[-1], setting, seed) for setting in best for seed in FINAL_SEEDS], train)
 
 
 def run_star(store: Store) -> None:
-    tasks = [(DEPTHS[-1], (share,), seed) for share in COMPARED for seed in FINAL_SEEDS]
+    tasks = [(DEPTHS[-1], (share,), seed) for share in SHARES for seed in FINAL_SEEDS]
     run(store, "star", tasks, lambda _, share, seed: train_star(store, share, seed))
 
 
@@ -484,15 +483,25 @@ def measure_time(store: Store) -> None:
         for depth in DEPTHS:
             train_by_itself(store, depth, store.best("alone", depth), CHOOSING)
         row = {"alone": time.perf_counter() - began}
-        for share in COMPARED:
+        for share in SHARES:
             began = time.perf_counter()
             train_ladder(store, DEPTHS, (share,), CHOOSING)
             row[f"{share:g}"] = time.perf_counter() - began
         rows.append(row)
-        ladders = [f"share {share:g} {row[f'{share:g}']:.0f} s" for share in COMPARED]
-        less = [f"{1 - row[f'{share:g}'] / row['alone']:.0%}" for share in COMPARED]
-        print_line(Console(), f"alone {row['alone']:.0f} s, {', '.join(ladders)}: {', '.join(less)} less")
-    (store.folder / "time.json").write_text(json.dumps({"steps": store.steps, "seconds": rows}) + "\n")
+    platform = describe_platform([str(store.device)])
+    found = {"steps": store.steps, "seconds": rows, "platform": platform}
+    (store.folder / "time.json").write_text(json.dumps(found) + "\n")
+    for line in tabulate_time(rows):
+        print_line(Console(), line)
+
+
+def tabulate_time(rows: list[dict[str, float]]) -> list[str]:
+    """Lines of a Markdown table of seconds by turn, and by how much those of the ladders are less."""
+    lines = [f"| turn | alone | {' | '.join(f'ladder, share {share:g}' for share in SHARES)} |", "|---" * 4 + "|"]
+    for turn, row in enumerate(rows, start=1):
+        cells = [f"{row[f'{share:g}']:.0f} s ({row[f'{share:g}'] / row['alone'] - 1:+.0%})" for share in SHARES]
+        lines.append(f"| {turn} | {row['alone']:.0f} s | {' | '.join(cells)} |")
+    return lines
 
 
 def show(store: Store, console: Console) -> None:
@@ -552,13 +561,12 @@ def tabulate_rivals(store: Store) -> list[str]:
 
 def list_ways(store: Store) -> list[tuple[str, float]]:
     """The ways and shares that all seeds that chose nothing have finished."""
-    shares = {"climb": SHARES, "joint": COMPARED, "star": COMPARED, "distil": (ALL_SHARES,)}
     tried = {one.way for one in store.results}
     return [
         (way, share)
         for way in WAYS
         if way in tried
-        for share in shares[way]
+        for share in ((ALL_SHARES,) if way == "distil" else SHARES)
         if all(knows(store, way, depth, share) for depth in list_depths(way))
     ]
 

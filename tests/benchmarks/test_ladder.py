@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,10 +44,10 @@ def test_the_page_has_the_tables_that_the_results_give(ladder: ModuleType, name:
     folder, text, width = STORES[name]
     store = ladder.Store(folder, text, width=width)
     require_on_the_page(ladder.tabulate(store))
-    ways = {("climb", share) for share in ladder.COMPARED}
+    ways = {("climb", share) for share in ladder.SHARES}
     if name == "width 16":
         require_on_the_page(ladder.tabulate_rivals(store))
-        ways |= {(way, share) for way in ("joint", "star") for share in ladder.COMPARED}
+        ways |= {(way, share) for way in ("joint", "star") for share in ladder.SHARES}
     assert ways <= set(ladder.list_ways(store))
 
 
@@ -57,7 +58,7 @@ def test_the_rates_chosen_are_no_ends_of_the_range(ladder: ModuleType, name: str
     store = ladder.Store(folder, text, width=width)
     chosen = [("alone", depth, store.best("alone", depth)) for depth in ladder.DEPTHS]
     if name == "width 16":
-        chosen += [("joint", 8, store.best("joint", 8, share)) for share in ladder.COMPARED]
+        chosen += [("joint", 8, store.best("joint", 8, share)) for share in ladder.SHARES]
     for way, depth, (rate, *others) in chosen:
         rates = {
             one.setting[0]
@@ -70,7 +71,7 @@ def test_the_rates_chosen_are_no_ends_of_the_range(ladder: ModuleType, name: str
 def test_the_rivals_cost_what_the_ladder_costs(ladder: ModuleType) -> None:
     """Joint exits as a whole, and a star with the first rung of the ladder."""
     store = ladder.Store(RESULTS)
-    for share in ladder.COMPARED:
+    for share in ladder.SHARES:
         (climbed, *_) = store.of("climb", ladder.DEPTHS[-1], share)
         (joint, *_) = store.of("joint", ladder.DEPTHS[-1], share)
         assert joint.flops == pytest.approx(climbed.flops, rel=1e-3)
@@ -82,3 +83,7 @@ def test_the_rivals_cost_what_the_ladder_costs(ladder: ModuleType) -> None:
 def test_the_page_has_the_table_of_vision_transformers(benchmarks: Any) -> None:
     vit, families = benchmarks("ladder_vit"), benchmarks("families")
     require_on_the_page(vit.tabulate(families.Results(RESULTS / "vit-digits.jsonl"), "digits"))
+
+
+def test_the_page_has_the_seconds_that_were_measured(ladder: ModuleType) -> None:
+    require_on_the_page(ladder.tabulate_time(json.loads((RESULTS / "time.json").read_text())["seconds"]))
