@@ -48,6 +48,7 @@ def test_the_page_has_the_tables_that_the_results_give(ladder: ModuleType, name:
     if name == "width 16":
         require_on_the_page(ladder.tabulate_rivals(store))
         ways |= {(way, share) for way in ("joint", "star") for share in ladder.SHARES}
+        ways.add(("distil", ladder.ALL_SHARES))
     assert ways <= set(ladder.list_ways(store))
 
 
