@@ -33,8 +33,8 @@ def ladder(benchmarks: Any) -> ModuleType:
     return benchmarks("ladder")
 
 
-def require_on_the_page(lines: list[str]) -> None:
-    page = (ROOT / "docs" / "ladder.md").read_text().splitlines()
+def require_on_the_page(lines: list[str], page_name: str = "ladder.md") -> None:
+    page = (ROOT / "docs" / page_name).read_text().splitlines()
     assert len(lines) > 3
     assert [line for line in lines if line not in page] == []
 
@@ -84,6 +84,14 @@ def test_the_rivals_cost_what_the_ladder_costs(ladder: ModuleType) -> None:
 def test_the_page_has_the_table_of_vision_transformers(benchmarks: Any) -> None:
     vit, families = benchmarks("ladder_vit"), benchmarks("families")
     require_on_the_page(vit.tabulate(families.Results(RESULTS / "vit-digits.jsonl"), "digits"))
+
+
+def test_the_page_has_the_table_of_recipes(benchmarks: Any) -> None:
+    recipes, families = benchmarks("ladder_recipes"), benchmarks("families")
+    results = families.Results(RESULTS / "recipes-2400.jsonl")
+    trained = len(recipes.RECIPES) * len(recipes.SEEDS) * len(recipes.DEPTHS)
+    assert len(results.results) == 2 * trained  # alone, and by ladders
+    require_on_the_page(recipes.tabulate(results, list(recipes.RECIPES)), "measured/ladder-recipes.md")
 
 
 def test_the_page_has_the_seconds_that_were_measured(ladder: ModuleType) -> None:
