@@ -30,7 +30,7 @@ from zoo.hosts import PATCHES, TransformerBlock
 from esper.dash.output import print_line
 
 WIDTH, HEADS, EXAMPLES = 24, 4, 10_000
-RATES, SHARES = (1e-3, 2e-3, 4e-3, 8e-3), (0.2, 0.5)
+RATES, SHARES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3), (0.2, 0.5)
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
 
 

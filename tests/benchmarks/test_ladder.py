@@ -86,6 +86,12 @@ def test_the_page_has_the_table_of_vision_transformers(benchmarks: Any) -> None:
     require_on_the_page(vit.tabulate(families.Results(RESULTS / "vit-digits.jsonl"), "digits"))
 
 
+def test_the_rates_of_vision_transformers_are_no_ends_of_the_range(benchmarks: Any) -> None:
+    vit, families = benchmarks("ladder_vit"), benchmarks("families")
+    best, rate = vit.choose_rates(families.Results(RESULTS / "vit-digits.jsonl"), "digits")
+    assert all(min(vit.RATES) < one < max(vit.RATES) for one in (*best.values(), rate))
+
+
 def test_the_page_has_the_table_of_recipes(benchmarks: Any) -> None:
     recipes, families = benchmarks("ladder_recipes"), benchmarks("families")
     results = families.Results(RESULTS / "recipes-2400.jsonl")
