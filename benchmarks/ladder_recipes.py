@@ -11,6 +11,7 @@ several times at once, it shares its work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -117,7 +118,7 @@ def main(folder: tyro.conf.Positional[Path], steps: int = 2400) -> None:
     alone = [Training(recipe, (depth,), ALONE, seed) for recipe in recipes for seed in SEEDS for depth in DEPTHS]
     results.train(climbs + alone)
 
-    for line in tabulate(results, list(RECIPES)):
+    for line in (*tabulate(results, list(RECIPES)), "", *tabulate_bias(results, list(RECIPES))):
         print_line(Console(width=120), line)
 
 
@@ -137,6 +138,25 @@ def tabulate(results: Results, recipes: Sequence[str]) -> list[str]:
         tau = kendalltau(alone, rungs).statistic
         between = f"{np.mean(bias):+.1%} ({min(bias):+.1%} to {max(bias):+.1%})"
         lines.append(f"| {depth} | {tau:.2f} | {agree:.0%} | {between} | {of_seeds:.2f} |")
+    return lines
+
+
+def tabulate_bias(results: Results, recipes: Sequence[str]) -> list[str]:
+    """Lines of a Markdown table: by recipe, how much more rungs lose than networks alone.
+
+    Means and standard errors of relative differences, which are paired by seed. The first rung is the network alone.
+    """
+    lines = [f"| | {' | '.join(f'{depth} blocks' for depth in DEPTHS[1:])} |", "|---" * len(DEPTHS) + "|"]
+    for recipe in recipes:
+        cells = list[str]()
+        for depth in DEPTHS[1:]:
+            rungs, alone = (
+                np.array([find_mean(results, recipe, depth, share, (seed,)) for seed in SEEDS])
+                for share in (SHARE, ALONE)
+            )
+            more = rungs / alone - 1
+            cells.append(f"{more.mean():+.1%} ± {more.std(ddof=1) / math.sqrt(len(more)):.1%}")
+        lines.append(f"| {recipe} | {' | '.join(cells)} |")
     return lines
 
 

@@ -92,12 +92,13 @@ def test_the_rates_of_vision_transformers_are_no_ends_of_the_range(benchmarks: A
     assert all(min(vit.RATES) < one < max(vit.RATES) for one in (*best.values(), rate))
 
 
-def test_the_page_has_the_table_of_recipes(benchmarks: Any) -> None:
+def test_the_page_has_the_tables_of_recipes(benchmarks: Any) -> None:
     recipes, families = benchmarks("ladder_recipes"), benchmarks("families")
     results = families.Results(RESULTS / "recipes-2400.jsonl")
     trained = len(recipes.RECIPES) * len(recipes.SEEDS) * len(recipes.DEPTHS)
     assert len(results.results) == 2 * trained  # alone, and by ladders
-    require_on_the_page(recipes.tabulate(results, list(recipes.RECIPES)), "measured/ladder-recipes.md")
+    for tabulate in (recipes.tabulate, recipes.tabulate_bias):
+        require_on_the_page(tabulate(results, list(recipes.RECIPES)), "measured/ladder-recipes.md")
 
 
 def test_the_page_has_the_seconds_that_were_measured(ladder: ModuleType) -> None:
