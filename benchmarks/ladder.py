@@ -399,7 +399,15 @@ def main(
     width: int = WIDTH,
     device: str = "cpu",
 ) -> None:
-    """Run a step of the experiment, or what is missing of it; `table` prints what is known."""
+    """Run a step of the experiment, or what is missing of it; `table` prints what is known.
+
+    Args:
+        folder: For the results; one for each width and number of steps.
+        step: What to run, in this order; `alone` comes first, since it finds the learning rates.
+        steps: Of each network alone (4,800 if omitted).
+        width: Of the networks.
+        device: Trains the networks, such as cuda.
+    """
     torch.set_num_threads(1)
     stores = {name: Store(folder, name, steps, width, device) for name in (CHOOSING_TEXT, OTHER_TEXT)}
     ways = {

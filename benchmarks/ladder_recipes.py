@@ -110,7 +110,12 @@ def make_recipe(
 
 
 def main(folder: tyro.conf.Positional[Path], steps: int = 2400) -> None:
-    """All that is missing."""
+    """Train all that is missing, and print the tables.
+
+    Args:
+        folder: For the results.
+        steps: Of each network alone.
+    """
     torch.set_num_threads(1)
     results = Results(folder / f"recipes-{steps}.jsonl")
     recipes = [make_recipe(name, steps, **changes) for name, changes in RECIPES.items()]

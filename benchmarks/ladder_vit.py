@@ -80,7 +80,14 @@ def main(
     steps: int = 6000,
     device: str = "cpu",
 ) -> None:
-    """All that is missing; a minibatch has 16 examples."""
+    """Train all that is missing, and print a table.
+
+    Args:
+        folder: For the results.
+        task: The data.
+        steps: Of each network alone, with 16 examples each.
+        device: Trains the networks, such as cuda.
+    """
     torch.set_num_threads(1)
     family, results = make_family(task, steps, device), Results(folder / f"vit-{task}.jsonl", device)
     results.train(
