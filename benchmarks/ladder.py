@@ -496,11 +496,10 @@ def measure_time(store: Store) -> None:
             train_ladder(store, DEPTHS, (share,), CHOOSING)
             row[f"{share:g}"] = time.perf_counter() - began
         rows.append(row)
-    platform = describe_platform([str(store.device)])
-    found = {"steps": store.steps, "seconds": rows, "platform": platform}
+        for line in tabulate_time(rows):
+            print_line(Console(), line)
+    found = {"steps": store.steps, "seconds": rows, "platform": describe_platform([str(store.device)])}
     (store.folder / "time.json").write_text(json.dumps(found) + "\n")
-    for line in tabulate_time(rows):
-        print_line(Console(), line)
 
 
 def tabulate_time(rows: list[dict[str, float]]) -> list[str]:
