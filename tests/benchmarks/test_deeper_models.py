@@ -37,7 +37,7 @@ def ladder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_the_page_has_what_was_measured_on_another_text(deepening: ModuleType) -> None:
     store = deepening.Store(BENCHMARKS / "results" / "deepening" / "deepening.jsonl")
-    page = (BENCHMARKS.parent / "docs" / "language.md").read_text()
+    page = (BENCHMARKS.parent / "docs" / "measured" / "deeper.md").read_text()
     plans = {one.plan for one in store.results if one.plan.text == deepening.OTHER_TEXT and one.plan.seed == 1}
     assert len(plans) >= 4
     fixed = store.find(store.best_fixed(deepening.OTHER_TEXT))
