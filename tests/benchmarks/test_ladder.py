@@ -18,6 +18,7 @@ STORES = {
     "width 16": (RESULTS, "help", 16),
     "another text": (RESULTS, "asyncio", 16),
     "width 64": (RESULTS / "width-64", "help", 64),
+    "twice the steps": (RESULTS / "steps-9600", "help", 16),
 }
 
 
@@ -52,7 +53,7 @@ def test_the_page_has_the_tables_that_the_results_give(ladder: ModuleType, name:
     assert ways <= set(ladder.list_ways(store))
 
 
-@pytest.mark.parametrize("name", ["width 16", "width 64"])
+@pytest.mark.parametrize("name", ["width 16", "width 64", "twice the steps"])
 def test_the_rates_chosen_are_no_ends_of_the_range(ladder: ModuleType, name: str) -> None:
     """Networks alone and those with exits are trained at the best rate, and not at the highest that was tried."""
     folder, text, width = STORES[name]

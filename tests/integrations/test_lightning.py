@@ -6,23 +6,23 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.engine.config import EpisodeConfig
-from esper.errors import ConfigError, DivergedError, SlotError
+from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import describe_structure
 from esper.lifecycle.stages import Stage
 from grower.training_loop import APART, HELD, SLOTS, data, growing, host, last_layer_moved, remembered, validate
-from ladders.small import Decoder, compute_loss, evaluate, tokens
+from ladders.small import WIDTH, Decoder, compute_loss, evaluate, tokens
 
 lightning = pytest.importorskip("lightning.pytorch")
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -509,7 +509,13 @@ class End(lightning.Callback):
             raise RuntimeError("the end")
 
 
-def climb(folder: Path, last: int | None = None, resume: Path | None = None, **options: Any) -> tuple[Any, Any]:
+def climb(
+    folder: Path,
+    last: int | None = None,
+    resume: Path | None = None,
+    make_module: Callable[[], Any] = Language,
+    **options: Any,
+) -> tuple[Any, Any]:
     """A ladder, five minibatches an epoch, with a checkpoint after each epoch; Lightning resumes data at an epoch."""
     torch.manual_seed(0)
     ladder = LadderCallback(
@@ -527,7 +533,7 @@ def climb(folder: Path, last: int | None = None, resume: Path | None = None, **o
         enable_model_summary=False,
         **options,
     )
-    trainer.fit(Language(), DataLoader(TensorDataset(tokens(40)), batch_size=8), ckpt_path=resume)
+    trainer.fit(make_module(), DataLoader(TensorDataset(tokens(40)), batch_size=8), ckpt_path=resume)
     return ladder.training.result, trainer
 
 
@@ -546,6 +552,59 @@ def test_a_ladder_of_sizes_comes_from_one_fit_and_goes_on_from_any_checkpoint(tm
         assert [rung.depth for rung in found.rungs] == [1, 2, 4]
         assert [rung.flops for rung in found.rungs] == [rung.flops for rung in whole.rungs]
         assert [rung.loss for rung in found.rungs] == [rung.loss for rung in whole.rungs]
+
+
+class BesideTheNetwork(Language):
+    """Has parameters of the shape of those of the blocks, before and behind the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        network = self.net
+        del self.net
+        self.before, self.net, self.behind = nn.LayerNorm(WIDTH), network, nn.LayerNorm(WIDTH)
+
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+        own = [*self.before.parameters(), *self.behind.parameters()]
+        return super().training_step(batch, index) + sum(((each - 0.3) ** 2).sum() for each in own)
+
+
+class OwnOrder(BesideTheNetwork):
+    """The head first, then the blocks."""
+
+    def configure_optimizers(self) -> Any:
+        parts = (self.behind, self.net.head, self.net.blocks, self.net.embed, self.before)
+        return torch.optim.AdamW([each for part in parts for each in part.parameters()], lr=1e-2)
+
+
+class Vectors(OwnOrder):
+    """Two groups, of which one has vectors of one shape."""
+
+    def configure_optimizers(self) -> Any:
+        vectors = [each for each in self.parameters() if each.dim() == 1]
+        matrices = [each for each in self.parameters() if each.dim() > 1]
+        return torch.optim.AdamW([{"params": vectors}, {"params": matrices, "lr": 2e-2}], lr=1e-2)
+
+
+@pytest.mark.parametrize("make_module", [Language, BesideTheNetwork, OwnOrder, Vectors])
+def test_a_resumed_ladder_gives_each_parameter_its_own_state(make_module: Callable[[], Any], tmp_path: Path) -> None:
+    """For any order of parameters in the optimizer, which is made anew from the deeper network."""
+    whole, _ = climb(tmp_path / "whole", make_module=make_module, deterministic=True)
+    with pytest.raises(RuntimeError, match="the end"):
+        climb(tmp_path / "cut", 33, make_module=make_module)
+    found, _ = climb(tmp_path / "cut", None, tmp_path / "cut" / "step=30.ckpt", make_module)
+    assert [rung.loss for rung in found.rungs] == [rung.loss for rung in whole.rungs]
+
+
+def test_an_optimizer_in_another_order_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the end"):
+        climb(tmp_path, 33)
+
+    class Reversed(Language):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW([*self.parameters()][::-1], lr=1e-2)
+
+    with pytest.raises(CheckpointError, match="in another order than in the checkpoint"):
+        climb(tmp_path, None, tmp_path / "step=30.ckpt", Reversed)
 
 
 def test_accumulated_gradients_are_in_the_plan_of_a_ladder(tmp_path: Path) -> None:

@@ -476,7 +476,8 @@ def climb(folder: Path, last: int | None = None, **settings: Any) -> Any:
     net.apply(lambda module: module.reset_parameters() if isinstance(module, nn.Linear | nn.LayerNorm) else None)
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.1)
-    trainer = trainer_for(net, folder / "out", save_strategy="steps", save_steps=7, **settings)
+    settings = {"lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 7, **settings}
+    trainer = trainer_for(net, folder / "out", **settings)
     trainer.train_dataset = [{"input_ids": word, "labels": word} for word in WORDS]
 
     @torch.no_grad()
@@ -521,6 +522,17 @@ def test_a_ladder_goes_on_from_any_checkpoint_of_its_trainer(last: int, rungs: A
     assert [rung.flops for rung in found] == pytest.approx([rung.flops for rung in rungs])
 
 
+def test_a_ladder_resumed_in_the_same_process_counts_each_step_once(tmp_path: Path) -> None:
+    """As in a notebook, after an interrupt."""
+    trainer, callback = climb(tmp_path, 7)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.pop_callback(trainer.callback_handler.callbacks[-1])
+    trainer.train(resume_from_checkpoint=True)
+    result = callback.training.result
+    assert [rung.flops for rung in result.rungs] == pytest.approx([rung.flops for rung in result.plan.rungs])
+
+
 def test_accumulated_gradients_are_in_the_plan_of_a_ladder(tmp_path: Path) -> None:
     trainer, callback = climb(tmp_path, gradient_accumulation_steps=2, per_device_train_batch_size=20)
     trainer.train()
@@ -537,7 +549,12 @@ def test_a_trainer_that_a_ladder_cannot_steer_is_refused(tmp_path: Path) -> None
     trainer, _ = climb(tmp_path)
     refuse(trainer, "a schedule")
     trainer.lr_scheduler = None
+    for name, value in {"lr_scheduler_type": "cosine", "warmup_steps": 5}.items():
+        before = getattr(trainer.args, name)
+        setattr(trainer.args, name, value)
+        refuse(trainer, f"{name} is set, but a ladder sets the rates")
+        setattr(trainer.args, name, before)
     refuse(trainer, "max_steps is 36, but the ladder takes 28")
     trainer.args.load_best_model_at_end = True
     refuse(trainer, "load_best_model_at_end")
-    refuse(trainer_for(classifier(), tmp_path), "slots")
+    refuse(trainer_for(classifier(), tmp_path, lr_scheduler_type="linear"), "slots")

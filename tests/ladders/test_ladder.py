@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import esper
 import tiny_transformers
@@ -207,6 +208,28 @@ def test_a_finished_ladder_is_read_again(tmp_path: Path) -> None:
     assert all(torch.equal(value, load(made.rungs[-1])[name]) for name, value in model.state_dict().items())
 
 
+def test_a_ladder_without_its_checkpoints_is_trained_again(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")  # the branching points are left
+    assert [rung.loss for rung in make(tmp_path).rungs] == [rung.loss for rung in made.rungs]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_learn_function_gets_the_step_whether_or_not_that_has_a_default(given: bool, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def learn_by_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> None:
+        seen.append(step)
+        learn(model, optimizer, tokens(8, seed=step))
+
+    def learn_with(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        learn_by_step(model, optimizer, step)
+
+    own = learn_by_step if given else learn_with
+    make(tmp_path, learn=own, data=None, depths=[1, 2], steps=10, example_input=tokens(8))
+    assert seen == list(range(14))
+
+
 def test_a_folder_holds_one_ladder(tmp_path: Path) -> None:
     make(tmp_path)
     with pytest.raises(CheckpointError, match="another plan"):
@@ -227,11 +250,16 @@ def test_a_folder_goes_on_with_its_optimizer(tmp_path: Path) -> None:
     assert len(model.blocks) == 1
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_a_loader_with_a_generator_of_its_own_goes_on_where_it_was(sampled: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampled", ["no", "sampler", "batch sampler"])
+def test_a_loader_with_a_generator_of_its_own_goes_on_where_it_was(sampled: str, tmp_path: Path) -> None:
     def climb_until(folder: Path, last: int, **options: Any) -> Ladder:
         own, done, data = torch.Generator().manual_seed(5), 0, TensorDataset(tokens())
-        order = {"sampler": RandomSampler(data, generator=own)} if sampled else {"shuffle": True, "generator": own}
+        sampler = RandomSampler(data, generator=own)
+        order: dict[str, Any] = {
+            "no": {"batch_size": 12, "shuffle": True, "generator": own},
+            "sampler": {"batch_size": 12, "sampler": sampler},
+            "batch sampler": {"batch_sampler": BatchSampler(sampler, 12, drop_last=False)},
+        }[sampled]
 
         def learn_or_end(model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.Tensor]) -> None:
             nonlocal done
@@ -241,7 +269,7 @@ def test_a_loader_with_a_generator_of_its_own_goes_on_where_it_was(sampled: bool
             done += 1
 
         model = Decoder(dropout=0)
-        return make(folder, model, learn=learn_or_end, data=DataLoader(data, 12, **order), depths=[1, 2], **options)
+        return make(folder, model, learn=learn_or_end, data=DataLoader(data, **order), depths=[1, 2], **options)
 
     given = climb_until(tmp_path / "given", -1, example_input=tokens(12))
     found = climb_until(tmp_path / "found", -1)  # by a step on a copy, with a batch

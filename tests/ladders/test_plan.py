@@ -143,9 +143,45 @@ def test_a_model_with_slots_is_refused() -> None:
         plan(growing)
 
 
-def test_a_compiled_model_is_refused() -> None:
+def test_a_compiled_or_wrapped_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="compiled by torch.compile"):
         plan(torch.compile(Decoder(), backend="eager"))
+    partly = Decoder()
+    partly.head = torch.compile(partly.head, backend="eager")
+    with pytest.raises(ConfigError, match="compiled by torch.compile"):
+        plan(partly)
+    with pytest.raises(ConfigError, match="data parallelism"):
+        plan(nn.DataParallel(Decoder()))
+
+
+def test_blocks_that_share_a_parameter_are_refused() -> None:
+    model = Decoder(2)
+    model.blocks[1].register_parameter("common", next(model.blocks[0].parameters()))
+    with pytest.raises(ConfigError, match="are one parameter"):
+        plan(model, depths=[2, 4])
+
+
+@pytest.mark.parametrize("example", [torch.rand(2, 6), {"nothing": tokens(2)}, (1,)])
+def test_an_example_that_the_model_cannot_run_on_is_refused(example: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot run on the example input|has no"):
+        plan(example_input=example)
+
+
+def test_copies_that_do_not_run_are_refused_for_any_measure() -> None:
+    class Gated(Decoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gates = nn.Parameter(torch.ones(1))
+
+        def forward(self, indices: torch.Tensor) -> torch.Tensor:
+            hidden = self.embed(indices)
+            for gate, block in zip(self.gates, self.blocks, strict=False):
+                hidden = gate * block(hidden)
+            return self.head(hidden)
+
+    for sizes in ({"depths": [1, 2]}, {"depths": None, "flops": [1e4, 2e4]}):
+        with pytest.raises(ConfigError, match="do not run"):
+            plan(Gated(), **sizes)
 
 
 def test_a_block_that_cannot_be_copied_is_refused() -> None:

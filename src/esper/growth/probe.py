@@ -195,7 +195,7 @@ def probe(
             try:
                 output = call_host(host, example_input)
             except Exception as error:  # whatever a host raises
-                raise SlotError(_describe_failure(host, example_input, error)) from error
+                raise SlotError(describe_failure(host, example_input, error)) from error
             returned = find_output_tensor(output)
             # Counting FLOPs and detecting causality run the host again, without hooks.
             calls.remove()
@@ -450,7 +450,7 @@ _ADD_IDENTITY = (
 )
 
 
-def _describe_failure(host: nn.Module, example_input: Arguments, error: Exception) -> str:
+def describe_failure(host: nn.Module, example_input: Arguments, error: Exception) -> str:
     """Which arguments the host failed on, why, and what to give instead."""
 
     def describe(value: Any) -> str:

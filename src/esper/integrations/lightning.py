@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from esper.config.arguments import FilePath, Name, PositiveInt, check_arguments
-from esper.errors import ConfigError
+from esper.errors import CheckpointError, ConfigError
 from esper.extras import describe_missing
 from esper.grower import Grower
 from esper.grower.evaluation import Evaluate
@@ -215,7 +215,8 @@ class LadderCallback(Callback):
         ConfigError: in `setup`, as `esper.ladder`, or the module has no such network; when training begins, if there
             are several optimizers.
         SlotError: in `setup`, as `esper.ladder`.
-        CheckpointError: in `setup`, if the folder holds another ladder.
+        CheckpointError: in `setup`, if the folder holds another ladder; when training begins, if the checkpoint's
+            optimizer has the parameters in another order.
     """
 
     @check_arguments(ConfigError, folder="give the path of a folder")
@@ -235,6 +236,7 @@ class LadderCallback(Callback):
         self._evaluate, self._options = evaluate, options
         self._counting = ExitStack()
         self._step = 0
+        self._saved_order: list[list[str]] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Plan the ladder, before a checkpoint is loaded."""
@@ -259,6 +261,12 @@ class LadderCallback(Callback):
         if len(trainer.optimizers) != 1:
             raise ConfigError(f"the module has {len(trainer.optimizers)} optimizers: a ladder needs exactly one")
         training.link(trainer.optimizers[0])
+        # Lightning restores an optimizer's state by the order of its parameters.
+        if self._saved_order not in (None, _list_parameters(trainer, pl_module)):
+            raise CheckpointError(
+                "the optimizer has the model's parameters in another order than in the checkpoint, so it would resume "
+                "with wrong state: make it in configure_optimizers from self.parameters(), or from groups in that order"
+            )
         training.start()
         training.resume_at(trainer.global_step)
         self._step = trainer.global_step
@@ -281,9 +289,14 @@ class LadderCallback(Callback):
             trainer.should_stop |= training.finished
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Note what was spent up to a checkpoint."""
+        """Record what was spent up to a checkpoint, and the order of the optimizer's parameters."""
         training = self._get_training()
         training.folder.record_spent(trainer.global_step, training.spent.flops)
+        checkpoint[_ORDER] = _list_parameters(trainer, pl_module)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep the order of the optimizer's parameters."""
+        self._saved_order = checkpoint.get(_ORDER)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop counting."""
@@ -299,6 +312,12 @@ class LadderCallback(Callback):
     def _get_training(self) -> LadderTraining:
         assert self.training is not None, "setup has made it"
         return self.training
+
+
+def _list_parameters(trainer: Trainer, module: LightningModule) -> list[list[str]]:
+    """Names of the optimizer's parameters, by group."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    return [[names.get(each, "") for each in group["params"]] for group in trainer.optimizers[0].param_groups]
 
 
 def _find_model(module: LightningModule) -> GrowingModel:
@@ -362,6 +381,8 @@ def mute(module: LightningModule) -> Generator[None]:
 
 
 _LOGGING = ("log", "log_dict")
+_ORDER = "esper.ladder.parameters"
+"""Key of a checkpoint: names of the optimizer's parameters, by group."""
 
 
 def _ignore(*_: Any, **__: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 _LOSS = "loss"
 """The Trainer's key for the mean training loss since it last logged."""
+_SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
+"""Arguments of a Trainer that describe a learning-rate schedule."""
 
 
 class GrowerCallback(TrainerCallback):
@@ -168,8 +171,8 @@ class LadderCallback(TrainerCallback):
             ``share``, ``decay``, ``rates``.
 
     Raises:
-        ConfigError: as `esper.ladder`; or the Trainer has a learning-rate schedule, another ``max_steps`` than the
-            ladder, or ``load_best_model_at_end``.
+        ConfigError: as `esper.ladder`; or the Trainer has a learning-rate schedule, given or in its arguments, another
+            ``max_steps`` than the ladder, or ``load_best_model_at_end``.
         SlotError: as `esper.ladder`.
         CheckpointError: the folder holds another ladder.
     """
@@ -189,6 +192,10 @@ class LadderCallback(TrainerCallback):
             raise ConfigError(
                 "the Trainer has a schedule, but a ladder sets the rates: give optimizers=(optimizer, None)"
             )
+        for field in fields(args):
+            value = getattr(args, field.name)
+            if field.name in _SCHEDULE and value and value != field.default:
+                raise ConfigError(f"{field.name} is set, but a ladder sets the rates: omit it, or give rates by size")
         if args.load_best_model_at_end:
             raise ConfigError("load_best_model_at_end would load a model of another size: remove it")
         if example_input is None:
@@ -216,6 +223,7 @@ class LadderCallback(TrainerCallback):
         """Print the plan; the Trainer has loaded its checkpoint by now."""
         self.training.start()
         self.training.resume_at(state.global_step)
+        self._counting.close()  # still open if a training in this process was interrupted
         self._counting.enter_context(self.training.spent.counting())
 
     def on_pre_optimizer_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, cast
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from esper.config.arguments import (
     Batches,
@@ -31,7 +32,7 @@ from esper.growth.probe import Arguments, PlainModule, find_input_place, first_t
 from esper.ladders.plan import ADVICE as PLAN_ADVICE
 from esper.ladders.plan import DECAY, SHARE, LadderPlan, Sizes, make_plan, require_plain
 from esper.ladders.rungs import Ladder, RungFolder
-from esper.ladders.training import Evaluate, LadderTraining
+from esper.ladders.training import BRANCHES, Evaluate, LadderTraining
 from esper.numerics.module_state import global_generators, keep_generators
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 
@@ -114,7 +115,8 @@ def ladder(
         optimizer: Optimizer of the model, with the maximum learning rates. Copies join the parameter groups of their
             originals. None: AdamW with learning rate 0.001.
         evaluate: ``evaluate(model)`` returns the loss of a finished rung; called in evaluation mode without gradients.
-        example_input: Arguments of the model, as for `esper.attach`. None: found by one step of ``learn`` on a copy.
+        example_input: Arguments of the model, of the size of a step's batch. None: found by one step of ``learn`` on a
+            copy.
         blocks: Names of the lists of blocks to copy; None: those that run in turn.
         share: Fraction of ``steps`` for which the model trains at each size after the first, before the rung branches.
         decay: Fraction of ``steps`` during which a rung's learning rates fall to zero.
@@ -164,6 +166,9 @@ def ladder(
         training.spent.flops = newest.state["flops"]
         batches.restore_state(newest)
         print_line(Console(), f"resuming after step {training.step:,} of {plan.total_steps:,}, from {newest.path}")
+    else:
+        # Branching points of a ladder whose checkpoints are gone.
+        shutil.rmtree(Path(folder) / BRANCHES, ignore_errors=True)
 
     # Train; checkpoints are written at every change of size, and about once a minute.
     takes = _count_arguments(learn, data)
@@ -262,7 +267,7 @@ def plan_ladder(
 def _count_arguments(learn: Learn, data: Any) -> int:
     """Number of arguments, of model, optimizer and batch, to pass to the user's function.
 
-    Without data, it is two if the function can be called with two.
+    Without data, the third is the number of the step, for functions that take one.
 
     Raises:
         ConfigError: the function takes other arguments.
@@ -271,7 +276,7 @@ def _count_arguments(learn: Learn, data: Any) -> int:
         signature = inspect.signature(learn)
     except (TypeError, ValueError):
         return 3
-    for count in (2, 3) if data is None else (3,):
+    for count in (3, 2) if data is None else (3,):
         try:
             signature.bind(*[None] * count)
         except TypeError:
@@ -352,7 +357,10 @@ def _list_generators(data: Any) -> list[torch.Generator]:
     """Random generators of a loader and its sampler."""
     if not isinstance(data, DataLoader):
         return []
-    holders: list[Any] = [data, cast("Any", data).sampler]
+    samplers: list[Any] = [data.sampler]
+    if isinstance(data.batch_sampler, BatchSampler):
+        samplers.append(data.batch_sampler.sampler)
+    holders: list[Any] = [data, *samplers]
     found: list[Any] = [
         holder.generator
         for holder in holders

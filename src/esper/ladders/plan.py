@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 from torch import distributed, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.config.arguments import Flops, NonNegativeFloat, PositiveInt, check_arguments
 from esper.engine.budget import TRAINING_PASSES
@@ -242,6 +243,7 @@ def make_plan(
 
     # A copy grows to each size, which checks that this is possible and measures its cost.
     towers = find_towers(model, example, blocks)
+    _require_own_parameters(model, towers)
     examples = len(first_tensor(example))
     probe = copy_module(model, ConfigError)
     forward, uncounted = count_forward(probe, example)
@@ -256,11 +258,7 @@ def make_plan(
         present, before = grow_towers(present, copies), forward
         forward, uncounted = count_forward(probe, example)
         if not forward > before:
-            names = ", ".join(repr(tower.name) for tower in towers)
-            raise ConfigError(
-                f"the copies in {names} do not run, because the model does not call that list in turn: name another "
-                "one in blocks"
-            )
+            raise _refuse_unused_copies(towers)
         by_rung.append((copies, _count_parameters(probe), forward))
     pretrained = any(callable(getattr(type(model), method, None)) for method in METHODS)
 
@@ -296,12 +294,16 @@ def require_plain(model: nn.Module) -> None:
     """Reject models that cannot grow in place.
 
     Raises:
-        ConfigError: the model has slots, is compiled, or several processes train it.
+        ConfigError: the model has slots, is compiled or wrapped, or several processes train it.
     """
     if any(isinstance(part, GrowingModel) for part in model.modules()):
         raise ConfigError("the model has slots from esper.attach: give the plain model; a ladder grows whole blocks")
-    if COMPILED in dict(model.named_children()):
-        raise ConfigError("the model is compiled by torch.compile, but a ladder needs the plain model: give that")
+    if any(COMPILED in dict(part.named_children()) for part in model.modules()):
+        raise ConfigError(
+            "the model or a part of it is compiled by torch.compile, but a ladder needs the plain model: give that"
+        )
+    if any(isinstance(part, DataParallel | DistributedDataParallel) for part in model.modules()):
+        raise ConfigError("the model is wrapped for data parallelism, but a ladder needs the plain model: give that")
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ConfigError("a ladder cannot run in several processes, because its model grows in place: use one")
     if next(model.parameters(), None) is None:
@@ -355,6 +357,8 @@ def _find_depths(
             "flops": lambda: (flops, count_forward(deeper, example)[0] / len(first_tensor(example))),
         }
         least, more = costs[measure]()
+        if not more > least:
+            raise _refuse_unused_copies(towers)
         slope = (more - least) / first
         # Several lists of blocks grow together, by whole factors.
         unit = 1 if len(towers) == 1 else first
@@ -372,6 +376,28 @@ def _find_depths(
             f"the first size, has {plural(first, 'block')}: build a model with {depths[0]}, or start with {first}"
         )
     return depths
+
+
+def _require_own_parameters(model: nn.Module, towers: Towers) -> None:
+    """Refuse blocks that share a parameter with another part of the model: copies would have one of their own."""
+    blocks = {f"{tower.name}.{index}." for tower in towers for index in range(len(tower))}
+    owners: dict[nn.Parameter, tuple[str, str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = next((block for block in blocks if name.startswith(block)), "")
+        other, first_name = owners.setdefault(parameter, (owner, name))
+        if other != owner:
+            raise ConfigError(
+                f"{first_name!r} and {name!r} are one parameter, which copies of a block would not share: give each "
+                "block parameters of its own"
+            )
+
+
+def _refuse_unused_copies(towers: Towers) -> ConfigError:
+    names = ", ".join(repr(tower.name) for tower in towers)
+    return ConfigError(
+        f"the copies in {names} do not run, because the model does not call that list in turn: name another one in "
+        "blocks"
+    )
 
 
 def _count_parameters(model: nn.Module) -> int:

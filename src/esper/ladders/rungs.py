@@ -129,7 +129,7 @@ class RungFolder:
             if self._table.plan != plan.describe():
                 raise CheckpointError(
                     f"{path} holds a ladder with another plan: give another folder, or the same model and arguments to "
-                    "continue it"
+                    "continue it, with example_input if batches differ in size"
                 )
 
     def create(self) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from esper.errors import ConfigError, did_you_mean
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import copy_block, deepen, find_configuration
-from esper.growth.probe import Arguments, call_host
+from esper.growth.probe import Arguments, call_host, describe_failure
 from esper.growth.taps import find_features, list_named_modules
 from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
 
@@ -99,24 +99,25 @@ def deepen_in_place(
         model: Any module with these towers.
         copies: The number of copies to insert after each block, by tower.
         optimizer: The optimizer of the model. A copied parameter joins the group of its original, with a copy of the
-            original's state; groups keep the order of the model's parameters.
+            original's state. In each group the parameters of a copy follow those of its block, so an optimizer made
+            from the deeper model in the same way has the same order.
 
     Raises:
         SlotError: a block cannot be copied, or the configuration cannot count it.
     """
-    heirs: list[tuple[nn.Parameter, nn.Parameter]] = []
+    heirs: list[tuple[nn.Module, list[nn.Module]]] = []  # blocks and their copies
     inserted: dict[str, str] = {}
     for name, counts in copies.items():
         container = model.get_submodule(name)
         assert isinstance(container, nn.Sequential | nn.ModuleList)
         place = 0
         for index, (block, count) in enumerate(zip(list(container.children()), counts, strict=True)):
-            for _ in range(count):
+            made = [copy_block(block) for _ in range(count)]
+            for each in made:
                 place += 1
-                made = copy_block(block)
-                container.insert(place, made)
+                container.insert(place, each)
                 inserted[_join(name, place)] = _join(name, index)
-                heirs += zip(block.parameters(), made.parameters(), strict=True)
+            heirs.append((block, made))
             place += 1
     deepen(model, inserted)
     if optimizer is None:
@@ -124,18 +125,19 @@ def deepen_in_place(
 
     # Every copied parameter gets the group and state of its original.
     optimizer.zero_grad()
-    order: dict[object, int] = {parameter: place for place, parameter in enumerate(model.parameters())}
-
-    def find_place(parameter: object) -> int:
-        return order.get(parameter, -1)
-
-    for group in optimizer.param_groups:
-        members = set(group["params"])
-        group["params"] += [heir for original, heir in heirs if original in members]
-        group["params"].sort(key=find_place)
-    for original, heir in heirs:
-        if original in optimizer.state:
-            optimizer.state[heir] = copy.deepcopy(optimizer.state[original])
+    for block, made in heirs:
+        copies_by_original = [dict(zip(block.parameters(), each.parameters(), strict=True)) for each in made]
+        for heir_of in copies_by_original:
+            for original, heir in heir_of.items():
+                if original in optimizer.state:
+                    optimizer.state[heir] = copy.deepcopy(optimizer.state[original])
+        own = set(block.parameters())
+        for group in optimizer.param_groups:
+            places = [place for place, parameter in enumerate(group["params"]) if parameter in own]
+            if places:
+                members = [group["params"][place] for place in places]
+                behind = places[-1] + 1
+                group["params"][behind:behind] = [heir_of[each] for heir_of in copies_by_original for each in members]
 
 
 def _join(container: str, index: int) -> str:
@@ -239,7 +241,10 @@ def _record_calls(model: nn.Module, example: Arguments, blocks: Iterable[nn.Modu
     try:
         with torch.no_grad(), keep_modes(model), keep_buffers(model), keep_generators(model):
             model.eval()
-            call_host(model, example)
+            try:
+                call_host(model, example)
+            except Exception as error:
+                raise ConfigError(describe_failure(model, example, error)) from error
     finally:
         for hook in hooks:
             hook.remove()

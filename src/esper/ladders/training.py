@@ -232,11 +232,16 @@ class LadderTraining:
         """The state of model and optimizer and the FLOPs spent, as tensors and JSON values.
 
         Raises:
-            CheckpointError: the optimizer has state per parameter of an unsupported type.
+            CheckpointError: the optimizer has state of no parameter, or of an unsupported type.
         """
         tensors = {_MODEL + name: value for name, value in self._named_tensors().items()}
         values: dict[str, dict[str, Any]] = {}
         for index, state in self._get_optimizer().state_dict()["state"].items():
+            if not isinstance(index, int):
+                raise CheckpointError(
+                    f"the optimizer's state has {index!r}, which belongs to no parameter: use an optimizer whose state "
+                    "is by parameter"
+                )
             for name, value in state.items():
                 if isinstance(value, Tensor):
                     tensors[f"{_OPTIMIZER}{index}.{name}"] = value
@@ -325,8 +330,12 @@ class LadderTraining:
         for index, rung in enumerate(self.plan.rungs):
             towers = grow_towers(towers, rung.copies) if rung.copies else towers
             if found == {tower.name: len(tower) for tower in towers}:
-                if index >= self._rung:
-                    self.grow_to(index)
+                if index < self._rung:
+                    raise CheckpointError(
+                        f"the state dict has {plural(rung.depth, 'block')}, but the model has grown to "
+                        f"{self.plan.rungs[self._rung].depth}: make model and callback anew to resume from it"
+                    )
+                self.grow_to(index)
                 return
         depth = sum(found.values())
         raise CheckpointError(f"the state dict has {plural(depth, 'block')}, which is no size of this ladder")
