@@ -96,7 +96,9 @@ class Results(ResultFile[Result]):
     def _train_one(self, one: Training) -> None:
         family = one.family
         name = f"{family.name}-{family.rate:g}-{one.depths[0]}-{one.share:g}-{one.seed}"
-        self.add(*train_sizes(family, one.depths, one.share, one.seed, self.path.with_suffix(f".{name}")))
+        folder = self.path.with_suffix(f".{name}")
+        self.add(*train_sizes(family, one.depths, one.share, one.seed, folder))
+        shutil.rmtree(folder)
         print_line(Console(), f"{one}: done")
 
 
@@ -131,5 +133,4 @@ def train_sizes(family: Family, depths: Sequence[int], share: float, seed: int, 
         plain.load_state_dict(load_file(rung.path / "model.safetensors"))
         validation, test = family.measure(plain.eval())
         results.append(Result(family.name, rung.depth, share, family.rate, seed, validation, test, rung.flops))
-    shutil.rmtree(folder)
     return results

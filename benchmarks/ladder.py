@@ -71,6 +71,7 @@ from zoo.data import Splits
 
 import esper
 from esper.dash.output import print_line
+from esper.files import write_atomically
 from esper.ladders.flops import count_forward
 from esper.numerics.devices import describe_platform
 
@@ -223,6 +224,12 @@ def climb(store: Store, setting: Setting, seed: int) -> None:
     """One training with a branch at each depth, which is decayed; the rates are those that are best alone."""
     rungs = train_ladder(store, DEPTHS, setting, seed)
     store.add(*(Result("climb", depth, setting, seed, *judge(store, one), f) for depth, (one, f) in rungs.items()))
+    shutil.rmtree(find_folder(store, DEPTHS, setting, seed))
+
+
+def find_folder(store: Store, depths: Sequence[int], setting: Setting, seed: int) -> Path:
+    """Of a ladder, until its results are stored."""
+    return store.folder / f"rungs-{store.text}-{'-'.join(map(str, depths))}-{setting[0]:g}-{seed}"
 
 
 def train_ladder(
@@ -232,7 +239,6 @@ def train_ladder(
     (share,), (rate,) = setting, store.best("alone", depths[0])
     network, _ = begin(store, seed, depths[0])
     minibatches = Stream(store.load_text().train, seed)
-    folder = store.folder / f"rungs-{store.text}-{'-'.join(map(str, depths))}-{share:g}-{seed}"
     made = esper.ladder(
         network,
         lambda model, optimizer, step: learn(model, optimizer, minibatches[step]),
@@ -243,14 +249,13 @@ def train_ladder(
         rates=[store.best("alone", depth)[0] / rate for depth in depths],
         optimizer=make_adamw(network.parameters(), rate),
         example_input=torch.zeros(BATCH, WINDOW, dtype=torch.int64, device=store.device),
-        folder=folder,
+        folder=find_folder(store, depths, setting, seed),
     )
     rungs: dict[int, tuple[nn.Module, float]] = {}
     for rung in made.rungs:
         plain, _ = begin(store, seed, rung.depth)
         plain.load_state_dict(load_file(rung.path / "model.safetensors"))
         rungs[rung.depth] = (plain, rung.flops)
-    shutil.rmtree(folder)
     return rungs
 
 
@@ -261,6 +266,7 @@ def train_star(store: Store, setting: Setting, seed: int) -> None:
             rungs = train_ladder(store, (DEPTHS[0], depth), setting, seed)
             (network, flops), (_, first) = rungs[depth], rungs[DEPTHS[0]]
             store.add(Result("star", depth, setting, seed, *judge(store, network), flops - first))
+            shutil.rmtree(find_folder(store, (DEPTHS[0], depth), setting, seed))
 
 
 class Exits(nn.Module):
@@ -492,14 +498,17 @@ def measure_time(store: Store) -> None:
             train_by_itself(store, depth, store.best("alone", depth), CHOOSING)
         row = {"alone": time.perf_counter() - began}
         for share in SHARES:
+            folder = find_folder(store, DEPTHS, (share,), CHOOSING)
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
             began = time.perf_counter()
             train_ladder(store, DEPTHS, (share,), CHOOSING)
             row[f"{share:g}"] = time.perf_counter() - began
+            shutil.rmtree(folder)
         rows.append(row)
         for line in tabulate_time(rows):
             print_line(Console(), line)
     found = {"steps": store.steps, "seconds": rows, "platform": describe_platform([str(store.device)])}
-    (store.folder / "time.json").write_text(json.dumps(found) + "\n")
+    write_atomically(store.folder / "time.json", json.dumps(found) + "\n")
 
 
 def tabulate_time(rows: list[dict[str, float]]) -> list[str]:

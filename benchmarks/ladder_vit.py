@@ -31,6 +31,8 @@ from esper.dash.output import print_line
 
 WIDTH, HEADS, EXAMPLES = 24, 4, 10_000
 RATES, SHARES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3), (0.2, 0.5)
+STEPS = 6000
+"""Of each network alone. Results of another number are kept in a file of their own."""
 CHOOSING, FINAL_SEEDS = 0, (1, 2, 3, 4, 5)
 
 
@@ -77,7 +79,7 @@ def make_family(task: str, steps: int, device: str) -> Family:
 def main(
     folder: tyro.conf.Positional[Path],
     task: Literal["fashion-mnist", "digits"] = "fashion-mnist",
-    steps: int = 6000,
+    steps: int = STEPS,
     device: str = "cpu",
 ) -> None:
     """Train all that is missing, and print a table.
@@ -89,7 +91,8 @@ def main(
         device: Trains the networks, such as cuda.
     """
     torch.set_num_threads(1)
-    family, results = make_family(task, steps, device), Results(folder / f"vit-{task}.jsonl", device)
+    name = f"vit-{task}" if steps == STEPS else f"vit-{task}-{steps}"
+    family, results = make_family(task, steps, device), Results(folder / f"{name}.jsonl", device)
     results.train(
         [Training(replace(family, rate=rate), (depth,), ALONE, CHOOSING) for rate in RATES for depth in DEPTHS]
     )

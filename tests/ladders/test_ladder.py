@@ -230,6 +230,29 @@ def test_a_learn_function_gets_the_step_whether_or_not_that_has_a_default(given:
     assert seen == list(range(14))
 
 
+def test_a_cache_that_grows_with_its_inputs_does_not_stop_a_ladder(tmp_path: Path) -> None:
+    """Such as one of positions, in a buffer outside the state dict."""
+
+    class Cached(Decoder):
+        def __init__(self) -> None:
+            super().__init__(dropout=0)
+            self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+        def forward(self, indices: torch.Tensor) -> torch.Tensor:
+            if indices.shape[1] > len(self.cache):
+                self.cache = torch.zeros(indices.shape[1])
+            return super().forward(indices) + self.cache[: indices.shape[1], None]
+
+    def learn_longer(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        learn(model, optimizer, tokens(8, seed=step)[:, : 4 if step < 17 else 6])  # the first branch begins at 16
+
+    model = Cached()
+    options = {"data": None, "learn": learn_longer, "example_input": tokens(8)[:, :4]}
+    plain = make(tmp_path / "plain", **options)
+    cached = make(tmp_path / "cached", model, optimizer=make_optimizer(model), **options)
+    assert [rung.loss for rung in cached.rungs] == [rung.loss for rung in plain.rungs]
+
+
 def test_a_folder_holds_one_ladder(tmp_path: Path) -> None:
     make(tmp_path)
     with pytest.raises(CheckpointError, match="another plan"):

@@ -279,15 +279,18 @@ class LadderTraining:
         saved = {
             name.removeprefix(_MODEL): value for name, value in checkpoint.tensors.items() if name.startswith(_MODEL)
         }
-        if {name: value.shape for name, value in present.items()} != {
-            name: value.shape for name, value in saved.items()
+        # Buffers outside the state dict, such as caches of positions, may have another size by now.
+        caches = set(dict(self.model.named_buffers())) - set(self.model.state_dict())
+        if {name: value.shape for name, value in present.items() if name not in caches} != {
+            name: value.shape for name, value in saved.items() if name not in caches
         }:
             raise CheckpointError(
                 f"{checkpoint.path} is of another model: build the model as it was when the ladder began, or give "
                 "another folder"
             )
         for name, value in present.items():
-            value.copy_(saved[name])
+            if name not in caches or (name in saved and saved[name].shape == value.shape):
+                value.copy_(saved[name])
         # State of the optimizer, by the index of each parameter in its groups.
         states: dict[int, dict[str, Any]] = {
             int(index): dict(values) for index, values in checkpoint.state["optimizer"].items()
