@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import esper
 import tiny_transformers
 from esper.engine.config import EpisodeConfig
-from esper.errors import ConfigError, DivergedError, SlotError
+from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import describe_structure
 from esper.lifecycle.stages import Stage
 from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_moved, remembered
@@ -531,6 +531,16 @@ def test_a_ladder_resumed_in_the_same_process_counts_each_step_once(tmp_path: Pa
     trainer.train(resume_from_checkpoint=True)
     result = callback.training.result
     assert [rung.flops for rung in result.rungs] == pytest.approx([rung.flops for rung in result.plan.rungs])
+
+
+def test_a_grown_model_does_not_load_a_smaller_checkpoint(tmp_path: Path) -> None:
+    trainer, _ = climb(tmp_path, 35)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    with pytest.raises(
+        CheckpointError, match="has 1 block, but the model has grown to 4: make model and callback anew"
+    ):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-7"))
 
 
 def test_accumulated_gradients_are_in_the_plan_of_a_ladder(tmp_path: Path) -> None:

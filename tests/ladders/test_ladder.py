@@ -253,6 +253,17 @@ def test_a_cache_that_grows_with_its_inputs_does_not_stop_a_ladder(tmp_path: Pat
     assert [rung.loss for rung in cached.rungs] == [rung.loss for rung in plain.rungs]
 
 
+def test_an_optimizer_with_state_of_no_parameter_is_refused(tmp_path: Path) -> None:
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            self.state["count"] = 1
+
+    model = Decoder(dropout=0)
+    with pytest.raises(CheckpointError, match="has 'count', which belongs to no parameter"):
+        make(tmp_path, model, optimizer=Counting(model.parameters(), lr=1e-2))
+
+
 def test_a_folder_holds_one_ladder(tmp_path: Path) -> None:
     make(tmp_path)
     with pytest.raises(CheckpointError, match="another plan"):

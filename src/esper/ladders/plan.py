@@ -257,8 +257,7 @@ def make_plan(
         deepen_in_place(probe, copies)
         present, before = grow_towers(present, copies), forward
         forward, uncounted = count_forward(probe, example)
-        if not forward > before:
-            raise _refuse_unused_copies(towers)
+        _require_that_copies_run(towers, before, forward)
         by_rung.append((copies, _count_parameters(probe), forward))
     pretrained = any(callable(getattr(type(model), method, None)) for method in METHODS)
 
@@ -357,8 +356,7 @@ def _find_depths(
             "flops": lambda: (flops, count_forward(deeper, example)[0] / len(first_tensor(example))),
         }
         least, more = costs[measure]()
-        if not more > least:
-            raise _refuse_unused_copies(towers)
+        _require_that_copies_run(towers, least, more)
         slope = (more - least) / first
         # Several lists of blocks grow together, by whole factors.
         unit = 1 if len(towers) == 1 else first
@@ -392,12 +390,14 @@ def _require_own_parameters(model: nn.Module, towers: Towers) -> None:
             )
 
 
-def _refuse_unused_copies(towers: Towers) -> ConfigError:
-    names = ", ".join(repr(tower.name) for tower in towers)
-    return ConfigError(
-        f"the copies in {names} do not run, because the model does not call that list in turn: name another one in "
-        "blocks"
-    )
+def _require_that_copies_run(towers: Towers, before: float, after: float) -> None:
+    """Refuse copies that do not raise the cost of the model."""
+    if not after > before:
+        names = ", ".join(repr(tower.name) for tower in towers)
+        raise ConfigError(
+            f"the copies in {names} do not run, because the model does not call that list in turn: name another one in "
+            "blocks"
+        )
 
 
 def _count_parameters(model: nn.Module) -> int:
