@@ -36,6 +36,7 @@ check: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python tools/size.py
 
 test: $(DEV_INSTALLED)
 	@start=$$(date +%s); $(MAKE) --no-print-directory check && $(BIN)/pytest -m "$(RING_FAST)"; code=$$?; \
