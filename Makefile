@@ -14,8 +14,8 @@ RING_LANDING := not slow and (landing or matrix)
 
 help:
 	@echo "make demo      grow a network, then train a controller and compare it, with reports (four minutes on 2 cores)"
-	@echo "make test      lint, types, import contracts and every behaviour once (about four minutes on 2 cores)"
-	@echo "make landing   the other tests that a change must pass before it lands (.ci/run runs both)"
+	@echo "make test      lint, import contracts, sizes and every behaviour once (about three minutes on 2 cores)"
+	@echo "make landing   format, types, and the other tests that a change must pass before it lands (.ci/run runs both)"
 	@echo "make test-all  all tests, the slow ones too, and that two runs of the scenarios of tools/same_bits.py agree"
 	@echo "make reliability  the tests that kill, starve and feed garbage, and the figures of docs/reliability.md"
 	@echo "make gpu       on a machine with CUDA: the tests that need a GPU, and the benchmarks of populations on it"
@@ -33,8 +33,6 @@ demo: $(CORE_INSTALLED)
 
 check: $(DEV_INSTALLED)
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python tools/size.py
 
@@ -43,7 +41,7 @@ test: $(DEV_INSTALLED)
 		echo "make test took $$(($$(date +%s) - start)) s"; exit $$code
 
 landing: $(DEV_INSTALLED)
-	@start=$$(date +%s); $(BIN)/pytest -m "$(RING_LANDING)"; code=$$?; \
+	@start=$$(date +%s); $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/pytest -m "$(RING_LANDING)"; code=$$?; \
 		echo "make landing took $$(($$(date +%s) - start)) s"; exit $$code
 
 test-all: check

@@ -1,8 +1,10 @@
 """Settings for every test."""
 
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +18,52 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A shared core makes single examples slow now and then; that is no failure.
+settings.register_profile("first ring", deadline=None, max_examples=20)
 settings.register_profile("esper", deadline=None)
-settings.load_profile("esper")
+
+TESTS = Path(__file__).parent
+EXTRAS = tuple(
+    TESTS / name
+    for name in (
+        "conformance",
+        "dash/test_browser.py",
+        "documentation/test_site.py",
+        "growth/test_language_models.py",
+        "growth/test_pretrained.py",
+        "integrations",
+        "lab/test_sweep.py",
+        "runs/test_loggers.py",
+        "train/test_ray.py",
+    )
+)
+"""Tests that import `LIBRARIES`, which takes each process ten seconds: they are left to `make landing`."""
+LIBRARIES = frozenset(
+    ("lightning", "mlflow", "onnxruntime", "optuna", "peft", "playwright", "ray", "stable_baselines3", "tensordict")
+) | {"torchrl", "transformers", "wandb"}
 
 _FIGURE = "figure: "
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("first ring" if _is_first_ring(config) else "esper")
+
+
+def _is_first_ring(config: pytest.Config) -> bool:
+    return "not landing" in config.option.markexpr
+
+
+def _needs_extras(path: Path) -> bool:
+    return any(path.is_relative_to(place) for place in EXTRAS)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if _is_first_ring(config) and _needs_extras(collection_path) else None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    loaded = LIBRARIES & set(sys.modules)
+    if _is_first_ring(session.config) and loaded:
+        raise pytest.UsageError(f"the first ring imports {sorted(loaded)}: add the file to EXTRAS of tests/conftest.py")
 
 
 @pytest.fixture
@@ -35,6 +79,8 @@ def count_figure(record_property: Callable[[str, object], None]) -> Callable[[st
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     matrices: dict[tuple[str, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
+        if _needs_extras(item.path):
+            item.add_marker("landing")
         if isinstance(item, pytest.Function):
             if "count_figure" in item.fixturenames:
                 item.add_marker("reliability")
