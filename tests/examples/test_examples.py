@@ -22,10 +22,8 @@ NEEDED = {
     "hugging_face_trainer": "transformers",
     "deeper_gpt": "transformers",
     "deeper_gpt_compiled": "transformers",
-    "deeper_gpt_sharded": "transformers",
 }
-DEEPER = ["deeper_gpt", "deeper_gpt_compiled", "deeper_gpt_sharded"]
-LAUNCHED = {"deeper_gpt_sharded": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]}
+DEEPER = ["deeper_gpt", "deeper_gpt_compiled"]
 LADDERS = ["ladder_gpt", "ladder_vit"]
 SCORES = re.compile(r"accuracy without growth ([01]\.\d+), with growth ([01]\.\d+)")
 
@@ -36,7 +34,7 @@ def test_an_example_grows_and_tells_the_scores(name: str, tmp_path: Path):
     if name in NEEDED and importlib.util.find_spec(NEEDED[name]) is None:
         pytest.skip(f"needs {NEEDED[name]}")
     result = subprocess.run(
-        [sys.executable, *LAUNCHED.get(name, []), str(EXAMPLES / f"{name}.py")],
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
         check=False,
         capture_output=True,
         text=True,

@@ -133,7 +133,6 @@ def test_every_argument_is_looked_at() -> None:
     functions |= {"germinate": Slot.germinate, "set_alpha": Slot.set_alpha}
     assert all(not named(functions.pop(name)) for name in free)
     functions.pop("train")  # torch looks at that
-    functions.pop("shard_growth")  # options, which test_sharding looks at
     assert {name: set(named(one)) for name, one in functions.items()} == {
         name: set(case[2]) for name, case in CASES.items()
     }

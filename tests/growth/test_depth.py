@@ -20,7 +20,6 @@ from esper.growth.depth import deepen, find_configuration
 from esper.growth.frozen import WHOLE, hash_frozen
 from esper.growth.model import GrowingModel
 from esper.growth.probe import find_branch_outputs
-from esper.growth.sharding import add_blank_copy
 from growth.hosts import TransformerBlock
 
 WIDTH = 6
@@ -113,13 +112,7 @@ def swapped(model: GrowingModel) -> GrowingModel:
     return model
 
 
-def copied_as_shards_are(model: GrowingModel) -> GrowingModel:
-    slot = model.slots["blocks.0"]
-    slot.site = replace(slot.site, layer=add_blank_copy(slot.site.layer))
-    return germinated(model)
-
-
-@pytest.mark.parametrize("grow", [germinated, mirrored, swapped, copied_as_shards_are])
+@pytest.mark.parametrize("grow", [germinated, mirrored, swapped])
 def test_a_block_has_the_configuration_of_its_host_whatever_way_it_came(
     grow: Callable[[GrowingModel], GrowingModel],
 ) -> None:

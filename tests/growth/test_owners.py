@@ -19,9 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from esper.errors import CheckpointError, ExportError, SlotError
+from esper.grower.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.export import Format, export
-from esper.growth.hooks import require_attached
 from esper.growth.model import GrowingModel
 from esper.growth.persist import save
 
@@ -184,20 +184,34 @@ def test_a_growing_model_is_not_exported(kind: Format, part: str, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("sharded", ["before attach", "after"])
-def test_sharded_parameters_are_refused(sharded: str, tmp_path: Path) -> None:
+NEEDS_WHOLE: dict[str, Callable[[GrowingModel, Path], object]] = {
+    "attach": lambda model, _: (model.release(), attach(model.host, ["0"], INPUTS)),
+    "parameter_groups": lambda model, _: model.parameter_groups(lr=0.1),
+    "link": lambda model, _: model.link(torch.optim.SGD(model.parameters())),
+    "Grower": lambda model, _: Grower(model, torch.optim.SGD(model.parameters()), lambda _: 1.0),
+    "germinate": lambda model, _: model.slots["0"].germinate("mlp"),
+    "mirror": lambda model, _: model.mirror(nn.Identity()),
+    "finalize": lambda model, _: model.finalize(),
+    "save": lambda model, folder: save(model, folder / "saved"),
+    "state_dict": lambda model, _: model.state_dict(),
+}
+"""What takes whole parameters."""
+
+
+@pytest.mark.parametrize("sharding", ["all", "one layer, gathered by a pass"])
+@pytest.mark.parametrize("what", NEEDS_WHOLE)
+def test_sharded_parameters_are_refused(what: str, sharding: str, tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
     try:
-        mesh = init_device_mesh("cpu", (1,))
-        model = growing()
-        if sharded == "before attach":
-            model.release()
-        fully_shard(model.host, mesh=mesh)
-        assert any(isinstance(parameter, DTensor) for parameter in model.parameters())
-        with pytest.raises(SlotError, match=r"is a DTensor, of which this process.*use Distr.*shard_growth"):
-            attach(model.host, ["0"], INPUTS) if sharded == "before attach" else require_attached(model)
-        with pytest.raises(AssertionError, match="FSDP does not support deepcopy"):  # a reason why
-            copy.deepcopy(model.host[0] if sharded == "after" else model.host)
+        model, mesh = growing(), init_device_mesh("cpu", (1,))
+        if sharding == "all":
+            fully_shard(model.host, mesh=mesh)
+        else:
+            fully_shard(model.host[0], mesh=mesh, reshard_after_forward=False)
+            model(INPUTS)
+        assert any(isinstance(parameter, DTensor) for parameter in model.parameters()) == (sharding == "all")
+        with pytest.raises(SlotError, match=r"only a part of the model's parameters.*use DistributedDataParallel"):
+            NEEDS_WHOLE[what](model, tmp_path)
     finally:
         torch.distributed.destroy_process_group()
 

@@ -137,7 +137,7 @@ class ModelBackend:
 
     def is_finite(self) -> bool:
         """Whether all parameters, gradients and moments are finite."""
-        return self._processes.run_on_model(lambda: self._snapshot.is_finite(gradients=not self._scaled))
+        return self._processes.broadcast(lambda: self._snapshot.is_finite(gradients=not self._scaled))
 
     def measure_dependence(self, slots: Bools) -> DependenceMeasurement:
         """The model and the modules in ``slots``, bool ``[1, S]``, measured by switching them off now."""
@@ -191,7 +191,7 @@ class ModelBackend:
             due,
             forks,
         )
-        return self._processes.run_on_model(measure)
+        return self._processes.broadcast(measure)
 
     def find_culprit(self) -> Bools:
         """The module without which constraints are broken by least, bool ``[1, S]``; none if none is broken or none of

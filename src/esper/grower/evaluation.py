@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -19,7 +18,6 @@ from esper.grower.isolated import SeedlessFork
 from esper.grower.scores import LOSS, Metrics, Score, Scores
 from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.model import GrowingModel
-from esper.growth.sharding import reshard
 from esper.growth.taps import IncomparableError, flatten
 from esper.lifecycle.table import SeedTable
 from esper.numerics.arrays import Bools, Floats
@@ -97,23 +95,13 @@ def measure_model(
         return parse(measure(model))
 
     # Modules are switched on or off in shared passes; a fork has other parameters, and needs passes of its own.
-    with restore_modes(model):
+    with keep_modes(model):
         toggled = {name: alpha for name, alpha in alphas.items() if name not in forks}
         baseline, ablated = evaluator.measure(compute_metrics, toggled, baseline)
         for name, fork in forks.items():
             if name in alphas and fork is not None:
                 ablated[name] = fork.run(lambda: compute_metrics(model))
     return ModelMeasurement(baseline, ablated, due, detector.is_constant)
-
-
-@contextmanager
-def restore_modes(model: GrowingModel) -> Generator[None]:
-    """Restore the modes of all modules after the block, and free parameters that FSDP2 has gathered."""
-    try:
-        with keep_modes(model):
-            yield
-    finally:
-        reshard(model)
 
 
 def compute_contributions(

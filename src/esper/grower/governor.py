@@ -16,7 +16,6 @@ from esper.errors import CheckpointError, DivergedError
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
-from esper.growth.sharding import holds_in_all_processes, is_sharded, local_part, reshard
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools
 from esper.numerics.module_state import global_generators
@@ -57,8 +56,7 @@ class ModelSnapshot:
 
     The copies are written into the model's own tensors, so parameters keep their identity and the optimizer goes on
     owning them. Its state is cleared: momentum from before would push straight back. On a `GrowingModel` live modules
-    are pruned and leave the optimizer; so does a fossil that germinated after the snapshot. Where processes share
-    parameters (FSDP2), each copies its own part.
+    are pruned and leave the optimizer; so does a fossil that germinated after the snapshot.
 
     Args:
         model: Any module.
@@ -78,9 +76,8 @@ class ModelSnapshot:
     @torch.no_grad()
     def take(self) -> None:
         """Copy the present state of the model."""
-        reshard(self.model)
         self._copies = _Copies(
-            [(parameter, local_part(parameter).detach().clone()) for parameter in self.model.parameters()],
+            [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()],
             [(module, name, module.get_buffer(name).clone()) for _, module, name in _list_buffers(self.model)],
             [(generator, generator.get_state()) for generator in self._generators],
         )
@@ -88,13 +85,12 @@ class ModelSnapshot:
     @torch.no_grad()
     def restore(self) -> tuple[str, ...]:
         """Return to the state of `take`; returns the slots that lost their module."""
-        reshard(self.model)
         pruned = self._prune() if isinstance(self.model, GrowingModel) else ()
         # Into the model's own tensors; what was pruned since has no place any more.
         present = set(self.model.parameters())
         for parameter, saved in self._copies.parameters:
             if parameter in present:
-                local_part(parameter).copy_(saved)
+                parameter.copy_(saved)
         for module, name, saved in self._copies.buffers:
             module.get_buffer(name).copy_(saved)
         if isinstance(self.model, GrowingModel):
@@ -125,9 +121,7 @@ class ModelSnapshot:
 
     def is_finite(self, *, gradients: bool = True) -> bool:
         """Whether all parameters of the model and moments of the optimizer are finite, and the ``gradients`` too."""
-        reshard(self.model)
-        finite = all(bool(part.isfinite().all()) for part in map(local_part, self._list_tensors(gradients)))
-        return holds_in_all_processes(finite) if any(map(is_sharded, self.model.parameters())) else finite
+        return all(bool(tensor.isfinite().all()) for tensor in self._list_tensors(gradients))
 
     def _list_tensors(self, gradients: bool) -> list[Tensor]:
         """Parameters, moments of the optimizer and, if requested, gradients."""
@@ -137,8 +131,7 @@ class ModelSnapshot:
         return [*parameters, *arrived, *(value for value in moments if isinstance(value, Tensor))]
 
     def state_dict(self) -> dict[str, Any]:
-        """The copies as plain values: as large as the model, or as this process's part of it."""
-        reshard(self.model)
+        """The copies as plain values: as large as the model."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         places = {(module, name): path for path, module, name in _list_buffers(self.model)}
         parameters, buffers, generators = self._copies
@@ -159,7 +152,6 @@ class ModelSnapshot:
         Raises:
             CheckpointError: it is of another model.
         """
-        reshard(self.model)
         parameters = dict(self.model.named_parameters())
         buffers = {path: (module, name) for path, module, name in _list_buffers(self.model)}
         tensors = {**parameters, **{path: module.get_buffer(name) for path, (module, name) in buffers.items()}}
@@ -168,7 +160,7 @@ class ModelSnapshot:
             raise CheckpointError(f"the governor's snapshot holds {unknown[0]!r}, which this model lacks")
         known = [each for each in self._generators if self._names[each] in state["generators"]]
         like = {
-            "parameters": {name: local_part(tensors[name]) for name in state["parameters"]},
+            "parameters": {name: tensors[name] for name in state["parameters"]},
             "buffers": {name: tensors[name] for name in state["buffers"]},
             "generators": {self._names[each]: each.get_state() for each in known},
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable
 from typing import Any, cast
@@ -16,7 +15,6 @@ from esper.engine.gradients import GradientHealthSettings, HealthTable, assess_h
 from esper.growth.data_parallel import register_gradient_hooks
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
-from esper.growth.sharding import combine_norms, count_copies, local_part
 from esper.numerics.arrays import Bools, Floats
 from esper.serialization.state_files import to_plain
 
@@ -31,8 +29,7 @@ class GradientRecorder:
 
     The gradients of a step are those that its last backward pass left: accumulated over the passes since they were
     zeroed, before they are clipped or averaged over processes. A gradient that was written by hand is recorded as it is
-    after the step. Where processes share parameters (FSDP2), gradients arrive as averages, and the processes wait for
-    each other to combine the norms of their parts.
+    after the step.
 
     Args:
         model: Its host is recorded; call `watch` with modules as they germinate.
@@ -73,7 +70,7 @@ class GradientRecorder:
     def record_norm(self, parameter: Tensor) -> None:
         """Record the norm of the gradient that ``parameter`` has now."""
         assert parameter.grad is not None
-        self._arrived[parameter] = self._compute_norm(parameter.grad)
+        self._arrived[parameter] = _compute_norm(parameter.grad)
 
     @torch.no_grad()
     def _record_step(self, *_: Any) -> None:
@@ -82,7 +79,7 @@ class GradientRecorder:
         for place, part in enumerate([self._model.host, *(slot.seed for slot in slots)]):
             parameters = [] if part is None else list(part.parameters())
             part_norms = [
-                self._arrived[parameter] if parameter in self._arrived else self._compute_norm(parameter.grad)
+                self._arrived[parameter] if parameter in self._arrived else _compute_norm(parameter.grad)
                 for parameter in parameters
                 if parameter.grad is not None
             ]
@@ -91,17 +88,8 @@ class GradientRecorder:
                 self._reached.add(part)
             if part_norms:
                 norms[place] = torch.linalg.vector_norm(torch.stack([norm.to(norms.device) for norm in part_norms]))
-        if self._model.sharded:
-            norms = combine_norms(norms.to(next(self._model.host.parameters()).device))
         self._norms.append(norms if self._scaler is None else norms / self._scaler.scale(torch.ones_like(norms)))
         self._arrived.clear()
-
-    def _compute_norm(self, gradient: Tensor) -> Tensor:
-        """This process's part of the norm."""
-        values = gradient.coalesce().values() if gradient.is_sparse else local_part(gradient)
-        # Detached, as gradients that are differentiated again have a graph of their own.
-        norm = cast(Tensor, torch.linalg.vector_norm(values.detach()))
-        return norm / math.sqrt(count_copies(gradient)) if self._model.sharded else norm
 
     @property
     def stepped(self) -> bool:
@@ -182,6 +170,12 @@ def _describe_unreached(slot: str, seed: Seed) -> str:
         f"the seed of {seed.blueprint.name!r} in slot {slot!r} has learned nothing, since no gradient has reached it "
         f"although the optimizer stepped: {cause}; until one does, it will not be kept"
     )
+
+
+def _compute_norm(gradient: Tensor) -> Tensor:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    # Detached, as gradients that are differentiated again have a graph of their own.
+    return cast(Tensor, torch.linalg.vector_norm(values.detach()))
 
 
 def _count_learning(module: nn.Module) -> int:

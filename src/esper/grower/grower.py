@@ -60,7 +60,7 @@ from esper.grower.unit_pruning import prune_units
 from esper.grower.validation import Validation
 from esper.growth.blueprints.units import Units
 from esper.growth.followers import unwrap_optimizer
-from esper.growth.hooks import require_growable
+from esper.growth.hooks import require_savable
 from esper.growth.look import Look
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
 from esper.lifecycle.actions import Op, make_wait_actions
@@ -89,8 +89,7 @@ class Grower:
     ```
 
     It uses the same engine as `esper train`, so a trained policy sees the same observations here. With several
-    processes, the first decides for all (`esper.grower.distributed`). If they share parameters
-    (`GrowingModel.shard_growth`), all of them evaluate.
+    processes, the first decides for all (`esper.grower.distributed`).
 
     Args:
         model: From `esper.attach`, without live modules unless `load_state_dict` follows.
@@ -101,7 +100,7 @@ class Grower:
             usual tasks. Wrap it in `esper.Metric`, `esper.Constrained` or `esper.Refit` for another metric, for
             constraints, or for other evidence. Each decision calls it for the model, for every module that is due, and
             again after a rollback. The call for the model is skipped if you pass its result to `step`. With several
-            processes only the first calls it, unless they share parameters.
+            processes only the first calls it.
         config: How the grower decides.
         callbacks: Called with every decision, such as `esper.grower.RunRecorder` and `esper.grower.PrintDecisions`.
         run: New folder for a record of the run; adds ``RunRecorder(run)`` to the callbacks.
@@ -130,10 +129,10 @@ class Grower:
         **fields: Any,
     ) -> None:
         config = config.override(fields)
-        require_growable(model)
+        require_savable(model)
         optimizer = unwrap_optimizer(optimizer)
         model.link(optimizer)
-        processes = Processes(sharing=model.sharded)
+        processes = Processes()
 
         # What growth is about.
         criterion = read_criterion(evaluate)
@@ -161,11 +160,6 @@ class Grower:
         require_loss(rules, evidence, controller, config.loss, optimizer)
         promise = choose_promise_settings(controller, conduct.promise)
         warn_of_unfamiliar(origin, model, timing, config.rent, scores.likely_classes)
-        if model.sharded and (rules.isolation is Isolation.SHADOW or evidence is Counterfactual.REFIT):
-            raise ConfigError(
-                "with sharded parameters (FSDP2), modules cannot train in isolation, which needs copies and partial "
-                "forward passes: use isolation none and no esper.Refit"
-            )
         name = str(config.controller) if isinstance(config.controller, str | Path) else controller.name
         random_seed = processes.broadcast(lambda: config.seed)
         config = config.override({"controller": name, "rules": rules, "classes": classes, "seed": random_seed})
@@ -189,8 +183,9 @@ class Grower:
             slot.feature_hook = None  # of a former grower
         recorder = None
         if promise is not None:
-            active = model.sharded or processes.is_first
-            recorder = PromiseRecorder(model, spec.kinds, promise.examples, config.scaler, spending.add, active=active)
+            recorder = PromiseRecorder(
+                model, spec.kinds, promise.examples, config.scaler, spending.add, active=processes.is_first
+            )
 
         # The engine measures, judges and decides on the model through its backend.
         learning = LearningCheck(conduct.governor, scores)
@@ -285,7 +280,7 @@ class Grower:
 
         inputs = self._processes.broadcast(read_inputs)
         require_same_slots(self.model, self.network.table)
-        require_growable(self.model)
+        require_savable(self.model)
         self._trained.require_steps()
         if self.decisions == self.config.horizon:
             warnings.warn(
@@ -491,8 +486,6 @@ class Grower:
             ConfigError: nothing is compiled; torch's limit on graphs is too low; modules train in isolation; or a pass
                 steps the optimizer.
         """
-        if self.model.sharded:
-            raise ConfigError("a model with sharded parameters (FSDP2) cannot be rehearsed: remove the call")
         if self.needs_isolated_backward:
             raise ConfigError(
                 "modules in isolation and forks run passes that a rehearsal does not cover: use isolation none and no "
@@ -528,7 +521,7 @@ class Grower:
         if unfinished:
             self._notify(lambda callback: callback.on_step_start(self))
         require_same_slots(self.model, self.network.table)
-        require_growable(self.model)
+        require_savable(self.model)
         if unfinished and self.governor.settings is not None and not self.backend.is_finite():
             unknown = np.full(1, math.nan)
             vitals = Vitals(unknown, np.full((1, self.backend.skills), math.nan), np.zeros(1, np.bool_))
@@ -675,8 +668,7 @@ class Grower:
 
         It is about as large as the model, since it includes the last good state for rollbacks. Between decisions it
         also holds recorded features. Save it together with the state dicts of model and optimizer. With several
-        processes, save that of the first one. If they share parameters, save each one's, and load them with the same
-        number of processes.
+        processes, save that of the first one.
 
         Raises:
             CheckpointError: the controller's state cannot be saved.

@@ -14,7 +14,6 @@ from esper.engine.governor import GovernorSettings
 from esper.engine.history import PLATEAU_IMPROVEMENT, improves
 from esper.errors import ConfigError
 from esper.grower.scores import LOSS, Metrics, Scores
-from esper.growth.sharding import local_part, reshard
 from esper.lifecycle.actions import Op
 from esper.serialization.state_files import from_plain, to_plain
 
@@ -73,13 +72,12 @@ class OptimizerCheck:
 
     @torch.no_grad()
     def _sum_parameters(self) -> Tensor:
-        """The sum of the values of each learning parameter, ``[P]``, of the part that this process holds."""
-        reshard(self._host)
+        """The sum of the values of each learning parameter, ``[P]``."""
         learning = [parameter for parameter in self._host.parameters() if parameter.requires_grad]
         if not learning:
             return torch.zeros(0)
-        device, held = learning[0].device, map(local_part, learning)
-        return torch.stack([values.sum(dtype=torch.float64).to(device) for values in held])
+        device = learning[0].device
+        return torch.stack([values.sum(dtype=torch.float64).to(device) for values in learning])
 
 
 class LearningCheck:

@@ -75,8 +75,7 @@ class PromiseRecorder:
         examples: How many of the newest examples to measure by.
         scaler: Gradient scaler of the loop, if it scales losses.
         add_flops: Called with the FLOPs that measuring takes.
-        active: Whether to record at all: of several processes the first does, and all where they share the model, since
-            recording may change what a backward pass computes.
+        active: Whether to record at all: of several processes the first does.
     """
 
     def __init__(
@@ -177,10 +176,6 @@ class PromiseRecorder:
 
     def _measure_candidate(self, place: int, slot: Slot, kind: type[Blueprint]) -> Candidate | None:
         """The candidate measured by the newest examples, fewer for a very large blueprint; None: there are too few."""
-        if kind.context is Context.CALL and slot.sharding is not None:
-            # All processes would have to gather the block's parameters, and one measures.
-            self._warn_once(kind.name, f"blueprint {kind.name!r} copies a block whose parameters processes share")
-            return None
         # Few enough examples that their Gram matrix fits into memory.
         bound = GRAM_BYTES // (_BYTES * max(kind.parameters_at(slot.site), 1))
         batches = self._select_newest(slot.name, min(self._examples, max(bound, MIN_USED_EXAMPLES)))

@@ -56,7 +56,7 @@ class SharedForwardEvaluator:
 
     def __init__(self, model: GrowingModel) -> None:
         self.model = model
-        self.fallback_reason: str | None = "processes share its parameters" if model.sharded else None
+        self.fallback_reason: str | None = None
         """Why passes are separate; None while they are shared."""
         self._verified: set[Any] = set()
         """Sets of seeds, and which of them change, for which sharing gave the outputs of separate passes."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.errors import CheckpointError, ConfigError, SlotError
+from esper.errors import CheckpointError, ConfigError
 from esper.growth.frozen import replace_seeds
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
@@ -104,7 +104,6 @@ class GrowthInStateDict:
     """
 
     def __init__(self, model: GrowingModel) -> None:
-        _require_unsharded(model)
         self._parts: dict[str, Stateful] = {}
         self._pending: dict[str, dict[str, Any]] = {}
         """Loaded states of parts that are not added yet."""
@@ -123,7 +122,6 @@ class GrowthInStateDict:
     def __call__(self, model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
         """Add what has grown to ``state_dict``. The hook is the object itself: torch sets an attribute on hooks."""
         assert isinstance(model, GrowingModel)
-        _require_unsharded(model)
         state = {
             "seeds": describe_structure(model),
             "twins": _remove_aliases(state_dict, prefix),
@@ -150,15 +148,6 @@ class GrowthInStateDict:
     def __getstate__(self) -> Mapping[str, Any]:
         # Copies and pickles: a grower belongs to the original model.
         return {**self.__dict__, "_parts": {}, "_pending": {}}
-
-
-def _require_unsharded(model: GrowingModel) -> None:
-    if model.sharded:
-        raise SlotError(
-            "processes share the model's parameters (FSDP2), and its state dict cannot hold what has grown in all: "
-            "save it by torch.distributed.checkpoint, and each process's grower.state_dict() by itself, which the "
-            "callbacks for trainers do not"
-        )
 
 
 def _remove_aliases(state_dict: dict[str, Tensor], prefix: str) -> dict[str, str]:

@@ -98,8 +98,8 @@ class Ownership:
         }
         if owned and owned.isdisjoint(parameter for _, parameter in named_parameters()):
             raise SlotError(
-                "the optimizer has no parameter of this model: it was made for another model, a copy, or before "
-                "sharding; make it from this model's model.parameter_groups(lr=...)"
+                "the optimizer has no parameter of this model: it was made for another model or a copy; "
+                "make it from this model's model.parameter_groups(lr=...)"
             )
         # Optimizers that divide parameters among processes use other groups, which would not get the seeds' parameters.
         lists = {id(group["params"]) for group in optimizer.param_groups}
@@ -108,8 +108,7 @@ class Ownership:
             if any(SLOT_KEY in group or not owned.isdisjoint(group["params"]) for group in others):
                 raise SlotError(
                     f"{type(optimizer).__name__} wraps a {type(held).__name__} with its own parameter groups, so seeds "
-                    "would never learn: use a torch.optim optimizer made from model.parameter_groups(lr=...), or, to "
-                    "divide its state among processes, FSDP2 with model.shard_growth()"
+                    "would never learn: use a torch.optim optimizer made from model.parameter_groups(lr=...)"
                 )
         # The check of a former optimizer is replaced.
         try:

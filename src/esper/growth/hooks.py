@@ -11,9 +11,8 @@ from torch import nn
 
 from esper.errors import SlotError
 from esper.growth.passes import PassGate
-from esper.growth.sharding import require_sharded_host, require_whole, reshard
 from esper.growth.slot import Slot
-from esper.growth.taps import SourceTap, find_hook_tables, list_named_modules
+from esper.growth.taps import SourceTap, find_hook_tables, list_named_modules, require_unsharded
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
@@ -31,7 +30,7 @@ def require_attachable(host: nn.Module) -> None:
     Raises:
         SlotError: the host has slots already, or its parameters are sharded.
     """
-    require_whole(host.named_parameters())
+    require_unsharded(host)
     name = find_attached(host)
     if name is not None:
         raise SlotError(
@@ -55,38 +54,25 @@ def require_attached(model: GrowingModel) -> None:
         SlotError: a submodule was replaced since slots were attached, the model was released or sharded, or a slot is
             switched off.
     """
-    require_whole(model.named_parameters())
+    require_unsharded(model)
     for slot in model.slots.values():  # first, as hooks may be off while slots are
         slot.require_not_disabled()
     require_called(model)
 
 
 def require_savable(model: GrowingModel) -> None:
-    """Reject saving a model whose host no longer calls its slots, or is sharded although seeds are not.
+    """Reject saving a model whose host no longer calls its slots or is sharded.
 
     Raises:
-        SlotError: a submodule was replaced since slots were attached, the model was released, its host was sharded
-            without `GrowingModel.shard_growth`, or growth is switched off.
+        SlotError: a submodule was replaced since slots were attached, the model was released or sharded, or growth is
+            switched off.
     """
     # While growth is switched off, the model would be saved without its seeds.
     if model.hidden:
         for slot in model.slots.values():
             slot.require_not_disabled()
-    if not model.sharded:
-        require_whole(model.named_parameters())
+    require_unsharded(model)
     require_called(model)
-
-
-def require_growable(model: GrowingModel) -> None:
-    """Reject a model in which nothing can grow. The parameters of a sharded host are resharded.
-
-    Raises:
-        SlotError: as for `require_savable`, or `shard_growth` was called and the host is not sharded.
-    """
-    require_savable(model)
-    if model.sharded:
-        reshard(model.host)
-        require_sharded_host(model.host.parameters())
 
 
 def require_called(model: GrowingModel) -> None:

@@ -29,10 +29,9 @@ from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
 from esper.growth.probe import Arguments, ExampleInput, PlainModule, find_input_place, first_tensor, probe
 from esper.growth.seed import Seed
-from esper.growth.sharding import check_options, reshard
 from esper.growth.slot import Slot
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
-from esper.growth.taps import GROWING_ADVICE, InputTap, OutputTap, PassEnd, require_untraced
+from esper.growth.taps import GROWING_ADVICE, InputTap, OutputTap, PassEnd, require_unsharded, require_untraced
 from esper.growth.tried import TriedModule
 
 M = TypeVar("M", bound=nn.Module)
@@ -238,8 +237,6 @@ class GrowingModel(nn.Module):
             last.adds_leaf = self.frozen.holds_all(host)
         # Methods of Hugging Face models that would save the host without its seeds raise an error.
         self._guards = guard_saving(self)
-        self.sharded = False
-        """Whether `shard_growth` was called."""
         self.tried: tuple[TriedModule, ...] = ()
         """All modules that a grower has planted, with their outcomes, for `summary`."""
         self.hidden = False
@@ -365,7 +362,7 @@ class GrowingModel(nn.Module):
         # Reject slots that are switched off, because their seeds would be left out.
         for slot in self.slots.values():
             slot.require_not_disabled()
-        reshard(self)  # otherwise the groups would have parameters that a forward pass gathered
+        require_unsharded(self)
         trainable = [parameter for parameter in self.host.parameters() if parameter.requires_grad]
         # One group for the host, and one per slot.
         groups: list[dict[str, Any]] = [{"params": trainable, **options}]
@@ -384,7 +381,7 @@ class GrowingModel(nn.Module):
             SlotError: the optimizer was not made from this model's `parameter_groups`, does not support step hooks, or
                 divides the parameters among processes.
         """
-        reshard(self)
+        require_unsharded(self)
         self.ownership.link(unwrap_optimizer(optimizer), self.slots, self.named_parameters)
 
     @check_arguments(SlotError)
@@ -416,45 +413,6 @@ class GrowingModel(nn.Module):
             )
         for mirror in mirrors:
             self.copies.add_mirror(mirror, self.slots.values())
-
-    def shard_growth(self, **options: Any) -> None:
-        """Shard seeds over processes with FSDP2, like the host. Call it before you shard the host.
-
-        ```python
-        model = esper.attach(net, slots, example_input)
-        model.shard_growth(mesh=mesh)
-        for block in net.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(net, mesh=mesh)
-        optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-3))
-        grower = esper.Grower(model, optimizer, controller="all_at_plateau", evaluate=validate)  # in all processes
-        ```
-
-        Shard the host itself, not the growing model, which would miss later seeds. Plant seeds with a grower, or by
-        hand in the same way in all processes. `esper.branch`, averages, copies and `finalize` need unsharded
-        parameters: load a `torch.distributed.checkpoint` into an unsharded model with the same seeds. Copies of blocks
-        lack attributes that are set after this call.
-
-        Args:
-            options: Options of `torch.distributed.fsdp.fully_shard` for each seed, such as the host's ``mesh`` and
-                ``mp_policy``. Seeds are always resharded after a forward pass.
-
-        Raises:
-            SlotError: the host is already sharded, linked to an optimizer, or mirrored; an option is unknown; or there
-                is no process group.
-        """
-        # Reject anything that already uses unsharded parameters and could not follow.
-        if self.sharded:
-            raise SlotError("shard_growth was already called")
-        require_attached(self)
-        if self.ownership.optimizer is not None:
-            raise SlotError("an optimizer already has the unsharded parameters: shard first, then make the optimizer")
-        if self.copies.mirrored:
-            raise SlotError("a copy of this model grows with it (mirror), and torch cannot copy sharded seeds")
-        check_options(options)
-        for slot in self.slots.values():
-            slot.shard_growth(options)
-        self.sharded = True
 
     def summary(self) -> GrowthSummary:
         """Printable table of all slots: stage, and the seed's parameters, FLOPs, weight and contribution.

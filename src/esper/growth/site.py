@@ -89,8 +89,6 @@ class Layer:
     ``forward`` of the instance changes it; True for all other modules."""
     in_tuple: bool = False
     """Whether the layer returns a tuple whose first element is the features."""
-    blank: nn.Module | None = None
-    """A copy without values from before the module was sharded; None if it is not sharded."""
 
     @property
     def quantised(self) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Annotated, Any, Protocol, cast
 
 import torch
@@ -22,9 +21,8 @@ from esper.growth.depth import DepthTracker, convert_block
 from esper.growth.followers import Compilations, Copies, Ownership
 from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
-from esper.growth.sharding import add_blank_copy, require_sharded_host, require_whole, reshard, shard
 from esper.growth.site import IN_ORDER, Site
-from esper.growth.taps import GrowthHook, InputTap, SourceTap, find_features, replace_features
+from esper.growth.taps import GrowthHook, InputTap, SourceTap, find_features, replace_features, require_unsharded
 from esper.lifecycle.actions import Blend
 
 
@@ -104,8 +102,6 @@ class Slot(GrowthHook):
         """Whether to add zeros that require a gradient, so that a loss can be differentiated before anything grew."""
         self.feature_hook: FeatureHook | None = None
         """Called after every uncompiled forward pass in training, except in side passes."""
-        self.sharding: dict[str, Any] | None = None
-        """Options of `fully_shard` for seeds; None: neither seeds nor the host are sharded."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The hook belongs to the training loop of this model, and a disabled module is not restored in a copy.
@@ -140,7 +136,7 @@ class Slot(GrowthHook):
         # Reject passes that would compute something other than in training.
         if seed is not None and seed.blueprint.mixes_positions and self.site.layout in IN_ORDER:
             refuse_to_mix(self.name, seed.blueprint.name, self.tap.hints, output)
-        if output.dtype != self.anchor.dtype and self.sharding is None:  # with sharding, a policy sets the dtype
+        if output.dtype != self.anchor.dtype:
             # The host was converted without its slots; otherwise the dtype is autocast's or the host's own choice.
             parameter = next(module.parameters(), None)
             if seed is not None and parameter is not None and parameter.dtype == output.dtype:
@@ -209,8 +205,7 @@ class Slot(GrowthHook):
 
         Args:
             blueprint: Name of the blueprint.
-            generator: Source of the initial values; None: a generator seeded from torch's global one, which is not
-                possible if seeds are sharded over processes.
+            generator: Source of the initial values; None: a generator seeded from torch's global one.
             blend: How the seed's output is combined with the features.
             alpha: Weight of the seed. A seed planted by hand has no effect until `set_alpha` gives it weight.
 
@@ -248,8 +243,6 @@ class Slot(GrowthHook):
         if blend is not Blend.ADD and kind.context in LAYER_CONTEXTS:
             raise SlotError(f"blueprint {blueprint!r} only adds to the features: use blend 'add'")
         # Make the seed.
-        if generator is None and self.sharding is not None:
-            raise SlotError("seeds are shared by processes: give a generator with the same random seed in all of them")
         if generator is None:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         return Seed(kind(self.site, generator), self.site, blend)
@@ -258,22 +251,16 @@ class Slot(GrowthHook):
         """Put a seed that was made for the site into this slot, and add its parameters to the optimizer.
 
         Raises:
-            SlotError: the slot is taken or switched off; the host is sharded but seeds are not, or vice versa; or the
-                host's configuration cannot count another block.
+            SlotError: the slot is taken or switched off; the host is sharded; or its configuration cannot count another
+                block.
             DistributedError: with DistributedDataParallel, another process plants something else.
         """
         self.require_not_disabled()
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
-        # Give the seed the placement of the features, sharded or not.
-        if self.sharding is None:
-            require_whole(self.depth.host.named_parameters())
-            self.convert_seed(seed)
-            synchronize_seed(seed, self.name, self.depth.host.get_submodule(self.name))
-        else:
-            reshard(self.depth.host)
-            require_sharded_host(self.depth.host.parameters())
-            shard(self.convert_seed(seed), self.sharding)
+        require_unsharded(self.depth.host)
+        self.convert_seed(seed)
+        synchronize_seed(seed, self.name, self.depth.host.get_submodule(self.name))
         # Update all that follow growth: configurations, the optimizer, and copies.
         with self.tap.gate.switching():
             self.depth.set_block(self.name, seed.blueprint.find_block())
@@ -339,15 +326,6 @@ class Slot(GrowthHook):
         with self.tap.gate.switching():
             seed.alpha.fill_(alpha)
         self.copies.sync_slot(self)
-
-    def shard_growth(self, options: dict[str, Any]) -> None:
-        """Shard the current seed and all later ones with these ``options`` of `fully_shard`."""
-        self.sharding = options
-        # Torch cannot copy sharded blocks, so blueprints that copy them need a copy from before sharding.
-        if self.site.layer is not None and any(get(name).context is Context.CALL for name in self.blueprints):
-            self.site = replace(self.site, layer=add_blank_copy(self.site.layer))
-        if self.seed is not None:
-            shard(self.seed, options)
 
     def disabled(self) -> AbstractContextManager[None]:
         """Context manager in which the slot returns the host's features unchanged; parameters stay in the optimizer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, cast
@@ -65,6 +66,22 @@ def require_untraced() -> None:
     """
     if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         raise ExportError(GROWING_ADVICE)
+
+
+def require_unsharded(model: nn.Module) -> None:
+    """Reject a model of whose parameters this process holds a part.
+
+    Raises:
+        SlotError: the model went through `torch.distributed.fsdp.fully_shard`, or a parameter is a DTensor.
+    """
+    # Both modules are slow to import, and loaded wherever there is such a model.
+    fsdp, tensor = sys.modules.get("torch.distributed.fsdp"), sys.modules.get("torch.distributed.tensor")
+    wrapped = fsdp is not None and any(isinstance(part, fsdp.FSDPModule) for part in model.modules())
+    if wrapped or (tensor is not None and any(isinstance(part, tensor.DTensor) for part in model.parameters())):
+        raise SlotError(
+            "this process holds only a part of the model's parameters (FSDP2, tensor parallelism), and growth needs "
+            "whole ones: use DistributedDataParallel while the model grows, or shard what model.finalize() returns"
+        )
 
 
 def find_features(output: Any) -> Any:

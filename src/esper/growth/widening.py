@@ -67,7 +67,7 @@ def get_weight(layer: nn.Module) -> Tensor:
 
 
 def get_weight_shape(layer: nn.Module) -> tuple[int, ...]:
-    """The shape of a layer's whole weight, ``(outputs, inputs, *kernel)``, even if it is sharded."""
+    """The shape of a layer's weight, ``(outputs, inputs, *kernel)``."""
     shape = tuple(layer.get_parameter("weight").shape)
     return shape[::-1] if _is_transposed(layer) else shape
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register
 from esper.growth.checkpointing import is_checkpointed, refuse_cache
+from esper.growth.depth import copy_block
 from esper.growth.positions import list_argument_names
-from esper.growth.sharding import copy_whole
 from esper.growth.site import Layout, Site
 
 
@@ -39,7 +39,7 @@ class BlockCopy(Blueprint):
         super().__init__(site, generator)
         assert site.layer is not None
         # Frozen parameters of the block stay frozen in the copy, unless the whole block is frozen.
-        self.block = copy_whole(site.layer)
+        self.block = copy_block(site.layer.module)
         parameters = dict(site.layer.module.named_parameters())
         trainable = {
             name for name, values in parameters.items() if values.requires_grad or name in site.layer.trainable
