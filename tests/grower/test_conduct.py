@@ -26,7 +26,7 @@ from esper.population.backend import PopulationBackend
 from esper.population.learning import Batch
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
-from grower.training_loop import Loop, growing, validate
+from grower.training_loop import HELD, SLOTS, Loop, growing, validate
 
 SUITE = get_suite("tokens")
 CLASSES = SUITE.classes
@@ -231,6 +231,7 @@ def test_seeds_are_measured_in_turns(every: int) -> None:
         controller="all_at_start",
         evaluate=counted,
         conduct=EpisodeConfig(counterfactual_every=every, governor=None),
+        rules=HELD,
     )
     for step in range(10):
         held, calls = [slot.seed is not None for slot in model.slots.values()], 0
@@ -242,3 +243,31 @@ def test_seeds_are_measured_in_turns(every: int) -> None:
         for slot, age in enumerate(grower.network.evidence.contribution_age[0].tolist()):
             assert age == (before[slot] + 1 if held[slot] and known[slot] and not due[slot] else 0)
     assert all(held)
+
+
+def test_what_is_kept_for_good_is_measured_at_every_fourth_decision_and_at_the_end() -> None:
+    model, calls = growing(), []
+    for name in SLOTS:
+        model.slots[name].germinate("mlp", torch.Generator().manual_seed(1), alpha=1.0)
+        model.slots[name].fossilize()
+
+    def count(measured: nn.Module) -> float:
+        calls.append(measured)
+        return validate(measured)[0]
+
+    loop = Loop("none", model, evaluate=count)
+    passes, contributions, ages = list[int](), list[dict[str, float]](), list[list[int]]()
+    for _ in range(9):
+        calls.clear()
+        contributions.append(loop.epoch().contributions)
+        passes.append(len(calls))
+        ages.append(loop.grower.network.evidence.contribution_age[0].tolist())
+    assert passes == [3, 1, 1, 1, 3, 1, 1, 1, 3]
+    assert ages[:5] == [[0, 0], [1, 1], [2, 2], [3, 3], [0, 0]], "the age of what is carried is known"
+    assert contributions[0] == contributions[3] != contributions[4]
+    loop.epoch()
+    shown = {slot: model.seeds[slot].contribution for slot in SLOTS}
+    calls.clear()
+    loop.grower.finish()
+    assert len(calls) == 3
+    assert {slot: model.seeds[slot].contribution for slot in SLOTS} != shown == contributions[8]

@@ -86,7 +86,7 @@ def test_counterfactuals_are_what_taking_the_seed_out_by_hand_shows(host: Host) 
         table = training.grower.network.table
         due = np.ones(table.stage.shape, np.bool_)
         found = compute_contributions(
-            measure_model(training.grower.backend.evaluator, table, training.evaluate, parse_metrics, None, due),
+            measure_model(training.model, table, training.evaluate, parse_metrics, None, due),
             training.model,
             table,
             training.grower.scores,

@@ -19,7 +19,7 @@ from esper.control.rules import Heuristic, HeuristicSettings, Never, Uniform
 from esper.engine.config import EpisodeConfig
 from esper.engine.measurements import TrainingReport
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES, Observation, list_features
-from esper.grower import Grower
+from esper.grower import Grower, backend
 from esper.grower.callbacks import DecisionRecord, GrowerCallback
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
@@ -37,6 +37,12 @@ CLIPPED = OptimizerSettings(name="sgd", momentum=0.9, clip_norm=0.05)
 """To less than any gradient's norm in these runs; AdamW would hardly notice."""
 OPERATIONS = (*Rules().operations, Op.ADVANCE, Op.SET_ALPHA)
 EVERYTHING = tuple((slot, kind) for kind in range(len(SUITE.blueprints)) for slot in range(len(SUITE.sites)))
+
+
+@pytest.fixture(autouse=True)
+def measure_like_a_population(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A population measures what is kept for good at every decision."""
+    monkeypatch.setattr(backend, "FOSSIL_INTERVAL", 1)
 
 
 class Recorded:

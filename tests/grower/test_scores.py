@@ -19,6 +19,7 @@ from esper.control.rules import Heuristic, HeuristicSettings
 from esper.engine.governor import Trouble
 from esper.errors import ConfigError
 from esper.grower import Grower
+from esper.grower.backend import FOSSIL_INTERVAL
 from esper.grower.scores import PENALTY, Scores
 from esper.lifecycle.actions import Op
 from grower.divergence import CLASSES, EPOCHS, Training, data
@@ -233,12 +234,12 @@ def test_a_seed_that_harms_is_harmful_and_one_that_helps_helps(about: str) -> No
     with torch.no_grad():
         for parameter in seed.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 2)
-    decision = found.step(train_loss=0.5)
+    decision = [found.step(train_loss=0.5) for _ in range(FOSSIL_INTERVAL)][-1]
     assert decision.contributions[name] < 0
     assert seed.contribution == decision.contributions[name]
     for _ in range(12):  # until the host cannot do without it
         training.epoch()
-    decision = found.step(train_loss=0.5)
+    decision = [found.step(train_loss=0.5) for _ in range(FOSSIL_INTERVAL)][-1]
     assert decision.contributions[name] > 0
     assert seed.contribution == decision.contributions[name]
 

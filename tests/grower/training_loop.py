@@ -74,8 +74,7 @@ def with_evidence(evidence: str, evaluate: Evaluate = validate) -> Evaluate:
 
 
 def packed(state: dict[str, Any]) -> Tensor:
-    """A grower's state but for what was spent: no two runs take the same seconds, and a resumed one compares its first
-    shared pass with single ones anew."""
+    """A grower's state but for what was spent: no two runs take the same seconds."""
     return pack_state({**state, "memory": {name: part for name, part in state["memory"].items() if name != "spending"}})
 
 

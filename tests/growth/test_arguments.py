@@ -13,7 +13,6 @@ from torch import nn
 
 import esper
 from esper.errors import SlotError
-from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.hooks import find_attached
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
@@ -171,10 +170,9 @@ def test_a_scripted_part_takes_no_slot_and_hinders_none() -> None:
     def measure(measured: nn.Module) -> float:
         return float(measured(INPUTS + 1).sum())
 
-    baseline, ablated = SharedForwardEvaluator(model).measure(measure, {"0": 0.0, "2": 0.0})
-    assert baseline == measure(model)
     with model.slots["0"].disabled():
-        assert ablated["0"] == measure(model)
+        without = measure(model)
+    assert measure(model) != without
 
 
 @pytest.mark.parametrize(

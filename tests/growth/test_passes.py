@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import esper
 from esper.errors import SlotError
-from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth import passes
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
@@ -231,55 +230,6 @@ def test_threads_to_which_a_batch_is_scattered_find_growth_out_of_sight() -> Non
         parts = list(pool.map(lambda part: compute(model, part), inputs.split(1)))
     assert torch.allclose(torch.cat(parts), bare, atol=1e-6)
     assert not torch.allclose(compute(model, inputs), bare, atol=1e-3)
-
-
-@pytest.mark.parametrize("with_main_thread", [False, True])
-def test_contributions_by_a_measure_that_calls_in_threads_are_those_of_one_that_does_not(
-    with_main_thread: bool,
-) -> None:
-    model, inputs = make_chain()
-    changes = dict.fromkeys(model.slots, 0.0)
-
-    def measure(model: GrowingModel) -> list[float]:
-        return [float(compute(model, part).sum()) for part in inputs.split(1)]
-
-    def measure_in_threads(model: GrowingModel) -> list[float]:
-        parts = inputs.split(1)
-        with ThreadPoolExecutor(2) as pool:
-            others = pool.map(lambda part: float(compute(model, part).sum()), parts[with_main_thread:])
-            own = [float(compute(model, part).sum()) for part in parts[:with_main_thread]]
-            return [*own, *others]
-
-    expected = SharedForwardEvaluator(model).measure(measure, changes)
-    assert SharedForwardEvaluator(model).measure(measure_in_threads, changes) == expected
-
-
-def test_a_thread_that_calls_while_contributions_are_measured_gets_one_of_the_variants() -> None:
-    model, inputs = make_chain()
-    changes, others = dict.fromkeys(model.slots, 0.0), random(3, WIDTH, seed=9)
-    allowed = [compute(model, others)]
-    for name in model.slots:
-        with model.slots[name].temporary_alpha(0.0):
-            allowed.append(compute(model, others))
-    ended = threading.Event()
-
-    def measure(model: GrowingModel) -> list[float]:
-        return [float(compute(model, inputs).sum()) for _ in range(4)]
-
-    def call() -> list[Tensor]:
-        computed = list[Tensor]()
-        while not ended.is_set():
-            computed.append(compute(model, others))
-        return computed
-
-    expected = SharedForwardEvaluator(model).measure(measure, changes)
-    with ThreadPoolExecutor(1) as pool:
-        calls = pool.submit(call)
-        for _ in range(10):
-            assert SharedForwardEvaluator(model).measure(measure, changes) == expected
-        ended.set()
-        computed = calls.result(60)
-    assert all(any(same(output, one) for one in allowed) for output in computed)
 
 
 def test_a_seed_reads_the_input_of_its_own_pass() -> None:

@@ -31,10 +31,13 @@ from esper.grower.learning_check import LearningCheck, OptimizerCheck
 from esper.grower.network import GrowingNetwork
 from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.scores import LOSS, ConstraintSet, Metrics, Scores
-from esper.grower.shared_forward import SharedForwardEvaluator
+from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
 from esper.numerics.arrays import Bools
 from esper.numerics.deferred import Deferred
+
+FOSSIL_INTERVAL = 4
+"""Decisions from one measurement of a module that is kept for good to the next: what it contributes decides nothing."""
 
 
 class ModelBackend:
@@ -45,7 +48,6 @@ class ModelBackend:
         evaluate: Measures the model.
         scores: What growth is about.
         constraints: What else must hold.
-        evaluator: Runs the variants of the model.
         isolated: Has the forks that modules on trial are compared with.
         gradients: Of the training since the last decision.
         promises: Records what promises are measured by; None where no controller goes by them.
@@ -67,7 +69,6 @@ class ModelBackend:
         *,
         scores: Scores,
         constraints: ConstraintSet,
-        evaluator: SharedForwardEvaluator,
         isolated: IsolatedTrainer,
         gradients: GradientRecorder,
         promises: PromiseRecorder | None,
@@ -78,7 +79,6 @@ class ModelBackend:
         scaled: bool,
     ) -> None:
         self.networks = network
-        self.evaluator = evaluator
         self.measurement: ModelMeasurement | None = None
         """The newest; None before any."""
         self.metrics_before: Metrics | None = None
@@ -111,6 +111,7 @@ class ModelBackend:
         """Measure the model at once; a model that is not finite is not evaluated."""
         report = self._processes.broadcast(training.fetch)
         self.metrics_before, self._train_loss = None, float(report.loss[0])
+        due = due & ~self._find_known_fossils()
 
         # A diverged model cannot be measured: all its figures are unknown.
         unknown = np.full(due.shape, np.nan)
@@ -183,7 +184,7 @@ class ModelBackend:
         """Measure in the first process, or in all where they share the model."""
         measure = partial(
             measure_model,
-            self.evaluator,
+            self.networks.model,
             self.networks.table,
             self._evaluate,
             self._constraints.parse_metrics,
@@ -192,6 +193,12 @@ class ModelBackend:
             forks,
         )
         return self._processes.broadcast(measure)
+
+    def _find_known_fossils(self) -> Bools:
+        """Slots whose module is kept for good and was measured a short time ago, bool ``[1, S]``."""
+        table, evidence = self.networks.table, self.networks.evidence
+        known = np.isfinite(evidence.contribution) & (evidence.contribution_age < FOSSIL_INTERVAL - 1)
+        return (table.stage == Stage.FOSSILIZED) & known
 
     def find_culprit(self) -> Bools:
         """The module without which constraints are broken by least, bool ``[1, S]``; none if none is broken or none of

@@ -41,7 +41,7 @@ class DecisionRecord:
     gradients: HealthTable
     """Gradients of modules since the last decision, ``[1, S]``."""
     evidence: Evidence
-    """Evidence that the gates used, ``[1, S]``."""
+    """Evidence that the gates used, ``[1, S]``, with the decisions since each module was measured."""
     before: SeedTable
     """The slots before the decision."""
     after: SeedTable

@@ -57,8 +57,9 @@ class Decision:
     contributions: dict[str, float]
     """By slot, as last measured: the score with the module minus the score with the module switched off. It measures
     how much the model depends on the module. If the metric is a loss, it is the relative reduction of the loss
-    (`esper.grower.scores` has the formula). With `esper.Refit`, a module on trial is compared with a fork that has
-    trained without it; its slot is missing until the fork is old enough."""
+    (`esper.grower.scores` has the formula). Modules that are kept for good are measured at every fourth decision. With
+    `esper.Refit`, a module on trial is compared with a fork that has trained without it; its slot is missing until the
+    fork is old enough."""
     loss: float
     """Validation loss before the decision, and after any rollback."""
     metric: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from esper.engine.measurements import Evaluation
 from esper.grower.example_means import compute_difference_error
 from esper.grower.isolated import SeedlessFork
 from esper.grower.scores import LOSS, Metrics, Score, Scores
-from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.growth.model import GrowingModel
 from esper.growth.taps import IncomparableError, flatten
 from esper.lifecycle.table import SeedTable
@@ -57,7 +56,7 @@ class ModelMeasurement(NamedTuple):
 
 
 def measure_model(
-    evaluator: SharedForwardEvaluator,
+    model: GrowingModel,
     table: SeedTable,
     evaluate: Evaluate,
     parse: Callable[[object], Metrics],
@@ -72,7 +71,7 @@ def measure_model(
     model as it is.
 
     Args:
-        evaluator: Runs the variants of the model, in shared passes where it can.
+        model: The model.
         table: Lifecycle table ``[1, S]``.
         evaluate: Measures a model.
         parse: Reads and checks what ``evaluate`` returns.
@@ -83,24 +82,19 @@ def measure_model(
     Raises:
         ConfigError: ``evaluate`` returns something else than it may.
     """
-    model, detector = evaluator.model, ConstantOutputDetector()
-    alphas = {
-        slot.name: 0.0 if table.blended[0, place] else 1.0
-        for place, slot in enumerate(model.slots.values())
-        if slot.seed is not None and due[0, place]
-    }
-    measure = detector.watch_first_call(evaluate) if baseline is None else evaluate
-
-    def compute_metrics(model: GrowingModel) -> Metrics:
-        return parse(measure(model))
-
-    # Modules are switched on or off in shared passes; a fork has other parameters, and needs passes of its own.
+    detector, ablated = ConstantOutputDetector(), dict[str, Metrics]()
     with keep_modes(model):
-        toggled = {name: alpha for name, alpha in alphas.items() if name not in forks}
-        baseline, ablated = evaluator.measure(compute_metrics, toggled, baseline)
-        for name, fork in forks.items():
-            if name in alphas and fork is not None:
-                ablated[name] = fork.run(lambda: compute_metrics(model))
+        if baseline is None:
+            with detector.watch(model):
+                baseline = parse(evaluate(model))
+        for place, slot in enumerate(model.slots.values()):
+            if slot.seed is None or not due[0, place]:
+                continue
+            if slot.name not in forks:
+                with slot.temporary_alpha(0.0 if table.blended[0, place] else 1.0):
+                    ablated[slot.name] = parse(evaluate(model))
+            elif (fork := forks[slot.name]) is not None:
+                ablated[slot.name] = fork.run(lambda: parse(evaluate(model)))
     return ModelMeasurement(baseline, ablated, due, detector.is_constant)
 
 
@@ -131,8 +125,6 @@ def store_contributions(model: GrowingModel, contributions: Floats) -> None:
             slot.seed.contribution = contribution
 
 
-T = TypeVar("T")
-
 ROUNDING = 2 * torch.finfo(torch.float32).eps
 """Relative difference between outputs for equal rows of one minibatch."""
 
@@ -148,20 +140,14 @@ class ConstantOutputDetector:
         """Whether different examples had equal outputs in every minibatch; False where that is not known."""
         return self._compared and not self._varied
 
-    def watch_first_call(self, evaluate: Callable[[GrowingModel], T]) -> Callable[[GrowingModel], T]:
-        """``evaluate``, watched at its first call."""
-        calls = itertools.count()
-
-        def watched(model: GrowingModel) -> T:
-            if next(calls):
-                return evaluate(model)
-            handle = model.register_forward_hook(self._compare_rows, with_kwargs=True)
-            try:
-                return evaluate(model)
-            finally:
-                handle.remove()
-
-        return watched
+    @contextmanager
+    def watch(self, model: GrowingModel) -> Generator[None]:
+        """Watch the calls of ``model`` within the block."""
+        handle = model.register_forward_hook(self._compare_rows, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     @torch.no_grad()
     def _compare_rows(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:

@@ -52,7 +52,6 @@ from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.run_recorder import RunRecorder
 from esper.grower.scores import ConstraintSet, Scores
-from esper.grower.shared_forward import SharedForwardEvaluator
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
 from esper.grower.trial_log import TrialLog, advise
@@ -98,9 +97,9 @@ class Grower:
         evaluate: Measures the model on validation data. It must be deterministic, and return a loss,
             ``(loss, accuracy)``, or a mapping of names to numbers with the key ``loss``. `esper.Validation` covers the
             usual tasks. Wrap it in `esper.Metric`, `esper.Constrained` or `esper.Refit` for another metric, for
-            constraints, or for other evidence. Each decision calls it for the model, for every module that is due, and
-            again after a rollback. The call for the model is skipped if you pass its result to `step`. With several
-            processes only the first calls it.
+            constraints, or for other evidence. Each decision calls it for the model, for every module that is due
+            (modules that are kept for good only at every fourth decision), and again after a rollback. The call for the
+            model is skipped if you pass its result to `step`. With several processes only the first calls it.
         config: How the grower decides.
         callbacks: Called with every decision, such as `esper.grower.RunRecorder` and `esper.grower.PrintDecisions`.
         run: New folder for a record of the run; adds ``RunRecorder(run)`` to the callbacks.
@@ -195,7 +194,6 @@ class Grower:
             evaluate,
             scores=scores,
             constraints=constraints,
-            evaluator=SharedForwardEvaluator(model),
             isolated=isolated,
             gradients=gradients,
             promises=recorder,
@@ -491,9 +489,7 @@ class Grower:
                 "modules in isolation and forks run passes that a rehearsal does not cover: use isolation none and no "
                 "esper.Refit with a compiled model"
             )
-        structures = rehearse(self.model, self.optimizer, list_structures(self.network, self.rules), passes)
-        self.backend.evaluator.fallback_reason = "the network is compiled"
-        return structures
+        return rehearse(self.model, self.optimizer, list_structures(self.network, self.rules), passes)
 
     def finish(self) -> Ending:
         """End growth: measure all unfinished modules, keep those worth keeping, and prune the others.
@@ -535,6 +531,10 @@ class Grower:
             judgement=self._judge() if unfinished else None,
             unreached=self._unreached,
         )
+        # What was kept before may not have been measured at the last decision.
+        stale = (self.network.table.stage == Stage.FOSSILIZED) & (self.network.evidence.contribution_age > 0)
+        if stale.any():
+            self._measure_dependence(stale)
         self.trials.settle(ending.changes, self.decisions, "finish")
         self.model.tried = tuple(self.trials.modules)
         ending = replace(ending, tried=self.model.tried, advice=advise(self.trials, self.controller.name))

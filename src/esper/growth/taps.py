@@ -9,7 +9,6 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from esper.errors import ExportError, SlotError
@@ -29,11 +28,6 @@ def find_hook_tables(module: nn.Module) -> HookTables:
     if isinstance(module, torch.jit.ScriptModule):
         return []
     return _take_tables([module.register_forward_hook(_do_nothing), module.register_forward_pre_hook(_do_nothing)])
-
-
-def find_global_hook_tables() -> HookTables:
-    """The tables of hooks that are called for every module."""
-    return _take_tables([register_module_forward_hook(_do_nothing), register_module_forward_pre_hook(_do_nothing)])
 
 
 def _take_tables(handles: Sequence[RemovableHandle]) -> HookTables:
@@ -300,19 +294,6 @@ def flatten(value: Any) -> list[Any]:
 def copy_tensors(leaves: list[Any]) -> list[Any]:
     """A flattened value with copies of its tensors."""
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-
-def find_storages(leaves: list[Any]) -> set[int]:
-    """Addresses of the memory of the tensors among ``leaves``."""
-    return {leaf.untyped_storage().data_ptr() for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel()}
-
-
-def equals(leaves: list[Any], value: Any) -> bool:
-    """Whether ``value`` equals the value that was flattened into ``leaves``."""
-    try:
-        return are_equal(leaves, flatten(value))
-    except IncomparableError:
-        return False
 
 
 def are_equal(leaves: list[Any], others: list[Any]) -> bool:
