@@ -13,7 +13,6 @@ Times, versions, paths and hashes of files are left out (`VOLATILE`).
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
 import hashlib
 import io
@@ -556,45 +555,6 @@ def resume(quick: bool, folder: Path) -> Tree:
             continued.update(again.conclude())
             differing = [part for part, value in continued.items() if part != "flops" and value != expected[part]]
             tree[variant][f"resumed after {number}"] = {"differs in": differing, **continued}
-    return tree
-
-
-@scenario
-def adapt(quick: bool, folder: Path) -> Tree:
-    """`esper.adapt` on frozen hosts, with and without data that must not be forgotten."""
-    tree: Tree = {}
-    offers = {
-        "mlp": {"1": ["lowrank", "mlp"], "3": ["norm", "mlp"]},
-        "vit": {r"re:blocks\.\d\.qkv": ["lora_4"], "head": ["lora_4"]},
-    }
-    for name, slots in offers.items():
-        problem = PROBLEMS[name]
-        torch.manual_seed(3)
-        host = problem.make()
-        optimizer = torch.optim.Adam(host.parameters(), 1e-2)
-        for batch in problem.batches(TRAINING) * 4:
-            optimizer.zero_grad()
-            problem.compute_loss(host, batch).backward()
-            optimizer.step()
-        shifted = [(inputs.roll(1, 1) + 0.3, labels) for inputs, labels in problem.batches(slice(128, 224))]
-        for source in (None, problem.batches(slice(0, 96))):
-            model = esper.attach(copy.deepcopy(host), slots, problem.inputs[:2], freeze_host=True)
-            found = esper.adapt(
-                model,
-                problem.compute_loss,
-                shifted,
-                score=lambda model, batch: float((model(batch[0]).argmax(-1) == batch[1]).float().mean()),
-                source=source,
-                tolerance=None if source is None else 0.05,
-                epochs=2 if quick else 6,
-                seed=1,
-            )
-            part = "alone" if source is None else "with source"
-            tree[f"{name} {part}"] = {
-                **describe(found),
-                "model": describe_tensors(model),
-                "finalized": describe_tensors(model.finalize()),
-            }
     return tree
 
 

@@ -1,6 +1,5 @@
 """What practitioners need, in one place: `import esper`."""
 
-from esper.adaptation.adapt import adapt
 from esper.engine.config import EpisodeConfig
 from esper.grower import (
     Constrained,
@@ -36,7 +35,6 @@ __all__ = [
     "Score",
     "Spending",
     "Validation",
-    "adapt",
     "attach",
     "branch",
     "export",

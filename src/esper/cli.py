@@ -64,7 +64,8 @@ MOVED: Mapping[str, str] = {
     **{
         f"bench {name}": f"{_SCRIPT} benchmarks/{name}.py" for name in ("attach", "exploits", "population", "telemetry")
     },
-    **{name: f"{_SCRIPT} examples/{name}.py" for name in ("grow", "look", "adapt")},
+    **{name: f"{_SCRIPT} examples/{name}.py" for name in ("grow", "look")},
+    "adapt": "was removed: attach with freeze_host=True and use esper.Grower (docs/how-to/frozen.md)",
     "tune": f"{_SCRIPT} benchmarks/tune_rules.py",
     "watch": "was removed: use `esper dash`, which also works over ssh (docs/ui.md)",
     "query": "was removed: read run.db with sqlite3 or pandas (docs/ui.md; views in docs/reference/events.md)",

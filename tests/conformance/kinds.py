@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from conformance import adaptation, generative, pretrained, sequences, tricks, vision
+from conformance import frozen, generative, pretrained, sequences, tricks, vision
 from conformance.kind import Kind
 from esper.errors import EsperError
 
@@ -17,7 +17,7 @@ KINDS: tuple[Kind, ...] = (
     *generative.KINDS,
     *tricks.KINDS,
     *pretrained.KINDS,
-    *adaptation.KINDS,
+    *frozen.KINDS,
 )
 REFUSED: tuple[tuple[Kind, str], ...] = (*generative.REFUSED, *tricks.REFUSED)
 LEARNED = "learned"

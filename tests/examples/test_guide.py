@@ -20,8 +20,8 @@ pytestmark = pytest.mark.landing
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = README.with_name("docs") / "grow-your-model.md"
 BLOCK_OF_TEXT = re.compile(r"(?<=\n\n)```\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LOOK, ADAPT, LANGUAGE, LADDER, INTEROP, RELIABILITY = (
-    GUIDE.with_name(f"{name}.md") for name in ("look", "adapt", "language", "ladder", "interop", "reliability")
+LOOK, LANGUAGE, LADDER, INTEROP, RELIABILITY = (
+    GUIDE.with_name(f"{name}.md") for name in ("look", "language", "ladder", "interop", "reliability")
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -55,20 +55,6 @@ def run_blocks(page: Path, *given: dict[str, Any]) -> dict[str, Any]:
         names.update(more)
         exec(compile("\n" * line + block[1], str(page), "exec"), names)  # noqa: S102
     return names
-
-
-@pytest.mark.slow
-def test_the_page_on_adapting_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
-    monkeypatch.chdir(tmp_path)
-    names = run_blocks(ADAPT)
-    assert names["found"].kept is not None
-    turned, labels, test = names["turned"], names["labels"], names["test"]
-    adapted, before = (names["accuracy"](names[which], turned[test], labels[test]) for which in ("plain", "kept"))
-    assert adapted > before + 0.2
-    assert type(names["plain"]).__name__ == "ViTForImageClassification"
-    assert names["careful"].retention.rise <= 0.1
-    assert names["decision"].number == 20
 
 
 @pytest.mark.slow

@@ -20,7 +20,16 @@ PAGES = [
     *(page for page in sorted((DOCS / "how-to").glob("*.md")) if BLOCK.search(page.read_text())),
 ]
 NEEDED = {"lightning": "lightning", "hugging-face": "transformers", "width": "transformers"}
-GROWS = {"start", "lightning", "hugging-face", "several-processes", "language-model", "own-controller", "width"}
+GROWS = {
+    "start",
+    "frozen",
+    "lightning",
+    "hugging-face",
+    "several-processes",
+    "language-model",
+    "own-controller",
+    "width",
+}
 """Pages on which something is to be seen that grew."""
 
 

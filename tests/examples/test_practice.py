@@ -1,4 +1,4 @@
-"""`examples/grow.py`, `look.py` and `adapt.py`: what they print, and what they leave."""
+"""`examples/grow.py` and `look.py`: what they print, and what they leave."""
 
 from __future__ import annotations
 
@@ -85,14 +85,12 @@ def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
     for name, options, sentence in (
         ("grow", {"host": "gpt"}, "'gpt' cannot read task 'digits'"),
         ("grow", {"controller": "heuristik"}, "did you mean 'heuristic'?"),
-        ("adapt", {"examples": 50}, "--examples 50: give 51 to 300"),
-        ("adapt", {"task": "charlm"}, "charlm is text"),
     ):
         with pytest.raises(EsperError, match=re.escape(sentence)):
             run(name, **options)
 
 
-@pytest.mark.parametrize("name", ["grow", "look", "adapt"])
+@pytest.mark.parametrize("name", ["grow", "look"])
 def test_the_pages_give_options_that_exist(name: str) -> None:
     pages = [EXAMPLES.parent / "README.md", *(EXAMPLES.parent / "docs").rglob("*.md")]
     lines = [line for page in pages for line in re.findall(rf"examples/{name}\.py (.*)", page.read_text())]
@@ -113,39 +111,3 @@ def test_looking_prints_a_table_and_draws_a_map(tmp_path: Path, capsys: Capture)
         assert "Linear" in printed
     assert losses[1] < losses[0]
     assert "mlp" in "".join(ET.parse(path).getroot().itertext())
-
-
-@pytest.mark.parametrize(("shift", "protect"), [("inversion", None), ("cycled", 0.05), ("noise", None)])
-def test_adapting_prints_what_was_tried_and_what_it_is_worth(
-    shift: str, protect: float | None, capsys: Capture
-) -> None:
-    words = {"task": "mnist1d", "host": "conv1d", "epochs": 3, "examples": 100, "training_flops": 3e9}
-    run("adapt", shift=shift, protect=protect, **words)
-    printed = capsys.readouterr().out
-    assert "structures tried" in printed
-    found = re.search(rf"test data with {shift}: accuracy ([\d.]+), the host's ([\d.]+)", printed)
-    assert found is not None
-    assert float(found[1]) > float(found[2]) or protect is not None
-
-
-def test_measuring_leaves_the_statistics_of_a_host_as_they_were() -> None:
-    adapt, splits = importlib.import_module("adapt"), load("digits")
-    host = HOSTS["resnet"].build((1, 8, 8), 10, torch.Generator().manual_seed(0))
-    before = {name: value.clone() for name, value in host.state_dict().items()}
-    adapt.measure_accuracy(host, splits.test.in_order(50))
-    assert host.training
-    assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 40)], ids=["images", "signals"])
-@pytest.mark.parametrize("shift", ["noise", "inversion", "rotation", "cycled", "merged"])
-def test_a_shift_changes_inputs_or_labels(shift: str, shape: tuple[int, ...]) -> None:
-    adapt = importlib.import_module("adapt")
-    inputs, labels = torch.randn(12, *shape), torch.arange(12) % 10
-    batch = adapt.Minibatch(inputs, labels)
-    after, again = (adapt.change(batch, shift, 10, torch.Generator().manual_seed(0)) for _ in range(2))
-    assert torch.equal(after.inputs, again.inputs)
-    changed = (not torch.equal(after.inputs, inputs), not torch.equal(after.targets, labels))
-    assert changed == ((False, True) if shift in ("cycled", "merged") else (True, False))
-    assert after.inputs.shape == inputs.shape
-    assert 0 <= int(after.targets.min()) <= int(after.targets.max()) < 10

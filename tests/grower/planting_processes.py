@@ -26,7 +26,6 @@ WAYS = (
     "before",
     "germinate",
     "structure",
-    "swap",
     "attach_inside",
     "attach_outside",
     "grower",
@@ -66,17 +65,11 @@ def make(how: str, several: bool) -> tuple[GrowingModel, nn.Module]:
         parallel = wrap(model)
         plant(model, "block_copy")
         return model, parallel
-    model = esper.attach(host(), SLOTS, inputs, freeze_host=how == "swap")
-    if how in ("before", "swap", "regrown"):
+    model = esper.attach(host(), SLOTS, inputs)
+    if how in ("before", "regrown"):
         model.slots["0"].germinate("norm", generator(), alpha=1.0)
     if how == "before":
         return model, wrap(model)
-    if how == "swap":
-        first = model.swap(None)
-        plant(model, "mlp")
-        parallel = wrap(model)
-        model.swap(first)
-        return model, parallel
     parallel = wrap(model)
     if how == "structure":
         plant_structure(model, {"0": {"blueprint": "mlp", "blend": 0, "fossilized": False}})

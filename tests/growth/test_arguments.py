@@ -44,10 +44,6 @@ def saved(folder: Path) -> Path:
     return folder / "saved"
 
 
-def frozen() -> GrowingModel:
-    return esper.attach(host(), SLOTS, INPUTS, freeze_host=True)
-
-
 def planted() -> Slot:
     slot = growing().slots["0"]
     slot.germinate("mlp")
@@ -112,7 +108,6 @@ CASES: dict[str, Case] = {
         },
     ),
     "finalize": (lambda **given: growing().finalize(**given), lambda _: {}, {"unfinished": ()}),
-    "swap": (lambda **given: frozen().swap(**given), lambda _: {}, {"growth": (NONE,)}),
     "germinate": (
         lambda **given: growing().slots["0"].germinate(**given),  # noqa: PLW0108 (made when it is called)
         lambda _: {"blueprint": "mlp"},

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
-from esper.errors import ConfigError, LookError
+from esper.errors import LookError
 from esper.growth.batch_means import Reduction, find_reduction
 from esper.growth.model import GrowingModel
 
@@ -85,23 +85,6 @@ def test_a_look_refuses_a_sum_and_takes_a_mean(kind: str) -> None:
     mean, each = (model.look(make_loss(read, reduction), batches) for reduction in ("mean", "none"))
     assert mean.loss == pytest.approx(each.loss)
     assert mean.rows[0].promise == pytest.approx(each.rows[0].promise, abs=1e-5)
-
-
-@pytest.mark.parametrize("kind", BATCHES)
-@pytest.mark.parametrize("argument", ["loss", "score"])
-def test_an_adaptation_refuses_a_sum_and_takes_a_mean(argument: str, kind: str) -> None:
-    make, read = BATCHES[kind]
-    batches = [make(size) for size in SIZES]
-
-    def sum_likelihoods(model: nn.Module, batch: Any) -> Tensor:
-        inputs, labels = read(batch)
-        return model(inputs).softmax(-1).gather(1, labels[:, None]).sum()
-
-    measures = {"loss": make_loss(read, "mean")}
-    sums = {"loss": make_loss(read, "sum"), "score": sum_likelihoods}
-    with pytest.raises(ConfigError, match=rf"{argument}\(model, batch\) returned a sum over the examples"):
-        esper.adapt(attach(), **{**measures, argument: sums[argument]}, target=batches, epochs=1)
-    assert esper.adapt(attach(), **measures, target=batches, epochs=1).trials
 
 
 def test_a_batch_that_cannot_be_repeated_is_warned_of_if_sizes_differ() -> None:

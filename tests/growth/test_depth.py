@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import esper
 from esper.errors import SlotError
+from esper.grower.state_dict import replace_seeds
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import deepen, find_configuration
-from esper.growth.frozen import WHOLE, hash_frozen
 from esper.growth.model import GrowingModel
 from esper.growth.probe import find_branch_outputs
 from growth.hosts import TransformerBlock
@@ -106,17 +106,11 @@ def mirrored(model: GrowingModel) -> GrowingModel:
     return average
 
 
-def swapped(model: GrowingModel) -> GrowingModel:
-    germinated(model)
-    model.swap(model.swap(None))
-    return model
-
-
-@pytest.mark.parametrize("grow", [germinated, mirrored, swapped])
+@pytest.mark.parametrize("grow", [germinated, mirrored])
 def test_a_block_has_the_configuration_of_its_host_whatever_way_it_came(
     grow: Callable[[GrowingModel], GrowingModel],
 ) -> None:
-    model = esper.attach(Stack(Config(3), 3), {"blocks.0": ["block_copy"]}, inputs(), freeze_host=grow is swapped)
+    model = esper.attach(Stack(Config(3), 3), {"blocks.0": ["block_copy"]}, inputs())
     model = grow(model)
     model.slots["blocks.0"].fossilize()
     for one in (model, model.finalize()):
@@ -266,12 +260,12 @@ def test_a_configuration_that_cannot_be_set_is_refused_before_anything_is_plante
     assert (host[0].config.n_layer, host[1].config, config.n_layer) == (3, config, 3)
 
 
-def test_a_swap_that_is_refused_leaves_what_grew_and_its_moments() -> None:
-    def frozen(config: Any) -> esper.GrowingModel:
+def test_seeds_that_cannot_be_planted_leave_what_grew_and_its_moments() -> None:
+    def attached(config: Any) -> esper.GrowingModel:
         host = nn.Sequential(Stack(Config(2), 2), Stack(config, 3))
-        return esper.attach(host, {r"re:\d\.blocks\.0": ["block_copy"]}, inputs(), freeze_host=True)
+        return esper.attach(host, {r"re:\d\.blocks\.0": ["block_copy"]}, inputs())
 
-    other, model = frozen(Config(3)), frozen(Tuple())
+    other, model = attached(Config(3)), attached(Tuple())
     for name in other.slots:
         other.slots[name].germinate("block_copy", alpha=1.0)
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
@@ -281,7 +275,7 @@ def test_a_swap_that_is_refused_leaves_what_grew_and_its_moments() -> None:
     optimizer.step()
     before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     with pytest.raises(SlotError, match="which cannot be changed"):
-        model.swap(replace(other.swap(None), host_sha256=hash_frozen(model.host, [WHOLE])))
+        replace_seeds(model, copy.deepcopy(other).seeds)
     assert model.seeds == {"0.blocks.0": seed}
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
     assert str(optimizer.state_dict()) == str(state)

@@ -1,4 +1,4 @@
-"""A frozen host stays what it was, to the bit, whatever grows on it; growths of one host are kept apart from it."""
+"""A frozen host stays what it was, to the bit, whatever grows on it."""
 
 from __future__ import annotations
 
@@ -261,27 +261,23 @@ def test_hooks_keep_their_order_when_growth_was_out_of_sight() -> None:
     assert not torch.equal(outputs[1], outputs[2])
 
 
-@pytest.mark.parametrize("change", ["state_dict", "finalize", "swap"])
+@pytest.mark.parametrize("change", ["state_dict", "finalize"])
 def test_nothing_changes_while_hooks_are_off_either(change: str) -> None:
     model, _, _ = attach_to_encoder()
-    changes = {"state_dict": model.state_dict, "finalize": model.finalize, "swap": lambda: model.swap(None)}
+    changes = {"state_dict": model.state_dict, "finalize": model.finalize}
     with model.without_growth(), pytest.raises(SlotError, match="is switched off"):
         changes[change]()
     assert any(name.startswith("slots.") for name in model.state_dict())
 
 
-@pytest.mark.parametrize(
-    "change", ["swap", "save", "germinate", "prune", "adapt", "finalize", "state_dict", "parameter_groups"]
-)
+@pytest.mark.parametrize("change", ["save", "germinate", "prune", "finalize", "state_dict", "parameter_groups"])
 def test_nothing_changes_while_growth_is_out_of_sight(change: str, tmp_path: Path) -> None:
     model = grow(attached(), steps=0)
     model.slots["head"].prune()
     changes = {
-        "swap": lambda: model.swap(None),
         "save": lambda: esper.save(model, tmp_path / "saved"),
         "germinate": lambda: model.slots["head"].germinate("mlp"),
         "prune": model.slots["layer1"].prune,
-        "adapt": lambda: esper.adapt(model, lambda model, batch: model(batch).mean(), [images()] * 2),
         "finalize": model.finalize,
         "state_dict": model.state_dict,
         "parameter_groups": model.parameter_groups,
@@ -436,96 +432,6 @@ def test_a_part_that_is_frozen_is_not_saved_and_the_rest_is(tmp_path: Path) -> N
     learn(model, optimizer, 2)
     esper.save(model.eval(), tmp_path)
     assert torch.equal(esper.load(tmp_path, trained(), images(2)).eval()(images()), model(images()))
-
-
-def test_growths_of_one_host_take_turns() -> None:
-    bare, model = trained(), grow(attached()).eval()
-    first = model(images())
-    one = model.swap(None)
-    assert torch.equal(model(images()), bare(images()))
-    assert one.parameters == sum(p.numel() for seed in one.seeds.values() for p in seed.parameters()) > 0
-    model.slots["head"].germinate("lora", alpha=1.0)
-    with torch.no_grad():
-        model.seeds["head"].blueprint.outer.fill_(0.1)
-    second = model(images())
-    other = model.swap(one)
-    assert torch.equal(model(images()), first)
-    model.swap(other)
-    assert torch.equal(model(images()), second)
-    assert list(model.seeds) == ["head"]
-
-
-def test_the_optimizer_follows_a_swap() -> None:
-    model = attached()
-    model.link(optimizer := torch.optim.AdamW(model.parameter_groups(lr=0.01)))
-    model.slots["head"].germinate("mlp", alpha=1.0)
-    learn(model, optimizer, 2)
-    growth = model.swap(None)
-    assert not optimizer.state
-    assert not any(group["params"] for group in optimizer.param_groups)
-    model.swap(growth)
-    before = model(images()).detach()
-    learn(model, optimizer, 2)
-    assert not torch.equal(model(images()), before)
-
-
-def test_a_host_that_learned_together_with_its_growth_gives_neither_away() -> None:
-    with pytest.raises(SlotError, match="freeze_host=True"):
-        attached(freeze_host=False).swap(None)
-
-
-def test_growth_of_a_host_with_other_values_is_refused_as_when_it_is_loaded() -> None:
-    growth = grow(attached()).swap(None)
-    for change in (lambda host: host.head.bias[0].add_(1e-6), lambda host: next(host.buffers()).add_(1e-3)):
-        other = trained()
-        with torch.no_grad():
-            change(other)
-        model = attached(other)
-        with pytest.raises(SlotError, match="host with different values"):
-            model.swap(growth)
-        assert not model.seeds
-        model.swap(model.swap(None))  # nothing has grown
-    model = attached()
-    with torch.no_grad():
-        model.host.head.bias[0] += 1.0
-    with pytest.raises(SlotError, match="host with different values"):
-        model.swap(growth)
-
-
-def test_models_that_get_the_same_growth_learn_apart() -> None:
-    model = grow(attached())
-    growth = model.swap(None)
-    kept = {name: copy.deepcopy(seed.state_dict()) for name, seed in growth.seeds.items()}
-    models = [model, attached(), attached()]
-    for one in models:
-        one.swap(growth)
-        optimizer = torch.optim.AdamW(one.parameter_groups(lr=0.01))
-        learn(one, optimizer, 2)
-    memory = [parameter.data_ptr() for one in models for parameter in one.slots.parameters()]
-    assert len(memory) == len(set(memory))
-    again = model.swap(growth)  # twice into the same model
-    assert not {id(seed) for seed in again.seeds.values()} & {id(seed) for seed in model.seeds.values()}
-    for name, seed in growth.seeds.items():
-        assert all(torch.equal(value, kept[name][key]) for key, value in seed.state_dict().items())
-
-
-def test_growth_of_other_slots_is_refused() -> None:
-    growth = grow(attached(), 0).swap(None)
-    other = esper.attach(trained(), {"head": ["mlp"]}, images(2), freeze_host=True)
-    with pytest.raises(SlotError, match="no such slot"):
-        other.swap(growth)
-    assert not other.seeds
-
-
-def test_growth_that_is_not_on_offer_is_refused() -> None:
-    model = attached()
-    model.slots["head"].germinate("mlp", alpha=1.0)
-    growth = model.swap(None)
-    other = esper.attach(trained(), {name: ["lora"] if name == "head" else "auto" for name in model.slots}, images(2),
-                         freeze_host=True)  # fmt: skip
-    with pytest.raises(SlotError, match="a seed of 'mlp' in slot 'head', which offers lora"):
-        other.swap(growth)
-    assert not other.seeds
 
 
 @pytest.mark.filterwarnings("ignore:'block_copy' in slot")

@@ -398,7 +398,6 @@ def test_a_copy_has_the_types_of_its_block() -> None:
     nn.init.constant_(block.norm.weight, 1 / 3)
     model.mirror(average)
     seed = model.slots["0"].germinate("block_copy", alpha=1.0)
-    model.swap(model.swap(None))
     assert types(seed.blueprint.block) == types(block) == types(Mixed())
     assert all(torch.equal(one, seed.blueprint.block.state_dict()[key]) for key, one in block.state_dict().items())
     assert torch.equal(model(x), block.forward(block.forward(x)))

@@ -63,13 +63,6 @@ def isolated_side_pass(model: GrowingModel) -> Generator[None]:
 
 
 @contextmanager
-def swapped(model: GrowingModel) -> Generator[None]:
-    growth = model.swap(None)
-    yield
-    model.swap(growth)
-
-
-@contextmanager
 def pruned(model: GrowingModel) -> Generator[None]:
     slot = model.slots.values()[-1]
     seed = slot.seed
@@ -92,7 +85,6 @@ SWITCHES: dict[str, Callable[[GrowingModel], AbstractContextManager[Any]]] = {
     "without one slot": lambda model: model.slots.values()[-1].disabled(),
     "a variant for a contribution": lambda model: model.slots.values()[-1].temporary_alpha(0.0),
     "a pass on the side": isolated_side_pass,
-    "another growth": swapped,
     "pruned": pruned,
     "another weight": weighted,
 }
@@ -336,7 +328,7 @@ def test_copies_have_no_passes_under_way(isolation: Isolation) -> None:
     compute(model, inputs)
     handle.remove()
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(made[0].swap, None).result(60)
+        pool.submit(made[0].slots.values()[-1].prune).result(60)
 
 
 @pytest.mark.landing

@@ -19,6 +19,7 @@ from safetensors.torch import load as decode
 from safetensors.torch import save as encode
 from torch import nn
 
+import tiny_transformers
 from esper.errors import CheckpointError, SlotError
 from esper.growth import persist
 from esper.growth.attach import attach
@@ -27,6 +28,7 @@ from esper.growth.persist import load, save
 from esper.lifecycle.actions import Blend
 from esper.serialization.state_files import Manifest, StateFormat
 from growth.growing import fossilize, plant, random
+from growth.hosts import Host, every_host
 from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
 
 TOPOLOGY = "model.json"
@@ -369,3 +371,77 @@ def test_another_host_is_refused(tmp_path: Path) -> None:
     wider.head = nn.Linear(4, 5)
     with pytest.raises(CheckpointError, match=r"'host\.head\.weight' is .* \(3, 4\) in the saved model"):
         load(tmp_path, wider, images())
+
+
+class Rotary(nn.Module):
+    """With angles that its state dict lacks, and whose base is no attribute."""
+
+    def __init__(self, base: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("angles", base ** -torch.arange(8.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x * self.angles)
+
+
+def make(**changes: Any) -> nn.Sequential:
+    options = {"base": 100.0, "eps": 1e-5, "heads": 2, "activation": nn.ReLU, "padding": 1, **changes}
+    torch.manual_seed(0)
+    attention = nn.TransformerEncoderLayer(8, options["heads"], 8, batch_first=True)
+    norm = nn.LayerNorm(8, eps=options["eps"])
+    return nn.Sequential(Rotary(options["base"]), attention, norm, options["activation"](), nn.Linear(8, 3))
+
+
+CHANGES: dict[str, Any] = {"base": 200.0, "eps": 1e-3, "heads": 4, "activation": nn.GELU}
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_host_with_equal_tensors_that_computes_something_else_is_refused(
+    change: str, freeze: bool, tmp_path: Path
+) -> None:
+    x = torch.randn(2, 3, 8)
+    model = attach(make(), {"4": ["mlp"]}, x, freeze_host=freeze)
+    plant(model, "4", "mlp")
+    save(model, tmp_path)
+    other = make(**{change: CHANGES[change]})
+    assert all(map(torch.equal, other.state_dict().values(), make().state_dict().values()))
+    with pytest.raises(CheckpointError, match="was saved with a host of other settings"):
+        load(tmp_path, other, x)
+    assert torch.equal(load(tmp_path, make(), x).eval()(x), model.eval()(x))
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("change", [{"rope_theta": 500.0}, {"rms_norm_eps": 1e-2}])
+def test_a_language_model_of_another_configuration_is_refused(
+    change: dict[str, Any], freeze: bool, tmp_path: Path
+) -> None:
+    host = tiny_transformers.llama()
+    x = {"input_ids": torch.arange(16).view(2, 8)}
+    model = attach(copy.deepcopy(host), {"model.layers.0": ["mlp"]}, x, freeze_host=freeze)
+    save(model, tmp_path)
+    other = tiny_transformers.llama(**change)
+    other.load_state_dict(host.state_dict())
+    with pytest.raises(CheckpointError, match="was saved with a host of other settings"):
+        load(tmp_path, other, x)
+
+
+@every_host
+def test_a_host_that_is_built_alike_is_loaded_in_either_mode_and_another_type(host: Host, tmp_path: Path) -> None:
+    model = host.attached()
+    save(model, tmp_path)
+    fresh = host.make().eval()
+    fresh(**host.arguments()) if isinstance(host.arguments(), dict) else fresh(host.arguments())
+    load(tmp_path, fresh, host.arguments())
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_a_file_of_an_earlier_version_is_loaded_without_the_record(version: int, tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8)
+    save(attach(make(), {"4": ["mlp"]}, x), tmp_path)
+    path = tmp_path / "model.json"
+    record = json.loads(path.read_text())
+    del record["host"]
+    path.write_text(json.dumps({**record, "version": version}))
+    assert load(tmp_path, make(eps=1e-3), x)

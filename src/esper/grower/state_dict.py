@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.errors import CheckpointError, ConfigError
-from esper.growth.frozen import replace_seeds
+from esper.errors import CheckpointError, ConfigError, SlotError
 from esper.growth.model import GrowingModel
+from esper.growth.seed import Seed
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.table import SeedTable
 from esper.serialization.state_files import Stateful, pack_state, unpack_state
@@ -57,6 +57,38 @@ def plant_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, An
     for name, module in changed.items():
         if module["fossilized"]:
             model.slots[name].fossilize()
+
+
+def replace_seeds(model: GrowingModel, seeds: Mapping[str, Seed]) -> None:
+    """Replace all seeds of a model with ``seeds``, by slot. A seed that stays in its slot is not touched.
+
+    Raises:
+        SlotError: growth is switched off, or a seed cannot be planted; the model then keeps its former seeds.
+    """
+    slots = model.slots.values()
+    for slot in slots:
+        slot.require_not_disabled()
+    former, optimizer = model.seeds, model.ownership.optimizer
+    moments = {} if optimizer is None else dict(optimizer.state)
+
+    def plant_all(seeds: Mapping[str, Seed]) -> None:
+        changed = [slot for slot in slots if slot.seed is not seeds.get(slot.name)]
+        for slot in changed:
+            slot.remove()
+        for slot in changed:
+            if slot.name in seeds:
+                slot.plant(seeds[slot.name])
+
+    with model.tap.gate.switching():
+        try:
+            plant_all(seeds)
+        except SlotError:
+            plant_all(former)
+            if optimizer is not None:
+                # Removed parameters have lost their moments.
+                parameters = [parameter for seed in former.values() for parameter in seed.parameters()]
+                optimizer.state.update({key: moments[key] for key in parameters if key in moments})
+            raise
 
 
 def require_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, Any]]) -> None:

@@ -1,24 +1,16 @@
-"""Frozen parts of a host, which never change while it grows, and swapping growths on a frozen host."""
+"""Frozen parts of a host, which never change while it grows."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from esper.errors import SlotError
-from esper.growth.seed import Seed
-from esper.growth.site import Site
 from esper.growth.taps import list_named_modules
-
-if TYPE_CHECKING:
-    from esper.growth.model import GrowingModel
 
 WHOLE = ""
 """Name of the host itself among its modules."""
@@ -126,84 +118,3 @@ def hash_frozen(host: nn.Module, names: Sequence[str]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class Growth:
-    """Seeds removed from a model; see `esper.GrowingModel.swap`."""
-
-    seeds: Mapping[str, Seed]
-    """Seeds by slot."""
-    sites: Mapping[str, Site]
-    """Sites of the slots."""
-    host_sha256: str = ""
-    """`hash_frozen` of the host in which the seeds grew."""
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of all seeds."""
-        return sum(seed.parameter_count for seed in self.seeds.values())
-
-
-def swap_growth(model: GrowingModel, growth: Growth | None) -> Growth:
-    """Replace a model's growth and return the former one; see `esper.GrowingModel.swap`."""
-    if not model.frozen.holds_all(model.host):
-        raise SlotError(
-            "the host trains together with its seeds, so they cannot be swapped: attach with freeze_host=True"
-        )
-    growth = Growth({}, {}) if growth is None else growth
-    # Reject what does not fit before anything is removed.
-    host_sha256 = hash_frozen(model.host, [WHOLE])
-    if growth.seeds and growth.host_sha256 != host_sha256:
-        raise SlotError(
-            "this growth belongs to a frozen host with different values: load the values that the host had when the "
-            "growth was swapped out"
-        )
-    for name, seed in growth.seeds.items():
-        if name in model.slots and seed.blueprint.name not in model.slots[name].blueprints:
-            raise SlotError(
-                f"the growth has a seed of {seed.blueprint.name!r} in slot {name!r}, which offers "
-                f"{', '.join(model.slots[name].blueprints)}: attach with that blueprint, too"
-            )
-    for name, site in growth.sites.items():
-        if name not in model.slots or model.slots[name].site != site:
-            here = model.slots[name].site.shape if name in model.slots else "no such slot"
-            raise SlotError(f"the growth has a seed for features {site.shape} at slot {name!r}; here is {here}")
-    # The former growth is kept without the host: its sites have no layers.
-    sites = {name: replace(model.slots[name].site, layer=None) for name in model.seeds}
-    leaving = Growth(model.seeds, sites, host_sha256)
-    # The model gets copies, because several models may get the same growth, and all of them train it.
-    replace_seeds(model, {name: copy.deepcopy(seed) for name, seed in growth.seeds.items()})
-    return leaving
-
-
-def replace_seeds(model: GrowingModel, seeds: Mapping[str, Seed]) -> None:
-    """Replace all seeds of a model with ``seeds``, by slot. A seed that stays in its slot is not touched.
-
-    Raises:
-        SlotError: growth is switched off, or a seed cannot be planted; the model then keeps its former seeds.
-    """
-    slots = model.slots.values()
-    for slot in slots:
-        slot.require_not_disabled()
-    former, optimizer = model.seeds, model.ownership.optimizer
-    moments = {} if optimizer is None else dict(optimizer.state)
-
-    def plant_all(seeds: Mapping[str, Seed]) -> None:
-        changed = [slot for slot in slots if slot.seed is not seeds.get(slot.name)]
-        for slot in changed:
-            slot.remove()
-        for slot in changed:
-            if slot.name in seeds:
-                slot.plant(seeds[slot.name])
-
-    with model.tap.gate.switching():
-        try:
-            plant_all(seeds)
-        except SlotError:
-            plant_all(former)
-            if optimizer is not None:
-                # Removed parameters have lost their moments.
-                parameters = [parameter for seed in former.values() for parameter in seed.parameters()]
-                optimizer.state.update({key: moments[key] for key in parameters if key in moments})
-            raise

@@ -7,23 +7,22 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
+from math import isfinite
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
-from pydantic import InstanceOf
 from torch import Tensor, nn
 
 from esper.config.arguments import AtLeastTwo, Batches, Name, NonNegativeInt, PositiveInt, check_arguments
 from esper.errors import CheckpointError, ConfigError, ExportError, LookError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.checkpointing import FrozenCheckpointing
-from esper.growth.depth import DepthTracker
+from esper.growth.depth import CONFIGURATION, DepthTracker
 from esper.growth.finalize import Unfinished, finalize
 from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership, unwrap_optimizer
-from esper.growth.frozen import FrozenParts, Growth, swap_growth
+from esper.growth.frozen import FrozenParts
 from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
-from esper.growth.host_record import describe_host
 from esper.growth.look import Look, look
 from esper.growth.positions import list_argument_names
 from esper.growth.pretrained import guard_saving
@@ -31,7 +30,15 @@ from esper.growth.probe import Arguments, ExampleInput, PlainModule, find_input_
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise
-from esper.growth.taps import GROWING_ADVICE, InputTap, OutputTap, PassEnd, require_unsharded, require_untraced
+from esper.growth.taps import (
+    GROWING_ADVICE,
+    InputTap,
+    OutputTap,
+    PassEnd,
+    list_named_modules,
+    require_unsharded,
+    require_untraced,
+)
 from esper.growth.tried import TriedModule
 
 M = TypeVar("M", bound=nn.Module)
@@ -69,6 +76,34 @@ MODEL_ADVICE = (
 )
 """Advice in errors about a growing model argument."""
 _SLOT_ADVICE = "give the name of a slot"
+
+
+Settings = dict[str, tuple[float, ...] | str]
+
+
+def list_settings(host: nn.Module) -> Settings:
+    """What hosts with equal state dicts may differ in, by place, such as numbers of heads and bases of positions.
+
+    Flags and texts are left out, because many of them affect only speed, and ids of tokens, which are often changed.
+    """
+    settings: Settings = {}
+    for path, module in list_named_modules(host):
+        prefix = f"{path}." if path else ""
+        configuration: dict[str, Any] = getattr(vars(module).get(CONFIGURATION), "__dict__", {})
+        for name, value in {**vars(module), **configuration}.items():
+            numbers = cast("Sequence[Any]", value if isinstance(value, tuple | list) else (value,))
+            is_setting = not name.startswith("_") and not name.endswith("_token_id")
+            if is_setting and all(type(number) in (int, float) and isfinite(number) for number in numbers):
+                settings[f"{prefix}{name}"] = tuple(map(float, numbers))
+        if not [*module.children(), *module.parameters(), *module.buffers()]:  # an activation, for instance
+            settings[f"{prefix}class"] = type(module).__name__
+    saved = host.state_dict().keys()
+    for name, buffer in host.named_buffers():
+        if name not in saved and buffer.is_floating_point() and not buffer.is_meta:
+            row = buffer.detach().flatten()[: buffer.shape[-1:].numel()]  # a longer input may add rows
+            first = row[:8].double().nan_to_num(0.0, 0.0, 0.0)
+            settings[name] = tuple(cast("list[float]", first.tolist()))
+    return settings
 
 
 class Slots(nn.Module):
@@ -189,8 +224,8 @@ class GrowingModel(nn.Module):
             frozen=frozen,
         )
         self.host = host
-        self.host_record = describe_host(host)
-        """Numbers and settings of the host that affect its output but are not tensors."""
+        self.host_settings = list_settings(host)
+        """What affects the host's output but is not in its state dict."""
         self.example = ExampleInput(example_input)
         self.example_size = first_tensor(example_input)[0].numel()
         """Number of scalars in the input of one example."""
@@ -314,30 +349,6 @@ class GrowingModel(nn.Module):
         may be planted, removed or saved within the block.
         """
         return hide_growth(self)
-
-    @check_arguments(SlotError, growth="give the return value of model.swap()")
-    def swap(self, growth: InstanceOf[Growth] | None) -> Growth:
-        """Exchange the seeds of a frozen host for those of ``growth``; returns the previous ones.
-
-        ```python
-        first = model.swap(None)  # the bare host again, for another task
-        second = model.swap(first)
-        ```
-
-        The model gets copies of the seeds, so ``growth`` can be used again, also with other models. A linked optimizer
-        drops the parameters of the previous seeds and gets those of the new ones. Make a new grower after a swap. The
-        host's values are hashed, which takes about one second per gigabyte.
-
-        Args:
-            growth: Returned by `swap` of this model, or of a model with the same slots on an identical host; None: no
-                seeds.
-
-        Raises:
-            SlotError: the host is not frozen; ``growth`` is for other slots or a host with other values; or a slot is
-                no longer called.
-        """
-        require_attached(self)
-        return swap_growth(self, growth)
 
     @property
     def seeds(self) -> dict[str, Seed]:

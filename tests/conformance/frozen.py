@@ -1,4 +1,4 @@
-"""Hosts that stay as they are while they are adapted, and blueprints that are made for their layers."""
+"""Hosts that stay as they are while something grows on them, and blueprints that are made for their layers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""`esper.adapt`: growth on a frozen host, chosen by cross-validation on new data."""
