@@ -1,7 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CORE_INSTALLED := $(VENV)/.core-installed
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+DEMO_INSTALLED := $(VENV)/.demo-installed
 DEV_INSTALLED := $(VENV)/.dev-installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
@@ -22,7 +23,7 @@ help:
 	@echo "make docs      the documentation site, built without a network into site/; links and names are checked"
 	@echo "make clean     remove the virtual environment and caches (runs are kept)"
 
-demo: $(CORE_INSTALLED)
+demo: $(DEMO_INSTALLED)
 	@echo "First, one network grows by a fixed rule, beside the same network that does not."
 	$(BIN)/python examples/grow.py --task mnist1d --host conv1d --run-dir $(DEMO)-network
 	$(BIN)/esper report $(DEMO)-network
@@ -66,15 +67,15 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(CORE_INSTALLED): pyproject.toml | $(BIN)/python
+$(DEMO_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing Esper and what it needs into $(VENV), once"
-	$(BIN)/python -m pip install --quiet --editable .
+	$(INSTALL) --editable ".[train]"
 	@touch $@
 
-$(DEV_INSTALLED): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+$(DEV_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable ".[dev]"
 	@touch $@
 
-$(DOCS_INSTALLED): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+$(DOCS_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable ".[docs]"
 	@touch $@

@@ -13,7 +13,7 @@ import pytest
 import esper
 from esper import __version__
 from esper.cli import COMMANDS, MOVED, Command, main
-from esper.config.loading import Overrides
+from esper.commands.options import Overrides
 from esper.errors import RunError
 
 TABLE = (

@@ -4,7 +4,8 @@
     python tools/release.py 0.3.0    # release that version: version, changelog and tag are committed after the check
 
 The check makes a new virtual environment, installs the wheel with what it depends on and no extra, and runs there, in
-an empty folder, the code of docs/start.md that new users type.
+an empty folder, the code of docs/start.md that new users type, with scikit-learn for its data. Then it adds the extra
+that commands need, and runs `esper doctor`.
 """
 
 from __future__ import annotations
@@ -120,8 +121,11 @@ def check(wheel: Path) -> None:
         if printed != f"esper {expected}\n":
             sys.exit(f"the wheel is {printed.strip()!r}, the sources are {expected}")
         script = empty / "start.py"
+        run(python, "-I", "-c", "import esper; esper.attach", cwd=empty)
         script.write_text("\n".join(PYTHON_BLOCK.findall(START.read_text())))
+        run(python, "-m", "pip", "install", "--quiet", "scikit-learn")
         run(python, "-I", str(script), cwd=empty)
+        run(python, "-m", "pip", "install", "--quiet", f"{wheel}[train]")
         run(python, "-I", "-m", "esper", "doctor", cwd=empty)
     sys.stdout.write(f"checked: {wheel.relative_to(ROOT)}\n")
 

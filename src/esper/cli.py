@@ -2,31 +2,25 @@
 
 One line in `COMMANDS` adds a command. Its target is a function: tyro turns its signature into options and its docstring
 into the help, and it may return an exit code. A target is imported only when its command runs, so `esper --help` does
-not wait for torch.
+not wait for torch, and needs no extra.
 """
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import wraps
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
-
-import tyro
-from annotated_types import Interval
-from rich.console import Console
 
 from esper import __version__
-from esper.dash.reporter import ProgressReporter
 from esper.errors import ConfigError, EsperError, did_you_mean
+from esper.extras import require_extra
 from esper.signals import raise_terminated
 from esper.tasks.suite_files import allow_files
 
 EXIT_OK = 0
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+LIBRARIES = ("gymnasium", "jinja2", "markupsafe", "matplotlib", "packaging", "rich", "scipy", "sklearn", "tyro", "yaml")
+"""What the extra `train` installs, which all commands need."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +89,11 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
     for command in commands:
         name = command.name.split()
         if arguments[: len(name)] == name:
+            require_extra("train", f"`esper {command.name}`", *LIBRARIES)
+            from esper.commands.options import run_command  # noqa: PLC0415 (needs the extra)
+
             allow_files(arguments)
-            # No command is silent for long, whatever it does: its phases say what, and how much of it is done.
-            with ProgressReporter(Console(stderr=True), f"esper {command.name}") if command.ends else nullcontext():
-                code = tyro.cli(
-                    _check_intervals(_hide_empty_defaults(command.load())),
-                    prog=f"esper {command.name}",
-                    args=arguments[len(name) :],
-                    config=(tyro.conf.DisallowNone,),  # the help shows PATH, not {None}|PATH
-                )
+            code = run_command(command.load(), f"esper {command.name}", arguments[len(name) :], command.ends)
             return EXIT_OK if code is None else code
     if arguments == ["--version"]:
         sys.stdout.write(f"esper {__version__}\n")
@@ -116,43 +106,6 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
         raise ConfigError(_describe_unknown(names, commands))
     sys.stdout.write(_format_overview(matches))
     return EXIT_OK
-
-
-def _hide_empty_defaults(target: Callable[..., int | None]) -> Callable[..., int | None]:
-    """The same function, whose help adds neither "(default: None)" nor "(default: )" to its options."""
-    hints = get_type_hints(target, include_extras=True)
-    for name, parameter in inspect.signature(target).parameters.items():
-        hint = hints[name]
-        # An argument without a default that takes any number of values may be left out, too.
-        kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-        if parameter.default is None or (parameter.default is parameter.empty and get_origin(kind) is tuple):
-            hints[name] = Annotated[hint, tyro.conf.arg(help_behavior_hint="")]
-    target.__annotations__ = hints
-    return target
-
-
-def _check_intervals(target: Callable[..., int | None]) -> Callable[..., int | None]:
-    """The same function, which first refuses numbers outside the `Interval` that the hints of its options name."""
-    hints = get_type_hints(target, include_extras=True)
-
-    @wraps(target)
-    def call(**options: Any) -> int | None:
-        for name, value in options.items():
-            interval = find_interval(hints[name])
-            if interval is not None and value is not None and not interval.ge <= value <= interval.le:
-                option = name.replace("_", "-")
-                raise ConfigError(f"--{option} {value}: give {interval.ge} to {interval.le}")
-        return target(**options)
-
-    return call
-
-
-def find_interval(hint: Any) -> Any:
-    """The `Interval` in the type hint of an option, also of one that may be left out; None if there is none."""
-    parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
-    if isinstance(hint, Interval):
-        return hint
-    return next((interval for part in parts if (interval := find_interval(part)) is not None), None)
 
 
 def _describe_unknown(arguments: Sequence[str], commands: Sequence[Command]) -> str:

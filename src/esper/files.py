@@ -2,13 +2,16 @@
 
 import errno
 import fcntl
+import json
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import lock_descriptor
 
@@ -175,3 +178,28 @@ def read_bounded(path: Path, most: int) -> bytes:
         if len(data) != status.st_size:
             raise UnsuitableFileError(errno.EINVAL, "its size is not the one that the system reports")
         return data
+
+
+def print_line(line: str) -> None:
+    """Print at once, also where the output is a file."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def parse_json(text: bytes) -> Any:
+    """Parse JSON.
+
+    Raises:
+        ValueError: the text is no JSON, is nested too deeply, or gives a key twice.
+    """
+
+    def build_mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            raise ValueError("a key is given twice")
+        return values
+
+    try:
+        return json.loads(text, object_pairs_hook=build_mapping)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error

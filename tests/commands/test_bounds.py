@@ -8,7 +8,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from esper.cli import COMMANDS, Command, find_interval, main
+from esper.cli import COMMANDS, Command, main
+from esper.commands.options import find_interval
 from esper.train.workers import Backend
 
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from esper.config.loading import load_settings, merge_override, put_value
-from esper.config.settings import Settings, compare_settings, find_models
+from esper.config.loading import compare_settings, load_settings, merge_override, put_value
+from esper.config.settings import Settings, find_models
 from esper.control.rules import HeuristicSettings, LookSettings, PeriodicSettings
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError

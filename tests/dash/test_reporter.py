@@ -9,8 +9,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from esper import cli
 from esper.cli import COMMANDS, Command, main
+from esper.commands import options
 from esper.dash.output import print_line
 from esper.dash.reporter import PACE_WINDOW, SECONDS_BETWEEN_LINES, Clock, ProgressReporter, report_progress
 
@@ -154,7 +154,7 @@ def test_no_command_is_silent_for_longer_whatever_it_does(
     command: Command, clock: FakeClock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys.modules[__name__], "FOR_COMMANDS", clock)
-    monkeypatch.setattr(cli, "ProgressReporter", lambda console, name: ProgressReporter(console, name, clock))
+    monkeypatch.setattr(options, "ProgressReporter", lambda console, name: ProgressReporter(console, name, clock))
     if not command.ends:
         assert command.name == "dash"  # serves until it is stopped
         return

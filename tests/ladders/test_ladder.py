@@ -20,7 +20,6 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 import esper
 import tiny_transformers
-from esper.dash import reporter
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.ladders import ladder as loop
 from esper.ladders.rungs import TABLE, Ladder
@@ -98,7 +97,7 @@ def test_the_table_has_every_size_and_its_costs(tmp_path: Path) -> None:
 def test_the_plan_is_printed_before_training_and_lines_come_regularly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporter, "SECONDS_BETWEEN_LINES", 0.05)
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0.05)
     printed: list[str] = []
 
     def note(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:

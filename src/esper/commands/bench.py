@@ -11,8 +11,8 @@ import tyro
 from annotated_types import Interval
 from rich.table import Table
 
-from esper.commands.options import Instances, Seed
-from esper.config.loading import Overrides, load_settings
+from esper.commands.options import Instances, Overrides, Seed
+from esper.config.loading import load_settings
 from esper.control.rules import LookRule
 from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress

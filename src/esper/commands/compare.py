@@ -13,9 +13,8 @@ import tyro
 from annotated_types import Interval
 from rich.console import Console
 
-from esper.commands.options import Instances, hint_if_stopped
-from esper.config.loading import Overrides, load_settings
-from esper.config.settings import compare_settings
+from esper.commands.options import Instances, Overrides, hint_if_stopped
+from esper.config.loading import compare_settings, load_settings
 from esper.control.controller import Controller
 from esper.dash.formats import score
 from esper.dash.output import console_beside, print_differences, print_json, print_line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from esper.commands.options import RUNS
 from esper.dash.run_view import RunFinder
 from esper.errors import ConfigError
 from esper.extras import describe_missing
+from esper.files import print_line
 
 PORT = 8765
 
@@ -41,10 +41,5 @@ def command(
         raise ConfigError(describe_missing("ui", "`esper dash`", error.name)) from error
     for place in runs:
         if not os.path.exists(place):  # unlike Path.exists, it takes names that no file can have
-            _print_line(f"folder {place} does not exist yet: its runs will appear once it does")
-    serve(RunFinder(runs), create_access(host, token), port, browser, _print_line)
-
-
-def _print_line(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+            print_line(f"folder {place} does not exist yet: its runs will appear once it does")
+    serve(RunFinder(runs), create_access(host, token), port, browser, print_line)

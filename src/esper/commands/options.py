@@ -1,31 +1,43 @@
-"""Options and output that several commands share."""
+"""Options and output that several commands share, and how a command's options become arguments of its function."""
 
 from __future__ import annotations
 
+import inspect
 import shlex
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import tyro
 from annotated_types import Interval
 from rich.console import Console
 
 from esper.config.loading import dump_settings
 from esper.config.settings import MOST_AT_ONCE, Settings
 from esper.dash.output import print_line
+from esper.dash.reporter import ProgressReporter
+from esper.errors import ConfigError
 from esper.runs.run_directory import RunDirectory
 from esper.signals import Terminated
 
 RUNS = Path("runs")
 """Where runs go by default."""
-# Types of options with bounds, which `esper.cli` checks before a command does anything.
+# Types of options with bounds, which `run_command` checks before a command does anything.
 
 Seed = Annotated[int, Interval(ge=0, le=2**31 - 1)]
 """A random seed."""
 Instances = Annotated[int, Interval(ge=0, le=MOST_AT_ONCE)]
 """A number of instances, which are all made before the first is played."""
+
+Overrides = Annotated[
+    tuple[str, ...],
+    tyro.conf.UseAppendAction,
+    tyro.conf.arg(name="set", metavar="KEY=VALUE", help="Override one setting; repeatable."),
+]
+"""Repeatable changes of settings: `overrides: Overrides = ()`."""
 
 
 @contextmanager
@@ -61,3 +73,37 @@ def hold_run(
             run.require_empty()
             dump_settings(settings, run.config)
         yield run
+
+
+def run_command(target: Callable[..., int | None], name: str, arguments: Sequence[str], ends: bool) -> int | None:
+    """Call the function of the command ``name`` with the options in ``arguments``; returns its exit code."""
+    # The help adds neither "(default: None)" nor "(default: )" to options.
+    hints = get_type_hints(target, include_extras=True)
+    for option, parameter in inspect.signature(target).parameters.items():
+        hint = hints[option]
+        # An argument without a default that takes any number of values may be left out, too.
+        kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if parameter.default is None or (parameter.default is parameter.empty and get_origin(kind) is tuple):
+            hints[option] = Annotated[hint, tyro.conf.arg(help_behavior_hint="")]
+    target.__annotations__ = hints
+
+    @wraps(target)
+    def call(**options: Any) -> int | None:
+        for option, value in options.items():
+            interval = find_interval(hints[option])
+            if interval is not None and value is not None and not interval.ge <= value <= interval.le:
+                raise ConfigError(f"--{option.replace('_', '-')} {value}: give {interval.ge} to {interval.le}")
+        return target(**options)
+
+    # No command is silent for long: its phases say what it does, and how much of it is done.
+    with ProgressReporter(Console(stderr=True), name) if ends else nullcontext():
+        config = (tyro.conf.DisallowNone,)  # the help shows PATH, not {None}|PATH
+        return tyro.cli(call, prog=name, args=arguments, config=config)
+
+
+def find_interval(hint: Any) -> Any:
+    """The `Interval` in the type hint of an option, also of one that may be left out; None if there is none."""
+    parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
+    if isinstance(hint, Interval):
+        return hint
+    return next((interval for part in parts if (interval := find_interval(part)) is not None), None)

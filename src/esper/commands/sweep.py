@@ -12,9 +12,8 @@ from annotated_types import Interval
 from rich.table import Table
 from rich.text import Text
 
-from esper.commands.options import Instances, Seed, hint_if_stopped
-from esper.config.loading import Overrides
-from esper.config.settings import compare_settings
+from esper.commands.options import Instances, Overrides, Seed, hint_if_stopped
+from esper.config.loading import compare_settings
 from esper.dash.formats import percent, score
 from esper.dash.output import console_beside, plain_table, print_differences, print_json, print_line
 from esper.dash.reporter import report_progress

@@ -11,9 +11,8 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from esper.commands.options import Seed, hold_run
-from esper.config.loading import Overrides, load_settings
-from esper.config.settings import compare_settings
+from esper.commands.options import Overrides, Seed, hold_run
+from esper.config.loading import compare_settings, load_settings
 from esper.dash.formats import duration, score
 from esper.dash.output import console_beside, print_differences, print_json, print_line
 from esper.dash.progress import TrainingProgress, view_training

@@ -1,4 +1,4 @@
-"""Settings from a YAML file and `--set` overrides, with errors that a person can act on.
+"""Settings from a YAML file and `--set` overrides, with errors that a person can act on, and how two settings differ.
 
 The file and the overrides are merged first and validated once, so an override may also change the kind of a
 discriminated union. Every mistake ends in a ConfigError of one sentence.
@@ -6,13 +6,11 @@ discriminated union. Every mistake ends in a ConfigError of one sentence.
 
 from __future__ import annotations
 
-import json
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
-import tyro
 import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.scanner import ScannerError
@@ -96,33 +94,7 @@ def _build_error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def parse_json(text: bytes) -> Any:
-    """Parse JSON.
-
-    Raises:
-        ValueError: the text is no JSON, is nested too deeply, or gives a key twice.
-    """
-
-    def build_mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            raise ValueError("a key is given twice")
-        return values
-
-    try:
-        return json.loads(text, object_pairs_hook=build_mapping)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
 S = TypeVar("S", bound=Settings)
-
-Overrides = Annotated[
-    tuple[str, ...],
-    tyro.conf.UseAppendAction,
-    tyro.conf.arg(name="set", metavar="KEY=VALUE", help="Override one setting; repeatable."),
-]
-"""The type of a command's `--set` option, repeatable: `overrides: Overrides = ()`."""
 
 
 def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = ()) -> S:
@@ -278,3 +250,42 @@ def find_override(key: str, overrides: Sequence[str]) -> str | None:
         if key == target or key.startswith(f"{target}."):
             return override
     return None
+
+
+# Differences between settings.
+
+
+class SettingDifference(NamedTuple):
+    """A key with another value. Values are as YAML has them, so null stands for none."""
+
+    key: str
+    value: Any
+    default: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_format_yaml(self.value)} (default {_format_yaml(self.default)})"
+
+
+def compare_settings(settings: Settings, default: Settings) -> list[SettingDifference]:
+    """The keys whose values in ``settings`` differ from ``default``, in the order of the fields."""
+    return list(_compare_values("", settings.model_dump(mode="json"), default.model_dump(mode="json")))
+
+
+def _compare_values(key: str, value: Any, default: Any) -> Iterator[SettingDifference]:
+    if isinstance(value, dict) and isinstance(default, dict) and value.keys() == default.keys():
+        for name, inner in cast("Mapping[str, Any]", value).items():
+            yield from _compare_values(f"{key}.{name}".removeprefix("."), inner, default[name])
+    elif _is_single_mapping(value) and _is_single_mapping(default):
+        yield from _compare_values(key, value[0], default[0])
+    elif value != default:
+        yield SettingDifference(key, value, default)
+
+
+def _is_single_mapping(value: Any) -> bool:
+    """Whether this is a list of one mapping, whose keys may be written without the list."""
+    return isinstance(value, list) and len(cast("list[Any]", value)) == 1 and isinstance(value[0], dict)
+
+
+def _format_yaml(value: Any) -> str:
+    """A value in one line of YAML."""
+    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()

@@ -6,12 +6,11 @@ Settings can be compared with others, and every mistake in them becomes one sent
 """
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import annotated_types
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -96,45 +95,6 @@ def rename_keys(models: Sequence[type[BaseModel]], values: Mapping[str, Any], pr
             warn_of_former_key(f"{prefix}{key}", f"{prefix}{name}")
         present[name] = value
     return present
-
-
-# Differences between settings.
-
-
-class SettingDifference(NamedTuple):
-    """A key with another value. Values are as YAML has them, so null stands for none."""
-
-    key: str
-    value: Any
-    default: Any
-
-    def __str__(self) -> str:
-        return f"{self.key}: {_format_yaml(self.value)} (default {_format_yaml(self.default)})"
-
-
-def compare_settings(settings: Settings, default: Settings) -> list[SettingDifference]:
-    """The keys whose values in ``settings`` differ from ``default``, in the order of the fields."""
-    return list(_compare_values("", settings.model_dump(mode="json"), default.model_dump(mode="json")))
-
-
-def _compare_values(key: str, value: Any, default: Any) -> Iterator[SettingDifference]:
-    if isinstance(value, dict) and isinstance(default, dict) and value.keys() == default.keys():
-        for name, inner in cast("Mapping[str, Any]", value).items():
-            yield from _compare_values(f"{key}.{name}".removeprefix("."), inner, default[name])
-    elif _is_single_mapping(value) and _is_single_mapping(default):
-        yield from _compare_values(key, value[0], default[0])
-    elif value != default:
-        yield SettingDifference(key, value, default)
-
-
-def _is_single_mapping(value: Any) -> bool:
-    """Whether this is a list of one mapping, whose keys may be written without the list."""
-    return isinstance(value, list) and len(cast("list[Any]", value)) == 1 and isinstance(value[0], dict)
-
-
-def _format_yaml(value: Any) -> str:
-    """A value in one line of YAML."""
-    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
 
 
 # Mistakes as sentences.

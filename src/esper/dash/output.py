@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper.config.settings import SettingDifference
+from esper.config.loading import SettingDifference
 from esper.dash.formats import score
 from esper.dash.reporter import postpone_lines
 from esper.errors import escape_unprintable

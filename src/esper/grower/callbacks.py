@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from esper.engine.gradients import HealthTable
+from esper.files import print_line
 from esper.grower.decision import Decision, Ending
 from esper.growth.tried import ModuleJudgement, format_signed
 from esper.lifecycle.rules import Verdicts
@@ -93,13 +93,8 @@ class PrintDecisions(GrowerCallback):
 
     def on_decision(self, grower: Grower, record: DecisionRecord) -> None:
         """Print the decision and its measurements."""
-        _print(str(record))
+        print_line(str(record))
 
     def on_finish(self, grower: Grower, ending: Ending) -> None:
         """Print the modules tried and their outcomes."""
-        _print(*ending.lines)
-
-
-def _print(*lines: str) -> None:
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-    sys.stdout.flush()
+        print_line("\n".join(ending.lines))

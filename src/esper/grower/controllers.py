@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from esper.config.loading import load_settings
 from esper.control.controller import Controller, get_promise_settings
 from esper.control.learned import PolicyOrigin, open_policy, restore_controller
 from esper.control.own import is_in_file, load_controller
@@ -31,6 +30,7 @@ from esper.control.rules import (
 )
 from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError, plural
+from esper.extras import require_extra
 from esper.grower.network import ModelSpec
 from esper.growth.model import GrowingModel
 from esper.growth.probe import probe
@@ -173,6 +173,9 @@ def choose_controller(
         return ControllerChoice(load_controller(name, timing.horizon), timing, None)
     # Not a rule: the directory of a run.
     run = open_policy(name, _RULES)
+    require_extra("train", f"controller {name!r}, which is the run of a training,", "yaml")
+    from esper.config.loading import load_settings  # noqa: PLC0415 (needs the extra)
+
     origin = load_settings(PolicyOrigin, run.config)
     timing = Timing(horizon, rules or origin.rules)
     timing.require_growth()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import time
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary, finalize
 
 import numpy as np
-import yaml
 
 from esper.config.arguments import FilePath, check_arguments
 from esper.config.settings import Settings
@@ -285,7 +285,7 @@ class RunRecorder(GrowerCallback):
             self._ended = True
         else:
             self._start_run(grower, self._store, grower.decisions)
-        write_atomically(self._directory.config, yaml.safe_dump(dict(self._config), sort_keys=False))
+        write_atomically(self._directory.config, json.dumps(dict(self._config), indent=2))
 
     def _start_run(self, grower: Grower, store: RunStore, decisions: int) -> None:
         """Start the run, or continue it after that many decisions; records of later ones are deleted."""
@@ -318,7 +318,7 @@ class RunRecorder(GrowerCallback):
         self._ended = True
 
     def _describe_config(self, grower: Grower) -> dict[str, Any]:
-        """The run's ``config.yaml``: the host and the grower's configuration."""
+        """The run's ``config.yaml``, in JSON, which is YAML: the host and the grower's configuration."""
         values = grower.describe_config().items()
         plain = {
             name: value.model_dump(mode="json") if isinstance(value, Settings) else value for name, value in values

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import html
-import io
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from esper.errors import LookError
@@ -28,6 +24,10 @@ from esper.numerics.random_streams import module_generator
 
 if TYPE_CHECKING:
     from esper.growth.model import GrowingModel
+
+# The heat map, in pixels and in red, green and blue.
+_CELL_WIDTH, _CELL_HEIGHT, _TOP, _LETTER = 64, 26, 30, 8
+_LIGHT, _DARK = (240, 246, 255), (8, 48, 107)
 
 
 @dataclass(frozen=True)
@@ -133,25 +133,37 @@ class Look:
         write_atomically(Path(path), self._draw_svg().encode())
 
     def _draw_svg(self) -> str:
-        slots = list(self.slots)
-        blueprints = sorted({row.blueprint for row in self.rows})
-        cells = {(row.slot, row.blueprint): row.promise_held_out for row in self.rows}
-        figure = Figure(figsize=(1.8 + 0.75 * len(slots), 1.3 + 0.32 * len(blueprints)), layout="constrained")
-        # A heat map with the figures in its cells.
-        axes = figure.add_subplot()
-        values = [[cells.get((slot, blueprint), math.nan) for slot in slots] for blueprint in blueprints]
-        axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        for (slot, blueprint), value in cells.items():
-            column, row, color = slots.index(slot), blueprints.index(blueprint), "white" if value > 0.6 else "black"
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
-        axes.set_xticks(range(len(slots)), slots, rotation=30, ha="right")
-        axes.set_yticks(range(len(blueprints)), blueprints)
-        axes.set_title("held-out promise", fontsize=10)
-        # The SVG element alone, to be put into HTML.
-        file = io.StringIO()
-        with mpl.rc_context({"svg.fonttype": "none"}):  # text stays text
-            figure.savefig(file, format="svg", metadata={"Date": None})
-        return file.getvalue()[file.getvalue().index("<svg") :]
+        slots, blueprints = list(self.slots), sorted({row.blueprint for row in self.rows})
+        # Room for the names of slots, which are turned by 30 degrees, and of blueprints.
+        name_width = _LETTER * max(map(len, slots), default=0)
+        left = max(_LETTER * max(map(len, blueprints), default=0), name_width) + 10
+        bottom = _TOP + _CELL_HEIGHT * len(blueprints) + 14
+        width, height = left + _CELL_WIDTH * len(slots) + 10, bottom + name_width // 2 + 6
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+            'font-family="sans-serif" font-size="12" text-anchor="middle">',
+            f'<rect width="{width}" height="{height}" fill="white"/>',
+            f'<text x="{left + _CELL_WIDTH * len(slots) // 2}" y="18">held-out promise</text>',
+        ]
+        for index, name in enumerate(blueprints):
+            y = _TOP + _CELL_HEIGHT * index + 17
+            lines.append(f'<text x="{left - 6}" y="{y}" text-anchor="end">{html.escape(name)}</text>')
+        for index, name in enumerate(slots):
+            x = left + _CELL_WIDTH * index + _CELL_WIDTH // 2
+            turned = f'text-anchor="end" transform="rotate(-30 {x} {bottom})"'
+            lines.append(f'<text x="{x}" y="{bottom}" {turned}>{html.escape(name)}</text>')
+        # The cells, from a light blue for nothing or less to a dark one for everything.
+        for row in self.rows:
+            x = left + _CELL_WIDTH * slots.index(row.slot)
+            y = _TOP + _CELL_HEIGHT * blueprints.index(row.blueprint)
+            share = min(row.promise_held_out, 1.0) if row.promise_held_out > 0 else 0.0
+            fill = ",".join(f"{light + share * (dark - light):.0f}" for light, dark in zip(_LIGHT, _DARK, strict=True))
+            lines += [
+                f'<rect x="{x}" y="{y}" width="{_CELL_WIDTH}" height="{_CELL_HEIGHT}" fill="rgb({fill})"/>',
+                f'<text x="{x + _CELL_WIDTH // 2}" y="{y + 17}" fill="{"white" if share > 0.4 else "black"}">'
+                f"{row.promise_held_out:.2f}</text>",
+            ]
+        return "\n".join([*lines, "</svg>"])
 
 
 def look(

@@ -8,8 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from esper.config.loading import load_settings
-from esper.config.settings import compare_settings
+from esper.config.loading import compare_settings, load_settings
 from esper.control.controller import Controller
 from esper.control.learned import POLICY, LearnedController, open_policy, restore_policy
 from esper.control.own import is_in_file, load_controller

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
@@ -23,9 +22,9 @@ from esper.config.arguments import (
     check_arguments,
     describe_value,
 )
-from esper.dash.output import print_line
-from esper.dash.reporter import report_progress
+from esper.dash.formats import duration
 from esper.errors import ConfigError
+from esper.files import print_line
 from esper.growth.copies import copy_with
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.probe import Arguments, PlainModule, find_input_place, first_tensor
@@ -45,6 +44,8 @@ CHECKPOINT_SECONDS = 60.0
 """Seconds between checkpoints; more if writing one takes more than a twentieth of that time."""
 WRITING_SHARE = 0.05
 """Largest fraction of the time that writing checkpoints may take."""
+SECONDS_BETWEEN_LINES = 15.0
+"""Least time between two lines that say how much is done."""
 _RANDOM, _EPOCH = "random.", "epoch."
 
 ADVICE = {
@@ -165,34 +166,37 @@ def ladder(
         training.resume_at(newest.iteration)
         training.spent.flops = newest.state["flops"]
         batches.restore_state(newest)
-        print_line(Console(), f"resuming after step {training.step:,} of {plan.total_steps:,}, from {newest.path}")
+        print_line(f"resuming after step {training.step:,} of {plan.total_steps:,}, from {newest.path}")
     else:
         # Branching points of a ladder whose checkpoints are gone.
         shutil.rmtree(Path(folder) / BRANCHES, ignore_errors=True)
 
     # Train; checkpoints are written at every change of size, and about once a minute.
     takes = _count_arguments(learn, data)
-    due, pause = time.monotonic() + CHECKPOINT_SECONDS, CHECKPOINT_SECONDS
-    with (
-        training.spent.counting(),
-        report_progress(Console(), training.describe_phase(), plan.total_steps) as reporter,
-    ):
-        reporter.skip_to(training.step)
+    start = printed = time.monotonic()
+    due, printed_step = start + CHECKPOINT_SECONDS, training.step
+    with training.spent.counting():
         while not training.finished:
             training.begin_step()
             third = training.step if data is None else batches.take()
             learn(*(model, optimizer, third)[:takes])
             training.require_rates()
             grown = training.end_step()
-            reporter.update(training.step, name=training.describe_phase())
-            if grown or training.finished or time.monotonic() > due:
-                began = time.monotonic()
+            now = time.monotonic()
+            if now - printed > SECONDS_BETWEEN_LINES:
+                left = (plan.total_steps - training.step) * (now - printed) / (training.step - printed_step)
+                print_line(
+                    f"{training.describe_phase()}: {training.step:,} of {plan.total_steps:,} done, "
+                    f"{duration(now - start)} elapsed, about {duration(left)} left"
+                )
+                printed, printed_step = now, training.step
+            if grown or training.finished or now > due:
                 training.require_finite()
                 (tensors, state), (more, counts) = training.take_state(), batches.take_state()
                 checkpoints.save(training.step, {**tensors, **more}, {**state, **counts})
-                pause = max(CHECKPOINT_SECONDS, (time.monotonic() - began) / WRITING_SHARE)
-                due = time.monotonic() + pause
-    print_line(Console(), str(training.result))
+                saved = time.monotonic()
+                due = saved + max(CHECKPOINT_SECONDS, (saved - now) / WRITING_SHARE)
+    print_line(str(training.result))
     return training.result
 
 

@@ -17,10 +17,9 @@ from pydantic import Field, ValidationError
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from esper.config.loading import parse_json
 from esper.config.settings import Settings
 from esper.errors import CheckpointError, RunError
-from esper.files import TEMPORARY_SUFFIX, read_bounded, write_atomically
+from esper.files import TEMPORARY_SUFFIX, parse_json, read_bounded, write_atomically
 from esper.growth.pretrained import METHODS
 from esper.growth.probe import Arguments, call_host, fit_example
 from esper.growth.summary import align_columns

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from esper.config.arguments import describe_value, read_number
-from esper.dash.output import print_line
 from esper.errors import CheckpointError, ConfigError, DivergedError, plural
+from esper.files import print_line
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.probe import Arguments
 from esper.ladders.flops import TrainingFlops, count_forward
@@ -66,7 +65,7 @@ class LadderTraining:
     ) -> None:
         self.model, self.plan, self.step = model, plan, 0
         self.folder = RungFolder(folder, plan)
-        self._example, self._evaluate, self._console = example, evaluate, Console()
+        self._example, self._evaluate = example, evaluate
         self._rung, self._towers = 0, plan.towers
         self._optimizer: torch.optim.Optimizer | None = None
         self.spent = TrainingFlops(model, example)
@@ -209,9 +208,7 @@ class LadderTraining:
             ),
         )
         result = "" if loss is None else f"loss {loss:.4f}, "
-        print_line(
-            self._console, f"rung of {plural(planned.depth, 'block')}: {result}{spent:.3g} FLOPs so far, {rung.path}"
-        )
+        print_line(f"rung of {plural(planned.depth, 'block')}: {result}{spent:.3g} FLOPs so far, {rung.path}")
 
     def grow_to(self, rung: int) -> None:
         """Grow the model from its current size to the size of a rung."""
@@ -226,7 +223,7 @@ class LadderTraining:
     def start(self) -> None:
         """Print the plan, and write the folder's table."""
         self.folder.create()
-        print_line(self._console, str(self.plan))
+        print_line(str(self.plan))
 
     def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The state of model and optimizer and the FLOPs spent, as tensors and JSON values.

@@ -13,7 +13,10 @@ envs = gymnasium.make_vec("esper/Growth-v0", num_envs=16)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
+from esper.extras import require_extra
+
+require_extra("train", "esper.rl", "gymnasium")
+import gymnasium  # noqa: E402
 
 if TYPE_CHECKING:
     from esper.engine.config import EpisodeConfig

@@ -413,9 +413,7 @@ def _restrict(info: Info, rows: Bools) -> Info:
 
 
 class GrowthEnv(gymnasium.Env[dict[str, Any], Array]):
-    """An environment with one network: `GrowthVectorEnv` without the axis over networks.
-
-    Arguments, actions, observations and ``info`` are the same, without the axis over networks.
+    """An environment with one network: as `GrowthVectorEnv`, without the axis over networks in arguments and results.
 
     Args:
         settings: Keyword arguments as in `GrowthSettings`.

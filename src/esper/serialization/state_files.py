@@ -22,10 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from esper.config.loading import parse_json
 from esper.config.settings import Settings
 from esper.errors import CheckpointError
-from esper.files import UnsuitableFileError, read_bounded
+from esper.files import UnsuitableFileError, parse_json, read_bounded
 
 
 @runtime_checkable

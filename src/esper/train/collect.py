@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.config.loading import load_settings
-from esper.config.settings import compare_settings
+from esper.config.loading import compare_settings, load_settings
 from esper.control.advice import append_advice
 from esper.control.learned import LearnedController, PolicyOrigin, count_policy_features, open_policy, restore_policy
 from esper.control.policy import Policy
