@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
 from esper.lifecycle.actions import Head
-from esper.rl.diagnostics import Alarm, Anomaly, UpdateMetrics
+from esper.rl.diagnostics import FIGURES, Alarm, Anomaly, Figures
 from esper.runs.events import RolledBack
 from esper.train.iteration import Iteration
 
@@ -25,27 +25,31 @@ EXPLODED = RolledBack(
 """What befell the first network in its first step."""
 LEVELS = {"none": 0.531, "random": 0.488, "all_at_start": 0.597, "periodic": 0.612, "heuristic": 0.641}
 
-UPDATE = UpdateMetrics(
-    policy_loss=-0.01,
-    value_loss=0.2,
+HEADS = [head.name.lower() for head in Head]
+
+
+def make_update(heads: Mapping[str, float], **figures: float) -> Figures:
+    """The figures of a healthy update; those in ``heads`` are of each head."""
+    healthy = dict.fromkeys(FIGURES, 0.0) | {"finite": 1.0, "rate_scale": 1.0} | figures
+    of_heads = {f"{name}/{head}": value for name, value in heads.items() for head in HEADS}
+    return {name: value for name, value in healthy.items() if name not in heads} | of_heads
+
+
+UPDATE = make_update(
+    {
+        "head_entropy": 0.9,
+        "head_entropy_weight": 0.01,
+        "head_share": 0.5,
+        "head_clip_fraction": 0.05,
+        "module_gradient_norm": 0.1,
+    },
     entropy=0.87,
     kl=0.0042,
     clip_fraction=0.06,
     gradient_norm=0.31,
-    first_ratio_deviation=1e-7,
     explained_variance=0.64,
-    return_mean=0.6,
-    return_deviation=0.2,
-    advantage_deviation=0.05,
     learning_rate=1e-3,
     optimizer_steps=16,
-    stopped_early=False,
-    finite=True,
-    head_entropy={head.name.lower(): 0.9 for head in Head},
-    head_entropy_weight={head.name.lower(): 0.01 for head in Head},
-    head_share={head.name.lower(): 0.5 for head in Head},
-    head_clip_fraction={head.name.lower(): 0.05 for head in Head},
-    module_gradient_norm={"lstm": 0.1},
 )
 
 FAMILIES = {"bott": 0.74, "ctx": 0.78, "drift": 0.49, "order": 0.51, "plain": 0.72, "quad": 0.55, "vote": 0.8}
@@ -87,7 +91,7 @@ def iteration(
             "prune": 0.09,
         },
         probe_score=probe,
-        update=replace(UPDATE, **update),
+        update={**UPDATE, **update},
         anomalies=anomalies,
         rollbacks=rollbacks,
         environment_steps=3840,

@@ -12,7 +12,7 @@ from control.synthetic import NO_PRIOR
 from esper.control.policy import Policy, PolicySettings
 from esper.engine.observation import MaskTensors, Observation, ObservationSpec
 from esper.lifecycle.actions import Head, Op, count_choices
-from esper.rl.diagnostics import UpdateMetrics
+from esper.rl.diagnostics import Figures
 from esper.rl.ppo import PPO
 from esper.rl.rollout import Rollout, RolloutBuffer
 from esper.rl.settings import PPOSettings
@@ -106,7 +106,7 @@ def learner(settings: PPOSettings, seed: int = 0, sizes: PolicySettings = SIZES)
     return PPO(Policy(SPEC, sizes, torch.Generator().manual_seed(seed)), settings, seed)
 
 
-def train(student: PPO, probe: Probe, updates: int) -> Iterator[UpdateMetrics]:
+def train(student: PPO, probe: Probe, updates: int) -> Iterator[Figures]:
     """Learn; yields the metrics of every update."""
     for update in range(updates):
         yield student.update(collect(student.policy, probe), update / updates)

@@ -189,6 +189,6 @@ def test_returns_are_reported_as_they_were_paid(early: bool) -> None:
     rollout = ending_early(rollout) if early else rollout
     beside = learner(settings).update(with_twins(rollout), 0.0)
     alone = student.update(rollout, 0.0)
-    assert beside.return_mean == pytest.approx(alone.return_mean, rel=1e-4)
-    assert beside.return_deviation == pytest.approx(alone.return_deviation, rel=1e-4)
-    assert beside.value_loss != pytest.approx(alone.value_loss, rel=1e-3)
+    assert beside["return_mean"] == pytest.approx(alone["return_mean"], rel=1e-4)
+    assert beside["return_deviation"] == pytest.approx(alone["return_deviation"], rel=1e-4)
+    assert beside["value_loss"] != pytest.approx(alone["value_loss"], rel=1e-3)

@@ -156,7 +156,7 @@ def test_an_update_waits_once_per_minibatch_and_once_for_its_figures(record: boo
         minibatches = [list[dict[str, float]](), list[dict[str, float]]()] if record else [None, None]
         found = student.update(there, 0.0, record=minibatches[1])
         steps = SETTINGS.epochs * MINIBATCHES
-        assert found.optimizer_steps == steps
+        assert found["optimizer_steps"] == steps
         # Which steps belong to episodes, and whether the step is taken; of recorded minibatches, figures and norms.
         recorded = steps if record else 0
         places = {
@@ -172,7 +172,7 @@ def test_an_update_waits_once_per_minibatch_and_once_for_its_figures(record: boo
         assert far.undetermined == []
         weights = {name: value.cpu() for name, value in student.policy.state_dict().items()}
     expected = near.update(rollout, 0.0, record=minibatches[0])
-    assert found.scalars() == pytest.approx(expected.scalars(), rel=1e-3, abs=1e-5)
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
     for name, value in near.policy.state_dict().items():
         torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5)
     if record:

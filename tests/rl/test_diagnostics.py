@@ -3,79 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
-from esper.lifecycle.actions import Head
 from esper.rl.diagnostics import (
     HISTORY,
     SKIPPED_RATE,
     THRESHOLDS,
     Alarm,
     Anomaly,
+    Figures,
     UpdateHistory,
-    UpdateMetrics,
     extend_history,
     find_anomalies,
     scale_rate,
     was_alarmed,
 )
+from lab.planted import HEADS, UPDATE
 
 TARGET_KL = 0.03
-HEALTHY = UpdateMetrics(
-    policy_loss=-0.01,
-    value_loss=0.2,
-    entropy=0.8,
-    kl=0.02,
-    clip_fraction=0.1,
-    gradient_norm=0.3,
-    first_ratio_deviation=0.0,
-    explained_variance=0.6,
-    return_mean=0.6,
-    return_deviation=0.2,
-    advantage_deviation=0.1,
-    learning_rate=1e-3,
-    optimizer_steps=12,
-    stopped_early=True,
-    finite=True,
-    head_entropy={head.name.lower(): 0.8 for head in Head},
-    head_entropy_weight={head.name.lower(): 0.01 for head in Head},
-    head_share={head.name.lower(): 0.5 for head in Head},
-    head_clip_fraction={head.name.lower(): 0.1 for head in Head},
-    module_gradient_norm={"lstm": 0.1, **{head.name.lower(): 0.1 for head in Head}},
-)
+HEALTHY = {**UPDATE, "stopped_early": 1.0, "optimizer_steps": 12.0}
 
 
-HEADS = [head.name.lower() for head in Head]
-
-
-def with_head(head: str, **figures: float) -> UpdateMetrics:
+def with_head(head: str, **figures: float) -> Figures:
     """The healthy update with other figures of one head."""
-    fields = {name: {**getattr(HEALTHY, name), head: value} for name, value in figures.items()}
-    return replace(HEALTHY, **fields)  # type: ignore[arg-type]
+    return {**HEALTHY, **{f"{name}/{head}": value for name, value in figures.items()}}
 
 
-def with_entropy(head: str, entropy: float, share: float = 1.0) -> UpdateMetrics:
+def with_entropy(head: str, entropy: float, share: float = 1.0) -> Figures:
     return with_head(head, head_entropy=entropy, head_share=share)
 
 
-def with_steps(steps: int, stopped: bool = True) -> UpdateMetrics:
-    return replace(HEALTHY, optimizer_steps=steps, stopped_early=stopped)
+def with_steps(steps: int, stopped: bool = True) -> Figures:
+    return {**HEALTHY, "optimizer_steps": steps, "stopped_early": stopped}
 
 
-def history_of(updates: Sequence[UpdateMetrics]) -> UpdateHistory:
+def history_of(updates: Sequence[Figures]) -> UpdateHistory:
     history: UpdateHistory = ()
     for update in updates:
         history = extend_history(history, update)
     return history
 
 
-def find_last_alarms(updates: Sequence[UpdateMetrics]) -> tuple[Alarm, ...]:
+def find_last_alarms(updates: Sequence[Figures]) -> tuple[Alarm, ...]:
     return find_anomalies(history_of(updates), TARGET_KL)
 
 
-def find_last_anomalies(updates: Sequence[UpdateMetrics]) -> tuple[Anomaly, ...]:
+def find_last_anomalies(updates: Sequence[Figures]) -> tuple[Anomaly, ...]:
     return tuple(alarm.anomaly for alarm in find_last_alarms(updates))
 
 
@@ -141,7 +115,7 @@ def test_a_head_that_never_had_a_choice_raises_nothing(head: str) -> None:
 
 
 def test_an_update_that_came_to_no_step_has_no_gradients_to_judge() -> None:
-    unstepped = replace(with_head("slot", module_gradient_norm=0.0), optimizer_steps=0)
+    unstepped = {**with_head("slot", module_gradient_norm=0.0), "optimizer_steps": 0.0}
     assert find_last_anomalies([unstepped]) == ()
 
 
@@ -156,7 +130,7 @@ def test_each_skipped_update_halves_the_rate_of_those_that_follow() -> None:
     history: UpdateHistory = ()
     for skipped in (False, True, False, True, False):
         scales.append(scale_rate(history))
-        history = extend_history(history, replace(HEALTHY, rate_scale=scales[-1], skipped=skipped))
+        history = extend_history(history, {**HEALTHY, "rate_scale": scales[-1], "skipped": skipped})
     assert scales == [1.0, 1.0, SKIPPED_RATE, SKIPPED_RATE, SKIPPED_RATE**2]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -16,7 +15,7 @@ from esper.engine.observation import MaskTensors, Observation
 from esper.errors import CheckpointError, ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead
 from esper.lifecycle.rules import Rules
-from esper.rl.diagnostics import Anomaly, UpdateMetrics, find_anomalies
+from esper.rl.diagnostics import Anomaly, Figures, find_anomalies
 from esper.rl.ppo import KL_STOP, PPO
 from esper.rl.rollout import select_steps
 from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
@@ -26,7 +25,7 @@ from rl.probes import SIZES, SPEC, collect, learner, only_ops
 FLOORED = PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.fill(0.1))
 
 
-def name_anomalies(metrics: UpdateMetrics, target_kl: float = 0.03) -> list[Anomaly]:
+def name_anomalies(metrics: Figures, target_kl: float = 0.03) -> list[Anomaly]:
     return [alarm.anomaly for alarm in find_anomalies((metrics,), target_kl)]
 
 
@@ -36,7 +35,7 @@ def test_the_first_ratio_is_one_in_every_update(sizes: PolicySettings, surrogate
     student, probe = learner(plain_ppo(surrogate=surrogate), sizes=sizes), Noise(STEPS, ENVIRONMENTS)
     for update in range(4):
         metrics = student.update(collect(student.policy, probe), update / 4)
-        assert metrics.first_ratio_deviation < 1e-5
+        assert metrics["first_ratio_deviation"] < 1e-5
         assert Anomaly.RATIO not in name_anomalies(metrics, student.settings.target_kl)
 
 
@@ -45,7 +44,7 @@ def test_a_normaliser_updated_between_acting_and_learning_breaks_the_ratio_and_i
     (rollout,) = rollouts(student, 1)
     student.policy.normaliser.update(rollout.observations)
     metrics = student.update(rollout, 0.0)
-    assert metrics.first_ratio_deviation > 1e-3
+    assert metrics["first_ratio_deviation"] > 1e-3
     assert Anomaly.RATIO in name_anomalies(metrics)
 
 
@@ -95,7 +94,7 @@ def test_a_learner_without_closed_heads_continues_from_a_checkpoint_that_has_the
     # Figures are of the heads that there are.
     record: list[dict[str, float]] = []
     metrics = student.update(collect(student.policy, Noise(STEPS, ENVIRONMENTS)), 0.0, record=record)
-    for names in (metrics.scalars(), *record):
+    for names in (metrics, *record):
         heads = {name.partition("/")[2] for name in names if name.startswith("head_")}
         assert heads == {"op", "slot", "blueprint"}
 
@@ -152,14 +151,14 @@ def test_the_kl_stop_comes_before_the_step_that_would_go_on() -> None:
     greedy = learner(plain_ppo(epochs=50, target_kl=1e-4, learning_rate=1e-2))
     (rollout,) = rollouts(greedy, 1)
     metrics = greedy.update(rollout, 0.0)
-    assert metrics.stopped_early
-    assert metrics.kl > KL_STOP * 1e-4
-    assert 0 < metrics.optimizer_steps < 50 * greedy.settings.minibatches
+    assert metrics["stopped_early"]
+    assert metrics["kl"] > KL_STOP * 1e-4
+    assert 0 < metrics["optimizer_steps"] < 50 * greedy.settings.minibatches
 
     patient = learner(plain_ppo(epochs=2, target_kl=1e6))
     metrics = patient.update(*rollouts(patient, 1), 0.0)
-    assert not metrics.stopped_early
-    assert metrics.optimizer_steps == 2 * patient.settings.minibatches
+    assert not metrics["stopped_early"]
+    assert metrics["optimizer_steps"] == 2 * patient.settings.minibatches
 
 
 @pytest.mark.parametrize("stop", [1e-3, 1e9])
@@ -168,8 +167,8 @@ def test_the_kl_stop_has_one_place(monkeypatch: pytest.MonkeyPatch, stop: float)
     monkeypatch.setattr("esper.rl.ppo.KL_STOP", stop)
     student = learner(plain_ppo(epochs=4, target_kl=1e-3, learning_rate=1e-2))
     metrics = student.update(*rollouts(student, 1), 0.0)
-    assert metrics.stopped_early is (stop < 1)
-    assert metrics.optimizer_steps == (1 if stop < 1 else 4 * student.settings.minibatches)
+    assert metrics["stopped_early"] == (stop < 1)
+    assert metrics["optimizer_steps"] == (1 if stop < 1 else 4 * student.settings.minibatches)
 
 
 def test_a_memory_of_another_width_is_refused() -> None:
@@ -189,7 +188,7 @@ def test_a_rollout_not_of_this_policy_makes_no_step_at_all() -> None:
     (rollout,) = rollouts(student, 1)
     weights = {name: value.clone() for name, value in student.policy.named_parameters()}
     metrics = student.update(rollout._replace(chosen_log_prob=rollout.chosen_log_prob - 1), 0.0)
-    assert metrics.optimizer_steps == 0
+    assert metrics["optimizer_steps"] == 0
     kept = [n for n, p in student.policy.named_parameters() if torch.equal(p, weights[n])]
     assert set(weights) - set(kept) == {"value_head.output.weight", "value_head.output.bias"}  # rescaled only
 
@@ -200,8 +199,8 @@ def test_a_reward_that_is_not_finite_changes_neither_weights_nor_statistics() ->
     rollout.reward[2, 3] = float("nan")
     before = student.state_tensors()
     metrics = student.update(rollout, 0.0)
-    assert not metrics.finite
-    assert metrics.optimizer_steps == 0
+    assert not metrics["finite"]
+    assert metrics["optimizer_steps"] == 0
     assert Anomaly.NON_FINITE in name_anomalies(metrics)
     after = student.state_tensors()
     assert all(torch.equal(after[n], before[n]) for n in before if n != "updates")
@@ -264,7 +263,7 @@ def test_schedules_end_where_they_should() -> None:
 
 def test_metrics_are_flat_finite_numbers_under_every_heads_name() -> None:
     student = learner(plain_ppo(entropy_start=PerHead.fill(0.05)))
-    scalars = student.update(*rollouts(student, 1), 0.0).scalars()
+    scalars = student.update(*rollouts(student, 1), 0.0)
     assert all(isinstance(value, float) for value in scalars.values())
     for head in ("op", "slot", "blueprint", "blend", "tempo", "alpha_target", "alpha_speed", "alpha_curve"):
         assert 0 < scalars[f"head_entropy/{head}"] <= 1 + 1e-6
@@ -284,9 +283,9 @@ def test_minibatches_are_recorded_in_full_on_request(surrogate: str, chunk: int 
     # It changes nothing, and the update's metrics are its means.
     assert silent.update(rollout, 0.0) == metrics
     assert same(silent.state_tensors(), student.state_tensors())
-    assert len(record) == metrics.optimizer_steps
-    for name in ("policy_loss", "head_entropy/slot", "head_share/op", "gradient_norm", "module_gradient_norm/slot"):
-        assert fmean(figures[name] for figures in record) == pytest.approx(metrics.scalars()[name])
+    assert len(record) == metrics["optimizer_steps"]
+    for name in ("policy_loss", "head_share/op", "gradient_norm", "module_gradient_norm/slot"):
+        assert fmean(figures[name] for figures in record) == pytest.approx(metrics[name])
 
     # Per head: ratios are 1 before the first step, and move; advantages are standardised over all steps.
     heads = [head.name.lower() for head in Head]
@@ -297,24 +296,38 @@ def test_minibatches_are_recorded_in_full_on_request(surrogate: str, chunk: int 
             assert figures[f"head_advantage_square/{head}"] >= figures[f"head_advantage/{head}"] ** 2 - 1e-6
 
 
+def test_figures_of_a_rare_head_are_over_the_decisions_in_which_it_had_a_choice() -> None:
+    """Slots may be chosen in one episode of twelve: the minibatches without it do not count."""
+    student = learner(plain_ppo(epochs=1, minibatches=ENVIRONMENTS, target_kl=1e6))
+    (rollout,) = rollouts(student, 1)
+    slot = rollout.masks.slot.clone()
+    slot[:, 1:] &= torch.arange(slot.shape[-1]) == 0
+    record: list[dict[str, float]] = []
+    metrics = student.update(rollout._replace(masks=rollout.masks._replace(slot=slot)), 0.0, record=record)
+    choices = [figures["head_choices/slot"] for figures in record]
+    assert sum(count > 0 for count in choices) == 1
+    assert metrics["head_entropy/slot"] == pytest.approx(max(figures["head_entropy/slot"] for figures in record))
+    assert metrics["head_share/slot"] == pytest.approx(sum(choices) / rollout.running.sum().item())
+
+
 def test_the_rate_is_scaled() -> None:
     student = learner(plain_ppo())
     (rollout,) = rollouts(student, 1)
     metrics = student.update(rollout, 0.0, rate_scale=0.25)
-    assert metrics.learning_rate == 0.25 * student.settings.learning_rate
-    assert metrics.rate_scale == 0.25
+    assert metrics["learning_rate"] == 0.25 * student.settings.learning_rate
+    assert metrics["rate_scale"] == 0.25
 
 
 def test_each_anomaly_is_raised_by_its_own_metric() -> None:
     student = learner(plain_ppo())
-    healthy = replace(student.update(*rollouts(student, 1), 0.0), explained_variance=0.5)
+    healthy = {**student.update(*rollouts(student, 1), 0.0), "explained_variance": 0.5}
     assert find_anomalies((healthy,), 0.03) == ()
     sick = {
-        Anomaly.NON_FINITE: replace(healthy, value_loss=float("nan")),
-        Anomaly.RATIO: replace(healthy, first_ratio_deviation=0.01),
-        Anomaly.KL: replace(healthy, kl=1.0),
-        Anomaly.ENTROPY: replace(healthy, head_entropy={**healthy.head_entropy, "op": 0.001}),
-        Anomaly.EXPLAINED_VARIANCE: replace(healthy, explained_variance=-0.9),
+        Anomaly.NON_FINITE: {**healthy, "value_loss": float("nan")},
+        Anomaly.RATIO: {**healthy, "first_ratio_deviation": 0.01},
+        Anomaly.KL: {**healthy, "kl": 1.0},
+        Anomaly.ENTROPY: {**healthy, "head_entropy/op": 0.001},
+        Anomaly.EXPLAINED_VARIANCE: {**healthy, "explained_variance": -0.9},
     }
     for anomaly, metrics in sick.items():
         assert name_anomalies(metrics) == [anomaly]
@@ -344,8 +357,8 @@ def test_what_follows_an_episodes_end_teaches_nothing(group: int, surrogate: str
             running=running,
         )
         metrics = student.update(spoilt, 0.0)
-        assert metrics.optimizer_steps > 0
-        return {**student.state_tensors(), "loss": torch.tensor(metrics.policy_loss)}
+        assert metrics["optimizer_steps"] > 0
+        return {**student.state_tensors(), "loss": torch.tensor(metrics["policy_loss"])}
 
     assert same(learned(1), learned(2))
 
@@ -375,7 +388,7 @@ def test_a_training_in_which_one_head_alone_chooses_is_the_same_to_the_bit_with_
         student = learner(plain_ppo(surrogate=surrogate, clip=0.002, target_kl=1e6))
         probe = kind(STEPS, ENVIRONMENTS)
         metrics = [student.update(collect(student.policy, probe), 0.0) for _ in range(3)]
-        assert metrics[-1].clip_fraction > 0
+        assert metrics[-1]["clip_fraction"] > 0
         return student.state_tensors()
 
     assert same(trained("joint"), trained("factored")) == equal
@@ -396,7 +409,7 @@ def test_a_heads_entropy_weight_teaches_that_head_and_no_other(head: Head, surro
     weights_before = {other: [p.clone() for p in student.policy.heads.output_parameters(other)] for other in Head}
     first, *_, last = (student.update(rollout, 0.0) for _ in range(5))
     name = head.name.lower()
-    assert last.head_entropy[name] > first.head_entropy[name]
+    assert last[f"head_entropy/{name}"] > first[f"head_entropy/{name}"]
     for other, parameters in weights_before.items():
         now = student.policy.heads.output_parameters(other)
         moved = any(not torch.equal(p, q) for p, q in zip(parameters, now, strict=True))

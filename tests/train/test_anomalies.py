@@ -65,7 +65,7 @@ def test_an_update_that_did_harm_is_undone_and_the_rate_halved(tmp_path: Path) -
     with started(tmp_path / "run", tiny(*overrides)) as trainer:
         before = trainer.learner.state_tensors()
         rates: list[tuple[float, bool]] = []
-        trainer.train(lambda done: rates.append((done.update.rate_scale, done.update.skipped)))
+        trainer.train(lambda done: rates.append((done.update["rate_scale"], done.update["skipped"])))
         after = trainer.learner.state_tensors()
     assert rates == [(1.0, True), (SKIPPED_RATE, True)]
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -77,7 +77,7 @@ def test_the_rate_stays_halved_when_a_run_is_resumed(tmp_path: Path) -> None:
     rates: list[float] = []
 
     def note(iteration: Iteration) -> None:
-        rates.append(iteration.update.rate_scale)
+        rates.append(iteration.update["rate_scale"])
         if iteration.number == 1 and len(rates) == 1:
             raise KeyboardInterrupt
 
@@ -94,7 +94,7 @@ def test_anomalies_that_are_no_harm_of_the_update_undo_nothing(tmp_path: Path) -
     overrides = ("ppo.target_kl=1000", "ppo.on_anomaly=skip", "ppo.learning_rate=1e-6", "iterations=1")
     (iteration,) = train(tmp_path / "run", *overrides)
     assert not any(alarm.anomaly.harms for alarm in iteration.anomalies)
-    assert not iteration.update.skipped
+    assert not iteration.update["skipped"]
     assert iteration.response == "record"
 
 

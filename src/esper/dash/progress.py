@@ -189,8 +189,8 @@ def _describe_iteration(progress: TrainingProgress, iteration: Iteration) -> str
         f"J {score(iteration.objective)}",
         f"accuracy {score(iteration.accuracy)}",
         f"added {iteration.added:.2f}",
-        f"entropy {update.entropy:.2f}",
-        f"KL {update.kl:.3f}",
+        f"entropy {update['entropy']:.2f}",
+        f"KL {update['kl']:.3f}",
         f"{progress.steps_per_second or 0:.0f} steps/s",
         f"{duration(progress.left or 0)} left",
     ]
@@ -259,11 +259,11 @@ def _draw_details(progress: TrainingProgress, latest: Iteration, width: int) -> 
     ]
     update = latest.update
     health = [
-        ("entropy", f"{update.entropy:.2f}"),
-        ("KL", f"{update.kl:.4f}{', ended early' if update.stopped_early else ''}"),
-        ("explained variance", f"{update.explained_variance:.2f}"),
-        ("clipped", percent(update.clip_fraction)),
-        ("gradient", f"{update.gradient_norm:.2f}"),
+        ("entropy", f"{update['entropy']:.2f}"),
+        ("KL", f"{update['kl']:.4f}{', ended early' if update['stopped_early'] else ''}"),
+        ("explained variance", f"{update['explained_variance']:.2f}"),
+        ("clipped", percent(update["clip_fraction"])),
+        ("gradient", f"{update['gradient_norm']:.2f}"),
         ("steps/s", f"{progress.steps_per_second or 0:.0f}"),
     ]
     if width < WIDE:

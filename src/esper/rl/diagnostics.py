@@ -1,4 +1,4 @@
-"""The metrics of a PPO update, the anomalies that they show, and the response to these."""
+"""The figures of a PPO update, the anomalies that they show, and the response to these."""
 
 from __future__ import annotations
 
@@ -6,78 +6,45 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NamedTuple, cast
-
-from pydantic import ConfigDict
+from typing import NamedTuple
 
 HISTORY = 10
 """Number of updates that are remembered for trends, including the newest."""
 
 
-@dataclass(frozen=True)
-class UpdateMetrics:
-    """The metrics of one PPO update. Means are over its minibatches, before their optimizer step."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-    policy_loss: float
-    value_loss: float
-    """Half the squared error in units of the returns' variance."""
-    entropy: float
-    """Mean normalised entropy of the heads that had a choice, 0..1."""
-    kl: float
-    """Largest k3 estimate of the KL divergence from the acting policy."""
-    clip_fraction: float
-    """Fraction of decisions whose whole action's ratio lay outside the clip range."""
-    gradient_norm: float
-    """Over all parameters, before clipping."""
-    first_ratio_deviation: float
-    """Largest |ratio - 1| before the first optimizer step: float32's rounding, unless acting and learning disagree."""
-    explained_variance: float
-    """How well the acting policy's values explain their targets: 1 is perfect, 0 a constant; bounded below by -1."""
-    return_mean: float
-    """Mean of the returns as they were paid, before a no-growth baseline is subtracted."""
-    return_deviation: float
-    advantage_deviation: float
-    """Before standardising."""
-    learning_rate: float
-    optimizer_steps: int
-    stopped_early: bool
-    """The KL divergence ended the update before its last epoch."""
-    finite: bool
-    """False: a loss or gradient was not finite; the update ended there without a step and without new statistics."""
-    head_entropy: Mapping[str, float]
-    """Per head, over the steps in which it had a choice; 0 if it never had one."""
-    head_entropy_weight: Mapping[str, float]
-    """Per head, the weight of its entropy in the mean over heads."""
-    head_share: Mapping[str, float]
-    """Per head, the fraction of steps in which it had a choice."""
-    head_clip_fraction: Mapping[str, float]
-    """Per head, the fraction of those steps in which its own probability ratio lay outside the clip range."""
-    module_gradient_norm: Mapping[str, float]
-    """Before clipping, of encoder, lstm and value, and per head of the parameters that belong to it alone."""
-    rate_scale: float = 1.0
-    """Factor of the learning rate, below 1 if earlier updates were skipped."""
-    skipped: bool = False
-    """The update was undone because of an anomaly (`PPOSettings.on_anomaly`)."""
-
-    def scalars(self) -> dict[str, float]:
-        """Every number under a flat name, such as ``head_entropy/slot``."""
-        flat: dict[str, float] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Mapping):
-                parts = cast(Mapping[str, float], value)
-                flat.update({f"{name}/{part}": number for part, number in parts.items()})
-            else:
-                flat[name] = float(value)
-        return flat
-
-
-UpdateHistory = tuple[UpdateMetrics, ...]
+Figures = Mapping[str, float]
+"""The figures of one PPO update by the names of `FIGURES`; those of a head or module as ``name/head``."""
+FIGURES: Mapping[str, str] = {
+    "policy_loss": "the clipped surrogate",
+    "value_loss": "half the squared error of values, in units of the returns' variance",
+    "entropy": "mean normalised entropy of the heads that had a choice, 0 to 1",
+    "kl": "largest k3 estimate of the KL divergence from the acting policy",
+    "clip_fraction": "fraction of decisions whose probability ratio left the clip range",
+    "gradient_norm": "norm of the gradient of all parameters, before clipping",
+    "first_ratio_deviation": "largest |ratio - 1| before the first optimizer step: rounding, "
+    "unless acting and learning disagree",
+    "explained_variance": "how well the acting policy's values predict returns: 1 is perfect, 0 a constant",
+    "return_mean": "mean of the returns as they were paid, before a no-growth baseline is subtracted",
+    "return_deviation": "their standard deviation",
+    "advantage_deviation": "standard deviation of advantages, before standardising",
+    "learning_rate": "learning rate of the optimizer",
+    "rate_scale": "its factor, below 1 if earlier updates were skipped",
+    "optimizer_steps": "number of optimizer steps",
+    "stopped_early": "1: the KL divergence ended the update before its last epoch",
+    "finite": "0: a loss or gradient was not finite; the update ended there, without that step and new statistics",
+    "skipped": "1: the update was undone because of an anomaly (`PPOSettings.on_anomaly`)",
+    "head_entropy": "entropy of a head over the decisions in which it had a choice; 0 if it never had one",
+    "head_entropy_weight": "weight of a head's entropy in the mean over heads",
+    "head_share": "fraction of decisions in which a head had a choice",
+    "head_clip_fraction": "fraction of these whose own probability ratio left the clip range",
+    "module_gradient_norm": "norm of the gradient of encoder, lstm, value, or a head's own parameters",
+}
+"""What each figure of an update means. Means are over its minibatches, before their optimizer step."""
+UpdateHistory = tuple[Figures, ...]
 """The last `HISTORY` updates at most, the newest last."""
 
 
-def extend_history(history: UpdateHistory, update: UpdateMetrics) -> UpdateHistory:
+def extend_history(history: UpdateHistory, update: Figures) -> UpdateHistory:
     """The history with one more update."""
     return (*history, update)[-HISTORY:]
 
@@ -130,7 +97,7 @@ class _Thresholds:
     """
 
     ratio_deviation: float = 1e-4
-    """Upper bound of `UpdateMetrics.first_ratio_deviation`; rounding stays below 1e-5."""
+    """Upper bound of the first ratio's deviation; rounding stays below 1e-5."""
     kl_targets: float = 5.0
     """Upper bound of the KL divergence, in multiples of its target."""
     head_clip_fraction: float = 0.9
@@ -159,7 +126,7 @@ class Alarm(NamedTuple):
 
     anomaly: Anomaly
     figure: str
-    """The name of the figure in `UpdateMetrics.scalars`."""
+    """Its name, from `FIGURES`."""
     value: float
     bound: float
     head: str | None = None
@@ -177,43 +144,44 @@ class Alarm(NamedTuple):
 
 def find_anomalies(history: UpdateHistory, target_kl: float) -> tuple[Alarm, ...]:
     """The anomalies of the newest update of the ``history``, in the order of `Anomaly`, then of heads."""
-    metrics, limits = history[-1], THRESHOLDS
-    scalars = metrics.scalars()
+    update, limits = history[-1], THRESHOLDS
     alarms: list[Alarm] = []
 
     def require_at_most(bound: float, anomaly: Anomaly, figure: str, head: str | None = None) -> None:
-        if scalars[figure] > bound:
-            alarms.append(Alarm(anomaly, figure, scalars[figure], bound, head))
+        if update[figure] > bound:
+            alarms.append(Alarm(anomaly, figure, update[figure], bound, head))
 
     def require_at_least(bound: float, anomaly: Anomaly, figure: str, head: str | None = None) -> None:
-        if scalars[figure] < bound:
-            alarms.append(Alarm(anomaly, figure, scalars[figure], bound, head))
+        if update[figure] < bound:
+            alarms.append(Alarm(anomaly, figure, update[figure], bound, head))
 
     # The update as a whole.
     require_at_least(1.0, Anomaly.NON_FINITE, "finite")
-    unbounded = [name for name, number in scalars.items() if not math.isfinite(number)]
-    if metrics.finite and unbounded:
-        alarms.append(Alarm(Anomaly.NON_FINITE, unbounded[0], scalars[unbounded[0]], math.inf))
+    unbounded = [name for name, number in update.items() if not math.isfinite(number)]
+    if update["finite"] and unbounded:
+        alarms.append(Alarm(Anomaly.NON_FINITE, unbounded[0], update[unbounded[0]], math.inf))
     require_at_most(limits.ratio_deviation, Anomaly.RATIO, "first_ratio_deviation")
     require_at_most(limits.kl_targets * target_kl, Anomaly.KL, "kl")
     require_at_least(limits.explained_variance, Anomaly.EXPLAINED_VARIANCE, "explained_variance")
     # One short update is chance; several in a row mean that the step size is too large.
     recent = history[-limits.short_updates :]
     if len(recent) == limits.short_updates and all(
-        update.stopped_early and update.optimizer_steps <= limits.short_steps for update in recent
+        one["stopped_early"] and one["optimizer_steps"] <= limits.short_steps for one in recent
     ):
-        steps = float(metrics.optimizer_steps)
-        alarms.append(Alarm(Anomaly.SHORT_UPDATES, "optimizer_steps", steps, limits.short_steps))
+        alarms.append(Alarm(Anomaly.SHORT_UPDATES, "optimizer_steps", update["optimizer_steps"], limits.short_steps))
 
     # Each head, by the same bounds, over the updates in which it had a choice.
-    for head, share in metrics.head_share.items():
-        entropies = [update.head_entropy[head] for update in history if update.head_share[head] > 0]
+    for name, share in update.items():
+        figure, _, head = name.partition("/")
+        if figure != "head_share":
+            continue
+        entropies = [one[f"head_entropy/{head}"] for one in history if one[name] > 0]
         if not entropies:
             continue
-        require_at_least(limits.head_share, Anomaly.STARVED, f"head_share/{head}", head)
+        require_at_least(limits.head_share, Anomaly.STARVED, name, head)
         if share > 0:
             require_at_most(limits.head_clip_fraction, Anomaly.CLIPPED, f"head_clip_fraction/{head}", head)
-            if metrics.optimizer_steps:  # gradients are measured only where the update came to a step
+            if update["optimizer_steps"]:  # gradients are measured only where the update came to a step
                 require_at_least(limits.head_gradient, Anomaly.GRADIENT, f"module_gradient_norm/{head}", head)
             require_at_least(limits.head_entropy, Anomaly.ENTROPY, f"head_entropy/{head}", head)
             kept = limits.head_entropy_kept * max(entropies)
@@ -236,4 +204,4 @@ def scale_rate(history: UpdateHistory) -> float:
     """Factor of the learning rate of the next update."""
     if not history:
         return 1.0
-    return history[-1].rate_scale * (SKIPPED_RATE if history[-1].skipped else 1.0)
+    return history[-1]["rate_scale"] * (SKIPPED_RATE if history[-1]["skipped"] else 1.0)

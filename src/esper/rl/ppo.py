@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple, cast
 
 import torch
@@ -17,10 +18,9 @@ from esper.control.policy import Policy
 from esper.control.policy.layers import NON_NEGATIVE
 from esper.errors import CheckpointError, ConfigError, plural
 from esper.lifecycle.actions import Head
-from esper.numerics.arrays import Floats, map_arrays, merge_arrays
-from esper.numerics.deferred import to_arrays
+from esper.numerics.arrays import merge_arrays
 from esper.numerics.random_streams import torch_generator
-from esper.rl.diagnostics import UpdateMetrics
+from esper.rl.diagnostics import Figures
 from esper.rl.rollout import (
     SMALLEST,
     PPOBatch,
@@ -156,17 +156,14 @@ def average_per_head(figures: Tensor, is_open: Tensor, occurrences: Tensor) -> T
     return (figures * is_open).sum((0, 1)) / occurrences.clamp(min=1)
 
 
-def average_active_heads(figures: Tensor, occurrences: Tensor) -> Tensor:
-    """The mean, 0-d, of the heads' ``figures [8]`` over the heads that had a choice at all; 0 if none had."""
-    active = occurrences > 0
-    return (figures * active).sum() / active.sum().clamp(min=1)
+def average_active_heads(figures: Tensor, occurrences: Tensor, weights: Tensor | float = 1.0) -> Tensor:
+    """The mean, 0-d, of the heads' ``figures [8]``, times their ``weights``, over the heads that had a choice at all.
 
-
-def compute_entropy_bonus(entropies: Tensor, occurrences: Tensor, weights: Tensor) -> Tensor:
-    """`average_active_heads` of the heads' mean ``entropies [8]``, each times its weight, ``[8]``."""
+    0 if none had.
+    """
     active = occurrences > 0
     # Weights are divided first: then equal ones give the same gradient, to the bit, as one that multiplies the mean.
-    return (entropies * (weights * active / active.sum().clamp(min=1))).sum()
+    return (figures * (weights * active / active.sum().clamp(min=1))).sum()
 
 
 class PolicyChange(NamedTuple):
@@ -195,44 +192,20 @@ def find_clipped(log_prob: Tensor, old_log_prob: Tensor, clip: float) -> Tensor:
     return (_bound_log_ratio(log_prob, old_log_prob).exp() - 1).abs() > clip
 
 
-class MinibatchStats(NamedTuple):
-    """Metrics of a minibatch, before its optimizer step: 0-d, or ``[8]`` per head."""
+def fetch_figures(figures: Mapping[str, Tensor], heads: Sequence[Head]) -> dict[str, float]:
+    """Figures of a device, 0-d or ``[8]``, under flat names such as ``head_ratio/slot``, by one copy.
 
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
-    kl: Tensor
-    clip_fraction: Tensor
-    deviation: Tensor
-    """Largest |ratio - 1|."""
-    head_entropy: Tensor
-    head_share: Tensor
-    head_clip_fraction: Tensor
-    head_ratio: Tensor
-    """Mean probability ratio of the steps in which the head had a choice."""
-    head_deviation: Tensor
-    """Largest |ratio - 1| of these."""
-    head_advantage: Tensor
-    """Mean advantage of these."""
-    head_advantage_square: Tensor
-    """Mean square of the advantage of these."""
-
-    def name_figures(self, heads: Sequence[Head]) -> dict[str, float]:
-        """Every figure under a flat name, such as ``head_ratio/slot``, with those of ``heads``."""
-        flat: dict[str, float] = {}
-        for name, figure in zip(self._fields, to_arrays(*self), strict=True):
-            if figure.ndim:
-                flat.update({f"{name}/{head}": number for head, number in _name_by_head(heads, figure).items()})
-            else:
-                flat[name] = float(figure)
-        return flat
-
-
-def _sum_stats(parts: Sequence[MinibatchStats]) -> MinibatchStats:
-    columns = merge_arrays(torch.stack, parts)
-    return map_arrays(lambda column: column.sum(0), columns)._replace(
-        deviation=columns.deviation.amax(), head_deviation=columns.head_deviation.amax(0)
-    )
+    Of those ``[8]`` the ones of ``heads``.
+    """
+    flat: dict[str, Tensor] = {}
+    for name, figure in figures.items():
+        if figure.dim():
+            of_heads = figure.unbind()
+            flat |= {f"{name}/{head.name.lower()}": of_heads[head] for head in heads}
+        else:
+            flat[name] = figure
+    numbers = cast("list[float]", torch.stack(list(flat.values())).tolist())
+    return dict(zip(flat, numbers, strict=True))
 
 
 class PPO:
@@ -266,12 +239,12 @@ class PPO:
         *others: Rollout,
         rate_scale: float = 1.0,
         record: list[dict[str, float]] | None = None,
-    ) -> UpdateMetrics:
+    ) -> Figures:
         """Learn from one rollout at ``progress`` (0 at the start of training, 1 at its end).
 
         ``others`` are rollouts of another shape, from other suites; every minibatch has its share of each rollout.
-        The learning rate is multiplied by ``rate_scale``. The figures of each minibatch, in full, are appended to
-        ``record``: those of `MinibatchStats`, and the gradient's norms where the update came that far.
+        The learning rate is multiplied by ``rate_scale``. Returns the update's `FIGURES`. The figures of each
+        minibatch, in full, are appended to ``record``, with the gradient's norms where the update came that far.
 
         The policy's statistics are updated once, after all steps. If a loss or gradient is not finite, that step and
         the rest are left out and the statistics stay as they are.
@@ -300,7 +273,7 @@ class PPO:
             ]
             minibatches += zip(*(order.tensor_split(settings.minibatches) for order in orders), strict=True)
 
-        all_stats, all_norms = list[MinibatchStats](), list[Tensor]()
+        taken, all_norms = list[dict[str, Tensor]](), list[Tensor]()
         optimizer_steps, stopped_early, finite = 0, False, True
         for environments in minibatches:
             minibatch = [
@@ -309,17 +282,17 @@ class PPO:
                 if len(index)
             ]
             optimizer.zero_grad()
-            stats = self.backward(minibatch, entropy_weights)
-            if settings.bf16 and not all_stats:
+            figures = self.backward(minibatch, entropy_weights)
+            if settings.bf16 and not taken:
                 # Measured in float32: rounding to bfloat16 would look like a difference between acting and learning.
-                stats = stats._replace(deviation=self.measure_deviation([batch.rollout for batch in minibatch]))
-            all_stats.append(stats)
+                figures["deviation"] = self.measure_deviation([batch.rollout for batch in minibatch])
+            taken.append(figures)
 
             # Early stopping: the rollout is of no more use once the policy has moved too far from the one that acted.
             # This is known before the step, so the step is not taken. For both this and the gradient, which is clipped
             # for the step, the CPU waits once.
             gradient_norms = optimizer.clip_gradients()
-            kl, gradient_norm = cast("list[float]", torch.stack((stats.kl, gradient_norms[-1])).tolist())
+            kl, gradient_norm = cast("list[float]", torch.stack((figures["kl"], gradient_norms[-1])).tolist())
             stopped_early = kl > KL_STOP * settings.target_kl
             if stopped_early:
                 break
@@ -340,82 +313,80 @@ class PPO:
             policy.update_statistics(observations, select_running(batches, lambda batch: batch.target))
         self.updates += 1
 
+        # Figures of single minibatches.
+        norm_names = (*(f"module_gradient_norm/{name}" for name in optimizer.module_names), "gradient_norm")
         if record is not None:
-            record += [stats.name_figures(heads) for stats in all_stats]
-            names = ("gradient_norm", *(f"module_gradient_norm/{name}" for name in optimizer.module_names))
-            for figures, norms in zip(record, all_norms, strict=False):
-                figures.update(_name_numbers(names, norms.roll(1)))
+            for figures, norms in zip_longest(taken, all_norms):
+                named = {} if norms is None else dict(zip(norm_names, norms.unbind(), strict=True))
+                record.append(fetch_figures({**figures, **named}, heads))
 
-        # Metrics are means over minibatches; those of the rollout are over the steps that belong to its episodes.
-        mean = merge_arrays(torch.stack, all_stats)
-        modules = optimizer.module_names
-        norms = torch.stack(all_norms).mean(0) if all_norms else torch.zeros(len(modules) + 1, device=policy.device)
+        # Figures of the update: means over its minibatches, those of heads over the decisions in which they had a
+        # choice, and figures of the rollout over the steps that belong to its episodes.
+        columns = {name: torch.stack([figures[name] for figures in taken]) for name in taken[0]}
+        choices = columns["head_choices"]
+        in_all = choices.sum(0)
+        per_head = {
+            name: (columns[name] * choices).sum(0) / in_all.clamp(min=1)
+            for name in ("head_entropy", "head_clip_fraction")
+        }
+        norms = torch.stack(all_norms).mean(0) if all_norms else torch.zeros(len(norm_names), device=policy.device)
         value = select_running(batches, lambda batch: batch.rollout.value)
         target = select_running(batches, lambda batch: batch.target)
         advantage = select_running(batches, lambda batch: batch.advantage)
-        explained_variance = 1 - (target - value).var() / (target.var() + SMALLEST)
-        returns = target + select_running(
+        control_variate = select_running(
             batches, lambda batch: discount_rewards(batch.rollout.control_variate, settings.gamma)
         )
-        # All of them come from the device in one copy.
-        means = (mean.policy_loss.mean(), mean.value_loss.mean(), mean.entropy.mean(), mean.clip_fraction.mean())
-        of_rollout = (returns.mean(), returns.std(), advantage.std())
-        singles = (*means, mean.kl.amax(), mean.deviation[0], explained_variance.clamp(min=-1), *of_rollout)
-        fetched = to_arrays(
-            torch.stack(singles),
-            mean.head_entropy.mean(0),
-            mean.head_share.mean(0),
-            mean.head_clip_fraction.mean(0),
-            norms,
-        )
-        single, head_entropy, head_share, head_clip_fraction, gradient_norms = fetched
-        policy_loss, value_loss, entropy, clip_fraction, kl, first_ratio_deviation, *rest = single.tolist()
-        explained, return_mean, return_deviation, advantage_deviation = rest
-        return UpdateMetrics(
-            policy_loss=policy_loss,
-            value_loss=value_loss,
-            entropy=entropy,
-            kl=kl,
-            clip_fraction=clip_fraction,
-            gradient_norm=float(gradient_norms[-1]),
-            first_ratio_deviation=first_ratio_deviation,
-            explained_variance=explained,
-            return_mean=return_mean,
-            return_deviation=return_deviation,
-            advantage_deviation=advantage_deviation,
-            learning_rate=learning_rate,
-            optimizer_steps=optimizer_steps,
-            stopped_early=stopped_early,
-            finite=finite,
-            head_entropy=_name_by_head(heads, head_entropy),
-            head_entropy_weight=_name_by_head(heads, settings.entropy_weights(progress)),
-            head_share=_name_by_head(heads, head_share),
-            head_clip_fraction=_name_by_head(heads, head_clip_fraction),
-            module_gradient_norm=dict(zip(modules, gradient_norms[:-1].tolist(), strict=True)),
-            rate_scale=rate_scale,
-        )
+        returns = target + control_variate
+        explained_variance = 1 - (target - value).var() / (target.var() + SMALLEST)
+        update = {
+            "policy_loss": columns["policy_loss"].mean(),
+            "value_loss": columns["value_loss"].mean(),
+            "entropy": average_active_heads(per_head["head_entropy"], in_all),
+            "kl": columns["kl"].amax(),
+            "clip_fraction": columns["clip_fraction"].mean(),
+            "first_ratio_deviation": columns["deviation"][0],
+            "explained_variance": explained_variance.clamp(min=-1),
+            "return_mean": returns.mean(),
+            "return_deviation": returns.std(),
+            "advantage_deviation": advantage.std(),
+            **per_head,
+            "head_share": columns["head_share"].mean(0),
+            **dict(zip(norm_names, norms.unbind(), strict=True)),
+        }
+        weights = settings.entropy_weights(progress)
+        return {
+            **fetch_figures(update, heads),
+            **{f"head_entropy_weight/{head.name.lower()}": weights[head] for head in heads},
+            "learning_rate": learning_rate,
+            "rate_scale": rate_scale,
+            "optimizer_steps": float(optimizer_steps),
+            "stopped_early": float(stopped_early),
+            "finite": float(finite),
+            "skipped": 0.0,
+        }
 
-    def backward(self, batches: Sequence[PPOBatch], entropy_weights: Tensor) -> MinibatchStats:
-        """Accumulate the gradient of the minibatch's loss, one chunk of time after the other, and return its metrics.
+    def backward(self, batches: Sequence[PPOBatch], entropy_weights: Tensor) -> dict[str, Tensor]:
+        """Accumulate the gradient of the minibatch's loss, one chunk of time after the other, and return its figures.
 
-        The minibatch is all ``batches``, of different shapes; the loss of each counts by its number of steps.
+        The minibatch is all ``batches``, of different shapes; a decision counts alike, whichever batch it is in.
         ``entropy_weights`` are ``[8]``, on the policy's device. A chunk hands its memory to the next, but no gradient,
         and frees its graph before it: truncated backpropagation through time (Williams and Peng, 1990).
+
+        Figures are 0-d, or ``[8]`` per head, over the decisions in which the head had a choice (``head_choices`` of
+        them): its entropy, the fraction of ratios out of the clip range, mean and largest deviation of the ratio, mean
+        advantage and its mean square.
         """
         settings, policy = self.settings, self.policy
 
-        # The weight of each batch in the minibatch's loss: its share of the steps.
-        steps = torch.stack([batch.rollout.running.sum() for batch in batches])
-        shares = (steps / steps.sum()).unbind()
-        # How often each head had a choice, over all batches: a head learns from each such step alike, whichever batch
-        # it is in.
-        occurrences_in_all = torch.stack([batch.is_open.sum((0, 1)) for batch in batches]).sum(0)
-        all_stats: list[MinibatchStats] = []
-        for batch, share in zip(batches, shares, strict=True):
+        # Number of decisions, and of those in which each head had a choice. Means over both add up over the parts.
+        count = torch.stack([batch.rollout.running.sum() for batch in batches]).sum()
+        choices = torch.stack([batch.is_open.sum((0, 1)) for batch in batches]).sum(0)
+        parts: list[dict[str, Tensor]] = []
+        largest: list[dict[str, Tensor]] = []
+        for batch in batches:
             rollout = batch.rollout
-            count, occurrences = rollout.running.sum(), batch.is_open.sum((0, 1))
             length = settings.chunk or rollout.steps
-            state, chunks = rollout.state, list[MinibatchStats]()
+            state = rollout.state
             for start in range(0, rollout.steps, length):
                 chunk = slice(start, start + length)
                 running, is_open, advantage = rollout.running[chunk], batch.is_open[chunk], batch.advantage[chunk]
@@ -436,42 +407,37 @@ class PPO:
                     surrogate = compute_joint_surrogate(log_prob, old_log_prob, advantage[places], settings.clip, count)
                 else:
                     surrogate = compute_factored_surrogate(
-                        head_log_prob, old_head_log_prob, advantage, settings.clip, is_open, occurrences_in_all
+                        head_log_prob, old_head_log_prob, advantage, settings.clip, is_open, choices
                     )
-                    surrogate = surrogate / share  # below, the loss of each batch is multiplied by its share
                 value, target = evaluated.value[places], batch.target[chunk][places]
                 error = compute_value_loss(value, target, policy.value_head.scale, count)
-                entropies = average_per_head(evaluated.entropy, is_open, occurrences)
-                bonus = compute_entropy_bonus(entropies, occurrences, entropy_weights)
-                loss = surrogate + settings.value_weight * error - bonus
-                (loss * share).backward()
+                entropies = average_per_head(evaluated.entropy, is_open, choices)
+                bonus = average_active_heads(entropies, choices, entropy_weights)
+                (surrogate + settings.value_weight * error - bonus).backward()
 
-                # Metrics, from the same numbers.
+                # Figures, from the same numbers.
                 change = measure_change(log_prob, old_log_prob, settings.clip, count)
                 clipped = find_clipped(head_log_prob, old_head_log_prob, settings.clip)
                 ratio = _bound_log_ratio(head_log_prob.detach(), old_head_log_prob).exp()
                 spread = advantage.unsqueeze(-1).expand_as(ratio)
-                stats = MinibatchStats(
-                    policy_loss=surrogate,
-                    value_loss=error,
-                    entropy=average_active_heads(entropies, occurrences),
-                    kl=change.kl,
-                    clip_fraction=change.clipped,
-                    deviation=change.deviation,
-                    head_entropy=entropies,
-                    head_share=is_open.sum((0, 1)) / count,
-                    head_clip_fraction=average_per_head(clipped, is_open, occurrences),
-                    head_ratio=average_per_head(ratio, is_open, occurrences),
-                    head_deviation=((ratio - 1).abs() * is_open).amax((0, 1)),
-                    head_advantage=average_per_head(spread, is_open, occurrences),
-                    head_advantage_square=average_per_head(spread.square(), is_open, occurrences),
-                )
-                chunks.append(map_arrays(Tensor.detach, stats))
-            # The means of chunks are over the whole batch's counts, so they add up.
-            total = _sum_stats(chunks)
-            weighted = map_arrays(lambda column, share=share: column * share, total)
-            all_stats.append(weighted._replace(deviation=total.deviation, head_deviation=total.head_deviation))
-        return _sum_stats(all_stats)
+                means = {
+                    "policy_loss": surrogate,
+                    "value_loss": error,
+                    "kl": change.kl,
+                    "clip_fraction": change.clipped,
+                    "head_entropy": entropies,
+                    "head_share": is_open.sum((0, 1)) / count,
+                    "head_clip_fraction": average_per_head(clipped, is_open, choices),
+                    "head_ratio": average_per_head(ratio, is_open, choices),
+                    "head_advantage": average_per_head(spread, is_open, choices),
+                    "head_advantage_square": average_per_head(spread.square(), is_open, choices),
+                }
+                parts.append({name: figure.detach() for name, figure in means.items()})
+                head_deviation = ((ratio - 1).abs() * is_open).amax((0, 1))
+                largest.append({"deviation": change.deviation, "head_deviation": head_deviation})
+        figures = merge_arrays(lambda column: torch.stack(column).sum(0), parts)
+        figures |= merge_arrays(lambda column: torch.stack(column).amax(0), largest)
+        return {**figures, "head_choices": choices.to(figures["kl"].dtype)}
 
     def make_batch(self, rollout: Rollout) -> PPOBatch:
         """The rollout with its advantages and returns.
@@ -547,16 +513,6 @@ class PPO:
         self.policy.load_state_dict(policy)
         self._optimizer.load_state_tensors(optimizer)
         self.updates = int(tensors["updates"])
-
-
-def _name_numbers(names: Sequence[str], numbers: Tensor) -> dict[str, float]:
-    """Names and numbers ``[n]``, for which the CPU waits once."""
-    return dict(zip(names, cast("list[float]", numbers.tolist()), strict=True))
-
-
-def _name_by_head(heads: Sequence[Head], numbers: Sequence[float] | Floats) -> dict[str, float]:
-    """The numbers of ``heads``, by their names, from those ``[8]`` of all."""
-    return {head.name.lower(): float(numbers[head]) for head in heads}
 
 
 class PolicyOptimizer:

@@ -317,7 +317,7 @@ class EpisodeEnded(NetworkEvent):
 
 @register_event("ppo_updated", version=3)
 class PPOUpdated(Event):
-    """The policy was updated; `metrics` are those of `esper.rl.diagnostics.UpdateMetrics`, under flat names."""
+    """The policy was updated; `metrics` are its figures, by the names of `esper.rl.diagnostics.FIGURES`."""
 
     optimizer_steps: int
     stopped_early: bool

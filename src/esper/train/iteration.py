@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from esper.errors import CheckpointError
-from esper.rl.diagnostics import HISTORY, Alarm, UpdateHistory, UpdateMetrics
+from esper.rl.diagnostics import FIGURES, HISTORY, Alarm, Figures, UpdateHistory
 from esper.rl.rewards import assign_rewards, name_rewards
 from esper.runs.events import AnomalyRaised, InteractionsMeasured, MinibatchRecorded, PolicyProbed, PPOUpdated
 from esper.runs.reader import RunReader
@@ -47,7 +47,7 @@ class Iteration:
     """Fraction of decisions for each operation."""
     probe_score: float | None
     """Mean test score of the greedy policy on the probe instances; None if it was not measured."""
-    update: UpdateMetrics
+    update: Figures
     anomalies: tuple[Alarm, ...]
     """Anomalies of the update."""
     environment_steps: int
@@ -69,7 +69,7 @@ def summarise_iteration(
     settings: TrainSettings,
     number: int,
     shards: Sequence[ShardResult],
-    update: UpdateMetrics,
+    update: Figures,
     anomalies: tuple[Alarm, ...],
     probe_score: float | None,
     seconds: float,
@@ -106,7 +106,7 @@ def summarise_iteration(
         objective_by_reward={name: float(objective[rewards == name].mean()) for name in names if len(names) > 1},
         minibatches=tuple(minibatches),
         # Only a harmful update is undone.
-        response="record" if settings.ppo.on_anomaly == "skip" and not update.skipped else settings.ppo.on_anomaly,
+        response="record" if settings.ppo.on_anomaly == "skip" and not update["skipped"] else settings.ppo.on_anomaly,
         interactions=tuple(interactions),
     )
 
@@ -126,7 +126,7 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
         **{f"objective/{family}": value for family, value in iteration.objective_by_family.items()},
         **{f"{BY_REWARD}{name}": value for name, value in iteration.objective_by_reward.items()},
         **{f"operations/{name}": share for name, share in iteration.operations.items()},
-        **{f"ppo/{name}": value for name, value in update.scalars().items()},
+        **{f"ppo/{name}": value for name, value in update.items()},
     }
     if iteration.probe_score is not None:
         scalars["probe_score"] = iteration.probe_score
@@ -156,40 +156,42 @@ def record_iteration(store: RunStore, iteration: Iteration, baselines: Mapping[s
     store.emit(
         PPOUpdated(
             iteration=number,
-            optimizer_steps=update.optimizer_steps,
-            stopped_early=update.stopped_early,
-            kl=update.kl,
+            optimizer_steps=int(update["optimizer_steps"]),
+            stopped_early=bool(update["stopped_early"]),
+            kl=update["kl"],
             anomalies=tuple(alarm.label for alarm in iteration.anomalies),
-            metrics=update.scalars(),
+            metrics=dict(update),
         )
     )
     store.flush()
 
 
 _KEY = "updates"
-_HISTORY = TypeAdapter(UpdateHistory)
+_HISTORY = TypeAdapter(tuple[dict[str, float], ...])
 
 
 def history_to_state(history: UpdateHistory) -> dict[str, Any]:
     """The history as JSON values, for a checkpoint."""
-    return {_KEY: [asdict(update) for update in history]}
+    return {_KEY: [dict(update) for update in history]}
 
 
 def history_from_state(state: Mapping[str, Any]) -> UpdateHistory:
-    """Inverse of `history_to_state`; empty for an older checkpoint without a history.
+    """Inverse of `history_to_state`.
 
     Raises:
         CheckpointError: the state has another format.
     """
     try:
-        return _HISTORY.validate_python(state.get(_KEY, ()))[-HISTORY:]
+        history = _HISTORY.validate_python(state.get(_KEY))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise CheckpointError(
-            f"the checkpoint's metrics of updates are of another version ({place}: {first['msg']}): "
-            "use the Esper that wrote it"
-        ) from error
+        wrong = {".".join(map(str, one["loc"])) for one in error.errors()}
+    else:
+        wrong = {name for update in history for name in FIGURES.keys() ^ {key.partition("/")[0] for key in update}}
+        if not wrong:
+            return history[-HISTORY:]
+    raise CheckpointError(
+        f"the checkpoint's figures of updates are of another version ({min(wrong)}): use the Esper that wrote it"
+    )
 
 
 @dataclass(frozen=True)

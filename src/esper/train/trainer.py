@@ -6,7 +6,6 @@ import copy
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Self, TypeVar
 
 from esper.control.policy import Policy
@@ -165,7 +164,7 @@ class Trainer:
                         # Undo a harmful update, if the settings require it.
                         if settings.ppo.on_anomaly == "skip" and any(alarm.anomaly.harms for alarm in anomalies):
                             self.learner.load_state_tensors(before[2])
-                            update = replace(update, skipped=True)
+                            update = {**update, "skipped": 1.0}
                         self._updates = extend_history(self._updates, update)
                         self.done += 1
 
