@@ -148,31 +148,6 @@ def test_the_lineage_names_tests_that_exist():
     assert wrong == []
 
 
-def read_systems() -> dict[str, str]:
-    """The command that shows each system of the lineage, in order."""
-    page = (ROOT / "docs" / "architecture" / "lineage.md").read_text().partition("## Forty defects")[0]
-    return dict(re.findall(r"^\| ([^|]+) \|.*`src/esper/.*\| `([^`]+)` \|$", page, re.MULTILINE))
-
-
-def test_each_of_the_seventeen_systems_has_a_command():
-    commands = read_systems()
-    assert len(commands) == 17
-    assert {command.split()[0] for command in commands.values()} == {"esper", "pytest", "python"}
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_seventeen_systems_do_what_the_page_says(tmp_path: Path):
-    """Those of `esper`, in order; what the others run has tests of its own."""
-    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
-    endings: dict[str, int] = {}
-    for system, command in read_systems().items():
-        if command.startswith("esper "):
-            words = [sys.executable, "-m", "esper", *shlex.split(command)[1:]]
-            endings[system] = subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode
-    assert len(endings) == 5
-    assert set(endings.values()) == {0}
-
-
 @pytest.mark.landing
 def test_the_architecture_page_shows_the_code_as_it_is():
     found = subprocess.run(
