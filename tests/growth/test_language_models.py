@@ -317,3 +317,66 @@ def test_a_block_after_which_something_is_normalised_cannot_be_the_identity() ->
     host = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2, enable_nested_tensor=False)
     with pytest.raises(SlotError, match="'block_zero' does not support"):
         esper.attach(host, {"layers.0": ["block_zero"]}, torch.randn(2, 3, 8))
+
+
+@pytest.mark.parametrize("when", ["before attach", "in training"])
+@pytest.mark.parametrize("freeze_host", [True, [r"re:.*\.0"]], ids=["host", "block"])
+@pytest.mark.parametrize("name", HOSTS)
+def test_gradient_checkpointing_of_what_is_frozen_is_refused(name: str, freeze_host: Any, when: str) -> None:
+    host: Any = host_of(name)
+    if when == "before attach":
+        host.gradient_checkpointing_enable()
+        with pytest.raises(SlotError, match="gradient checkpointing is enabled in the frozen"):
+            esper.attach(host, {f"{HOSTS[name][1]}.0": ["block_copy"]}, TOKENS, freeze_host=freeze_host)
+        assert all(parameter.requires_grad for parameter in host.parameters())
+    else:
+        model = esper.attach(host, {f"{HOSTS[name][1]}.0": ["block_copy"]}, TOKENS, freeze_host=freeze_host)
+        host.gradient_checkpointing_enable()
+        with pytest.raises(SlotError, match="call gradient_checkpointing_disable()"):
+            model.train()
+    host.gradient_checkpointing_disable()
+    esper.attach(host_of(name), {f"{HOSTS[name][1]}.0": ["block_copy"]}, TOKENS, freeze_host=freeze_host).train()
+
+
+def checkpointed(name: str, *, reentrant: bool) -> tuple[GrowingModel, dict[str, Tensor]]:
+    """A host that learns and checkpoints, as do copies of its blocks; and its gradients without checkpointing."""
+    host: Any = host_of(name)
+    host.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model = growing(name, host=host).train()
+    for slot in model.slots:
+        plant(model, slot, 0.5)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    enabled = [module for module in model.modules() if vars(module).get("gradient_checkpointing")]
+    for module in enabled:
+        vars(module)["gradient_checkpointing"] = False
+    expected = gradients_of(model)
+    for module in enabled:
+        vars(module)["gradient_checkpointing"] = True
+    return model, expected
+
+
+def gradients_of(model: GrowingModel) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    return {name: values.grad.clone() for name, values in model.named_parameters() if values.grad is not None}
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_copies_of_blocks_that_checkpoint_get_the_same_gradients(name: str, reentrant: bool) -> None:
+    model, expected = checkpointed(name, reentrant=reentrant)
+    computed = gradients_of(model)
+    assert computed.keys() == expected.keys()
+    for key, gradient in expected.items():
+        torch.testing.assert_close(computed[key], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_a_copy_of_a_block_that_checkpoints_is_given_no_cache_where_only_it_is_in_training() -> None:
+    model, _ = checkpointed("gpt2", reentrant=False)
+    model.host.eval()
+    with pytest.raises(SlotError, match="a GPT2Block with gradient checkpointing got a cache"):
+        model(TOKENS, labels=TOKENS)
+    model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.errors import SlotError
 from esper.growth.taps import list_named_modules
 
 WHOLE = ""
@@ -59,6 +60,7 @@ class FrozenParts:
 
     def set_eval(self, host: nn.Module) -> None:
         """Put the frozen parts in evaluation mode."""
+        require_no_checkpointing(host, self.names)
         for part in self._list_parts(host):
             part.eval()
         # Listed once, not in every pass.
@@ -93,6 +95,20 @@ class FrozenParts:
 
     def _list_parts(self, host: nn.Module) -> Iterable[nn.Module]:
         return (host.get_submodule(name) for name in self.names)
+
+
+def require_no_checkpointing(host: nn.Module, names: Sequence[str]) -> None:
+    """Reject gradient checkpointing in frozen submodules, where Hugging Face's blocks do not checkpoint.
+
+    Raises:
+        SlotError: it is enabled in one of them.
+    """
+    for name, module in list_named_modules(host):
+        if is_frozen(f"{name}.", names) and vars(module).get("gradient_checkpointing") is True:
+            raise SlotError(
+                f"gradient checkpointing is enabled in the frozen {type(module).__name__} {name!r}, which stays in "
+                "evaluation mode and does not checkpoint: call gradient_checkpointing_disable(), or do not freeze it"
+            )
 
 
 def is_frozen(key: str, names: Iterable[str]) -> bool:

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from esper.config.arguments import AtLeastTwo, Batches, Name, NonNegativeInt, PositiveInt, check_arguments
 from esper.errors import CheckpointError, ConfigError, ExportError, LookError, SlotError
 from esper.growth.blueprints.registry import get
-from esper.growth.checkpointing import FrozenCheckpointing
 from esper.growth.depth import CONFIGURATION, DepthTracker
 from esper.growth.finalize import Unfinished, finalize
 from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership, unwrap_optimizer
-from esper.growth.frozen import FrozenParts
+from esper.growth.frozen import FrozenParts, require_no_checkpointing
 from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
 from esper.growth.look import Look, look
 from esper.growth.positions import list_argument_names
@@ -210,6 +209,7 @@ class GrowingModel(nn.Module):
     ) -> None:
         super().__init__()
         require_attachable(host)
+        require_no_checkpointing(host, frozen)
         # Find the sites before anything is changed.
         offers = slots if isinstance(slots, Mapping) else dict.fromkeys(slots)
         blocks = [name for name, offer in offers.items() if any(get(kind).needs_branch_outputs for kind in offer or ())]
@@ -264,10 +264,7 @@ class GrowingModel(nn.Module):
         self.frozen = FrozenParts(host, frozen)
         """Parts of the host that never change."""
         if frozen:
-            checkpointing = FrozenCheckpointing(self.tap, self.frozen)
             self._hooks.append(host.register_forward_pre_hook(self.frozen))
-            self._hooks.append(host.register_forward_pre_hook(checkpointing.begin))
-            self._hooks.append(host.register_forward_hook(checkpointing.end, always_call=True))
         for last in self.slots.values()[-1:]:
             last.adds_leaf = self.frozen.holds_all(host)
         # Methods of Hugging Face models that would save the host without its seeds raise an error.

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from esper.errors import SlotError
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register
-from esper.growth.checkpointing import is_checkpointed, refuse_cache
 from esper.growth.depth import copy_block
-from esper.growth.positions import list_argument_names
+from esper.growth.positions import find_hints, list_argument_names
 from esper.growth.site import Layout, Site
 
 
@@ -55,12 +55,17 @@ class BlockCopy(Blueprint):
         return torch.lerp(features, self._call_block(features, inputs).to(features.dtype), alpha.to(features.dtype))
 
     def _call_block(self, features: Tensor, inputs: LayerCall) -> Tensor:
-        checkpointed = self.training and torch.is_grad_enabled() and any(map(is_checkpointed, self.block.modules()))
+        enabled = any(vars(module).get("gradient_checkpointing") is True for module in self.block.modules())
+        checkpointed = enabled and self.training and torch.is_grad_enabled()
         if checkpointed and not features.requires_grad:
             features = features.detach().requires_grad_()  # reentrant checkpointing gives no gradients otherwise
         arguments, keywords = inputs.with_first(features)
-        if checkpointed:  # the block itself drops caches passed by keyword
-            refuse_cache(self.block, list_argument_names(self.block), arguments)
+        # The backward pass would fill a cache a second time; the block itself drops those passed by keyword.
+        if checkpointed and find_hints(list_argument_names(self.block), arguments, {}).caches:
+            raise SlotError(
+                f"a {type(self.block).__name__} with gradient checkpointing got a cache: call the model with "
+                "use_cache=False and without a cache, or disable its gradient checkpointing"
+            )
         returned: Tensor = self.block(*arguments, **keywords)
         return returned
 
