@@ -13,11 +13,7 @@ DISTRIBUTION = "esper-growth"
 
 
 def require_extra(extra: str, what: str, *modules: str, error: type[EsperError] = ConfigError) -> None:
-    """Refuse a feature, the sentence's subject ``what``, where ``modules`` that the extra installs are missing.
-
-    Raises:
-        EsperError: of the type ``error``; the message has the command that installs the extra.
-    """
+    """Refuse a feature, the sentence's subject ``what``, where ``modules`` that the extra installs are missing."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise error(describe_missing(extra, what, *missing))

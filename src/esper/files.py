@@ -41,9 +41,6 @@ def lock_folder(folder: Path) -> Generator[None]:
 
     Files that must agree are written, and outdated ones deleted, within one such context. Contexts may be nested. On a
     file system without locks, no lock is taken.
-
-    Raises:
-        RunError: the folder cannot be opened, or another process has been writing there for ten minutes.
     """
     descriptors: list[int] = []
     try:
@@ -96,9 +93,6 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     """Replace `path` by `content` (text as UTF-8) in one step that survives a crash or a power cut.
 
     Writers of one folder take turns; `lock_folder` keeps others out for longer.
-
-    Raises:
-        RunError: the file cannot be written; what was there before is untouched.
     """
     data = content.encode() if isinstance(content, str) else content
     with replace_file(path) as temporary, temporary.open("wb") as file:
@@ -108,11 +102,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def move_durably(source: Path, path: Path) -> None:
-    """Move the file `source` to `path`, on the same file system, in one step that survives a crash.
-
-    Raises:
-        RunError: the file cannot be moved; what was there before is untouched.
-    """
+    """Move the file `source` to `path`, on the same file system, in one step that survives a crash."""
     with replace_file(path) as temporary:
         with source.open("rb") as file:
             os.fsync(file.fileno())
@@ -124,9 +114,6 @@ def replace_file(path: Path) -> Generator[Path]:
     """Context manager of a temporary path beside `path`. What is written there replaces `path` at the end, in one step.
 
     The caller syncs the content to disk.
-
-    Raises:
-        RunError: the file cannot be written; what was there before is untouched.
     """
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     with lock_folder(path.parent):
@@ -158,11 +145,7 @@ class UnsuitableFileError(OSError):
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most ``most`` bytes. It neither waits for a pipe nor reads a device.
-
-    Raises:
-        OSError: the file cannot be read; UnsuitableFileError if it is no regular file or larger.
-    """
+    """The content of a regular file of at most ``most`` bytes. It neither waits for a pipe nor reads a device."""
     # Opened without blocking, and then checked: a check before would be about another file if it is replaced meanwhile.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -187,11 +170,7 @@ def print_line(line: str) -> None:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse JSON.
-
-    Raises:
-        ValueError: the text is no JSON, is nested too deeply, or gives a key twice.
-    """
+    """Parse JSON."""
 
     def build_mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)

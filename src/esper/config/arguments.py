@@ -39,11 +39,7 @@ class Advice:
 
 
 def read_number(value: object) -> float:
-    """Convert a number, or a tensor or array of one element, to a float; integers too large for it become infinite.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Convert a number, or a tensor or array of one element, to a float; integers too large for it become infinite."""
     number: Any = value
     if (isinstance(value, Tensor) and value.numel() == 1) or (isinstance(value, np.ndarray) and value.size == 1):
         number = cast("Tensor", value).item()

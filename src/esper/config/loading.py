@@ -38,11 +38,7 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 def parse_yaml(text: bytes | str, source: str) -> Any:
-    """Parse YAML; ``source`` names the text in messages.
-
-    Raises:
-        ConfigError: the text is not YAML, or has more than plain values in it.
-    """
+    """Parse YAML; ``source`` names the text in messages."""
     if len(text) > MOST_BYTES:
         raise ConfigError(f"{source} is too long for settings: at most {MOST_BYTES} bytes are read")
     try:
@@ -101,9 +97,6 @@ def load_settings(model: type[S], path: Path | None, overrides: Sequence[str] = 
     """Build `model` from its defaults, the YAML file at `path` and `dotted.key=value` overrides; later values win.
 
     Values of overrides are parsed as YAML.
-
-    Raises:
-        ConfigError: unreadable file, YAML mistake, unknown key, missing key, or impossible value.
     """
     values = {} if path is None else _read_mapping(path)
     overrides = [merge_override(model, values, override) for override in overrides]
@@ -121,9 +114,6 @@ def validate_settings(model: type[S], values: dict[str, Any], describe_source: C
     """Build `model` from its defaults and ``values``.
 
     ``describe_source`` gets the dotted key of a mistake and returns the beginning of the message: where it comes from.
-
-    Raises:
-        ConfigError: unknown key, missing key, or impossible value.
     """
     try:
         return model.model_validate(values)
@@ -135,11 +125,7 @@ def validate_settings(model: type[S], values: dict[str, Any], describe_source: C
 
 
 def dump_settings(settings: Settings, path: Path) -> None:
-    """Write all settings as YAML, from which `load_settings` builds an equal object.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Write all settings as YAML, from which `load_settings` builds an equal object."""
     write_atomically(path, format_settings(settings))
 
 
@@ -163,11 +149,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def merge_override(model: type[Settings], values: dict[str, Any], override: str) -> str:
-    """Change the value that an override ``dotted.key=value`` of ``model`` names; returns it with the present key.
-
-    Raises:
-        ConfigError: it has no ``=``, or its key leads through a value.
-    """
+    """Change the value that an override ``dotted.key=value`` of ``model`` names; returns it with the present key."""
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"--set {override}: write it as dotted.key=value")
@@ -180,9 +162,6 @@ def put_value(model: type[Settings], values: dict[str, Any], key: str, value: An
 
     Returns:
         The present name of the key, where ``key`` is a former one.
-
-    Raises:
-        ConfigError: the key is malformed or leads through a value. The message names ``source``.
     """
     parts = key.strip().split(".")
     if not all(parts):

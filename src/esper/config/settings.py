@@ -81,11 +81,7 @@ def warn_of_former_key(former: str, present: str) -> None:
 
 
 def rename_keys(models: Sequence[type[BaseModel]], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``values`` of one of ``models`` under their present keys, with a FutureWarning for each former key.
-
-    Raises:
-        ValueError: a former key and the present one are both given.
-    """
+    """``values`` of one of ``models`` under their present keys, with a FutureWarning for each former key."""
     present: dict[str, Any] = {}
     for key, value in values.items():
         name = find_present_key(models, key)

@@ -58,9 +58,6 @@ def append_advice(rule: LookRule, observation: Observation, masks: ActionMasks) 
     """The observation of E networks with the rule's choices as the last features of each part.
 
     Slot and blueprint are marked only where the advised operation reads them.
-
-    Raises:
-        ConfigError: the observation has no features of promise.
     """
     actions, _ = rule.act(observation, masks, None)
     # One-hot operation, and marks of the advised slot and blueprint.

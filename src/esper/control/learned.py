@@ -50,9 +50,6 @@ class LearnedController:
         rules: The rules under which the policy learned: it takes only choices that they have, as its heads are not
             trained for others. None: all that is legal.
         name: The controller's name in results.
-
-    Raises:
-        ConfigError: there is an advisor, but the policy's settings have no advice, or the other way round.
     """
 
     def __init__(
@@ -143,10 +140,6 @@ def open_policy(name: str, rules: Sequence[str] = ()) -> RunDirectory:
     """The run of `esper train` in the directory ``name``, whose policy is to be loaded.
 
     ``rules``: the names of rules, where the caller accepts these and controllers in files too, for the message.
-
-    Raises:
-        ConfigError: there is no such directory.
-        RunError: the directory is not a run of `esper train`.
     """
     if Path(name).is_dir():
         return RunDirectory.open_training_run(Path(name))
@@ -166,11 +159,7 @@ def open_policy(name: str, rules: Sequence[str] = ()) -> RunDirectory:
 def restore_controller(
     run: RunDirectory, origin: PolicyOrigin, make_advisor: Callable[[LookSettings], LookRule], name: str = POLICY
 ) -> LearnedController:
-    """The newest policy of a run as a greedy controller; ``make_advisor`` makes the rule that advises it, if any.
-
-    Raises:
-        CheckpointError: there is no usable checkpoint, or its policy has other settings.
-    """
+    """The newest policy of a run as a greedy controller; ``make_advisor`` makes the rule that advises it, if any."""
     tensors = Checkpoints(run.checkpoints).latest().tensors
     policy = restore_policy(tensors, origin.policy, origin.promise, origin.rules)
     advice = origin.policy.advice
@@ -190,9 +179,6 @@ def restore_policy(
         settings: The policy's settings.
         promise: How promise was measured where it learned.
         rules: The rules of the lifecycle there.
-
-    Raises:
-        CheckpointError: the policy in them has other settings, or weights that are not finite.
     """
     # The first weights are overwritten, so their generator does not matter.
     spec = count_policy_features(settings, promise)

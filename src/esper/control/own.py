@@ -32,9 +32,6 @@ def load_controller(address: str, horizon: int, taken: Collection[str] = ()) -> 
 
     The file is run as Python, in this process and in those that the controller is sent to, as whoever calls this has
     named it. ``taken`` are names of other controllers, which this one cannot have.
-
-    Raises:
-        ConfigError: there is no such file, class or function; it fails; or what it makes is no controller.
     """
     file, name = split_name(address)
     assert file is not None  # as `is_in_file` says

@@ -200,9 +200,6 @@ def shuffle_actions(actions: Actions, seeds: Sequence[int], rng: np.random.Gener
     """A replay of ``actions`` ``[T, N, 8]`` in which each network gets those of another: a random cycle through all N.
 
     A controller that reacts to what it observes does worse under it; one that always does the same does not.
-
-    Raises:
-        ConfigError: there are fewer than two networks.
     """
     if len(seeds) < 2:
         raise ConfigError("the actions of a single network cannot be shuffled: play at least two")

@@ -280,11 +280,7 @@ SHUTDOWN_SECONDS = 2
 
 
 def create_access(host: str, token: str | None) -> Access:
-    """Access to an address, with a new token if other machines can reach the address and ``token`` is None.
-
-    Raises:
-        ConfigError: the token is easy to guess, or cannot be part of an address.
-    """
+    """Access to an address, with a new token if other machines can reach the address and ``token`` is None."""
     if token is not None and not (len(token) >= SHORTEST_TOKEN and token.replace("-", "").replace("_", "").isalnum()):
         raise ConfigError(
             f"the token must have at least {SHORTEST_TOKEN} letters, digits, `-` or `_`: leave it out for a good one"
@@ -293,11 +289,7 @@ def create_access(host: str, token: str | None) -> Access:
 
 
 def serve(finder: RunFinder, access: Access, port: int, browser: bool, print_line: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C; port 0 stands for any free port.
-
-    Raises:
-        ConfigError: the address or port is not available.
-    """
+    """Serve until Ctrl-C; port 0 stands for any free port."""
     # The socket first: only it has the port that the system chose for port 0.
     with _open_socket(access.host, port) as listener:
         config = uvicorn.Config(

@@ -161,9 +161,6 @@ def describe_interactions(reader: RunReader, number: int | None) -> dict[str, An
 
     By default up to the newest episode. ``iteration`` is that of the probe, or None if there was none; ``networks`` are
     its instances in order, none if the run was made before interactions were measured.
-
-    Raises:
-        RunError: there is no such episode, or an event is damaged or of another version.
     """
     cursor, metadata = reader.last_id(), reader.metadata()
     episode = Episode.find(reader, metadata, number)

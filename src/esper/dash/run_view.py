@@ -124,11 +124,7 @@ class Episode:
 
     @classmethod
     def find(cls, reader: RunReader, metadata: Mapping[str, Any], number: int | None = None) -> Self | None:
-        """The episode with this number, or the newest; None if there are none yet.
-
-        Raises:
-            RunError: there is no episode with this number.
-        """
+        """The episode with this number, or the newest; None if there are none yet."""
         rows = reader.rows(
             # GROUP BY: without it there would be a row of NULLs if there are no events.
             "SELECT min(iteration) AS iteration, max(iteration) AS iteration FROM events "

@@ -52,11 +52,7 @@ class ManagedNetworks(GrowingNetworks, Protocol):
         ...
 
     def decide(self, actions: Ints) -> Step:
-        """Take one action per network, int64 ``[E, 8]``, and let all other slots live on; all of it or nothing.
-
-        Raises:
-            IllegalActionError: an action is not legal.
-        """
+        """Take one action per network, int64 ``[E, 8]``, and let all other slots live on; all of it or nothing."""
         ...
 
 

@@ -120,9 +120,6 @@ class GrowthEngine:
             actions: ``wait`` in networks that are not running.
             running: Networks whose episode goes on, bool ``[E]``; None: all.
             forget_skill: Networks that may fall back to guessing if they lose a module now, bool ``[E]``; None: all.
-
-        Raises:
-            IllegalActionError: an action is not legal; nothing has changed then.
         """
         step = self.networks.decide(actions)
         everyone = np.ones(len(actions), np.bool_)
@@ -231,11 +228,7 @@ class GrowthEngine:
         return to_plain(self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called.
-
-        Raises:
-            CheckpointError: it is of other networks or settings; what was loaded before that stays loaded.
-        """
+        """Continue where `state_dict` was called."""
         values = from_plain(self._state(), state, "the growth engine")
         self.decisions, self._actions, self._overdue = values["decisions"], values["actions"], values["overdue"]
         self._snapshot_evidence = values["snapshot_evidence"]

@@ -189,11 +189,7 @@ class Monitor:
         return to_plain({"now": self._arrays(), "saved": self._saved})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called.
-
-        Raises:
-            CheckpointError: it is of another number of networks or another window.
-        """
+        """Continue where `state_dict` was called."""
         values = from_plain({"now": self._arrays(), "saved": self._saved}, state, "the governor's monitor")
         self._saved = values["saved"]
         now = values["now"]
@@ -320,11 +316,7 @@ class Governor:
         return to_plain(self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called.
-
-        Raises:
-            CheckpointError: it is of other networks or another window.
-        """
+        """Continue where `state_dict` was called."""
         values = from_plain(self._state(), state, "the governor's state")
         self.rollbacks, self._snapshot_loss = values["rollbacks"], values["snapshot_loss"]
 

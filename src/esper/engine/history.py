@@ -100,11 +100,7 @@ class History:
         return to_plain(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            CheckpointError: the state is of another number of episodes, slots or blueprints.
-        """
+        """Restore what `state_dict` returned."""
         vars(self).update(from_plain(vars(self), state, "history"))
 
     def _report_chance(self) -> TrainingReport:

@@ -77,11 +77,7 @@ class PromiseRecord:
         return to_plain(self._arrays)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            CheckpointError: the state is of another number of networks, slots or blueprints.
-        """
+        """Restore what `state_dict` returned."""
         vars(self).update(from_plain(self._arrays, state, "promises"))
 
     @property

@@ -272,9 +272,6 @@ def _count_arguments(learn: Learn, data: Any) -> int:
     """Number of arguments, of model, optimizer and batch, to pass to the user's function.
 
     Without data, the third is the number of the step, for functions that take one.
-
-    Raises:
-        ConfigError: the function takes other arguments.
     """
     try:
         signature = inspect.signature(learn)
@@ -293,11 +290,7 @@ def _count_arguments(learn: Learn, data: Any) -> int:
 def _find_example(
     model: nn.Module, learn: Learn | None, data: Any, optimizer: torch.optim.Optimizer, given: Arguments | None
 ) -> tuple[Arguments, float]:
-    """Example arguments of the model, and the number of passes of that size in a step.
-
-    Raises:
-        ConfigError: they cannot be found, or the data can be iterated only once.
-    """
+    """Example arguments of the model, and the number of passes of that size in a step."""
     require_plain(model)
     if isinstance(data, Iterator):
         raise ConfigError(
@@ -336,11 +329,7 @@ def _find_example(
 
 
 def _bind(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    """The arguments of a call, detached from graphs: only positional ones, or all by keyword.
-
-    Raises:
-        ConfigError: positional arguments have no names, as in ``forward(self, *inputs)``.
-    """
+    """The arguments of a call, detached from graphs: only positional ones, or all by keyword."""
     plain = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
     named = {name: value.detach() if isinstance(value, Tensor) else value for name, value in keywords.items()}
     example: Arguments = tuple(plain)
@@ -387,11 +376,7 @@ class _Batches:
         self._taken = 0
 
     def take(self) -> Any:
-        """The next batch.
-
-        Raises:
-            ConfigError: the data have no batches.
-        """
+        """The next batch."""
         nothing = object()
         for _ in range(2):
             if self._batches is None:

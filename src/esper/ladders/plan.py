@@ -223,10 +223,6 @@ def make_plan(
         share: Fraction of ``steps`` at each size after the first.
         decay: Fraction of ``steps`` in each branch.
         rates: Factors of the learning rates.
-
-    Raises:
-        ConfigError: the sizes are not possible, or an argument is invalid.
-        SlotError: a block cannot be copied, or the model's configuration cannot count it.
     """
     require_plain(model)
     targets = read_targets(depths, parameters, flops)
@@ -290,11 +286,7 @@ def make_plan(
 
 
 def require_plain(model: nn.Module) -> None:
-    """Reject models that cannot grow in place.
-
-    Raises:
-        ConfigError: the model has slots, is compiled or wrapped, or several processes train it.
-    """
+    """Reject models that cannot grow in place."""
     if any(isinstance(part, GrowingModel) for part in model.modules()):
         raise ConfigError("the model has slots from esper.attach: give the plain model; a ladder grows whole blocks")
     if any(COMPILED in dict(part.named_children()) for part in model.modules()):
@@ -312,11 +304,7 @@ def require_plain(model: nn.Module) -> None:
 def read_targets(
     depths: Sequence[int] | None, parameters: Sequence[int] | None, flops: Sequence[float] | None
 ) -> tuple[Measure, Sequence[int | float]]:
-    """The measure in which the sizes of a ladder are given, and the sizes.
-
-    Raises:
-        ConfigError: sizes are given in no or several measures, or do not increase.
-    """
+    """The measure in which the sizes of a ladder are given, and the sizes."""
     given: dict[Measure, Sequence[int | float] | None] = {"depths": depths, "parameters": parameters, "flops": flops}
     chosen: list[tuple[Measure, Sequence[int | float]]] = [
         (name, sizes) for name, sizes in given.items() if sizes is not None

@@ -115,9 +115,6 @@ class RungFolder:
     Args:
         path: The folder; created if it does not exist.
         plan: The plan of the ladder.
-
-    Raises:
-        CheckpointError: the folder contains another ladder or a damaged table.
     """
 
     def __init__(self, path: Path, plan: LadderPlan) -> None:
@@ -132,11 +129,7 @@ class RungFolder:
                 )
 
     def create(self) -> None:
-        """Create the folder with a table.
-
-        Raises:
-            RunError: the folder cannot be written.
-        """
+        """Create the folder with a table."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

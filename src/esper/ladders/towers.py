@@ -68,9 +68,6 @@ def plan_copies(towers: Towers, depth: int) -> dict[str, tuple[int, ...]]:
     """The number of copies of each block, by tower, that makes a model ``depth`` blocks deep.
 
     All towers grow by the same factor.
-
-    Raises:
-        ConfigError: a tower would have a fraction of a block.
     """
     before = count_blocks(towers)
     copies: dict[str, tuple[int, ...]] = {}
@@ -101,9 +98,6 @@ def deepen_in_place(
         optimizer: The optimizer of the model. A copied parameter joins the group of its original, with a copy of the
             original's state. In each group the parameters of a copy follow those of its block, so an optimizer made
             from the deeper model in the same way has the same order.
-
-    Raises:
-        SlotError: a block cannot be copied, or the configuration cannot count it.
     """
     heirs: list[tuple[nn.Module, list[nn.Module]]] = []  # blocks and their copies
     inserted: dict[str, str] = {}
@@ -153,9 +147,6 @@ def find_towers(model: nn.Module, example: Arguments, names: Iterable[str] | Non
     Without ``names``, they are the lists of blocks of one class in which each block is called once, with the output of
     the previous block. If the model has a configuration with the number of its blocks, the tower is the list that this
     number counts.
-
-    Raises:
-        ConfigError: there is no tower, several lists are candidates, or a named list is not a tower.
     """
     modules = dict(list_named_modules(model))
     lists = {name: module for name, module in modules.items() if isinstance(module, nn.Sequential | nn.ModuleList)}

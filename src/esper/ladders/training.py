@@ -48,9 +48,6 @@ class LadderTraining:
         evaluate: ``evaluate(model)`` returns the loss of a rung; called in evaluation mode without gradients. None: no
             loss.
         keep: Number of branching points to keep on disk.
-
-    Raises:
-        CheckpointError: the folder contains another ladder.
     """
 
     def __init__(
@@ -90,11 +87,7 @@ class LadderTraining:
         return f"ladder, decay of the rung of {size}" if phase.decays else f"ladder, {size}"
 
     def link(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use this optimizer for the following steps, with its current learning rates as the maximum ones.
-
-        Raises:
-            ConfigError: the optimizer trains no block of the model, or needs a closure.
-        """
+        """Use this optimizer for the following steps, with its current learning rates as the maximum ones."""
         optimizer = unwrap_optimizer(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError("the optimizer is LBFGS, whose state belongs to no single parameter: use another one")
@@ -121,11 +114,7 @@ class LadderTraining:
                 group["lr"] = rate
 
     def require_rates(self) -> None:
-        """Check that the optimizer still has the learning rates that `begin_step` set.
-
-        Raises:
-            ConfigError: the learning rates have changed.
-        """
+        """Check that the optimizer still has the learning rates that `begin_step` set."""
         for group, rate in zip(self._get_optimizer().param_groups, self._compute_rates(), strict=True):
             if not math.isclose(float(group["lr"]), float(rate), rel_tol=1e-6):  # a tensor has fewer digits
                 raise ConfigError(
@@ -143,12 +132,6 @@ class LadderTraining:
 
         Returns:
             Whether the model's size changed.
-
-        Raises:
-            DivergedError: a rung ends or branches off with parameters that are not finite.
-            ConfigError: ``evaluate`` did not return a number.
-            CheckpointError: a branching point cannot be written or read back.
-            RunError: a rung cannot be written.
         """
         self.step += 1
         branch = self.plan.find_branch_step(self._rung)
@@ -167,11 +150,7 @@ class LadderTraining:
         return False
 
     def require_finite(self) -> None:
-        """Check that all parameters are finite before they are saved.
-
-        Raises:
-            DivergedError: some parameters are not finite.
-        """
+        """Check that all parameters are finite before they are saved."""
         if all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
             return
         finished = f"{plural(len(self.folder.rungs), 'rung')} {'is' if len(self.folder.rungs) == 1 else 'are'} finished"
@@ -226,11 +205,7 @@ class LadderTraining:
         print_line(str(self.plan))
 
     def take_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state of model and optimizer and the FLOPs spent, as tensors and JSON values.
-
-        Raises:
-            CheckpointError: the optimizer has state of no parameter, or of an unsupported type.
-        """
+        """The state of model and optimizer and the FLOPs spent, as tensors and JSON values."""
         tensors = {_MODEL + name: value for name, value in self._named_tensors().items()}
         values: dict[str, dict[str, Any]] = {}
         for index, state in self._get_optimizer().state_dict()["state"].items():
@@ -252,11 +227,7 @@ class LadderTraining:
         return tensors, {"optimizer": values, "trained_by": self._describe_optimizer(), "flops": self.spent.flops}
 
     def require_optimizer(self, checkpoint: Checkpoint) -> None:
-        """Check that optimizer and maximum learning rates are those of a checkpoint.
-
-        Raises:
-            CheckpointError: they differ.
-        """
+        """Check that optimizer and maximum learning rates are those of a checkpoint."""
         present = self._describe_optimizer()
         former = checkpoint.state.get("trained_by", present)  # earlier checkpoints lack it
         if former != present:
@@ -267,11 +238,7 @@ class LadderTraining:
 
     @torch.no_grad()
     def restore_state(self, checkpoint: Checkpoint) -> None:
-        """Restore model and optimizer from a checkpoint of the same size.
-
-        Raises:
-            CheckpointError: the state belongs to another model.
-        """
+        """Restore model and optimizer from a checkpoint of the same size."""
         present = self._named_tensors()
         saved = {
             name.removeprefix(_MODEL): value for name, value in checkpoint.tensors.items() if name.startswith(_MODEL)
@@ -301,11 +268,7 @@ class LadderTraining:
         optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
     def resume_at(self, step: int) -> None:
-        """Continue before a step, with the FLOPs spent by then; model and optimizer must already be restored.
-
-        Raises:
-            CheckpointError: the model does not have its size at that step.
-        """
+        """Continue before a step, with the FLOPs spent by then; model and optimizer must already be restored."""
         due = self.plan.find_phase(step).rung
         if due != self._rung:
             raise CheckpointError(

@@ -165,9 +165,6 @@ def finish_growth(table: SeedTable, kept: Bools, pruned: Bools) -> tuple[SeedTab
 
     Returns the table and the transitions. No gate is checked and no time passes. Fossils keep the alpha of the seeds.
     ``table`` is not changed.
-
-    Raises:
-        IllegalActionError: a slot is in both, has no unfinished seed, or is in ``kept`` and its seed has alpha 0.
     """
     refused = (kept & pruned) | ((kept | pruned) & ~table.live) | (kept & ~(table.blended & (table.alpha > 0)))
     if refused.any():
@@ -193,9 +190,6 @@ def add_fossils(table: SeedTable, blueprints: Ints, blends: Ints, compatible: Bo
 
     For networks that have seeds from their first step; no time passes. ``blends [E, S]`` are their blends,
     ``compatible [E, S, K]`` is as in `legal_actions`. ``table`` is not changed.
-
-    Raises:
-        IllegalActionError: a slot is not dormant, or its blueprint does not fit it.
     """
     at = np.nonzero(blueprints != NO_BLUEPRINT)
     fossils = blueprints[at]

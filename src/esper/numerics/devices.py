@@ -33,11 +33,7 @@ DeviceName = Annotated[str, AfterValidator(_check_name)]
 
 
 def require_device(name: str) -> torch.device:
-    """The device of this name.
-
-    Raises:
-        ConfigError: this machine has no such device.
-    """
+    """The device of this name."""
     devices = list_devices()
     try:
         device = torch.device(name)
@@ -77,9 +73,6 @@ def prepare_device(name: str, *, deterministic: bool) -> torch.device:
         name: As torch names it.
         deterministic: Whether the same program has the same bits every time: kernels that sum in a fixed order, and
             convolutions in full float32. Otherwise torch takes the fastest kernels, with TF32 in convolutions.
-
-    Raises:
-        ConfigError: this machine has no such device, or this process cannot be made deterministic any more.
     """
     device = require_device(name)
     if device.type == CPU:

@@ -318,10 +318,6 @@ class Execution:
         slots: Names of submodules; a tuple names layers between which hidden units may grow, with the slot after the
             last of them.
         example_input: ``[B, ...]``.
-
-    Raises:
-        SlotError: a slot's name does not fit the template, or no units can be added between layers.
-        TaskError: as for `draws_in_training`.
     """
 
     def __init__(self, template: nn.Module, slots: Sequence[str | tuple[str, ...]], example_input: Tensor) -> None:

@@ -54,10 +54,6 @@ def draws_in_training(host: nn.Module, example_input: Tensor) -> bool:
     Args:
         host: Any module.
         example_input: ``[B, ...]``; its shape, dtype and device are those of inputs.
-
-    Raises:
-        TaskError: the host fails on a batch, draws random numbers in evaluation mode or from a generator other than
-            torch's global ones, keeps state other than buffers between passes, or replaces a buffer.
     """
     host = copy.deepcopy(host)
     buffers = dict(host.named_buffers())

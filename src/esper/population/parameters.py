@@ -59,11 +59,7 @@ class ParameterLayout:
         return torch.cat([parameter.flatten(1) for parameter in parameters], dim=1)
 
     def flatten_module(self, module: nn.Module) -> Tensor:
-        """The parameters of a module as one flat row ``[P]``, padded with zeros if the module is narrower.
-
-        Raises:
-            ValueError: the module's parameters have other names, or exceed the shapes.
-        """
+        """The parameters of a module as one flat row ``[P]``, padded with zeros if the module is narrower."""
         parameters = dict(module.named_parameters())
         if parameters.keys() != self.shapes.keys():
             raise ValueError(f"parameters {sorted(parameters)} do not match {sorted(self.shapes)}")
@@ -133,11 +129,7 @@ class StackedParameters:
         return {name: view.requires_grad_() for name, view in self.layout.unflatten(self.values).items()}
 
     def stack_modules(self, modules: Sequence[nn.Module]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Stack modules of this architecture, zero-padded if narrower: values ``[r, P]``, buffers ``[r, *shape]``.
-
-        Raises:
-            ValueError: a module's parameters have other names, or exceed the shapes.
-        """
+        """Stack modules of this architecture, zero-padded if narrower: values ``[r, P]``, buffers ``[r, *shape]``."""
         values = torch.stack([self.layout.flatten_module(module) for module in modules])
         shapes = {name: buffer.shape[1:] for name, buffer in self.buffers.items()}
         return values, {

@@ -206,17 +206,7 @@ class PopulationState:
 
 
 class Population:
-    """E networks, computed as one program. Networks never influence one another.
-
-    Raises:
-        SlotError: a slot's name does not fit the template; no units can be added between the layers of a slot; such a
-            slot is given without blueprints for hidden units, or such blueprints without a slot; or a blueprint is made
-            for one layer of one model.
-        TaskError: the template keeps state or draws random numbers in an unsupported way; see `draws_in_training`.
-        ConfigError: the hosts cannot be trained in bfloat16 or with split minibatches, or the rules allow blends that a
-            blueprint does not support.
-        UnknownBlueprintError: a blueprint is not registered.
-    """
+    """E networks, computed as one program. Networks never influence one another."""
 
     def __init__(self, config: PopulationConfig, networks: Sequence[NetworkSpec]) -> None:
         self.config, self.size = config, len(networks)
@@ -258,11 +248,7 @@ class Population:
         self.replace(np.arange(self.size), networks)
 
     def replace(self, rows: Ints, networks: Sequence[NetworkSpec]) -> None:
-        """Put new networks, with their initial fossils, into ``rows``, int64 ``[r]``; all others stay unchanged.
-
-        Raises:
-            IllegalActionError: a blueprint does not support the slot where a network should start with it.
-        """
+        """Put new networks, with their initial fossils, into ``rows``, int64 ``[r]``; all others stay unchanged."""
         # Hosts with new values and without seeds.
         state, index = self.state, torch.from_numpy(rows)
         replaced = np.isin(np.arange(self.size), rows)
@@ -298,9 +284,6 @@ class Population:
         """Take one action per network, int64 ``[E, 8]``, and advance the lifecycle of all other slots.
 
         After any error, including errors of a blueprint or a lack of memory, nothing has changed.
-
-        Raises:
-            IllegalActionError: an action is not legal.
         """
         # The lifecycle decides which seeds are added and removed.
         state = self.state

@@ -117,9 +117,6 @@ def solve_game(
 
     Estimates use ``pairs`` pairs of random orders or, without ``rng``, pairs of players, which costs a tenth. Exact
     solutions draw no random numbers.
-
-    Raises:
-        ConfigError: fewer than two pairs.
     """
     if pairs < 2:
         raise ConfigError(f"{pairs} pairs of orders give no standard error: set at least 2")
@@ -264,9 +261,6 @@ def attribute_networks(
     estimated from ``pairs`` pairs of orders or, without ``rng``, from pairs of seeds (`solve_game`). The values of a
     network depend only on the network, its batch and ``rng``, which draws the same orders for all networks. ``shared``
     is as in `forward_variants`.
-
-    Raises:
-        ConfigError: fewer than two pairs.
     """
     active = select_blended(population) if active is None else active
     shared = shared and population.shares_prefixes
@@ -349,9 +343,6 @@ def attribute_model(
     responsible for data, mode and device. It is called once for each of the ``2**n`` coalitions of up to `MOST_EXACT`
     seeds, and up to ``2 * pairs * (n - 1) + 2`` times for more. Seeds are left out by setting their alpha to 0. If
     ``evaluate`` raises an error, all alphas are restored and the error is raised.
-
-    Raises:
-        ConfigError: fewer than two pairs.
     """
     seeds = model.seeds
     alphas = [seed.alpha.clone() for seed in seeds.values()]

@@ -206,9 +206,6 @@ class Episodes:
 
         Episodes that have ended may stay among the others until they are restarted: their networks do not learn, and
         their actions are ignored.
-
-        Raises:
-            IllegalActionError: an action is not legal; nothing has changed then.
         """
         running = ~self.finished
         actions = np.where(running[:, None], actions, make_wait_actions(self.size))

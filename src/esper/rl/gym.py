@@ -87,12 +87,7 @@ class GrowthSettings(Settings):
 
 
 class Growth:
-    """E episodes on instances of a suite's split, behind all environments of this file.
-
-    Raises:
-        TaskError: an unknown suite.
-        ConfigError: E below 1, or this machine has no such device.
-    """
+    """E episodes on instances of a suite's split, behind all environments of this file."""
 
     def __init__(self, size: int, settings: GrowthSettings) -> None:
         if size < 1:
@@ -167,9 +162,6 @@ class Growth:
         Returns:
             The result, and an info dictionary: the ``action`` that took effect ``[E, 8]``, whether it differs from the
             one passed (``canonicalised [E]``), and whether the governor rolled the network back (``rolled_back [E]``).
-
-        Raises:
-            IllegalActionError: ``actions`` is not an integer array of that shape.
         """
         # Samples of the action space are rarely legal, so illegal actions are replaced instead of rejected.
         effective, changed = canonicalise(np.asarray(actions), self.masks)

@@ -215,11 +215,7 @@ class PPO:
     """
 
     def __init__(self, policy: Policy, settings: PPOSettings, seed: int) -> None:
-        """The policy is on its final device. ``seed`` and the number of the update decide the order of minibatches.
-
-        Raises:
-            ConfigError: the settings do not suit that device.
-        """
+        """The policy is on its final device. ``seed`` and the number of the update decide the order of minibatches."""
         if settings.bf16 and policy.device.type != "cuda":
             raise ConfigError(
                 f"ppo.bf16 speeds up CUDA devices only and the policy learns on {policy.device.type}: set it to false"
@@ -248,9 +244,6 @@ class PPO:
 
         The policy's statistics are updated once, after all steps. If a loss or gradient is not finite, that step and
         the rest are left out and the statistics stay as they are.
-
-        Raises:
-            ConfigError: the number of environments does not suit the settings.
         """
         settings, policy, optimizer = self.settings, self.policy, self._optimizer
         heads = policy.heads.present
@@ -495,12 +488,7 @@ class PPO:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from the `state_tensors` of a `PPO` with the same policy and settings.
-
-        Raises:
-            CheckpointError: names, shapes or types differ, or a value is not finite or out of its range; then nothing
-                has changed.
-        """
+        """Continue from the `state_tensors` of a `PPO` with the same policy and settings."""
         tensors = self.policy.drop_closed_heads(tensors)
         policy, optimizer = strip_prefix("policy.", tensors), strip_prefix("optimizer.", tensors)
         expected = {"updates": torch.tensor(self.updates)}

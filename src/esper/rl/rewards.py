@@ -406,9 +406,6 @@ def compute_rewards(inputs: RewardInputs, paid_by: Mapping[RewardSettings, Bools
     """The terms of the rewards, ``[E]`` each, with each environment's own settings.
 
     ``paid_by`` is the result of `group_by_settings`.
-
-    Raises:
-        ConfigError: a registered function returned something other than terms.
     """
     rewards: RewardTerms = {}
     for settings, rows in paid_by.items():

@@ -154,9 +154,6 @@ class RolloutBuffer:
         """Append a step: observation, masks and decision, ``[E, ...]``, and the reward ``[E]`` that followed.
 
         ``running``, bool ``[E]``, is False where the episode had ended before this step.
-
-        Raises:
-            RolloutError: the buffer is full, or a tensor has the wrong shape or type.
         """
         if len(self._stored) == self._steps:
             raise RolloutError(f"the rollout is full after {plural(self._steps, 'step')}: finish it and start another")
@@ -186,9 +183,6 @@ class RolloutBuffer:
 
         ``final_value [E]`` is used where ``terminated``, bool ``[E]``, is False. An episode that ended before the last
         step has terminated.
-
-        Raises:
-            RolloutError: steps are missing.
         """
         _require(len(self._stored) == self._steps, "rollout", f"{len(self._stored)} steps", f"{self._steps} steps")
         for name, tensor in (("terminated", terminated), ("final_value", final_value)):

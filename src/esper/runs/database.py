@@ -101,11 +101,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open an existing run store read-only, with this version's views; another process may be writing to it.
-
-    Raises:
-        RunError: the store is missing, damaged or not a run store.
-    """
+    """Open an existing run store read-only, with this version's views; another process may be writing to it."""
     # WAL's shared memory cannot be created in a read-only folder; a finished store does not need it.
     finished = not path.with_name(f"{path.name}-wal").exists()
     frozen = finished and not os.access(path.parent, os.W_OK)
@@ -118,12 +114,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def limit_reading(connection: sqlite3.Connection, path: Path) -> Generator[None]:
-    """Context manager that stops queries which take longer than `READING_SECONDS`.
-
-    Raises:
-        RunError: a query took too long.
-        KeyboardInterrupt: Ctrl-C stopped a query.
-    """
+    """Context manager that stops queries which take longer than `READING_SECONDS`."""
     seconds = READING_SECONDS
     end = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
@@ -149,11 +140,7 @@ def limit_reading(connection: sqlite3.Connection, path: Path) -> Generator[None]
 
 
 def chunks(cursor: sqlite3.Cursor, path: Path) -> Iterator[list[Any]]:
-    """The rows of a query, in lists of limited length.
-
-    Raises:
-        RunError: all rows together are larger than `LARGEST_ANSWER`.
-    """
+    """The rows of a query, in lists of limited length."""
     size = 0
     while chunk := cursor.fetchmany(_CHUNK):
         size += sum(map(sys.getsizeof, chain.from_iterable(chunk)))

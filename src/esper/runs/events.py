@@ -81,11 +81,7 @@ def encode_event(event: Event) -> str:
 
 
 def decode_event(name: str, version: int, payload: str) -> Event:
-    """Rebuild a stored event.
-
-    Raises:
-        RunError: the name or version is unknown, or the payload does not match them.
-    """
+    """Rebuild a stored event."""
     event_type = _registry.get(name)
     if event_type is None or event_type.version != version:
         raise RunError(f"event {name!r} version {version} is unknown here: read this run with the Esper that wrote it")

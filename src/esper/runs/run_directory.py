@@ -33,9 +33,6 @@ def hold_lock(path: Path, what: str) -> Generator[None]:
     """Context manager that locks the file at `path` and writes `what`, the running command, into it.
 
     The file is never deleted; otherwise two processes could lock two files of the same name.
-
-    Raises:
-        RunError: another process has locked it, it cannot be written, or the file system has no locks.
     """
     folder = path.parent
     try:
@@ -142,11 +139,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Create the directory of a new run; it may contain what a run that was killed at its start left behind.
-
-        Raises:
-            RunError: the directory contains anything else, or cannot be created.
-        """
+        """Create the directory of a new run; it may contain what a run that was killed at its start left behind."""
         run = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -159,11 +152,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, advice: str = RUN_ADVICE) -> Self:
-        """Open the directory of an existing run, even if it was killed before its store was created.
-
-        Raises:
-            RunError: it is missing or not the directory of a run; the message ends with ``advice``.
-        """
+        """Open the directory of an existing run, even if it was killed before its store was created."""
         if not os.path.exists(path):  # unlike Path.exists, accepts impossible file names
             raise RunError(f"no run at {path}: {advice}")
         run = cls(path)
@@ -176,11 +165,7 @@ class RunDirectory:
 
     @classmethod
     def open_training_run(cls, path: Path) -> Self:
-        """Open the directory of a run of `esper train`.
-
-        Raises:
-            RunError: as for `open`, or it is a run of a `Grower`.
-        """
+        """Open the directory of a run of `esper train`."""
         run = cls.open(path, f"give the directory of a run of `{cls.command}`")
         maker = run.find_maker()
         if maker != cls.command and maker in _USES:
@@ -220,18 +205,11 @@ class RunDirectory:
         """Context manager that locks the run for writing.
 
         `what`, the running command, appears in the error messages of other processes that try to lock the run.
-
-        Raises:
-            RunError: another process has locked it, or the directory cannot be written or locked.
         """
         return hold_lock(self.lock, what)
 
     def open_store(self) -> RunStore:
-        """Open the run store for writing; create it if the run was killed before it had one.
-
-        Raises:
-            RunError: the store is damaged or in use, or cannot be written.
-        """
+        """Open the run store for writing; create it if the run was killed before it had one."""
         return RunStore.open(self.store) if self.has_store else RunStore.create(self.store)
 
     @property
@@ -334,11 +312,7 @@ class ListedRun:
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
-    """The runs directly inside a folder, newest first.
-
-    Raises:
-        RunError: the folder does not exist or cannot be read.
-    """
+    """The runs directly inside a folder, newest first."""
     try:
         runs = [RunDirectory(path) for path in sorted(folder.iterdir())]
         runs = [run for run in runs if run.config.is_file() and (run.store.is_file() or run.lock.is_file())]

@@ -116,11 +116,7 @@ class RunStore(RunReader):
                 self._scalars[iteration, name] = float(value)
 
     def flush(self) -> None:
-        """Commit all waiting records, or none of them.
-
-        Raises:
-            RunError: the store cannot be written, for instance on a full disk; the records are kept for another try.
-        """
+        """Commit all waiting records, or none of them."""
         with self._using:
             # Take the waiting records, so that other threads can add more during the commit.
             with self._waiting:

@@ -88,11 +88,7 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, iteration: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Checkpoint:
-        """Write a checkpoint durably, then delete the oldest beyond `keep`.
-
-        Raises:
-            CheckpointError: it cannot be written; earlier checkpoints are untouched.
-        """
+        """Write a checkpoint durably, then delete the oldest beyond `keep`."""
         copies = copy_to_cpu(tensors)
         data = encode_tensors(copies)
         manifest = CheckpointManifest(
@@ -116,11 +112,7 @@ class Checkpoints:
         return sorted(int(name[1]) for name in names if name is not None)
 
     def latest(self) -> Checkpoint:
-        """Load the newest undamaged checkpoint; damaged ones are skipped with a logged warning.
-
-        Raises:
-            CheckpointError: there is none, or the newest is not from Esper or has another format version.
-        """
+        """Load the newest undamaged checkpoint; damaged ones are skipped with a logged warning."""
         iterations = self.iterations()
         for iteration in reversed(iterations):
             try:
@@ -133,12 +125,7 @@ class Checkpoints:
         raise CheckpointError(f"no usable checkpoint in {self.folder}: start a new run")
 
     def load(self, iteration: int) -> Checkpoint:
-        """Read and verify the checkpoint of an iteration.
-
-        Raises:
-            DamagedError: it is missing or damaged.
-            CheckpointError: it is foreign or of another format version.
-        """
+        """Read and verify the checkpoint of an iteration."""
         # The manifest must be intact and about this iteration; then the tensors must have its hash.
         source, path = self._manifest_path(iteration), self._tensors_path(iteration)
         manifest = _FORMAT.read_manifest(source)

@@ -48,9 +48,6 @@ def to_plain(value: Any) -> Any:
 
     Args:
         value: Arrays, tensors, numbers, text, and lists, tuples, dictionaries, dataclasses and `Stateful` of them.
-
-    Raises:
-        CheckpointError: the value contains anything else.
     """
     if isinstance(value, Tensor):
         return value.detach().clone()
@@ -80,9 +77,6 @@ def from_plain(like: Any, plain: Any, name: str) -> Any:
             state itself.
         plain: What `to_plain` returned.
         name: What is being restored, for error messages.
-
-    Raises:
-        CheckpointError: ``plain`` has another structure.
     """
     if isinstance(like, Tensor):
         return _check_tensor(like, plain, name).to(like.device, copy=True)
@@ -181,12 +175,7 @@ class StateFormat(Generic[M]):
     foreign_advice: str = ""
 
     def read_manifest(self, path: Path) -> M:
-        """Read the manifest in the file ``path``.
-
-        Raises:
-            DamagedError: it is missing or damaged.
-            CheckpointError: it is foreign or of another format version.
-        """
+        """Read the manifest in the file ``path``."""
         what = f"{self.what} manifest {path}"
         try:
             content = parse_json(self._read(path, MOST_MANIFEST_BYTES, what))
@@ -211,12 +200,7 @@ class StateFormat(Generic[M]):
             raise DamagedError(f"{what} is nested too deeply{self.damaged_advice}") from error
 
     def read_tensors(self, path: Path, manifest: Manifest) -> dict[str, Tensor]:
-        """Read a manifest's tensors from the file ``path``, onto the CPU.
-
-        Raises:
-            DamagedError: the file is missing or damaged.
-            CheckpointError: it is no safetensors file.
-        """
+        """Read a manifest's tensors from the file ``path``, onto the CPU."""
         # The whole file is hashed before anything in it is parsed.
         data = self._read(path, manifest.tensors_bytes, f"{self.what} file {path}")
         if len(data) < manifest.tensors_bytes or hashlib.sha256(data).hexdigest() != manifest.tensors_sha256:
@@ -246,9 +230,6 @@ def require_in_range(tensors: Mapping[str, Tensor], what: str, non_negative: Col
         tensors: By name.
         what: Where they are from, for error messages.
         non_negative: Last parts of the names of those that are never below 0.
-
-    Raises:
-        CheckpointError: a value is not finite, or below 0 where it cannot be.
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -285,11 +266,7 @@ _HEADER = TypeAdapter(dict[str, _Entry])
 
 
 def decode_tensors(data: bytes) -> dict[str, Tensor]:
-    """Read the tensors in the bytes of a safetensors file, onto the CPU.
-
-    Raises:
-        ValueError: the file is damaged, or has tensors of unusual types.
-    """
+    """Read the tensors in the bytes of a safetensors file, onto the CPU."""
     # The header is checked before safetensors reads it: sizes in it could make it allocate any amount of memory.
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if length > min(len(data) - _LENGTH_BYTES, MOST_HEADER_BYTES):
@@ -325,11 +302,7 @@ def pack_state(state: Any) -> Tensor:
 
 
 def unpack_state(packed: Tensor) -> Any:
-    """Decode what `pack_state` encoded, with tensors on the CPU. It runs no code.
-
-    Raises:
-        CheckpointError: ``packed`` is damaged.
-    """
+    """Decode what `pack_state` encoded, with tensors on the CPU. It runs no code."""
     try:
         tensors = decode_tensors(packed.numpy(force=True).tobytes())
         return _insert_tensors(json.loads(tensors[_JSON_NAME].numpy().tobytes()), tensors)

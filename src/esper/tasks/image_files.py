@@ -79,11 +79,7 @@ def find_fashion_mnist() -> tuple[Path, ...] | None:
 
 
 def read_fashion_mnist(files: tuple[Path, ...]) -> ImageSet:
-    """Read the images ``[N, 1, 28, 28]`` and labels from the four files, given in the order of `FASHION_FILES`.
-
-    Raises:
-        TaskError: a file cannot be read, or does not have the expected content.
-    """
+    """Read the images ``[N, 1, 28, 28]`` and labels from the four files, given in the order of `FASHION_FILES`."""
     images, labels, test_images, test_labels = (
         read_idx(path, (FASHION_SIDE, FASHION_SIDE) if "images" in path.name else ()) for path in files
     )
@@ -94,11 +90,7 @@ def read_fashion_mnist(files: tuple[Path, ...]) -> ImageSet:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
-    """Read the bytes ``[N, *shape]`` of an IDX file, which is compressed if its name ends in ``.gz``.
-
-    Raises:
-        TaskError: the file cannot be read, or is not an IDX file of unsigned bytes of that shape.
-    """
+    """Read the bytes ``[N, *shape]`` of an IDX file, which is compressed if its name ends in ``.gz``."""
     axes = 1 + len(shape)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -132,11 +124,7 @@ def locate_cifar10() -> Path:
 
 
 def read_cifar10(path: Path) -> ImageSet:
-    """Read the images ``[N, 3, 32, 32]`` and labels from the archive, without unpacking it to disk.
-
-    Raises:
-        TaskError: the archive cannot be read, or does not have the expected content.
-    """
+    """Read the images ``[N, 3, 32, 32]`` and labels from the archive, without unpacking it to disk."""
     records: dict[str, Bytes] = {}
     try:
         with tarfile.open(path) as archive:
@@ -187,9 +175,6 @@ class PhotoSuite(DatasetSuite):
     """A suite on a data set in files, with the hosts and settings of `ImageSuite`.
 
     A variant is the host's number of stages.
-
-    Raises:
-        TaskError: the files do not exist.
     """
 
     sites = ImageSuite.sites

@@ -146,11 +146,7 @@ def _generate_suite(number: str) -> Suite:
 
 @cache
 def _run_file(path: str) -> None:
-    """Run a file that registers suites, once per process.
-
-    Raises:
-        TaskError: the file cannot be read, or fails.
-    """
+    """Run a file that registers suites, once per process."""
     if not Path(path).is_file():
         raise TaskError(f"file {path}, named by the command or {FILES}, does not exist: name another file")
     before = dict(_suites)

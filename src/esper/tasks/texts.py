@@ -18,11 +18,7 @@ HELP = Path(str(topics.__file__))
 
 
 def read_text(name: TextName) -> str:
-    """One of the texts, about 500,000 characters long.
-
-    Raises:
-        TaskError: this Python installation does not include the source code of its library.
-    """
+    """One of the texts, about 500,000 characters long."""
     return _TEXTS[name]()
 
 

@@ -71,11 +71,7 @@ class Families(Generic[V_co]):
         )
 
     def find_sampler(self, instance: Instance, phase: int) -> Any:
-        """The sampler of an instance before its drift (phase 0) or after it (phase 1).
-
-        Raises:
-            TaskError: the instance has no such phase.
-        """
+        """The sampler of an instance before its drift (phase 0) or after it (phase 1)."""
         variant = self.find(instance.family, instance.variant)
         sampler = {0: variant.sampler, 1: variant.after_drift}.get(phase)
         if sampler is None:

@@ -81,12 +81,7 @@ def create_greedy_controller(policy: Policy, settings: TrainSettings) -> Learned
 
 
 def load_start_policy(settings: TrainSettings, name: str) -> dict[str, Tensor]:
-    """Weights and statistics of the policy from which a run starts: that of the run in the directory ``name``.
-
-    Raises:
-        ConfigError: there is no such policy, or its settings differ.
-        CheckpointError, RunError: the policy cannot be read.
-    """
+    """Weights and statistics of the policy from which a run starts: that of the run in the directory ``name``."""
     run = open_policy(name)
     origin = load_settings(PolicyOrigin, run.config)
     differences = [difference.key for difference in compare_settings(settings.policy, origin.policy)]
@@ -126,11 +121,7 @@ def sample_instances(settings: TrainSettings, iteration: int, shard: int) -> lis
 
 @explain_device_errors()
 def collect_rollout(task: ShardTask) -> ShardResult:
-    """Run a shard's episodes to their end, and those of the no-growth baseline if there is one.
-
-    Raises:
-        RunError: the device's memory ran out, or an operation is not deterministic there.
-    """
+    """Run a shard's episodes to their end, and those of the no-growth baseline if there is one."""
     settings, iteration, group = task.settings, task.iteration, task.settings.ppo.group
     suite_name = settings.draw_suite(iteration, task.shard)
     suite, size = get_suite(suite_name), settings.environments // settings.shards

@@ -99,11 +99,7 @@ class EpisodeLog:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], suite: Suite, instances: Sequence[Instance]) -> EpisodeLog:
-        """Inverse of `to_json`.
-
-        Raises:
-            ValueError: the record does not match the current format of logs.
-        """
+        """Inverse of `to_json`."""
         # A log of another version has other fields.
         log = cls(suite, instances)
         if record.keys() != log._recorded().keys():

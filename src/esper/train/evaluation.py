@@ -136,11 +136,7 @@ class EvaluationResult:
 
     @classmethod
     def from_json(cls, values: dict[str, Any], suite: Suite, instances: Sequence[Instance]) -> EvaluationResult:
-        """Inverse of `to_json` for one cohort's episodes on these instances.
-
-        Raises:
-            ValueError, LookupError, TypeError: the values have another format.
-        """
+        """Inverse of `to_json` for one cohort's episodes on these instances."""
         return cls(
             [Result(**record) for record in values["records"]],
             [EpisodeLog.from_json(log, suite, instances) for log in values["logs"]],
@@ -188,11 +184,7 @@ class EvaluationConfig:
         rewards: Sequence[RewardSettings] = (),
         fossils: Sequence[Fossils] = (),
     ) -> Episodes:
-        """Episodes of this configuration, on ``suite`` or, without it, on the configuration's own suite.
-
-        Raises:
-            ConfigError: this machine does not have the device, or the device cannot be made deterministic.
-        """
+        """Episodes of this configuration, on ``suite`` or, without it, on the configuration's own suite."""
         return Episodes(
             suite or get_suite(self.suite),
             instances,
@@ -239,11 +231,7 @@ class CohortTask(DeviceTask):
 
 @explain_device_errors()
 def evaluate_cohort(task: CohortTask) -> list[EvaluationResult]:
-    """Run all parts, each with its controller, whose random choices depend only on the instance's random seed.
-
-    Raises:
-        RunError: the device's memory ran out, or an operation is not deterministic there.
-    """
+    """Run all parts, each with its controller, whose random choices depend only on the instance's random seed."""
     instances = [instance for part in task.parts for instance in part.instances]
     episodes = task.config.create_episodes(instances)
     ends = np.cumsum([len(part.instances) for part in task.parts]).tolist()
@@ -398,11 +386,7 @@ class EvaluationProgress:
     """A folder with one file per finished cohort, named by a hash of all inputs of its results."""
 
     def __init__(self, folder: Path, inputs: Any, tasks: Sequence[CohortTask]) -> None:
-        """Read the results of those ``tasks`` that are finished with these ``inputs``, and delete all other files.
-
-        Raises:
-            RunError: the folder cannot be used.
-        """
+        """Read the results of those ``tasks`` that are finished with these ``inputs``, and delete all other files."""
         self._folder, self._inputs = folder, inputs
 
         # Read the files of these tasks; damaged files are treated as missing.

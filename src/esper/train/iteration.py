@@ -176,11 +176,7 @@ def history_to_state(history: UpdateHistory) -> dict[str, Any]:
 
 
 def history_from_state(state: Mapping[str, Any]) -> UpdateHistory:
-    """Inverse of `history_to_state`.
-
-    Raises:
-        CheckpointError: the state has another format.
-    """
+    """Inverse of `history_to_state`."""
     try:
         history = _HISTORY.validate_python(state.get(_KEY))
     except ValidationError as error:

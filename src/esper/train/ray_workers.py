@@ -47,12 +47,7 @@ class RayWorkers(Workers):
     """
 
     def __init__(self, max_tasks: int, address: str | None = None) -> None:
-        """Compute at most ``max_tasks`` tasks at a time, with a Ray started here or in the cluster at ``address``.
-
-        Raises:
-            ConfigError: there is no such cluster.
-            RunError: Ray cannot be started.
-        """
+        """Compute at most ``max_tasks`` tasks at a time, with a Ray started here or in the cluster at ``address``."""
         prepare_process()
         super().__init__(max_tasks)
         _connect(max_tasks, address)

@@ -190,20 +190,12 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
 
 
 def read_evaluation(path: Path) -> list[Result]:
-    """Read the results of an evaluation, in which all controllers ran on the same instances of each split.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
+    """Read the results of an evaluation, in which all controllers ran on the same instances of each split."""
     return read_json(path, _EVALUATION)
 
 
 def read_verdicts(path: Path) -> dict[Split, EvaluationRecord]:
-    """Read the comparisons of an evaluated run, by split, from the file that is written with its report.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
+    """Read the comparisons of an evaluated run, by split, from the file that is written with its report."""
     return read_json(path, _VERDICTS, "esper report")
 
 
@@ -211,9 +203,6 @@ def read_json(path: Path, kind: TypeAdapter[T], command: str = "esper evaluate")
     """Read a JSON file as values of ``kind``, whose validators reject what could not be reported.
 
     ``command`` is the command that writes such a file; error messages recommend it.
-
-    Raises:
-        RunError: the file is missing or damaged.
     """
     advice = f"`{command} {path.parent}`"
     try:
@@ -231,11 +220,7 @@ def cache_key(*facts: Any) -> str:
 
 
 def write_cached(path: Path, key: str, value: Any) -> None:
-    """Write a JSON value together with the key under which it is valid.
-
-    Raises:
-        RunError: the file or its folder cannot be written.
-    """
+    """Write a JSON value together with the key under which it is valid."""
     try:
         path.parent.mkdir(exist_ok=True)
     except OSError as error:
@@ -264,9 +249,6 @@ def load_or_compute(path: Path, key: str, compute: Callable[[], ArmResults]) -> 
     """The results in the file if they are valid under ``key``; otherwise compute them and write the file.
 
     Errors of ``compute`` are not caught.
-
-    Raises:
-        RunError: the file cannot be written.
     """
     results = read_arm(path, key)
     if results is None:

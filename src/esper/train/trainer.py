@@ -75,13 +75,7 @@ class Trainer:
 
     @classmethod
     def open(cls, run: RunDirectory, settings: TrainSettings, store: RunStore, workers: Workers) -> Self:
-        """Resume a run from its newest checkpoint, or start it with a checkpoint of the untrained policy.
-
-        Raises:
-            CheckpointError: there is no usable checkpoint, or it belongs to other settings.
-            ConfigError: a device is missing, or the policy to start from is missing or has other settings.
-            RunError: the directory of the policy to start from is not a run.
-        """
+        """Resume a run from its newest checkpoint, or start it with a checkpoint of the untrained policy."""
         trainer = cls(run, settings, store, workers)
         platform = describe_platform(set(settings.devices))
 

@@ -103,9 +103,6 @@ class Workers(ABC):
         """Yield each task's index and result as soon as it is done; the iterator may be abandoned half-way.
 
         Errors of tasks are raised here.
-
-        Raises:
-            RunError: a worker process died.
         """
         # At most `max_tasks` run at a time; whenever one is done, the next one starts.
         waiting, running = list(enumerate(tasks)), dict[Any, int]()
@@ -392,12 +389,7 @@ class Backend:
             require_extra("ray", "--backend ray", "ray")
 
     def open_workers(self, tasks: int) -> Workers:
-        """Start workers for at most ``tasks`` tasks at a time; use them as a context manager.
-
-        Raises:
-            ConfigError: there is no such cluster.
-            RunError: Ray cannot be started.
-        """
+        """Start workers for at most ``tasks`` tasks at a time; use them as a context manager."""
         # A cluster has more cores than this machine, so there all tasks may run at the same time.
         cores = tasks if self.address else os.cpu_count() or 1
         max_tasks = max(min(tasks, cores), 1) if self.workers is None else self.workers
@@ -452,11 +444,7 @@ def explain_device_errors() -> Generator[None]:
 
 
 def require_devices(names: Iterable[str], workers: Workers) -> None:
-    """Check that workers have the devices on which they will compute.
-
-    Raises:
-        ConfigError: one of them is missing.
-    """
+    """Check that workers have the devices on which they will compute."""
     workers.map(_require_device, [_DeviceCheck(name) for name in sorted(set(names) - {CPU})])
 
 

@@ -290,11 +290,7 @@ class Policy(nn.Module):
         return tokens, memory.squeeze(0), next_state, normalised
 
     def _run_lstm(self, summary: Tensor, state: PolicyState) -> tuple[Tensor, PolicyState]:
-        """LSTM outputs ``[T, E, H]`` and the state after the last step.
-
-        Raises:
-            ConfigError: the state is of a policy of another size, or of other environments.
-        """
+        """LSTM outputs ``[T, E, H]`` and the state after the last step."""
         fitting = (1, summary.shape[1], self.settings.hidden)
         if state.output.shape != fitting or state.cell.shape != fitting:
             raise ConfigError(
