@@ -294,10 +294,9 @@ def test_what_was_finalized_may_grow_again() -> None:
 
 def test_what_grew_is_shown_as_modules_with_names() -> None:
     plain = grown_classifier().finalize()
-    count = sum(parameter.numel() for parameter in plain[2].fossil_mlp.parameters())
-    assert f"(fossil_mlp): Identity(what grew: mlp, {count} parameters)" in str(plain)
-    assert "(fossil_input_skip): Identity(what grew: input_skip" in str(copy.deepcopy(plain))
-    assert "(fossil_mlp): Identity(what grew: mlp" in str(pickle.loads(pickle.dumps(plain)))
+    for one in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
+        assert "(fossil_mlp): Identity()" in str(one)
+        assert "(fossil_input_skip): Identity()" in str(one)
 
 
 class Branches(nn.ModuleList):
@@ -452,7 +451,7 @@ def grown_stochastic(block: nn.Module, alpha: float = 0.5) -> GrowingModel:
 IN_TURN = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
 
 
-@pytest.mark.parametrize("block", [Stochastic(), AskingStochastic(), IN_TURN], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("block", [Stochastic(), IN_TURN], ids=lambda one: type(one).__name__)
 @pytest.mark.filterwarnings("ignore:'block_copy' in slot")
 def test_a_model_that_is_in_training_has_a_plain_one_with_both_modes(block: nn.Module) -> None:
     model = grown_stochastic(copy.deepcopy(block))
@@ -517,8 +516,8 @@ def test_a_copy_of_torchs_own_block_drops_out_and_takes_masks_in_the_plain_model
     assert torch.equal(plain(*arguments), plain(*arguments))
 
 
-def test_of_a_copy_that_is_a_graph_you_are_warned() -> None:
-    with pytest.warns(UserWarning, match=r"counts with 0\.50: .* as a graph, which neither drops out nor gathers"):
+def test_a_copy_of_a_block_that_may_run_its_children_is_refused() -> None:
+    with pytest.raises(ExportError, match=r"counts with 0\.50 behind a module that runs all its children"):
         grown_stochastic(AskingStochastic()).finalize()
 
 

@@ -249,7 +249,7 @@ def test_blocks_that_depend_on_their_number_are_not_saved_as_others(tmp_path: Pa
     plain: Any = model.finalize()
     assert torch.equal(plain(TOKENS).logits, model(TOKENS).logits)
     for part in (plain, plain.transformer):
-        with pytest.raises(AssertionError, match="blocks depend on their number in another way"):
+        with pytest.raises(KeyError, match="would lose what grew here"):
             part.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -269,7 +269,7 @@ def test_a_block_that_counts_for_less_runs_behind_its_own(name: str, behind: lis
         assert torch.equal(one(TOKENS).logits, model(TOKENS).logits)
         assert torch.equal(generate(one), generate(model))
         assert torch.equal(generate(one), generate(one, use_cache=False))
-        with pytest.raises(AssertionError, match="would lose what grew"):
+        with pytest.raises(KeyError, match="would lose what grew here"):
             one.save_pretrained(tmp_path)
     assert b"esper.growth" not in pickle.dumps(plain)
     plain.train()(TOKENS, labels=TOKENS).loss.backward()

@@ -24,7 +24,7 @@ from esper.growth.frozen import FrozenParts, require_no_checkpointing
 from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
 from esper.growth.look import Look, look
 from esper.growth.positions import list_argument_names
-from esper.growth.pretrained import guard_saving
+from esper.growth.pretrained import refuse_while_growing
 from esper.growth.probe import Arguments, ExampleInput, PlainModule, find_input_place, first_tensor, probe
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
@@ -267,8 +267,8 @@ class GrowingModel(nn.Module):
             self._hooks.append(host.register_forward_pre_hook(self.frozen))
         for last in self.slots.values()[-1:]:
             last.adds_leaf = self.frozen.holds_all(host)
-        # Methods of Hugging Face models that would save the host without its seeds raise an error.
-        self._guards = guard_saving(self)
+        # Methods of Hugging Face models that would save the host without its seeds raise an error until `release`.
+        self._refused = refuse_while_growing(host, self.slots)
         self.tried: tuple[TriedModule, ...] = ()
         """All modules that a grower has planted, with their outcomes, for `summary`."""
         self.hidden = False
@@ -494,9 +494,11 @@ class GrowingModel(nn.Module):
         """Remove the slots from the host, which then computes and learns as before `esper.attach`."""
         # Restore the host: frozen parts learn again, hooks are removed, and the host has its own configuration.
         self.frozen.unfreeze(self.host, training=self.training)
-        for handle in (*self._hooks, *self._guards):
+        for handle in self._hooks:
             handle.remove()
-        self._guards.clear()
+        while self._refused:
+            part, method = self._refused.pop()
+            del vars(part)[method]
         self.depth.restore_config()
         self.copies.released = True
 
@@ -510,7 +512,8 @@ class GrowingModel(nn.Module):
         The copy keeps the host's state-dict keys. A seed becomes a module ``fossil_BLUEPRINT`` in the submodule it
         follows, run by hooks made of torch operations. (If that submodule runs all its children, other than as
         `nn.Sequential` does, the tensors become attributes ``fossil_BLUEPRINT_...`` instead.) The copy trains, copies,
-        pickles, compiles and exports like any module, and its layers keep their fossils when reused elsewhere. Fossils
+        pickles, compiles and exports like any module (but `torch.jit.script` cannot compile its hooks), and its layers
+        keep their fossils when reused elsewhere. Fossils
         that need the network's input are an exception: they work only in the whole model, called like the example
         input, and raise KeyError in a part of it.
 
@@ -519,10 +522,9 @@ class GrowingModel(nn.Module):
         ordinary deeper model. With another weight it runs after its block, with a warning. New hidden units
         (`units_8`) extend the layers between which they grew, at any weight, so the result is an ordinary wider model.
 
-        ``save_pretrained`` and ``push_to_hub``, as of Hugging Face models, raise AssertionError if ``from_pretrained``
-        would lose growth. They work for a model that only became deeper, or wider by the same number of units in each
-        layer, if the configuration can express it. Calls with ``state_dict``, as by Hugging Face's Trainer for
-        checkpoints, only warn: the finalized model can load these.
+        ``save_pretrained`` and ``push_to_hub``, as of Hugging Face models, raise KeyError with a sentence if
+        ``from_pretrained`` would lose growth. They work for a model that only became deeper, or wider by the same
+        number of units in each layer, if the configuration can express it.
 
         Args:
             unfinished: ``keep`` builds in seeds that affect the output (alpha above 0, not isolated), at their current
