@@ -5,7 +5,7 @@
 After every epoch the controller plants, keeps or removes modules, and a picture shows what has grown where. The same
 host is trained on the same minibatches without growth. At the end modules still on trial are judged, and both models
 are measured on test data that nothing else reads. `esper dash`, `esper report RUN` and `esper runs` read the run's
-directory; `esper export` takes the model in it.
+directory.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(
         isolation: With shadow, a seed is first trained behind a frozen host; only for controllers that end this.
         text: UTF-8 file for charlm (default: the text of Python's help).
         run_dir: New folder for the run and the model.
-        export: File for the grown model without Esper: its name ends in .pt2, .onnx or .safetensors.
+        export: File for the grown model without Esper: its name ends in .pt2 or .onnx.
         download: Download the data if they are missing.
         device: Torch device.
     """
@@ -142,7 +142,7 @@ def main(
         esper.save(model, run_dir / "model")
         print(f"model: {run_dir / 'model'}\nrun: {run_dir}")
     if export is not None:
-        esper.export(model.finalize(), next(splits.train.in_order(2)).inputs, export.suffix.removeprefix("."), export)
+        esper.export(model.finalize(), export, next(splits.train.in_order(2)).inputs)
         print(f"exported: {export}")
 
 

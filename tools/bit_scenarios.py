@@ -654,7 +654,7 @@ def blueprints(quick: bool, folder: Path) -> Tree:
 
 @scenario
 def export(quick: bool, folder: Path) -> Tree:
-    """Growing models saved and loaded, finalized, and exported."""
+    """Growing models saved and loaded, and finalized."""
     tree: Tree = {}
     for name in ("conv1d", "resnet", "gpt"):
         problem = PROBLEMS[name]
@@ -663,7 +663,6 @@ def export(quick: bool, folder: Path) -> Tree:
         esper.save(loop.model, folder / f"saved_{name}")
         loaded = esper.load(folder / f"saved_{name}", problem.make(), problem.inputs[:2])
         plain = {way: loop.model.finalize(way).eval() for way in ("keep", "drop")}
-        esper.export(plain["keep"], problem.inputs[:2], "safetensors", folder / f"{name}.safetensors")
         with torch.no_grad():
             tree[name] = {
                 "loaded": describe_tensors(loaded),
@@ -671,14 +670,6 @@ def export(quick: bool, folder: Path) -> Tree:
                     way: {**describe_tensors(one), "outputs": describe(one(problem.inputs[:8]))}
                     for way, one in plain.items()
                 },
-                "weights": describe(load_file(folder / f"{name}.safetensors")),
-            }
-        if not quick:
-            esper.export(plain["keep"], problem.inputs[:2], "pt2", folder / f"{name}.pt2")
-            program = torch.export.load(folder / f"{name}.pt2")
-            tree[name]["pt2"] = {
-                **describe(program.state_dict),
-                "outputs": describe(program.module()(problem.inputs[:8])),
             }
     return tree
 

@@ -296,8 +296,3 @@ HOSTS: Mapping[str, HostKind] = {
     ),
 }
 """The kinds of hosts by name."""
-
-
-def digits_conv() -> tuple[nn.Module, Tensor]:
-    """The host of `python examples/grow.py --task digits --host conv`, and an input, for `esper export --host`."""
-    return ConvNet(1, (8, 16), 10), torch.zeros(2, 1, 8, 8)

@@ -47,7 +47,6 @@ COMMANDS = (
     Command("report", "esper.commands.report:command", "Write the report of a run or a comparison, with figures."),
     Command("dash", "esper.commands.dash:command", "Show runs in the browser, live.", ends=False),
     Command("runs", "esper.commands.runs:command", "List the runs in a folder."),
-    Command("export", "esper.commands.export:command", "Write a grown model as a file that does not need Esper."),
     Command("doctor", "esper.commands.doctor:command", "Check this installation and this machine."),
     Command("bench suite", "esper.commands.bench:measure_suite", "Measure how much control a suite rewards."),
     Command("bench search", "esper.commands.bench:measure_search", "Compare a controller with a search over networks."),

@@ -36,7 +36,7 @@ def run(name: str, **options: Any) -> None:
 
 
 def test_a_host_grows_and_leaves_a_run_that_all_views_read(tmp_path: Path, capsys: Capture) -> None:
-    path, weights = tmp_path / "run", tmp_path / "net.safetensors"
+    path, weights = tmp_path / "run", tmp_path / "net.pt2"
     run("grow", task="digits", host="mlp", controller="heuristic", epochs=3, run_dir=path, export=weights)
     lines = capsys.readouterr().out.splitlines()
     epochs = [line.split(":")[0] for line in lines if line.startswith("epoch")]

@@ -82,6 +82,6 @@ def test_it_grows_is_saved_finalized_and_exported(tmp_path: Path) -> None:
     torch.testing.assert_close(plain(examples()), model(examples()))
     assert not torch.equal(plain(examples()), host()(examples()))
 
-    esper.export(plain, examples(2), "pt2", tmp_path / "net.pt2")
+    esper.export(plain, tmp_path / "net.pt2", examples(2))
     exported = torch.export.load(tmp_path / "net.pt2").module()
     torch.testing.assert_close(exported(examples()), plain(examples()), atol=1e-5, rtol=1e-5)

@@ -72,7 +72,7 @@ def export(model: GrowingModel, folder: Path) -> nn.Module:
     host = model.host
     with torch.enable_grad():
         host(torch.randn(3, 4))
-    esper.export(host, torch.randn(3, 4), "safetensors", folder / "model.safetensors")
+    esper.export(host, folder / "model.pt2", torch.randn(3, 4))
     return host
 
 
