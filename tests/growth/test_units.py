@@ -384,7 +384,7 @@ def test_copies_do_not_keep_the_input_of_a_layer_that_was_called_alone() -> None
     model.host[0](random(4, 5).double().requires_grad_() * 2)
     source = copy.deepcopy(model).slots["2"].source
     assert source is not None
-    assert source.get() is None
+    assert source.inputs is None
 
 
 @pytest.mark.parametrize("case", ["linear", "gated", "norm", "images to features"])

@@ -117,7 +117,7 @@ class PromiseRecorder:
             leaf = torch.zeros_like(features, requires_grad=True)
             features = features + leaf
         first = call.first_argument if self._offers(slot, Context.LAYER) else None
-        source = slot.source.get() if slot.source is not None and self._offers(slot, Context.HIDDEN) else None
+        source = slot.source.inputs if slot.source is not None and self._offers(slot, Context.HIDDEN) else None
         batch = RecordedBatch(
             features.detach()[: self._examples].clone(),
             self._find_inputs(slot, features),

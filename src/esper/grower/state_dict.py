@@ -79,16 +79,15 @@ def replace_seeds(model: GrowingModel, seeds: Mapping[str, Seed]) -> None:
             if slot.name in seeds:
                 slot.plant(seeds[slot.name])
 
-    with model.tap.gate.switching():
-        try:
-            plant_all(seeds)
-        except SlotError:
-            plant_all(former)
-            if optimizer is not None:
-                # Removed parameters have lost their moments.
-                parameters = [parameter for seed in former.values() for parameter in seed.parameters()]
-                optimizer.state.update({key: moments[key] for key in parameters if key in moments})
-            raise
+    try:
+        plant_all(seeds)
+    except SlotError:
+        plant_all(former)
+        if optimizer is not None:
+            # Removed parameters have lost their moments.
+            parameters = [parameter for seed in former.values() for parameter in seed.parameters()]
+            optimizer.state.update({key: moments[key] for key in parameters if key in moments})
+        raise
 
 
 def require_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, Any]]) -> None:

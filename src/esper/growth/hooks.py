@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from esper.errors import SlotError
-from esper.growth.passes import PassGate
 from esper.growth.slot import Slot
 from esper.growth.taps import SourceTap, find_hook_tables, list_named_modules, require_unsharded
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 _FAST_PATH_MODULES = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 """Modules that use another path, with different rounding, if they have no hooks."""
-_EAGER = PassGate()
-"""Counts the contexts in which nothing is compiled, over all models."""
 
 
 def require_attachable(host: nn.Module) -> None:
@@ -92,13 +89,14 @@ def require_called(model: GrowingModel) -> None:
                 )
 
 
-def hide_growth(model: GrowingModel) -> AbstractContextManager[None]:
-    """Context manager in which the host computes without growth, in all threads; several of them may overlap."""
-    return model.tap.gate.share(model, lambda: _hide(model))
-
-
 @contextmanager
-def _hide(model: GrowingModel) -> Generator[None]:
+def hide_growth(model: GrowingModel) -> Generator[None]:
+    """Context manager in which the host computes without growth; see `GrowingModel.without_growth`."""
+    if torch.compiler.is_compiling():  # torch then runs the function uncompiled, unless it is told not to
+        raise SlotError("a compiled function cannot switch growth off: call it within model.without_growth()")
+    if model.hidden:
+        yield
+        return
     with ExitStack() as stack:
         # Configurations do not count grown blocks, and slots return the host's features.
         stack.enter_context(model.depth.without_blocks())
@@ -107,21 +105,14 @@ def _hide(model: GrowingModel) -> Generator[None]:
         if any(isinstance(part, _FAST_PATH_MODULES) for part in model.host.modules()):
             # Without hooks, these modules use their fast path, so outputs are bitwise those before growth. Nothing is
             # compiled meanwhile: hooks have no guards, so a graph without slots would be used with slots afterwards.
-            with suppress(RuntimeError):  # inside a compiled function the hooks must stay
-                stack.enter_context(_EAGER.share("force_eager", _run_eagerly))
+            with suppress(RuntimeError):  # called by a compiled function, where the hooks must stay
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
                 stack.enter_context(_remove_hooks(model))
         model.hidden = True
         try:
             yield
         finally:
             model.hidden = False
-
-
-def _run_eagerly() -> AbstractContextManager[None]:
-    """Context manager in which nothing is compiled and compiled code does not run."""
-    if torch.compiler.is_compiling():
-        raise RuntimeError("a function that is compiled cannot run eagerly")
-    return torch.compiler.set_stance("force_eager")
 
 
 @contextmanager

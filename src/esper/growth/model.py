@@ -33,7 +33,6 @@ from esper.growth.taps import (
     GROWING_ADVICE,
     InputTap,
     OutputTap,
-    PassEnd,
     list_named_modules,
     require_unsharded,
     require_untraced,
@@ -178,7 +177,7 @@ class GrowingModel(nn.Module):
 
     ``host`` is the original module with its own state-dict keys; keys of seeds are under ``slots``. The class is named
     after the host's class, and its ``forward`` has the host's signature. Other public attributes and methods, such as
-    ``config`` or ``generate``, are taken from the host.
+    ``config`` or ``generate``, are taken from the host. Call it from one thread at a time.
 
     After `release`, or if a submodule with a slot was replaced, `finalize`, `mirror`, ``state_dict``, copies and
     pickles raise SlotError, since growth would be lost.
@@ -255,7 +254,6 @@ class GrowingModel(nn.Module):
             if slot.source is not None:  # of layers with the same input, the first has the hook
                 maker = host.get_submodule(slot.makers[0])
                 self._hooks.append(maker.register_forward_pre_hook(slot.source, with_kwargs=True))
-        self._hooks.append(host.register_forward_hook(PassEnd(self.tap), always_call=True))
         self.slots = Slots(slots_by_name)
         self.training = host.training
         self.slots.train(host.training)
@@ -320,9 +318,7 @@ class GrowingModel(nn.Module):
         require_untraced()
         if torch.compiler.is_compiling():
             self.compilations.record_graph()
-            return self.host(*arguments, **keywords)
-        with self.tap.gate.passing():
-            return self.host(*arguments, **keywords)
+        return self.host(*arguments, **keywords)
 
     def __prepare_scriptable__(self) -> Self:
         """Raise an error for `torch.jit.script`, which calls this method first."""
@@ -341,9 +337,8 @@ class GrowingModel(nn.Module):
         differently if a gradient is needed: compare them under `torch.no_grad`. Models with such layers run uncompiled
         in the block.
 
-        It affects all threads, until the last of several blocks ends. Entering and leaving wait for forward passes of
-        other threads. With activation checkpointing, run forward and backward on the same side of the block. Nothing
-        may be planted, removed or saved within the block.
+        With activation checkpointing, run forward and backward on the same side of the block. Nothing may be planted,
+        removed or saved within the block.
         """
         return hide_growth(self)
 

@@ -17,7 +17,7 @@ from esper.growth.batch_means import Reduction, find_reduction
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
-from esper.growth.taps import InputTap, find_features, holds_features, replace_features
+from esper.growth.taps import find_features, holds_features, replace_features
 from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
 
 _CALLER = 5
@@ -29,17 +29,8 @@ def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     """Context manager in which ``seeds`` of ``network`` are at full weight, and passes have no side effects.
 
     Changes of buffers are undone, and random generators are restored. The buffers are other tensors within the context,
-    so a pass from before it can still be differentiated after it. Feature hooks of slots are off. The context starts
-    and ends between the passes of other threads.
+    so a pass from before it can still be differentiated after it. Feature hooks of slots are off.
     """
-    context = _leave_no_trace(network, seeds)
-    gate = next((module.gate for module in network.modules() if isinstance(module, InputTap)), None)
-    with context if gate is None else gate.between_passes(context):  # a network without slots has no gate
-        yield
-
-
-@contextmanager
-def _leave_no_trace(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:
     # Passes write to clones of the buffers, and no hook records them.
     feature_hooks = [(module, module.feature_hook) for module in network.modules() if isinstance(module, Slot)]
     for slot, _ in feature_hooks:

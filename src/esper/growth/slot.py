@@ -85,7 +85,7 @@ class Slot(GrowthHook):
         self.copies = copies
         self.compilations = compilations
         self.depth = depth
-        self.source = None if site.hidden is None else SourceTap(tap.gate)
+        self.source = None if site.hidden is None else SourceTap()
         """Records the input of the layers that compute the hidden units before the slot's layer, if units may grow."""
         self.makers: tuple[str, ...] = () if site.hidden is None else site.hidden.names
         """Names of the layers that compute these hidden units."""
@@ -111,13 +111,8 @@ class Slot(GrowthHook):
         call = LayerCall(arguments, keywords)
         if torch.compiler.is_compiling():
             self.compilations.count_trace()
-            return self._compute(module, call, output)
-        self.compilations.uncompiled += 1
-        with self.tap.gate.passing():  # also if a part of the host is called alone
-            return self._compute(module, call, output)
-
-    def _compute(self, module: nn.Module, call: LayerCall, output: Any) -> Any:
-        """The slot's output after this call of its layer."""
+        else:
+            self.compilations.uncompiled += 1
         occupant, features = self.occupant, cast("Tensor", find_features(output))
         if occupant is not None:
             features = self._run(occupant, module, call, features)
@@ -127,7 +122,7 @@ class Slot(GrowthHook):
         if not torch.compiler.is_compiling() and self.feature_hook is not None:
             features = self.feature_hook(self, call, features)
         if self.source is not None:
-            self.source.clear()
+            self.source.inputs = None
         return replace_features(output, features)
 
     def _run(self, occupant: SlotModule, module: nn.Module, call: LayerCall, output: Tensor) -> Tensor:
@@ -159,7 +154,7 @@ class Slot(GrowthHook):
             case Context.CALL:
                 inputs = call
             case Context.HIDDEN:
-                inputs = None if self.source is None else self.source.get()
+                inputs = None if self.source is None else self.source.inputs
                 if inputs is None:
                     raise SlotError(
                         f"the layer that slot {self.name!r} follows was called without those that make its hidden units"
@@ -262,10 +257,9 @@ class Slot(GrowthHook):
         self.convert_seed(seed)
         synchronize_seed(seed, self.name, self.depth.host.get_submodule(self.name))
         # Update all that follow growth: configurations, the optimizer, and copies.
-        with self.tap.gate.switching():
-            self.depth.set_block(self.name, seed.blueprint.find_block())
-            self.ownership.add_parameters(self.name, list(seed.parameters()))
-            self._set_module(seed)
+        self.depth.set_block(self.name, seed.blueprint.find_block())
+        self.ownership.add_parameters(self.name, list(seed.parameters()))
+        self._set_module(seed)
         self.copies.sync_seed_change(self)
         return seed
 
@@ -298,10 +292,9 @@ class Slot(GrowthHook):
         """
         self.require_not_disabled()
         if self.seed is not None:
-            with self.tap.gate.switching():
-                self.ownership.remove_parameters(self.name, list(self.seed.parameters()))
-                self._set_module(None)
-                self.depth.set_block(self.name, None)
+            self.ownership.remove_parameters(self.name, list(self.seed.parameters()))
+            self._set_module(None)
+            self.depth.set_block(self.name, None)
             self.copies.sync_seed_change(self)
 
     def fossilize(self) -> None:
@@ -323,28 +316,22 @@ class Slot(GrowthHook):
         seed = self._require_seed()
         if seed.fossilized:
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
-        with self.tap.gate.switching():
-            seed.alpha.fill_(alpha)
+        seed.alpha.fill_(alpha)
         self.copies.sync_slot(self)
 
-    def disabled(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def disabled(self) -> Generator[None]:
         """Context manager in which the slot returns the host's features unchanged; parameters stay in the optimizer.
 
-        This applies to all threads, until the last of several such contexts ends, and to whole forward passes: running
-        passes of other threads end first. Changes of the model's dtype, device and mode within the context are applied
-        to the seed afterwards.
+        Changes of the model's dtype, device and mode within the context are applied to the seed afterwards.
         """
-        return self.tap.gate.share(self, self._disable)
-
-    @contextmanager
-    def _disable(self) -> Generator[None]:
         occupant, placement = self.occupant, self._placement
         self._disabled.append(occupant)
         self._set_module(None)
         try:
             yield
         finally:
-            self._disabled.clear()
+            self._disabled.pop()
             self._set_module(occupant)
             if self.seed is not None and self._placement != placement:
                 self.convert_seed(self.seed)
@@ -367,19 +354,16 @@ class Slot(GrowthHook):
             )
 
     def temporary_alpha(self, alpha: float) -> AbstractContextManager[None]:
-        """Context manager in which the seed takes part with ``alpha``, in isolation or not, in all threads.
+        """Context manager in which the seed takes part with ``alpha``, in isolation or not.
 
         Raises:
             SlotError: there is no seed.
         """
-        return self.tap.gate.between_passes(self._require_seed().temporary_alpha(alpha))
-
-    def temporary_seed(self, seed: Seed) -> AbstractContextManager[None]:
-        """Context manager in which ``seed`` is in this free slot, without adding it to the optimizer and to copies."""
-        return self.tap.gate.between_passes(self._hold_seed(seed))
+        return self._require_seed().temporary_alpha(alpha)
 
     @contextmanager
-    def _hold_seed(self, seed: Seed) -> Generator[None]:
+    def temporary_seed(self, seed: Seed) -> Generator[None]:
+        """Context manager in which ``seed`` is in this free slot, without adding it to the optimizer and to copies."""
         assert self.occupant is None
         self.depth.set_block(self.name, self.convert_seed(seed).blueprint.find_block())
         self._set_module(seed)

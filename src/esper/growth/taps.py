@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.errors import ExportError, SlotError
-from esper.growth.passes import PassGate
-from esper.growth.positions import NO_HINTS, PositionHints, find_hints
+from esper.growth.positions import NO_HINTS, find_hints
 
 
 class GrowthHook(nn.Module):
@@ -123,24 +122,19 @@ class InputTap(nn.Module):
         super().__init__()
         self.place = place
         self.names = names
-        self.gate = PassGate()
-        """The running passes, each with its own input; changes of growth wait for them."""
-        self._hints = NO_HINTS
+        self.hints = NO_HINTS
+        """Masks and caches of the last forward pass."""
         self._inputs: Tensor | None = None
         self.pass_counters: list[PassCounter] = []
         """Counters that are called in every forward pass, except compiled ones."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
-        running = None if torch.compiler.is_compiling() else self.gate.begin_host()
         # Find the input as in the example input, or as the first tensor.
         places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
         tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
-        hints = find_hints(self.names, arguments, keywords)
-        self._hints = hints
+        self.hints = find_hints(self.names, arguments, keywords)
         inputs = tensors.get(self.place, next(iter(tensors.values()))) if tensors else None
-        if running is not None:
-            running.inputs, running.hints = inputs, hints
         if inputs is not None:
             self._inputs = inputs
             # Counters run Python code, which would break a graph.
@@ -157,65 +151,37 @@ class InputTap(nn.Module):
         """Drop the input of the last forward pass."""
         self._inputs = None
 
-    @property
-    def hints(self) -> PositionHints:
-        """Masks and caches of the forward pass of this thread, or else of the last one."""
-        running = None if torch.compiler.is_compiling() else self.gate.running
-        return self._hints if running is None or running.hints is None else running.hints
-
     def get_inputs(self) -> Tensor:
-        """The input of the forward pass of this thread, or else of the last one.
+        """The input of the last forward pass.
 
         Raises:
             SlotError: the host was not called yet.
         """
-        running = None if torch.compiler.is_compiling() else self.gate.running
-        inputs = self._inputs if running is None or running.inputs is None else running.inputs
-        if inputs is None:
+        if self._inputs is None:
             raise SlotError("a seed needs the network's input, but the host has not been called: call the whole host")
-        return inputs
+        return self._inputs
 
     def __getstate__(self) -> dict[str, Any]:
         # An input in an autograd graph can be neither copied nor pickled, and files should not contain data.
-        return {**self.__dict__, "_inputs": None, "_hints": NO_HINTS, "pass_counters": []}
+        return {**self.__dict__, "_inputs": None, "hints": NO_HINTS, "pass_counters": []}
 
 
 class SourceTap(GrowthHook):
     """Forward pre-hook of a layer that computes hidden units; keeps its input until the next layer has been called.
 
     Copies of the model do not have the input.
-
-    Args:
-        gate: The gate of the model, which keeps a separate input for each thread.
     """
 
-    def __init__(self, gate: PassGate) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.gate = gate
-        self._inputs: Tensor | None = None
+        self.inputs: Tensor | None = None
+        """The input of the last call; None once the next layer has been called."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        inputs: Any = next(iter((*arguments, *keywords.values())), None)
-        running = None if torch.compiler.is_compiling() else self.gate.running
-        if running is None:  # compiled, or a part of the host is called alone
-            self._inputs = inputs
-        else:
-            running.sources[self] = inputs
-
-    def get(self) -> Tensor | None:
-        """The input of the last call in this thread; None if there was none since `clear`."""
-        running = None if torch.compiler.is_compiling() else self.gate.running
-        return self._inputs if running is None else running.sources.get(self, self._inputs)
-
-    def clear(self) -> None:
-        """Drop the input of the last call in this thread."""
-        running = None if torch.compiler.is_compiling() else self.gate.running
-        if running is not None:
-            running.sources.pop(self, None)
-        self._inputs = None
+        self.inputs = next(iter((*arguments, *keywords.values())), None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_inputs": None}
+        return {**self.__dict__, "inputs": None}
 
 
 class OutputTap:
@@ -233,17 +199,6 @@ class OutputTap:
         if outputs or not tensors:
             for counter in self.tap.pass_counters:
                 counter.count_backward(outputs)
-
-
-class PassEnd:
-    """Last forward hook of the host, which marks the end of the pass; it is also called after an error."""
-
-    def __init__(self, tap: InputTap) -> None:
-        self.tap = tap
-
-    def __call__(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self.tap.gate.end_host()
 
 
 def find_tensors(value: Any) -> Iterator[Tensor]:
