@@ -372,8 +372,8 @@ MUTATIONS = (
     Mutation(
         "entropy is summed over heads",
         "rl/ppo.py",
-        "(entropies * (weights * active / active.sum().clamp(min=1))).sum()",
-        "(entropies * (weights * active)).sum()",
+        "(figures * (weights * active / active.sum().clamp(min=1))).sum()",
+        "(figures * (weights * active)).sum()",
         "D28",
     ),
     Mutation(
@@ -523,8 +523,8 @@ MUTATIONS = (
     Mutation(
         "a head's largest deviation is that of the first chunk",
         "rl/ppo.py",
-        "head_deviation=columns.head_deviation.amax(0)",
-        "head_deviation=columns.head_deviation[0]",
+        "torch.stack(column).amax(0), largest",
+        "torch.stack(column)[0], largest",
         rooms="rl",
     ),
     Mutation(
