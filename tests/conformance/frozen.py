@@ -25,5 +25,7 @@ KINDS = (
         frozen=True,
     ),
     replace(_TIED, name="deeper", slots={"blocks.0": ["block_copy"], "norm": ["lowrank"]}),
-    replace(_TIED, name="frozen_and_deeper", slots={"blocks.0": ["block_copy"], "head": ["lora"]}, frozen=True),
+    replace(
+        _TIED, name="frozen_and_deeper", slots={"blocks.0": ["block_copy"], "blocks.1.mlp.0": ["lora"]}, frozen=True
+    ),
 )

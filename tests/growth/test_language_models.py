@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import esper
 import tiny_transformers
-from esper.errors import SlotError
+from esper.errors import ExportError, SlotError
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 
@@ -380,3 +380,42 @@ def test_a_copy_of_a_block_that_checkpoints_is_given_no_cache_where_only_it_is_i
     with pytest.raises(SlotError, match="a GPT2Block with gradient checkpointing got a cache"):
         model(TOKENS, labels=TOKENS)
     model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
+
+
+TIED: dict[str, Callable[[], nn.Module]] = {
+    "gpt2": HOSTS["gpt2"][0],
+    "llama": HOSTS["llama tied"][0],
+    "gemma": tiny_transformers.gemma,
+    "opt": tiny_transformers.opt,
+    "bert": tiny_transformers.bert_language_model,
+    "t5": lambda: tiny_transformers.t5(vocab_size=23),
+    "bart": tiny_transformers.bart,
+}
+"""Hosts whose head shares the weight of one embedding or several."""
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_an_update_of_a_tied_head_is_refused_until_it_is_untied(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    host: Any = TIED[name]().eval()
+    slot = next(path for path, module in host.named_modules() if module is host.get_output_embeddings())
+    example: Any = (
+        {"input_ids": TOKENS, "decoder_input_ids": TOKENS} if name in ("t5", "bart") else {"input_ids": TOKENS}
+    )
+    model = esper.attach(host, {slot: ["lora_4"]}, example, freeze_host=True)
+    plant(model, slot)
+    model.slots[slot].fossilize()
+    with pytest.raises(
+        ExportError, match=f"'lora_4' in slot '{slot}' cannot change only one of .* which share a weight"
+    ):
+        model.finalize()
+    head = host.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    host.config.tie_word_embeddings = False
+    plain: Any = model.finalize()
+    expected = model(**example).logits
+    torch.testing.assert_close(plain(**example).logits, expected, rtol=1e-4, atol=1e-3)
+    if name not in ("t5", "bart"):  # whose embeddings one setting ties to each other, too
+        plain.save_pretrained(tmp_path)
+        loaded = type(plain).from_pretrained(tmp_path).eval()
+        torch.testing.assert_close(loaded(**example).logits, expected, rtol=1e-4, atol=1e-3)

@@ -102,7 +102,7 @@ def test_names_say_the_rank() -> None:
     assert LoRA.rank == 8
 
 
-def test_a_shared_weight_is_not_changed_elsewhere() -> None:
+def test_an_update_of_a_shared_weight_is_refused_until_it_is_untied() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -118,9 +118,29 @@ def test_a_shared_weight_is_not_changed_elsewhere() -> None:
     seed = model.slots["head"].germinate("lora", alpha=1.0)
     nn.init.normal_(seed.blueprint.outer)
     model.slots["head"].fossilize()
+    with pytest.raises(
+        ExportError, match="'lora' in slot 'head' cannot change only one of embedding.weight and head.weight"
+    ):
+        model.finalize()
+    model.host.head.weight = nn.Parameter(model.host.head.weight.detach().clone())
     plain = model.finalize()
     torch.testing.assert_close(plain(indices), model(indices))
     assert torch.equal(plain.embedding.weight, model.host.embedding.weight)
+
+
+@pytest.mark.parametrize("readers", [("0", "2"), ("0", "4")], ids=["both layers", "one layer and another"])
+def test_units_between_layers_that_share_a_weight_are_refused(readers: tuple[str, str]) -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    first, second = (net.get_submodule(name) for name in readers)
+    second.weight = first.weight
+    x = torch.randn(4, 6)
+    model = esper.attach(net, {("0", "2"): ["units_4"]}, x)
+    model.slots["2"].germinate("units_4", alpha=1.0)
+    model.slots["2"].fossilize()
+    with pytest.raises(ExportError, match="which share a weight"):
+        model.finalize()
+    second.weight = nn.Parameter(second.weight.detach().clone())
+    torch.testing.assert_close(model.finalize()(x), model(x))
 
 
 @pytest.mark.parametrize(

@@ -412,6 +412,7 @@ def test_a_host_with_equal_tensors_that_computes_something_else_is_refused(
     assert torch.equal(load(tmp_path, make(), x).eval()(x), model.eval()(x))
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("freeze", [False, True])
 @pytest.mark.parametrize("change", [{"rope_theta": 500.0}, {"rms_norm_eps": 1e-2}])
 def test_a_language_model_of_another_configuration_is_refused(

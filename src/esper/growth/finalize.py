@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
 from enum import StrEnum
@@ -25,7 +26,6 @@ from esper.growth.seed import Seed
 from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.growth.taps import find_tensors, list_named_modules
-from esper.growth.tying import TiedWeights
 from esper.growth.widening import widen_configurations
 from esper.lifecycle.rules import Isolation
 from esper.numerics.module_state import keep_modes
@@ -67,7 +67,9 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     grown.release()
     host = grown.host
     # Fold in the seeds, slot by slot. Inserted blocks change the names of the blocks after them.
-    tied = TiedWeights(host)
+    shared: dict[int, list[str]] = defaultdict(list)
+    for key, weight in host.named_parameters(remove_duplicate=False):
+        shared[id(weight)].append(key)
     names = {name: name for name in kept}
     blocks: dict[str, nn.Module] = {}
     by_way: dict[Folded, list[str]] = {way: [] for way in Folded}
@@ -77,6 +79,13 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
         slot, seed = grown.slots[name], grown.seeds[name]
         way = seed.blueprint.fold(host, names[name], float(seed.alpha))
         by_way[way].append(name)
+        for keys in shared.values() if way in (Folded.MERGED, Folded.WIDENED) else ():
+            if len({id(host.get_parameter(key)) for key in keys}) > 1:
+                raise ExportError(
+                    f"{seed.blueprint.name!r} in slot {name!r} cannot change only one of {' and '.join(keys)}, which "
+                    "share a weight: give each its own in model.host, and set its config.tie_word_embeddings to False "
+                    "if it has that, or prune the seed"
+                )
         if way is Folded.INSERTED:
             names = {other: _shift_path(path, names[name]) for other, path in names.items()}
         if way is Folded.NOT:
@@ -91,7 +100,6 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     depth = DepthTracker(host)
     for name, block in blocks.items():
         depth.set_block(names[name], block)
-    losing = tied.untie()
     hidden = {names[name]: grown.slots[name].site.hidden for name in by_way[Folded.WIDENED]}
     widen_configurations(host, {name: part for name, part in hidden.items() if part is not None})
     # Check the results, which depend on how the host's own code uses containers and weights.
@@ -99,7 +107,7 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     if ways:
         _require_equal(model, host, kept, ways)
     changed = [name for way, slots in by_way.items() if way is not Folded.MERGED for name in slots]
-    refuse_saving(host, [names[name] for name in changed], losing)
+    refuse_saving(host, [names[name] for name in changed])
     return host
 
 

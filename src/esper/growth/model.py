@@ -531,7 +531,7 @@ class GrowingModel(nn.Module):
             ConfigError: ``unfinished`` has another value.
             SlotError: there are unfinished seeds and ``unfinished`` is ``raise``; or a slot is no longer called.
             ExportError: `torch.export` cannot trace a seed's blueprint; a copy of a block cannot follow it, because
-                their container is not run module by module; a weight that was extended is also read elsewhere; or the
-                host's code depends on its original number of hidden units.
+                their container is not run module by module; a weight that would change is shared, or also read
+                elsewhere; or the host's code depends on its original number of hidden units.
         """
         return finalize(self, Unfinished(unfinished))

@@ -6,7 +6,7 @@ import copy
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -38,15 +38,13 @@ def _raise_lost(*_: Any, **__: Any) -> NoReturn:
     raise ExportError(_LOST)
 
 
-def refuse_saving(plain: nn.Module, changed: Iterable[str], losing: Collection[nn.Module]) -> None:
+def refuse_saving(plain: nn.Module, changed: Iterable[str]) -> None:
     """Make the methods that save parts of ``plain`` raise a KeyError with a sentence, without Esper.
 
-    These are the parts with one of the ``changed`` submodules that ``from_pretrained`` would build in another way, and
-    the parts ``losing``, which would tie a changed weight again.
+    These are the parts with one of the ``changed`` submodules that ``from_pretrained`` would build in another way.
     """
-    places = [*changed, *(name for name, part in list_named_modules(plain) if part in losing)]
-    for part, method in _list_methods(plain, places):
-        if part in losing or not is_built_alike(part):
+    for part, method in _list_methods(plain, changed):
+        if not is_built_alike(part):
             graph = fx.Graph()
             _, keywords = graph.placeholder("*arguments"), graph.placeholder("**keywords")
             graph.output(graph.call_function(operator.getitem, (keywords, _LOST)))
