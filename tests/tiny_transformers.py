@@ -46,12 +46,6 @@ def qwen2(**settings: Any) -> nn.Module:
     return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**_DECODER, **window, **settings}))
 
 
-def mistral(**settings: Any) -> nn.Module:
-    """A language model of two layers."""
-    transformers = pytest.importorskip("transformers")
-    return transformers.MistralForCausalLM(transformers.MistralConfig(**{**_DECODER, **settings}))
-
-
 def gemma(**settings: Any) -> nn.Module:
     """A language model of two layers with tied embeddings."""
     transformers = pytest.importorskip("transformers")
@@ -84,17 +78,6 @@ def bert_language_model(**settings: Any) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     layers = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     return transformers.BertForMaskedLM(transformers.BertConfig(**{**layers, "vocab_size": 23, **settings}))
-
-
-def llava() -> nn.Module:
-    """A language model with tied embeddings that may be given images; its text has a configuration within another."""
-    transformers = pytest.importorskip("transformers")
-    layers = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    vision = {"model_type": "clip_vision_model", "image_size": 8, "patch_size": 4, "projection_dim": 16, **layers}
-    text = transformers.LlamaConfig(**{**_DECODER, "tie_word_embeddings": True}).to_dict()
-    return transformers.LlavaForConditionalGeneration(
-        transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=22, tie_word_embeddings=True)
-    )
 
 
 def bart() -> nn.Module:
