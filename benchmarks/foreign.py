@@ -71,13 +71,15 @@ class Run:
     """One of `ARMS` but `LONGER`, which is the bare model for more epochs; or a controller, FILE.py:NAME."""
     seed: int
     epochs: int
+    auto: bool = False
+    """Whether to offer every blueprint that fits instead of the owner's."""
 
     def locate(self, folder: Path) -> Path:
         """The file of its result, which differs for every version of a controller's file."""
         arm = self.arm
         if is_in_file(arm):
             arm = f"{arm.rpartition(':')[2]}-{hash_file(arm)[:12]}"
-        return folder / self.problem / f"{arm}-seed{self.seed}-epochs{self.epochs}.json"
+        return folder / self.problem / ("auto" if self.auto else "") / f"{arm}-seed{self.seed}-epochs{self.epochs}.json"
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def main(
     arms: tuple[str, ...] = ARMS,
     controller: str | None = None,
     workers: int = 1,
+    auto: bool = False,
 ) -> None:
     """Train, compare, print.
 
@@ -132,6 +135,7 @@ def main(
         arms: Ways to train; the bare model is always trained, since all others are compared with it.
         controller: Another arm: a controller, FILE.py:NAME.
         workers: Runs at a time, each in a process of its own.
+        auto: Offer every blueprint that fits ("auto") in each slot instead of those that the model's owner would name.
     """
     names = models or HALVES[half]
     for what, given, known in (("model", names, HALVES[half]), ("arm", arms, ARMS)):
@@ -148,7 +152,7 @@ def main(
     # First every arm for its own epochs, then the bare models that train for longer.
     ways = [arm for arm in (BARE, *arms) if arm != LONGER] + ([controller] if controller else [])
     planned = [
-        Run(name, arm, seed, PROBLEMS[name].recipe.epochs)
+        Run(name, arm, seed, PROBLEMS[name].recipe.epochs, auto)
         for name in names
         for seed in seeds
         for arm in dict.fromkeys(ways)
@@ -158,7 +162,7 @@ def main(
     if LONGER in arms:
         found = {(one.problem, one.arm, one.seed): one for one in results}
         longer = [
-            Run(name, BARE, seed, match_epochs(found[name, BARE, seed], found[name, rule, seed]))
+            Run(name, BARE, seed, match_epochs(found[name, BARE, seed], found[name, rule, seed]), auto)
             for name in names
             for seed in seeds
         ]
@@ -216,7 +220,8 @@ def train(run: Run) -> Result:
     splits = problem.data(run.seed)
     # First weights, dropout and other noise come from torch's global generator, as in any script.
     torch.manual_seed(run.seed)
-    model = esper.attach(problem.build(), problem.slots, splits.train.select(slice(2)).inputs)
+    slots = dict.fromkeys(problem.slots, "auto") if run.auto else problem.slots
+    model = esper.attach(problem.build(), slots, splits.train.select(slice(2)).inputs)
     if run.arm == EVERYTHING:
         plant_largest(model, run.seed)
     optimizer = recipe.make_optimizer(model.parameter_groups(lr=recipe.learning_rate))

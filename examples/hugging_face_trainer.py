@@ -39,8 +39,10 @@ def fitted(model: nn.Module, parameters: object, *, grow: bool) -> nn.Module:
 test = sequences(256, seed=2)
 bare = network()
 fitted(bare, bare.parameters(), grow=False)
-# Attention, too, since no sequence here is padded, and none is generated with a cache.
-model = esper.attach(network(), {"transformer.h.0": ["mlp", "attention"]}, example_input=test[:2], apart=False)
+# Attention must be named. It needs a model that neither masks padding nor caches the past.
+host = network()
+host.config.use_cache = False
+model = esper.attach(host, {"transformer.h.0": ["mlp", "attention"]}, example_input=test[:2])
 fitted(model, model.parameter_groups(), grow=True)
 print(model.summary())
 print(f"accuracy without growth {score(bare, test)[1]:.3f}, with growth {score(model, test)[1]:.3f}")

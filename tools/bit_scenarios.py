@@ -303,6 +303,11 @@ def draw_sequences(count: int, length: int, vocabulary: int) -> Tensor:
     return tokens
 
 
+CAUSAL = ["attention", "lowrank", "lowrank_8", "mlp", "mlp_wide", "norm"]
+MIXING = sorted([*CAUSAL, "gate", "token_conv", "token_mix"])
+"""What fits tokens, those that mix positions included."""
+
+
 def list_problems() -> dict[str, Problem]:
     """All hosts by name."""
     points, signals, images = draw(256, 6, seed=1), draw(256, 2, 16, seed=2), draw(256, 2, 8, 8, seed=3)
@@ -312,9 +317,9 @@ def list_problems() -> dict[str, Problem]:
         "mlp": Problem(make_mlp, {"1": "auto", "3": "auto"}, points, label(points, 4)),
         "conv1d": Problem(make_conv1d, {"1": "auto", "3": "auto"}, signals, label(signals, 4)),
         "resnet": Problem(make_resnet, {"3": "auto", "4": "auto"}, images, label(images, 4)),
-        "vit": Problem(ViT, {r"re:blocks\.\d": "auto"}, images, label(images, 4)),
+        "vit": Problem(ViT, {r"re:blocks\.\d": MIXING}, images, label(images, 4)),
         "gpt": Problem(
-            GPT, {"blocks.0": deeper, "blocks.1": "auto"}, text[:, :-1], text[:, 1:], "language_modelling", 12
+            GPT, {"blocks.0": deeper, "blocks.1": CAUSAL}, text[:, :-1], text[:, 1:], "language_modelling", 12
         ),
     }
 

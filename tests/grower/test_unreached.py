@@ -143,17 +143,17 @@ def test_a_seed_without_a_gradient_is_not_kept_by_finish_where_growth_is_free() 
 
 def find_places(host: Host) -> dict[str, str | tuple[str, str]]:
     """By blueprint, a slot of the host that can have it, or the two layers that it grows between."""
-    probed = esper.attach(host.network(), host.places, host.arguments(), apart=host.apart)
+    probed = esper.attach(host.network(), host.places, host.arguments())
     places: dict[str, str | tuple[str, str]] = {
         kind.name: name for name in host.slots for kind in for_site(probed.slots[name].site)
     }
     for slot in host.slots:  # where it is offered only on request, as attaching takes longer then
         with contextlib.suppress(SlotError):
-            esper.attach(host.network(), {slot: ["block_zero"]}, host.arguments(), apart=host.apart)
+            esper.attach(host.network(), {slot: ["block_zero"]}, host.arguments())
             places["block_zero"] = slot
     for pair in itertools.pairwise(host.slots):
         with contextlib.suppress(SlotError):
-            esper.attach(host.network(), {pair: ["units"]}, host.arguments(), apart=host.apart)
+            esper.attach(host.network(), {pair: ["units"]}, host.arguments())
             places["units"] = pair
     return places
 
@@ -165,7 +165,7 @@ EVERY_SLOT = np.ones((1, 1), np.bool_)
 def test_a_gradient_reaches_every_blueprint_unless_it_is_frozen(host: Host) -> None:
     for blueprint, place in find_places(host).items():
         for frozen in (False, True):
-            model = esper.attach(host.network(), {place: [blueprint]}, host.arguments(), apart=host.apart)
+            model = esper.attach(host.network(), {place: [blueprint]}, host.arguments())
             (slot,) = model.slots.values()
             slot.germinate(blueprint, torch.Generator().manual_seed(0), alpha=0.5)
             optimizer = torch.optim.SGD(model.parameter_groups(lr=1e-3))

@@ -213,8 +213,6 @@ class Host:
     causal: bool = False
     fused: bool = False
     """Whether torch has a kernel for whole layers that it uses only where nobody hooks them; it rounds differently."""
-    apart: bool | None = None
-    """As for `attach`."""
 
     def network(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -230,7 +228,7 @@ class Host:
         return model
 
     def attached(self) -> GrowingModel:
-        return attach(self.network(), self.places, self.arguments(), apart=self.apart)
+        return attach(self.network(), self.places, self.arguments())
 
 
 def stir(model: GrowingModel, slot: str, blueprint: str, alpha: float = 0.7) -> None:
@@ -285,7 +283,7 @@ HOSTS: tuple[Any, ...] = (
     Host(
         "vit",
         VisionTransformer,
-        {r"re:blocks\.\d+": "auto"},
+        {r"re:blocks\.\d+": ["attention", "gate", "lowrank", "mlp", "norm", "token_mix"]},
         ("blocks.0", "blocks.1"),
         "attention",
         lambda: numbers(3, 8, 8),
@@ -319,17 +317,24 @@ HOSTS: tuple[Any, ...] = (
         fused=True,
     ),
     Host("unet", UNet, ["down", "bottom", "merge"], ("down", "bottom", "merge"), "depthwise", lambda: numbers(3, 8, 8)),
-    Host("gpt", TinyGpt, {r"re:blocks\.\d": "auto"}, ("blocks.0", "blocks.1"), "attention", text, causal=True),
+    Host(
+        "gpt",
+        TinyGpt,
+        {r"re:blocks\.\d": ["attention", "lowrank", "mlp", "norm"]},
+        ("blocks.0", "blocks.1"),
+        "attention",
+        text,
+        causal=True,
+    ),
     pytest.param(
         Host(
             "gpt2",
             gpt2,
-            {r"re:.*\.h\.\d": "auto"},
+            {r"re:.*\.h\.\d": ["attention", "lowrank", "mlp", "norm"]},
             ("transformer.h.0", "transformer.h.1"),
-            "attention",
+            "mlp",
             lambda: {"input_ids": text(), "use_cache": False},
             causal=True,
-            apart=False,
         ),
         marks=pytest.mark.slow,
     ),

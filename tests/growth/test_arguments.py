@@ -58,7 +58,6 @@ CASES: dict[str, Case] = {
             "slots": (),
             "example_input": (VECTOR,),
             "causal": (NONE, TRUTH),
-            "apart": (NONE, TRUTH),
             "freeze_host": (TRUTH, LIST),
         },
     ),

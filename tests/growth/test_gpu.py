@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("full_float32")
 
 def grow(host: Host, device: torch.device) -> GrowingModel:
     """Attached and grown on the device."""
-    model = attach(host.network().to(device), host.places, move(host.arguments(), device), apart=host.apart)
+    model = attach(host.network().to(device), host.places, move(host.arguments(), device))
     for index, name in enumerate(host.slots):
         stir(model, name, host.blueprint if index == 0 else "norm")
     return model
@@ -75,7 +75,7 @@ def test_promises_are_those_of_the_cpu(host: Host) -> None:
     rows: list[dict[tuple[str, str], float]] = []
     for device in (CPU, GPU):
         arguments = move(host.arguments(), device)
-        model = attach(host.network().to(device), host.places, arguments, apart=host.apart)
+        model = attach(host.network().to(device), host.places, arguments)
         looked = model.look(example_losses, [arguments], draws=2)
         rows.append({(row.slot, row.blueprint): row.promise_held_out for row in looked.rows})
     assert rows[1] == pytest.approx(rows[0], rel=0.02, abs=2e-3)

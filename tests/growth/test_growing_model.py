@@ -73,7 +73,7 @@ def test_a_dormant_slot_passes_the_very_tensor() -> None:
 
 @pytest.mark.parametrize("blueprint", ["mlp", "attention", "input_skip", "norm"])
 def test_a_seed_is_the_identity_at_birth_and_at_alpha_zero(blueprint: str) -> None:
-    model = growing()
+    model = GrowingModel(host(), {"layer1.linear": [blueprint]}, inputs())
     expected = model(inputs())
     model.slots["layer1.linear"].germinate(blueprint, generator()).alpha.fill_(1.0)
     assert torch.equal(model(inputs()), expected)

@@ -1,9 +1,10 @@
-"""What grows where padding is masked or the past is cached keeps positions apart, or is refused."""
+"""What grows on tokens treats each position separately unless named; with masks and caches it is refused."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import tiny_transformers
-from esper.errors import SlotError
+from esper.errors import CheckpointError, SlotError
 from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint, get, names
 from esper.growth.persist import TOPOLOGY_FILE, load, save
-from esper.growth.site import Layout
+from esper.growth.site import CHANNELS_LAST, Layout, Site
 from growth.blueprint_cases import SITES, batch, every_case, grown
 from growth.growing import fossilize, plant
-from growth.hosts import HOSTS, Host
 from growth.padded_hosts import (
     BERT,
     EXAMPLES,
@@ -39,6 +39,13 @@ from growth.padded_hosts import (
 
 FREE = sorted(name for name in names() if Layout.TOKENS in get(name).layouts and not get(name).mixes_positions)
 MIXING = sorted(name for name in names() if Layout.TOKENS in get(name).layouts and get(name).mixes_positions)
+
+
+HOST_OF_LAYOUT = {
+    Layout.TOKENS: lambda: nn.Sequential(nn.Linear(5, 6)),
+    Layout.SEQUENCE: lambda: nn.Sequential(nn.Conv1d(5, 6, 1)),
+    Layout.IMAGE: lambda: nn.Sequential(nn.Conv2d(5, 6, 1)),
+}
 
 
 @every_case
@@ -60,13 +67,14 @@ def test_a_blueprint_says_whether_it_mixes_positions(kind, site):
         assert kind.mixes_positions is mixes
 
 
-@pytest.mark.parametrize("name", names())
-def test_only_what_keeps_positions_apart_serves_where_they_are(name):
-    kind = get(name)
-    for site in SITES:
-        assert kind.supports(replace(site, apart="a test requires it")) is (
-            kind.supports(site) and not kind.mixes_positions
-        )
+@pytest.mark.parametrize("site", [site for site in SITES if site.positions > 1], ids=str)
+def test_auto_mixes_images_and_signals_but_no_tokens(site: Site) -> None:
+    host = HOST_OF_LAYOUT[site.layout]
+    shape = (4, 5) if site.layout in CHANNELS_LAST else (5, *[4] * len(site.extent))
+    for causal in (False, True):
+        slot = attach(host(), ["0"], torch.zeros(2, *shape), causal=causal).slots["0"]
+        mixing = any(get(name).mixes_positions for name in slot.blueprints)
+        assert mixing is (site.layout is not Layout.TOKENS)
 
 
 def test_a_blueprint_that_says_nothing_is_taken_to_mix():
@@ -75,18 +83,13 @@ def test_a_blueprint_that_says_nothing_is_taken_to_mix():
 
 @every_padded_host
 @pytest.mark.parametrize("name", [*FREE, *MIXING])
-def test_padding_changes_nothing_or_the_blueprint_is_withheld(host: PaddedHost, name: str) -> None:
+def test_padding_changes_nothing_or_the_blueprint_is_refused(host: PaddedHost, name: str) -> None:
     free = host.attached()
     for slot in host.slots:
-        assert name not in MIXING or name not in free.slots[slot].blueprints
         if name in MIXING:
-            sentence = (
-                f"'{name}' does not support .* slot {slot!r}, where positions must stay apart since .* apart=False"
-            )
-            with pytest.raises(SlotError, match=sentence):
-                attach(host.network(), {slot: [name]}, host.unpadded())
-            with pytest.raises(SlotError, match=sentence):
-                free.slots[slot].germinate(name)
+            assert name not in free.slots[slot].blueprints
+            with pytest.raises(SlotError, match=f"'{name}' in slot {slot!r} mixes positions, .* uses '.*separately"):
+                attach(host.network(), {slot: [name]}, host.unpadded(), causal=False)
         elif name in free.slots[slot].blueprints:
             model = host.attached()
             without = outputs(model, host.unpadded())
@@ -102,7 +105,7 @@ def test_a_leak_would_be_seen(host: PaddedHost) -> None:
     """Attention that no slot knows of lets padding in, and the test above would notice."""
     model = host.attached()
     slot = model.slots[host.slots[0]]
-    attention = grown(get("attention"), replace(slot.site, apart="", causal=False)).float()
+    attention = grown(get("attention"), replace(slot.site, causal=False)).float()
     slot.occupant = lambda features, inputs: features + attention(features, inputs)
     assert not torch.allclose(outputs(model, host.padded()), outputs(model, host.unpadded()), atol=1e-3)
 
@@ -137,12 +140,15 @@ def test_cached_generation_is_uncached_generation(name: str) -> None:
 
 
 def test_a_cache_is_refused_while_attention_lives_and_its_absence_is_not() -> None:
-    model = GPT2.attached({"input_ids": text()}, apart=False)
-    plant(model, GPT2.slots[0], "attention")
-    generated(model.host, use_cache=False)
-    model(input_ids=text(), labels=text(), use_cache=True)
-    with pytest.raises(SlotError, match="'attention' in slot 'transformer.h.0' mixes .* cache, '"):
-        generated(model.host)
+    slot, arguments = GPT2.slots[0], {"input_ids": text(), "use_cache": False}
+    model = attach(GPT2.network(), {slot: ["attention"]}, arguments).eval()
+    plant(model, slot, "attention")
+    model(**arguments, labels=text())
+    for cached in ({"use_cache": True}, {}):  # the second by the model's configuration
+        with pytest.raises(SlotError, match="'attention' in slot 'transformer.h.0' mixes .* cache"):
+            model(input_ids=text(), **cached)
+    with pytest.raises(SlotError, match="'attention' in slot 'transformer.h.0' mixes .* cache"):
+        model.host.generate(text(), max_new_tokens=2, do_sample=False)
 
 
 def ragged_padding(longest: int) -> Tensor:
@@ -167,19 +173,61 @@ def test_plain_is_grown_at_real_positions(name: str, slot: str) -> None:
 
 
 @pytest.mark.parametrize("name", MIXING)
-@pytest.mark.parametrize("host", [TORCH, HAND_MADE, BERT], ids=lambda host: host.name)
+@pytest.mark.parametrize("host", [TORCH, HAND_MADE], ids=lambda host: host.name)
 def test_padding_that_nobody_expected_is_refused_where_seeds_mix(host: PaddedHost, name: str) -> None:
-    """The example input had no mask, the signature has none, and ``apart`` is not passed."""
-    model = host.attached(host.whole(), apart=False if host.named else None)
-    plant(model, host.slots[0], name)
+    """The example input had no mask."""
+    slot = host.slots[0]
+    model = attach(host.network(), {slot: [name]}, host.whole(), causal=False).eval()
+    plant(model, slot, name)
     for gradient in (True, False):
         with torch.set_grad_enabled(gradient):
-            expected = outputs(model, host.whole())
-            torch.testing.assert_close(outputs(model, host.unpadded()), expected)
-            with pytest.raises(SlotError, match=f"'{name}' in slot .* mixes positions, .* mask of padding: prune"):
+            outputs(model, host.whole())
+            with pytest.raises(SlotError, match=f"'{name}' in slot .* mixes positions, .*{host.mask}"):
                 outputs(model, some_padding(host))
-    model.slots[host.slots[0]].prune()
+    model.slots[slot].prune()
     outputs(model, some_padding(host))
+
+
+@pytest.mark.parametrize(
+    "name", ["padding_mask", "attention_mask", "src_mask", "lengths", "past", "cache", "use_cache"]
+)
+@pytest.mark.parametrize("of_layer", [False, True])
+def test_each_mask_and_cache_is_found_by_name(name: str, of_layer: bool) -> None:
+    value = True if name == "use_cache" else torch.ones(EXAMPLES, TOKENS)
+    slot, host = ("inner", Handing(name)) if of_layer else ("inner.0", Handed(name))
+    refused = f"'attention' in slot {slot!r} mixes positions, .* uses {name!r}"
+    model = attach(host, {slot: ["attention"]}, numbers(), causal=False)
+    model(numbers())
+    plant(model, slot, "attention")
+    model(numbers(), **{name: None})
+    model(numbers(), **{name: False})
+    with pytest.raises(SlotError, match=refused):
+        model(numbers(), **{name: value})
+    host = Handing(name) if of_layer else Handed(name)
+    with pytest.raises(SlotError, match=refused):
+        attach(host, {slot: ["attention"]}, {"tokens": numbers(), name: value}, causal=False)
+
+
+class Handed(nn.Module):
+    """A model whose call has an argument of any name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.inner, self.name = nn.Sequential(nn.Linear(WIDTH, WIDTH)), name
+
+    def forward(self, tokens: Tensor, **keywords: Any) -> Tensor:
+        return self.inner(tokens)
+
+
+class Handing(Handed):
+    """A model whose layer gets it, by a name that is not in the call of the model."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.inner = Handed(name)
+
+    def forward(self, tokens: Tensor, **keywords: Any) -> Tensor:
+        return self.inner(tokens, **keywords)
 
 
 def some_padding(host: PaddedHost) -> dict[str, Tensor]:
@@ -191,35 +239,15 @@ def some_padding(host: PaddedHost) -> dict[str, Tensor]:
     return {**arguments, host.mask: mask}
 
 
-@pytest.mark.landing
-@pytest.mark.parametrize("host", [TORCH, HAND_MADE], ids=lambda host: host.name)
-def test_seeds_that_mix_compile_with_a_mask(host: PaddedHost) -> None:
-    model = host.attached(apart=False)
-    plant(model, host.slots[0], "attention")
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(outputs(compiled, host.unpadded()), outputs(model, host.unpadded()))
-
-
-@pytest.mark.parametrize(
-    "host", [each if isinstance(each, Host) else each.values[0] for each in HOSTS], ids=lambda host: host.name
-)
-def test_what_masks_nothing_and_caches_nothing_may_grow_anything(host: Host) -> None:
-    if host.name != "gpt2":
-        apart = {bool(slot.site.apart) for slot in host.attached().slots.values()}
-        assert apart == {host.name.startswith("encoder")}
-
-
 def test_scripted_and_compiled_submodules_are_let_alone() -> None:
     scripted, compiled = torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 4)
     compiled.compile(backend="eager", fullgraph=True)
-    model = attach(nn.Sequential(nn.Linear(4, 4), scripted, compiled), ["0"], torch.zeros(2, 3, 4))
-    assert not model.slots["0"].site.apart
+    attach(nn.Sequential(nn.Linear(4, 4), scripted, compiled), {"0": ["attention"]}, torch.zeros(2, 3, 4))
 
 
 def test_images_are_not_padded() -> None:
     """Although the model could take an ``attention_mask``, too."""
-    model = attach(tiny_transformers.vit(), ["vit.layers.0"], {"pixel_values": torch.zeros(2, 3, 8, 8)})
-    assert "attention" in model.slots["vit.layers.0"].blueprints
+    attach(tiny_transformers.vit(), {"vit.layers.0": ["attention"]}, {"pixel_values": torch.zeros(2, 3, 8, 8)})
 
 
 class Wrapped(nn.Module):
@@ -234,20 +262,26 @@ class Wrapped(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("host", "arguments", "options", "reason"),
+    ("host", "arguments", "options", "found"),
     [
-        (BERT, BERT.unpadded(), {}, "takes 'attention_mask'"),
-        (BERT, text(), {}, "padding index 0"),
-        (GPT2, text(), {}, "given a cache, "),
+        (BERT, BERT.unpadded(), {}, "padding_idx"),
+        (BERT, text(), {}, "padding_idx"),
+        (GPT2, text(), {}, "cache"),
+        (
+            GPT2,
+            {"input_ids": text(), "attention_mask": torch.ones_like(text())},
+            {"use_cache": False},
+            "attention_mask",
+        ),
         (GPT2, text(), {"use_cache": False}, ""),
     ],
 )
 def test_what_a_model_does_shows_through_a_wrapper(
-    host: PaddedHost, arguments: Any, options: dict[str, bool], reason: str
+    host: PaddedHost, arguments: Any, options: dict[str, bool], found: str
 ) -> None:
     slot = f"inner.{host.slots[0]}"
-    site = attach(Wrapped(host.network(), **options), [slot], arguments).slots[slot].site
-    assert reason in site.apart if reason else not site.apart
+    with pytest.raises(SlotError, match=f"uses {found!r}") if found else nullcontext():
+        attach(Wrapped(host.network(), **options), {slot: ["attention"]}, arguments)
 
 
 class Packing(nn.Module):
@@ -269,9 +303,14 @@ class ByLength(Packing):
         return self.reader(self.projection(tokens))[1] if lengths is None else super().forward(tokens)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [(Packing, "packed sequences"), (ByLength, "takes 'lengths'")])
-def test_recurrent_networks_know_lengths(kind: type[nn.Module], reason: str) -> None:
-    assert reason in attach(kind(), ["projection"], numbers()).slots["projection"].site.apart
+def test_recurrent_networks_know_lengths() -> None:
+    with pytest.raises(SlotError, match="uses 'input'"):  # of the GRU
+        attach(Packing(), {"projection": ["attention"]}, numbers())
+    model = attach(ByLength(), {"projection": ["attention"]}, numbers())
+    plant(model, "projection", "attention")
+    model(numbers())
+    with pytest.raises(SlotError, match="uses 'lengths'"):
+        model(numbers(), torch.full((EXAMPLES,), TOKENS))
 
 
 class Ordered(nn.Module):
@@ -288,40 +327,40 @@ class Ordered(nn.Module):
 
 @pytest.mark.parametrize("tokens", [EXAMPLES, TOKENS])
 def test_a_mask_of_order_is_none_of_padding(tokens: int) -> None:
-    model = attach(Ordered(), ["layer"], torch.randn(EXAMPLES, tokens, WIDTH))
+    inputs = torch.randn(EXAMPLES, tokens, WIDTH)
+    model = attach(Ordered(), {"layer": ["attention"]}, inputs)
     assert model.slots["layer"].site.causal
-    assert not model.slots["layer"].site.apart
+    plant(model, "layer", "attention")
+    model(inputs)
 
 
-@pytest.mark.parametrize("apart", [None, True, False])
-def test_a_saved_model_keeps_what_its_owner_said(tmp_path: Path, apart: bool | None) -> None:
-    model = BERT.attached(apart=apart)
-    save(model, tmp_path)
-    loaded = load(tmp_path, BERT.network(), BERT.unpadded())
-    assert loaded.summary() == model.summary()
-    for slot, again in zip(model.slots.values(), loaded.slots.values(), strict=True):
-        assert bool(again.site.apart) is bool(slot.site.apart) is (apart is not False)
-        assert again.blueprints == slot.blueprints
-
-
-def test_a_model_saved_before_positions_were_kept_apart_computes_as_then(tmp_path: Path) -> None:
-    model = BERT.attached(apart=False)
-    plant(model, BERT.slots[0], "attention")
+@pytest.mark.parametrize("apart", [True, False])
+def test_saved_models_that_say_whether_positions_mix_are_read(tmp_path: Path, apart: bool) -> None:
+    model = BERT.attached()
+    plant(model, BERT.slots[0], "mlp")
     save(model, tmp_path)
     path = tmp_path / TOPOLOGY_FILE
     content = json.loads(path.read_text())
-    content["version"] = 1
     for slot in content["slots"]:
-        del slot["site"]["apart"]
+        slot["site"]["apart"] = apart
     path.write_text(json.dumps(content))
     loaded = load(tmp_path, BERT.network(), BERT.unpadded()).eval()
-    torch.testing.assert_close(outputs(loaded, BERT.unpadded()), outputs(model, BERT.unpadded()))
-    with pytest.raises(SlotError, match="mask of padding"):
-        outputs(loaded, some_padding(BERT))
+    torch.testing.assert_close(outputs(loaded, BERT.padded()), outputs(model, BERT.padded()))
 
 
-def test_the_user_knows_better() -> None:
-    model = attach(Ordered(), ["layer"], torch.randn(EXAMPLES, TOKENS, WIDTH), apart=True)
-    assert model.slots["layer"].site.apart
-    with pytest.raises(SlotError, match="'attention' does not support .* apart=True was passed"):
-        model.slots["layer"].germinate("attention")
+def test_a_saved_model_that_mixes_positions_does_not_load_where_padding_is_masked(tmp_path: Path) -> None:
+    slot = TORCH.slots[0]
+    model = attach(TORCH.network(), {slot: ["attention"]}, TORCH.whole())
+    plant(model, slot, "attention")
+    save(model, tmp_path)
+    load(tmp_path, TORCH.network(), TORCH.whole())
+    with pytest.raises(CheckpointError, match="'attention' in slot .* mixes positions"):
+        load(tmp_path, TORCH.network(), TORCH.padded())
+
+
+def test_a_finalized_model_cannot_check_its_calls_and_says_so() -> None:
+    slot = TORCH.slots[0]
+    model = attach(TORCH.network(), {slot: ["attention", "mlp"]}, TORCH.whole())
+    fossilize(model, slot, "attention")
+    with pytest.warns(UserWarning, match=f"mixed at {slot!r}, .* call it without padding"):
+        model.finalize()

@@ -88,7 +88,6 @@ def attach(
     example_input: Arguments,
     *,
     causal: bool | None = None,
-    apart: bool | None = None,
     freeze_host: FrozenParts = False,
 ) -> GrowingModel:
     """Add growth slots after some submodules of ``model``.
@@ -102,7 +101,8 @@ def attach(
 
     Args:
         model: Any module.
-        slots: Names of submodules, or a mapping from names to lists of blueprints or ``"auto"`` (all that fit). A name
+        slots: Names of submodules, or a mapping from names to lists of blueprints or ``"auto"``: all that fit, for
+            tokens without those that mix positions, such as ``attention``. A name
             that starts with ``re:`` is a regular expression that must match whole names; there is a warning if one of
             its alternatives, as in ``(query|value)``, matches nothing. New hidden units (``units``, ``units_8``) grow
             between layers named by a tuple, ``("fc1", "fc2")`` or ``("gate", "up", "down")``, or found in a named
@@ -110,9 +110,6 @@ def attach(
         example_input: Arguments of the model with at least two examples: a tensor, a tuple of positional arguments, or
             a dictionary of keyword arguments. It is used in a forward pass to find the features at each slot.
         causal: Whether tokens must not depend on later ones, as in a language model; None: detected by a forward pass.
-        apart: Whether positions of tokens or sequences must not depend on each other. This is so if the model masks
-            padding or caches past positions, because seeds get neither masks nor caches. None: detected from the
-            arguments of modules. False allows blueprints that mix positions, for models without padding or cache.
         freeze_host: Whether only seeds learn and the host stays bit for bit the same: its parameters require no
             gradient, and it stays in evaluation mode, without dropout or new statistics. Names or patterns, as in
             ``slots``, freeze only these submodules and their children.
@@ -175,9 +172,7 @@ def attach(
     blueprints_by_name = {
         pairs[name].reader if name in pairs else name: offer for name, offer in blueprints_by_name.items()
     }
-    return GrowingModel(
-        model, blueprints_by_name, example_input, causal=causal, apart=apart, makers=makers, frozen=frozen
-    )
+    return GrowingModel(model, blueprints_by_name, example_input, causal=causal, makers=makers, frozen=frozen)
 
 
 def _match_names(model: nn.Module, place: str) -> list[str]:

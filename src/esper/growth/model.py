@@ -23,7 +23,7 @@ from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies,
 from esper.growth.frozen import FrozenParts, require_no_checkpointing
 from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
 from esper.growth.look import Look, look
-from esper.growth.positions import list_argument_names
+from esper.growth.positions import is_mask_or_cache, list_argument_names
 from esper.growth.pretrained import refuse_while_growing
 from esper.growth.probe import Arguments, ExampleInput, PlainModule, find_input_place, first_tensor, probe
 from esper.growth.seed import Seed
@@ -188,7 +188,6 @@ class GrowingModel(nn.Module):
         makers: By submodule, the layers that produce the hidden units it reads, where such units may grow.
         example_input: Arguments of the host: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
         causal: As in `esper.growth.probe.probe`.
-        apart: As in `esper.growth.probe.probe`.
         frozen: Names of submodules that never change; ``""`` is the host itself.
 
     Raises:
@@ -202,7 +201,6 @@ class GrowingModel(nn.Module):
         example_input: Arguments,
         *,
         causal: bool | None = None,
-        apart: bool | None = None,
         makers: Mapping[str, Sequence[str]] = MappingProxyType({}),
         frozen: Sequence[str] = (),
     ) -> None:
@@ -217,7 +215,6 @@ class GrowingModel(nn.Module):
             list(slots),
             example_input,
             causal=causal,
-            apart=apart,
             with_branch_outputs=blocks,
             makers=makers,
             frozen=frozen,
@@ -244,6 +241,7 @@ class GrowingModel(nn.Module):
                 compilations=self.compilations,
                 depth=self.depth,
                 blueprints=offers[name],
+                mask_or_cache=probed.mask_or_cache,
             )
             for name, site in probed.sites.items()
         }
@@ -534,4 +532,12 @@ class GrowingModel(nn.Module):
                 their container is not run module by module; a weight that would change is shared, or also read
                 elsewhere; or the host's code depends on its original number of hidden units.
         """
+        taken = [name for name in list_argument_names(self.host) if is_mask_or_cache(name)]
+        mixing = [slot.name for slot in self.slots.values() if slot.mixes_positions]
+        if taken and mixing:
+            warnings.warn(
+                f"positions are mixed at {mixing[0]!r}, and a plain model cannot check its calls: call it without "
+                f"{', '.join(taken)} (use_cache=False for a cache), or its outputs are wrong without an error",
+                stacklevel=2,
+            )
         return finalize(self, Unfinished(unfinished))

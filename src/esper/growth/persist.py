@@ -122,7 +122,6 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                 offers,
                 example_input,
                 causal=saved.causal,
-                apart=saved.apart,
                 makers={record.name: record.makers for record in saved.slots if record.makers},
                 frozen=saved.frozen,
             )
@@ -199,15 +198,14 @@ _Sizes = Annotated[tuple[Count, ...], Field(max_length=8)]
 _Name = Annotated[str, Field(max_length=1000)]
 
 
-class SavedSite(Settings):
-    """The record of a `Site`."""
+class SavedSite(Settings, extra="ignore"):
+    """The record of a `Site`. Versions 2 to 6 may have ``apart``, which is ignored."""
 
     layout: Layout
     width: Count
     extent: _Sizes
     input_shape: _Sizes
     causal: bool
-    apart: bool = False
 
     @classmethod
     def from_site(cls, site: Site) -> SavedSite:
@@ -218,7 +216,6 @@ class SavedSite(Settings):
             extent=site.extent,
             input_shape=site.input_shape,
             causal=site.causal,
-            apart=bool(site.apart),
         )
 
 
@@ -278,7 +275,7 @@ class SavedSlot(Settings):
 
 
 class Topology(Manifest):
-    """The JSON file. Version 1 had no ``apart``, 2 no frozen parts, 3 no ``fixed`` parameters, 4 no ``host``, and 5 no
+    """The JSON file. Versions 1 and 2 had no frozen parts, 3 no ``fixed`` parameters, 4 no ``host``, and 5 no
     ``makers``."""
 
     format: Literal["esper-model"] = "esper-model"
@@ -313,11 +310,6 @@ class Topology(Manifest):
     def causal(self) -> bool:
         """Whether no position may depend on later ones at some slot."""
         return any(slot.site.causal for slot in self.slots)
-
-    @property
-    def apart(self) -> bool:
-        """Whether positions must be independent of each other at some slot."""
-        return any(slot.site.apart for slot in self.slots)
 
 
 _FORMAT = StateFormat(

@@ -1,10 +1,8 @@
-"""Whether seeds may mix positions of a host's features: later ones, padding, and positions in a cache.
+"""Whether seeds may mix positions of tokens: masks, lengths and caches in calls of a host, and causality.
 
-If examples of different lengths share a batch, a mask keeps padding out of the host's computation. A language model
-that generates may compute one token at a time and take the rest from a cache. Seeds get neither mask nor cache, so in
-such hosts they must treat each position separately. Masks and caches are detected from the arguments of modules: by
-conventional names, by Boolean tensors with an entry for each position, and by packed sequences. Whether positions
-depend on later ones is detected from the outputs, by changing the last position.
+Seeds get no masks of padding and no caches of past positions. So wherever a host gets one, a seed must treat each
+position separately. Masks, lengths and caches are found by the names of arguments; Boolean tensors and packed sequences
+count, too. Whether outputs depend on later positions is found by changing the last position.
 
 In evaluation mode torch's `TransformerEncoder` calls its layers with nested tensors when a padding mask is given. Seeds
 get such a batch padded with zeros, and their outputs at padding are dropped.
@@ -13,34 +11,22 @@ get such a batch padded with zeros, and their outputs at padding are dropped.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from esper.errors import SlotError
-from esper.growth.site import Site
 
-_PADDING_WORDS = frozenset({"padding", "pad"})
-_MASK_WORDS = frozenset({"mask", "masks"}) | _PADDING_WORDS
-_LENGTH_WORDS = frozenset({"lengths", "lens"})
 _CACHE_WORDS = frozenset({"past", "cache", "caches"})
-_NO_POSITIONS = frozenset({"head", "position"})
-"""Words in the names of arguments that are not about positions, such as ``head_mask`` and ``cache_position``."""
-
-
-class PositionHints(NamedTuple):
-    """Masks and caches among the arguments of a call."""
-
-    masks: dict[str, Tensor]
-    """Tensors that may be masks, by the names of their arguments."""
-    caches: tuple[str, ...]
-    """Names of the arguments that are caches."""
-
-
-NO_HINTS = PositionHints({}, ())
+_WORDS = frozenset({"mask", "masks", "padding", "pad", "lengths", "lens"}) | _CACHE_WORDS
+_OTHER_WORDS = frozenset({"head", "position"})
+"""Words in names that are not about examples of different lengths, such as ``head_mask`` and ``cache_position``."""
+_ORDER_MASKS = frozenset({"attn_mask", "src_mask", "tgt_mask"})
+"""Names that torch gives to masks ``[T, T]``, which are the same for all examples."""
 
 
 def list_argument_names(module: nn.Module) -> tuple[str, ...]:
@@ -51,41 +37,68 @@ def list_argument_names(module: nn.Module) -> tuple[str, ...]:
         return ()
 
 
-def find_hints(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> PositionHints:
-    """Masks and caches among the arguments of a call; ``names`` are the names of positional arguments."""
-    # Arguments beyond the names, as of ``*args``, have none.
-    padded_names = (*names, *[""] * (len(arguments) - len(names)))
-    bound = [*zip(padded_names, arguments, strict=False), *keywords.items()]
-    # Masks are found by name or as Boolean tensors, caches only by name.
-    masks = {
-        name: value
-        for name, value in bound
-        if isinstance(value, Tensor) and (_has_word(name, _MASK_WORDS) or value.dtype is torch.bool)
-    }
-    caches = tuple(
-        name
-        for name, value in bound
-        if value is not None and not isinstance(value, bool) and _has_word(name, _CACHE_WORDS)
-    )
-    return PositionHints(masks, caches) if masks or caches else NO_HINTS
+def find_mask_or_cache(
+    names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any], batch: int
+) -> str:
+    """Name of an argument that masks padding, gives lengths or holds a cache; empty if there is none.
+
+    A mask ``[T, T]`` of later positions does not count.
+
+    Args:
+        names: Names of the positional arguments; those beyond them, as of ``*args``, have none.
+        arguments: Positional arguments of a call.
+        keywords: Its other arguments.
+        batch: Number of examples.
+    """
+    for name, value in (*zip_longest(names[: len(arguments)], arguments, fillvalue=""), *keywords.items()):
+        square = isinstance(value, Tensor) and value.dim() == 2 and len(value) == value.shape[1]
+        if square and "pad" not in name.lower() and (len(value) != batch or name in _ORDER_MASKS):
+            continue
+        named = is_mask_or_cache(name)
+        given = value is not None and not (isinstance(value, int) and not value)
+        boolean = isinstance(value, Tensor) and value.dtype is torch.bool
+        if (named and given) or boolean or isinstance(value, PackedSequence):
+            return name or type(value).__name__
+    return ""
+
+
+def is_mask_or_cache(name: str) -> bool:
+    """Whether the name of an argument says that it masks padding, gives lengths or holds a cache."""
+    words = set(name.lower().split("_"))
+    return not words.isdisjoint(_WORDS) and words.isdisjoint(_OTHER_WORDS)
 
 
 def drop_caches(
     names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call with None for each cache; ``names`` are the names of positional arguments."""
-    caches = find_hints(names, arguments, keywords).caches
-    padded_names = (*names, *[""] * (len(arguments) - len(names)))
-    positional = tuple(None if name in caches else value for name, value in zip(padded_names, arguments, strict=False))
-    return positional, {name: None if name in caches else value for name, value in keywords.items()}
+    caches = list_caches(names, arguments, keywords)
+    positional = zip_longest(names[: len(arguments)], arguments, fillvalue="")
+    return (
+        tuple(None if name in caches else value for name, value in positional),
+        {name: None if name in caches else value for name, value in keywords.items()},
+    )
+
+
+def list_caches(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[str]:
+    """Names of the arguments of a call that are caches; ``names`` are the names of positional arguments."""
+    bound = [*zip(names, arguments, strict=False), *keywords.items()]
+    return [name for name, value in bound if value is not None and not isinstance(value, bool) and _is_cache(name)]
+
+
+def _is_cache(name: str) -> bool:
+    words = set(name.lower().split("_"))
+    return not words.isdisjoint(_CACHE_WORDS) and words.isdisjoint(_OTHER_WORDS)
 
 
 class CallRecorder:
-    """Records masks, caches and packed sequences in the calls of a host's modules, until `remove`."""
+    """Finds masks, lengths and caches in the calls of a host's modules, until `remove`."""
 
-    def __init__(self, host: nn.Module) -> None:
-        self._hints: list[PositionHints] = []
-        self._packed = False
+    def __init__(self, host: nn.Module, batch: int) -> None:
+        padded = (part for part in host.modules() if isinstance(part, nn.Embedding) and part.padding_idx is not None)
+        self.found = "padding_idx" if any(padded) else ""
+        """Name of the first argument that was found, or of that of an embedding; empty if there is none."""
+        self._batch = batch
         self._hooks = [
             module.register_forward_pre_hook(self._record, with_kwargs=True)
             for module in host.modules()
@@ -93,126 +106,26 @@ class CallRecorder:
         ]
 
     def _record(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():  # within a submodule that the user compiled
-            return
-        self._packed |= any(isinstance(value, PackedSequence) for value in (*arguments, *keywords.values()))
-        hints = find_hints(list_argument_names(module), arguments, keywords)
-        if hints is not NO_HINTS:
-            self._hints.append(hints)
+        if not self.found and not torch.compiler.is_compiling():  # within a submodule that the user compiled
+            self.found = find_mask_or_cache(list_argument_names(module), arguments, keywords, self._batch)
 
     def remove(self) -> None:
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
-    def find_reason(self, batch: int, lengths: Collection[int]) -> str:
-        """A reason in the recorded calls why positions must be independent; empty if there is none.
 
-        Args:
-            batch: Number of examples in the call of the host.
-            lengths: Numbers of positions of features.
-        """
-        for hints in self._hints:
-            for cache in hints.caches:
-                return f"a module of the model is given a cache, {cache!r}"
-            for name, mask in hints.masks.items():
-                if _masks_examples(name, mask, batch, lengths):
-                    return f"a module of the model is given a mask, {name!r}"
-        return "a module of the model is given packed sequences" if self._packed else ""
-
-
-def find_declared_reason(host: nn.Module, keywords: Collection[str], *, images: bool) -> str:
-    """A reason in a host's signature or embeddings why positions must be independent; empty if there is none.
-
-    Args:
-        host: Any module.
-        keywords: Names of the keyword arguments of its call.
-        images: Whether its inputs are images, which are not padded, so that the signature is ignored.
-    """
-    # Names of arguments that the host could be called with.
-    for name in keywords if images else (*keywords, *list_argument_names(host)):
-        if (
-            _has_word(name, _MASK_WORDS)
-            or _has_word(name, _CACHE_WORDS)
-            or _LENGTH_WORDS & set(name.lower().split("_"))
-        ):
-            return f"the model takes {name!r}"
-    # Embeddings that reserve an index for padding.
-    for module in host.modules():
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            return f"an embedding has the padding index {module.padding_idx}"
-    return ""
-
-
-def explain_apart(site: Site) -> str:
-    """A clause for error messages that explains why positions must not be mixed at ``site``; empty if they may be."""
-    if not site.apart:
-        return ""
-    return (
-        f", where positions must stay apart since {site.apart}: it would let padding leak into other positions, and "
-        "find the past missing where that is cached (if no batch is padded and nothing is cached, attach with "
-        "apart=False)"
-    )
-
-
-def refuse_to_mix(slot: str, blueprint: str, call: PositionHints, features: Tensor) -> None:
-    """Reject a pass in which a seed that mixes positions would mix padding, or miss positions in a cache.
-
-    Values of masks are not read under `torch.compile` and `torch.export`, where that would break the graph.
-
-    Args:
-        slot: Name of the seed's slot.
-        blueprint: Name of the seed's blueprint.
-        call: Masks and caches in the call of the host.
-        features: ``[B, T, ...]``.
+def refuse_to_mix(slot: str, blueprint: str, found: str) -> NoReturn:
+    """Reject a blueprint that mixes positions, where the model is called with the argument ``found``.
 
     Raises:
-        SlotError: some of the positions are padding, or others are in a cache.
+        SlotError: always.
     """
-    problem = ""
-    if call.caches:
-        problem = (
-            f"is called with a cache, {call.caches[0]!r}: call the model with use_cache=False or its like, or prune "
-            "that seed"
-        )
-    elif not torch.compiler.is_compiling() and _holds_padding(call.masks.values(), features):
-        problem = (
-            "is called with a mask of padding: prune that seed, and attach with apart=True, so that only blueprints "
-            "that keep positions apart are on offer"
-        )
-    if problem:
-        raise SlotError(f"blueprint {blueprint!r} in slot {slot!r} mixes positions, but the model {problem}")
-
-
-def _holds_padding(masks: Iterable[Tensor], features: Tensor) -> bool:
-    """Whether the examples of ``features [B, T, ...]`` differ in length, by nesting or by a mask ``[B, T]``.
-
-    A mask may have additional axes of size one. If all its entries are equal, it masks nothing.
-    """
-    if features.is_nested:
-        return len({len(example) for example in features.unbind()}) > 1
-    # Reading values costs a synchronisation with the device, so only masks of the right size are read.
-    batch, positions = features.shape[:2]
-    of_positions = (mask for mask in masks if mask.shape[:1] == (batch,) and mask.numel() == batch * positions)
-    return any(bool((mask != mask.flatten()[0]).any()) for mask in of_positions)
-
-
-def _masks_examples(name: str, mask: Tensor, batch: int, lengths: Collection[int]) -> bool:
-    """Whether a mask differs between examples, unlike a causal mask ``[T, T]``."""
-    if mask.dim() < 2:
-        return False
-    if not _has_word(name, _MASK_WORDS):
-        return mask.shape[0] == batch and mask.shape[1] in lengths
-    # A square mask without "padding" in its name is about the order of positions, the same for all examples.
-    rows, columns = mask.shape[0], mask.shape[1]
-    square = mask.dim() == 2 and rows == columns and not _has_word(name, _PADDING_WORDS)
-    return rows % batch == 0 and not square
-
-
-def _has_word(name: str, words: Collection[str]) -> bool:
-    """Whether an argument's name contains one of the ``words`` and is about positions."""
-    parts = set(name.lower().split("_"))
-    return not parts.isdisjoint(words) and parts.isdisjoint(_NO_POSITIONS)
+    raise SlotError(
+        f"blueprint {blueprint!r} in slot {slot!r} mixes positions, but would get no mask, lengths or cache, and the "
+        f"model uses {found!r}: call it without that (use_cache=False for a cache), or choose a blueprint that treats "
+        "each position separately, such as 'mlp' or 'lowrank'"
+    )
 
 
 def is_causal(network: Callable[[Tensor], Any], inputs: Tensor) -> bool:

@@ -21,13 +21,12 @@ from esper.growth.hidden import LayerPair, find_hidden, is_unaltered
 from esper.growth.positions import (
     CallRecorder,
     drop_caches,
-    find_declared_reason,
     find_output_tensor,
     is_causal,
     list_argument_names,
     pad_nested,
 )
-from esper.growth.site import IN_ORDER, Layer, Layout, Site
+from esper.growth.site import Layer, Layout, Site
 from esper.growth.taps import find_features, find_tensors, holds_features, list_named_modules, replace_features
 from esper.numerics.flops import count_flops
 from esper.numerics.module_state import keep_modes
@@ -145,6 +144,8 @@ class ProbeResult(NamedTuple):
     """FLOPs of the host's forward pass for one example, of all operations that could be counted."""
     uncounted: str
     """Operations of the host that could not be counted, and where; empty if there are none."""
+    mask_or_cache: str
+    """Name of a mask, lengths or a cache among the arguments of the host's modules; empty if there is none."""
 
 
 def probe(
@@ -153,7 +154,6 @@ def probe(
     example_input: Arguments,
     *,
     causal: bool | None = None,
-    apart: bool | None = None,
     with_branch_outputs: Collection[str] = (),
     makers: Mapping[str, Sequence[str]] = MappingProxyType({}),
     frozen: Collection[str] = (),
@@ -169,7 +169,6 @@ def probe(
         names: Names of submodules.
         example_input: A batch of arguments of the host.
         causal: Whether no token may depend on later ones; None: detected by changing the last of at least two tokens.
-        apart: Whether no position may depend on any other; None: detected from the arguments of the host's modules.
         with_branch_outputs: Names of the submodules for which to find the `Layer.branch_outputs`, too.
         makers: By submodule, the layers that compute the hidden units before it, to find its `Site.hidden`, too.
         frozen: Names of the submodules that will stay in evaluation mode; ``""`` is the host itself.
@@ -188,7 +187,7 @@ def probe(
             "batch first, so that the batch axis can be identified"
         )
     # Run the host in evaluation mode and record all calls; then count FLOPs.
-    calls, outputs = CallRecorder(host), _OutputRecorder(modules)
+    calls, outputs = CallRecorder(host, len(inputs)), _OutputRecorder(modules)
     try:
         with keep_modes(host), torch.no_grad():
             host.eval()
@@ -246,20 +245,9 @@ def probe(
         if name in with_branch_outputs and layer.keeps_shape and not layer.quantised:
             layer = replace(layer, branch_outputs=find_branch_outputs(module, record.call))
         sites[name] = replace(_describe_site(layer, record.output, inputs, causal), hidden=hidden.get(name))
-    # Find out whether positions must be independent, and why.
-    if apart is not False:
-        ordered = [name for name, site in sites.items() if site.layout in IN_ORDER]
-        keywords = tuple(example_input) if isinstance(example_input, Mapping) else ()
-        reads_images = inputs.dim() == 4 and inputs.is_floating_point()
-        reason = (
-            find_declared_reason(host, keywords, images=reads_images)
-            or calls.find_reason(len(inputs), {sites[name].extent[0] for name in ordered})
-            or ("apart=True was passed" if apart else "")
-        )
-        sites |= {name: replace(sites[name], apart=reason) for name in ordered}
     channels = None if returned is None else returned.shape[1 if returned.dim() == 4 else -1]
     output_shape = () if returned is None else tuple(returned.shape)
-    return ProbeResult(sites, channels, output_shape, counted.total // len(inputs), counted.uncounted)
+    return ProbeResult(sites, channels, output_shape, counted.total // len(inputs), counted.uncounted, calls.found)
 
 
 def call_host(host: nn.Module, arguments: Arguments) -> Any:

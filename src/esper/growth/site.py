@@ -111,8 +111,6 @@ class Site:
     input_shape: tuple[int, ...]
     causal: bool = False
     """Whether no position may depend on later ones, as in a language model."""
-    apart: str = ""
-    """Why no position may depend on any other, as a clause (``padding is masked``); empty if positions may mix."""
     layer: Layer | None = field(default=None, compare=False, repr=False)
     """The layer that returns the features, for blueprints that are made for it; None in populations."""
     hidden: Hidden | None = field(default=None, compare=False, repr=False)

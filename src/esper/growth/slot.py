@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from esper.config.arguments import Name, NonNegativeFloat, check_arguments
 from esper.errors import SlotError
-from esper.growth.blueprints.registry import LAYER_CONTEXTS, Context, LayerCall, for_site, get
+from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint, Context, LayerCall, for_site, get
 from esper.growth.data_parallel import synchronize_seed
 from esper.growth.depth import DepthTracker, convert_block
 from esper.growth.followers import Compilations, Copies, Ownership
-from esper.growth.positions import cut_to_lengths, explain_apart, pad_nested, refuse_to_mix
+from esper.growth.positions import cut_to_lengths, find_mask_or_cache, list_argument_names, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
-from esper.growth.site import IN_ORDER, Site
+from esper.growth.site import IN_ORDER, Layout, Site
 from esper.growth.taps import GrowthHook, InputTap, SourceTap, find_features, replace_features, require_unsharded
 from esper.lifecycle.actions import Blend
 
@@ -56,11 +56,14 @@ class Slot(GrowthHook):
         copies: Copies of the model that grow with it.
         compilations: Counts graphs of the model.
         depth: Keeps the host's configuration consistent with grown blocks.
-        blueprints: Names of the blueprints that may germinate here; None: all that support the site.
+        blueprints: Names of the blueprints that may germinate here; None: all that support the site, for tokens only
+            those that treat each position separately.
+        mask_or_cache: Name of a mask, lengths or a cache that the host uses; there nothing mixes positions.
 
     Raises:
         UnknownBlueprintError: a blueprint is not registered.
-        SlotError: a blueprint does not support the site, or the list is empty.
+        SlotError: a blueprint does not support the site, it mixes positions where the host uses a mask or cache, or
+            the list is empty.
     """
 
     anchor: Tensor
@@ -76,6 +79,7 @@ class Slot(GrowthHook):
         compilations: Compilations,
         depth: DepthTracker,
         blueprints: Sequence[str] | None = None,
+        mask_or_cache: str = "",
     ) -> None:
         super().__init__()
         self.name = name
@@ -89,7 +93,9 @@ class Slot(GrowthHook):
         """Records the input of the layers that compute the hidden units before the slot's layer, if units may grow."""
         self.makers: tuple[str, ...] = () if site.hidden is None else site.hidden.names
         """Names of the layers that compute these hidden units."""
-        self.blueprints = _choose_blueprints(name, site, blueprints)
+        self.argument_names = () if site.layer is None else list_argument_names(site.layer.module)
+        """Names of the arguments of the slot's layer."""
+        self.blueprints = _choose_blueprints(name, site, blueprints, mask_or_cache)
         """Names of the blueprints that may germinate here."""
         self.enabled = True
         """Whether anything may germinate here."""
@@ -129,8 +135,11 @@ class Slot(GrowthHook):
         """The output of the module in the slot, with the context that it needs, from features ``output``."""
         seed = self.seed
         # Reject passes that would compute something other than in training.
-        if seed is not None and seed.blueprint.mixes_positions and self.site.layout in IN_ORDER:
-            refuse_to_mix(self.name, seed.blueprint.name, self.tap.hints, output)
+        if seed is not None and self.mixes_positions:
+            found = self.tap.mask_or_cache
+            found = found or find_mask_or_cache(self.argument_names, *call, batch=output.size(0))
+            if found or output.is_nested:
+                refuse_to_mix(self.name, seed.blueprint.name, found or "nested tensors")
         if output.dtype != self.anchor.dtype:
             # The host was converted without its slots; otherwise the dtype is autocast's or the host's own choice.
             parameter = next(module.parameters(), None)
@@ -173,6 +182,11 @@ class Slot(GrowthHook):
         elif context in (Context.LAYER, Context.HIDDEN):
             inputs = pad_nested(inputs, self.site.positions)
         return cut_to_lengths(occupant(features, inputs), output)
+
+    @property
+    def mixes_positions(self) -> bool:
+        """Whether a seed here mixes positions of examples that may differ in length."""
+        return self.seed is not None and _mixes(self.seed.blueprint, self.site)
 
     @property
     def seed(self) -> Seed | None:
@@ -228,9 +242,8 @@ class Slot(GrowthHook):
         # Reject what does not fit here.
         kind = get(blueprint)
         if not kind.supports(self.site):
-            reason = explain_apart(self.site) if kind.mixes_positions else ""
             raise SlotError(
-                f"blueprint {blueprint!r} does not support {self.site.layout} features at slot {self.name!r}{reason}"
+                f"blueprint {blueprint!r} does not support {self.site.layout} features at slot {self.name!r}"
             )
         if blueprint not in self.blueprints:
             offered = ", ".join(self.blueprints)
@@ -385,11 +398,25 @@ class Slot(GrowthHook):
         return seed
 
 
-def _choose_blueprints(name: str, site: Site, blueprints: Sequence[str] | None) -> tuple[str, ...]:
-    """The blueprints available at a slot: ``blueprints``, or all that support the site."""
+def _mixes(kind: Blueprint | type[Blueprint], site: Site) -> bool:
+    """Whether a blueprint mixes positions of examples that may differ in length."""
+    return kind.mixes_positions and site.layout in IN_ORDER
+
+
+def _choose_blueprints(name: str, site: Site, blueprints: Sequence[str] | None, mask_or_cache: str) -> tuple[str, ...]:
+    """The blueprints available at a slot: ``blueprints``, or those that ``"auto"`` offers."""
+    for blueprint in blueprints or ():
+        if mask_or_cache and _mixes(get(blueprint), site):
+            refuse_to_mix(name, blueprint, mask_or_cache)
     supported = tuple(kind.name for kind in for_site(site))
     if blueprints is None:
-        default = tuple(kind for kind in supported if get(kind).context not in LAYER_CONTEXTS)
+        # Tokens may be padded or cached later on, so blueprints that mix them must be named.
+        separate = bool(mask_or_cache) or site.layout is Layout.TOKENS
+        default = tuple(
+            kind.name
+            for kind in for_site(site)
+            if kind.context not in LAYER_CONTEXTS and not (separate and _mixes(kind, site))
+        )
         if default:
             return default
     requested = () if blueprints is None else tuple(dict.fromkeys(blueprints))
@@ -404,6 +431,5 @@ def _choose_blueprints(name: str, site: Site, blueprints: Sequence[str] | None) 
     else:
         problem = "no blueprint was named for"
     order = "causal " if site.causal else ""
-    reason = explain_apart(site) if unsupported and get(unsupported[0]).mixes_positions else ""
     hint = f"those that do are {', '.join(supported)}" if supported else "register one of your own that does"
-    raise SlotError(f"{problem} the {order}{site.layout} {site.shape} at slot {name!r}{reason}; {hint}")
+    raise SlotError(f"{problem} the {order}{site.layout} {site.shape} at slot {name!r}; {hint}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.errors import ExportError, SlotError
-from esper.growth.positions import NO_HINTS, find_hints
+from esper.growth.positions import find_mask_or_cache
 
 
 class GrowthHook(nn.Module):
@@ -122,8 +122,8 @@ class InputTap(nn.Module):
         super().__init__()
         self.place = place
         self.names = names
-        self.hints = NO_HINTS
-        """Masks and caches of the last forward pass."""
+        self.mask_or_cache = ""
+        """Name of a mask or cache among the arguments of the last forward pass; empty if there was none."""
         self._inputs: Tensor | None = None
         self.pass_counters: list[PassCounter] = []
         """Counters that are called in every forward pass, except compiled ones."""
@@ -133,8 +133,9 @@ class InputTap(nn.Module):
         # Find the input as in the example input, or as the first tensor.
         places: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
         tensors = {place: argument for place, argument in places.items() if isinstance(argument, Tensor)}
-        self.hints = find_hints(self.names, arguments, keywords)
         inputs = tensors.get(self.place, next(iter(tensors.values()))) if tensors else None
+        batch = 0 if inputs is None or inputs.dim() == 0 else len(inputs)
+        self.mask_or_cache = find_mask_or_cache(self.names, arguments, keywords, batch)
         if inputs is not None:
             self._inputs = inputs
             # Counters run Python code, which would break a graph.
@@ -163,7 +164,7 @@ class InputTap(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # An input in an autograd graph can be neither copied nor pickled, and files should not contain data.
-        return {**self.__dict__, "_inputs": None, "hints": NO_HINTS, "pass_counters": []}
+        return {**self.__dict__, "_inputs": None, "mask_or_cache": "", "pass_counters": []}
 
 
 class SourceTap(GrowthHook):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register
 from esper.growth.depth import copy_block
-from esper.growth.positions import find_hints, list_argument_names
+from esper.growth.positions import list_argument_names, list_caches
 from esper.growth.site import Layout, Site
 
 
@@ -61,7 +61,7 @@ class BlockCopy(Blueprint):
             features = features.detach().requires_grad_()  # reentrant checkpointing gives no gradients otherwise
         arguments, keywords = inputs.with_first(features)
         # The backward pass would fill a cache a second time; the block itself drops those passed by keyword.
-        if checkpointed and find_hints(list_argument_names(self.block), arguments, {}).caches:
+        if checkpointed and list_caches(list_argument_names(self.block), arguments, {}):
             raise SlotError(
                 f"a {type(self.block).__name__} with gradient checkpointing got a cache: call the model with "
                 "use_cache=False and without a cache, or disable its gradient checkpointing"

@@ -122,7 +122,8 @@ class Blueprint(nn.Module, ABC):
     family: ClassVar[Family]
     layouts: ClassVar[frozenset[Layout]]
     mixes_positions: ClassVar[bool] = True
-    """Whether the output at one position depends on other positions; if so, sites with ``apart`` are not supported."""
+    """Whether the output at one position depends on other positions. If so, ``"auto"`` offers it for images and signals
+    only, and it is refused where the host masks padding or caches the past."""
     is_causal: ClassVar[bool] = False
     """Whether the output at causal sites never depends on later positions; required there if positions are mixed."""
     context: ClassVar[Context] = Context.NOTHING
@@ -196,9 +197,9 @@ class Blueprint(nn.Module, ABC):
     @classmethod
     def supports(cls, site: Site) -> bool:
         """Whether a seed of this blueprint can be planted at ``site``."""
-        # Positions must not be mixed where they are independent, nor later ones into earlier ones at causal sites.
-        mixes_wrongly = site.apart or (site.causal and not cls.is_causal)
-        return site.layout in cls.layouts and not (cls.mixes_positions and mixes_wrongly)
+        # Later positions must not be mixed into earlier ones at causal sites.
+        looks_ahead = cls.mixes_positions and not cls.is_causal
+        return site.layout in cls.layouts and not (site.causal and looks_ahead)
 
     serves = supports  # its former name
 
