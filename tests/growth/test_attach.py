@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections import OrderedDict
 
 import pytest
@@ -12,7 +10,7 @@ from torch import nn
 
 from esper.errors import SlotError, UnknownBlueprintError
 from esper.growth import slot
-from esper.growth.attach import Places, attach, list_alternatives
+from esper.growth.attach import Places, attach
 
 
 def network() -> nn.Module:
@@ -52,28 +50,6 @@ def test_a_pattern_stands_for_whole_names() -> None:
         attach(nested(), [r"re:\.1"], torch.zeros(2, 4))
 
 
-ALTERNATIVES: dict[str, list[str]] = {
-    "a": [],
-    r"blocks\.\d+\.(q|w)": [r"blocks\.\d+\.(q)", r"blocks\.\d+\.(w)"],
-    "a|bc": ["a", "bc"],
-    "(a|b(c|d))e": ["(b(c))e", "(b(d))e", "(a)e", "(b(c|d))e"],
-    "(?:a|b)(?P<n>c|d)?": ["(?:a)(?P<n>c|d)?", "(?:b)(?P<n>c|d)?", "(?:a|b)(?P<n>c)?", "(?:a|b)(?P<n>d)?"],
-    "(?i:a|b)|(c)": ["(?i:a)", "(?i:b)", "(?i:a|b)", "(c)"],
-    r"(?=a|b)(?!c|(d|e))(?<!e|f)x": [],
-    r"(a)?(?(1)b|c)": [],
-    r"\(a\|b[|()]c[]|]d[^]|]": [],
-    "(a|)": ["(a)", "()"],
-    "(?#a|b)c": [],
-}
-"""Patterns, and the same with one of their branches alone."""
-
-
-@pytest.mark.parametrize("pattern", ALTERNATIVES)
-def test_alternatives_are_the_pattern_with_one_branch_alone(pattern: str) -> None:
-    assert re.compile(pattern)
-    assert [alone for _, alone in list_alternatives(pattern)] == ALTERNATIVES[pattern]
-
-
 class Layers(nn.Module):
     """Two layers of three projections; the second lacks one."""
 
@@ -88,41 +64,14 @@ class Layers(nn.Module):
         return self.layers(x)
 
 
-VAIN: dict[str, tuple[str, list[str]]] = {
-    "a projection": (r"re:.*\.(q|w)", ["w"]),
-    "a layer": (r"re:layers\.(0|1|2)\.q", ["2"]),
-    "layers of a range": (r"re:layers\.(\d|1\d|2[0-3])\.q", [r"1\\d", "2[0-3]"]),
-    "a whole name": (r"re:layers\.0\.q|layers\.0\.z", [r"layers\\.0\\.z"]),
-    "in a group in a group": (r"re:(layers\.(0|7)|layers\.1)\.k", ["7"]),
-    "in small letters": (r"re:(?i)LAYERS\.0\.Q|layers\.0\.K", []),
-    "what half the layers lack": (r"re:layers\.\d\.(q|v)", []),
-    "a reference to a branch": (r"re:layers\.0\.((k)|q)\2?", []),
-    "no alternative": (r"re:layers\.\d\.q", []),
-}
-"""Patterns, and what of them matches nothing."""
-
-
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("case", VAIN)
-def test_an_alternative_that_matches_nothing_is_named(
-    case: str, frozen: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    place, vain = VAIN[case]
-    caplog.set_level("INFO")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        if frozen:
-            attach(Layers(), ["layers.1"], torch.zeros(2, 4), freeze_host=[place])
-        else:
-            attach(Layers(), [place], torch.zeros(2, 4))
-    sentences = [str(each.message) for each in said]
-    assert len(sentences) == bool(vain)
-    assert all(
-        "match no submodule: " + ", ".join(f"'{one}'" for one in vain) + ";" in sentence for sentence in sentences
-    )
-    assert "matches" in caplog.text
-    if case == "what half the layers lack":
-        assert "by alternative: 'q' 2, 'v' 1" in caplog.text
+def test_a_summary_says_how_many_submodules_each_pattern_matched(frozen: bool) -> None:
+    if frozen:
+        model = attach(Layers(), ["layers.1"], torch.zeros(2, 4), freeze_host=[r"re:.*\.(q|w)", "layers.0.k"])
+    else:
+        model = attach(Layers(), [r"re:.*\.(q|w)", "layers.0.k"], torch.zeros(2, 4))
+    assert model.summary().matches == {r"re:.*\.(q|w)": 2}
+    assert r"'re:.*\\.(q|w)' matched 2 submodules" in str(model.summary())
 
 
 def test_blueprints_nobody_registered() -> None:

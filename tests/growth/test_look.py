@@ -75,10 +75,10 @@ def test_nothing_of_it_remains_in_the_model(host: Host) -> None:
     assert [len(module._forward_hooks) for module in model.host.modules()] == hooks
 
 
-def test_the_mean_says_as_much_as_each_example_s_loss() -> None:
+def test_a_mean_counts_for_each_example() -> None:
     model, inputs = RESNET.attached(), RESNET.arguments()
     each = model.look(example_losses, [inputs])
-    mean = model.look(lambda model, batch: example_losses(model, batch).mean(), [inputs])
+    mean = model.look(lambda model, batch: example_losses(model, batch).mean().expand(EXAMPLES), [inputs])
     assert [row.slot for row in each.rows] == [row.slot for row in mean.rows]
     for one, other in zip(each.rows, mean.rows, strict=True):
         assert one.promise == pytest.approx(other.promise, abs=1e-5)
@@ -308,6 +308,9 @@ def refused(loss: Callable[..., Any], batches: Any = None, model: GrowingModel |
 def test_losses_that_cannot_be_used_are_refused() -> None:
     assert "returned a float" in refused(lambda model, batch: 0.5)
     assert f"returned shape ({EXAMPLES}, 5) for a batch of {EXAMPLES}" in refused(lambda model, batch: model(batch))
+    for reduce in (torch.sum, torch.mean):
+        said = refused(lambda model, batch, reduce=reduce: reduce(example_losses(model, batch)))
+        assert f"returned shape () for a batch of {EXAMPLES} examples: return [{EXAMPLES}]" in said
     assert "remove detach()" in refused(lambda model, batch: example_losses(model, batch).detach())
     assert "is not finite" in refused(lambda model, batch: example_losses(model, batch) / 0)
     assert "called no module with a slot" in refused(lambda model, batch: torch.ones((), requires_grad=True))

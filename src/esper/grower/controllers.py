@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from esper.control.controller import Controller, get_promise_settings
 from esper.control.learned import PolicyOrigin, open_policy, restore_controller
@@ -32,10 +28,7 @@ from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError, plural
 from esper.extras import require_extra
 from esper.grower.network import ModelSpec
-from esper.growth.model import GrowingModel
-from esper.growth.probe import probe
 from esper.lifecycle.rules import Isolation, Rules
-from esper.tasks.registry import GENERATED, get_suite
 
 HORIZON = 100
 """Decisions that controllers reckon with where the number is not planned."""
@@ -142,19 +135,10 @@ PLATEAU_PATIENCE, PLATEAU_LATEST = 2, 0.5
 _RULES = (LookRule.name, Heuristic.name, Periodic.name, ALL_AT_START, ALL_AT_PLATEAU, Uniform.name, Never.name)
 
 
-class ControllerChoice(NamedTuple):
-    """A controller with its timing, and the run that trained it."""
-
-    controller: Controller
-    timing: Timing
-    origin: PolicyOrigin | None
-    """The run that trained the controller; None for a rule."""
-
-
 def choose_controller(
     controller: str | Path | Controller, spec: ModelSpec, horizon: int | None, rules: Rules | None
-) -> ControllerChoice:
-    """The controller of that name, from that run, in that file as ``FILE.py:NAME``, or as it is.
+) -> tuple[Controller, Timing]:
+    """The controller of that name, from that run, in that file as ``FILE.py:NAME``, or as it is; and its timing.
 
     Without ``rules``, a policy has those that it was trained with, and any other controller the default ones.
 
@@ -163,14 +147,14 @@ def choose_controller(
         RunError, CheckpointError: the run has no usable policy.
     """
     if not isinstance(controller, str | Path):
-        return ControllerChoice(controller, Timing(horizon, rules or Rules()), None)
+        return controller, Timing(horizon, rules or Rules())
     name = str(controller)
     if name in _RULES:
         timing = Timing(horizon, rules or Rules())
-        return ControllerChoice(_make_rule(name, spec, timing), timing, None)
+        return _make_rule(name, spec, timing), timing
     if is_in_file(name):
         timing = Timing(horizon, rules or Rules())
-        return ControllerChoice(load_controller(name, timing.horizon), timing, None)
+        return load_controller(name, timing.horizon), timing
     # Not a rule: the directory of a run.
     run = open_policy(name, _RULES)
     require_extra("train", f"controller {name!r}, which is the run of a training,", "yaml")
@@ -179,7 +163,7 @@ def choose_controller(
     origin = load_settings(PolicyOrigin, run.config)
     timing = Timing(horizon, rules or origin.rules)
     timing.require_growth()
-    return ControllerChoice(restore_controller(run, origin, partial(_make_look, timing, spec)), timing, origin)
+    return restore_controller(run, origin, partial(_make_look, timing, spec)), timing
 
 
 def _make_rule(name: str, spec: ModelSpec, timing: Timing) -> Controller:
@@ -256,81 +240,3 @@ def choose_promise_settings(controller: Controller, requested: PromiseSettings |
             f"conduct.promise.shown is {requested.shown!r}, but controller {controller.name!r} needs {settings.shown!r}"
         )
     return requested
-
-
-_SAMPLED_INSTANCES = 256
-"""Instances that are drawn to find the rents of the suites of a training."""
-_SAMPLED_SUITES = 32
-"""Generated suites that stand for all of them."""
-
-
-def warn_of_unfamiliar(
-    origin: PolicyOrigin | None, model: GrowingModel, timing: Timing, rent: float, classes: int
-) -> None:
-    """Warn of what a policy meets here but met in no suite of its training: its decisions may be useless there."""
-    if origin is None:
-        return
-    suites, slots = tuple(dict.fromkeys((origin.suite, *origin.mix))), model.slots.values()
-    training = _describe_suites(suites)
-    unfamiliar = [
-        *_list_unknown("blueprints", {name for slot in slots for name in slot.blueprints}, training.blueprints),
-        *_list_unknown("layouts", {slot.site.layout.value for slot in slots}, training.layouts),
-        *_list_outside("horizon {:g}", timing.horizon, training.horizons),
-        *_list_outside("rent {:g}", rent, training.rents),
-        *_list_outside("{:g} classes", classes, training.classes),
-    ]
-    if unfamiliar:
-        warnings.warn(
-            f"the policy was trained on {', '.join(suites)}, which had no {'; no '.join(unfamiliar)}. It may plant and "
-            "prune without keeping anything: compare it with controller 'look', or train one on problems like yours",
-            stacklevel=5,
-        )
-
-
-def _list_unknown(what: str, names: Iterable[str], training: Sequence[str]) -> list[str]:
-    """A description of the names that training did not have, if any."""
-    unknown = sorted(set(names) - set(training))
-    return [f"{what} {', '.join(unknown)} (only {', '.join(training)})"] if unknown else []
-
-
-def _list_outside(what: str, value: float, training: Sequence[float]) -> list[str]:
-    """A description of the value, if it is outside of the range of training."""
-    low, high = min(training), max(training)
-    if low <= value <= high:
-        return []
-    bounds = " to ".join(f"{bound:g}" for bound in sorted({low, high}))
-    return [f"{what.format(value)} (only {bounds})"]
-
-
-class _Conditions(NamedTuple):
-    """Conditions of training in some suites."""
-
-    blueprints: tuple[str, ...]
-    layouts: tuple[str, ...]
-    horizons: tuple[float, ...]
-    rents: tuple[float, ...]
-    classes: tuple[float, ...]
-
-
-@cache
-def _describe_suites(names: tuple[str, ...]) -> _Conditions:
-    """Conditions in the suites of these names; some generated suites stand for all of them."""
-    numbers = range(_SAMPLED_SUITES if GENERATED in names else 0)
-    suites = [get_suite(name) for name in names if name != GENERATED]
-    suites += [get_suite(f"{GENERATED}:{number}") for number in numbers]
-
-    # Layouts: suites of one kind with the same problems have hosts of one kind.
-    kinds = {(type(suite), suite.families): suite for suite in suites}.values()
-    probed = [probe(suite.template(), suite.slot_names, torch.zeros(2, *suite.input_shape)).sites for suite in kinds]
-    layouts = {site.layout.value for sites in probed for site in sites.values()}
-
-    # Rents: instances are drawn evenly from the suites.
-    rng, count = np.random.default_rng(0), -(-_SAMPLED_INSTANCES // len(suites))
-    rents = [instance.rent for suite in suites for instance in suite.sample(count, "train", rng)]
-    return _Conditions(
-        blueprints=tuple(dict.fromkeys(name for suite in suites for name in suite.blueprints)),
-        layouts=tuple(sorted(layouts)),
-        horizons=tuple(suite.steps for suite in suites),
-        rents=tuple(rents),
-        classes=tuple(suite.classes for suite in suites),
-    )

@@ -29,7 +29,6 @@ from esper.grower.controllers import (
     choose_controller,
     choose_promise_settings,
     require_time_to_plant,
-    warn_of_unfamiliar,
 )
 from esper.grower.decision import (
     Decision,
@@ -152,13 +151,12 @@ class Grower:
 
         # Who decides, by which rules. The controller fixes the rules, these fix the network.
         spec = ModelSpec(model, optimizer)
-        controller, timing, origin = choose_controller(config.controller, spec, config.horizon, config.rules)
+        controller, timing = choose_controller(config.controller, spec, config.horizon, config.rules)
         rules, conduct, evidence = timing.rules, config.conduct, criterion.evidence
         require_time_to_plant(controller, conduct.plateau)
         require_rules(rules, spec.kinds, constrained=bool(constraints.limits))
         require_loss(rules, evidence, controller, config.loss, optimizer)
         promise = choose_promise_settings(controller, conduct.promise)
-        warn_of_unfamiliar(origin, model, timing, config.rent, scores.likely_classes)
         name = str(config.controller) if isinstance(config.controller, str | Path) else controller.name
         random_seed = processes.broadcast(lambda: config.seed)
         config = config.override({"controller": name, "rules": rules, "classes": classes, "seed": random_seed})

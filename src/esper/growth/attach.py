@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Annotated, Any, cast
 
 from pydantic import PlainValidator
@@ -23,13 +20,6 @@ from esper.growth.taps import list_named_modules
 
 PATTERN = "re:"
 """Prefix of a regular expression in `Places`."""
-_TOKENS = re.compile(
-    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|\((?:\?(?:P?<\w+>|<?[=!]|\(\w+\)|[\w-]*:|>))?|\||\)", re.DOTALL
-)
-"""Parts of a regular expression: an escape, a set, a comment, the start of a group, a bar, the end of a group."""
-_NO_BRANCHES = re.compile(r"\(\?(?:<?[=!]|\()")
-"""The start of a lookaround or a condition."""
-_log = logging.getLogger(__name__)
 AUTO = "auto"
 """Stands for all blueprints that fit, in place of a list."""
 
@@ -103,8 +93,8 @@ def attach(
         model: Any module.
         slots: Names of submodules, or a mapping from names to lists of blueprints or ``"auto"``: all that fit, for
             tokens without those that mix positions, such as ``attention``. A name
-            that starts with ``re:`` is a regular expression that must match whole names; there is a warning if one of
-            its alternatives, as in ``(query|value)``, matches nothing. New hidden units (``units``, ``units_8``) grow
+            that starts with ``re:`` is a regular expression that must match whole names; `GrowingModel.summary` prints
+            how many each matches. New hidden units (``units``, ``units_8``) grow
             between layers named by a tuple, ``("fc1", "fc2")`` or ``("gate", "up", "down")``, or found in a named
             submodule such as a transformer's MLP. Their slot is after the last of these layers and has its name.
         example_input: Arguments of the model with at least two examples: a tensor, a tuple of positional arguments, or
@@ -131,10 +121,12 @@ def attach(
         elif isinstance(place, tuple):
             raise SlotError(f"'auto' does not work between layers {place}: name the blueprints, such as ['units_8']")
     # Names of the submodules to freeze; a shared submodule has several names.
+    matches: dict[str, int] = {}
     if isinstance(freeze_host, bool):
         frozen = [WHOLE] if freeze_host else []
     else:
-        frozen = list(dict.fromkeys(name for place in freeze_host for name in _match_names(model, place)))
+        names = (name for place in freeze_host for name in _match_names(model, place, matches))
+        frozen = list(dict.fromkeys(names))
         module_names = {name for name, _ in list_named_modules(model, remove_duplicate=False)}
         for name in frozen:
             if name not in module_names or not name:
@@ -151,7 +143,7 @@ def attach(
     widened: list[str] = []
     """Submodules in which the layers must be found."""
     for place, offer in offers.items():
-        names = [place[-1]] if isinstance(place, tuple) else _match_names(model, place)
+        names = [place[-1]] if isinstance(place, tuple) else _match_names(model, place, matches)
         grows_units = offer is not None and any(get(kind).context is Context.HIDDEN for kind in offer)
         if isinstance(place, tuple):
             if not grows_units:
@@ -172,11 +164,13 @@ def attach(
     blueprints_by_name = {
         pairs[name].reader if name in pairs else name: offer for name, offer in blueprints_by_name.items()
     }
-    return GrowingModel(model, blueprints_by_name, example_input, causal=causal, makers=makers, frozen=frozen)
+    return GrowingModel(
+        model, blueprints_by_name, example_input, causal=causal, makers=makers, frozen=frozen, matches=matches
+    )
 
 
-def _match_names(model: nn.Module, place: str) -> list[str]:
-    """Names of the submodules that a pattern matches, or the name itself."""
+def _match_names(model: nn.Module, place: str, matches: dict[str, int]) -> list[str]:
+    """Names of the submodules that a pattern matches, or the name itself; ``matches`` gets their number by pattern."""
     if not place.startswith(PATTERN):
         return [place]
     try:
@@ -185,60 +179,10 @@ def _match_names(model: nn.Module, place: str) -> list[str]:
         raise SlotError(f"slot {place!r} is not a valid regular expression: {error}") from error
     names = [name for name, _ in list_named_modules(model) if name]
     # The whole name must match; partial matches only improve the error message.
-    matches = [name for name in names if pattern.fullmatch(name)]
-    if not matches:
+    found = [name for name in names if pattern.fullmatch(name)]
+    if not found:
         part = next((name for name in names if pattern.search(name)), None)
         hint = "print(model) shows the names" if part is None else f"it matches part of {part!r}: add '.*' for the rest"
         raise SlotError(f"{place!r} matches no whole name of a submodule; {hint}")
-    # An alternative that matches nothing is misspelt or meant for another model.
-    counts: list[tuple[str, int]] = []
-    for branch, alone in [] if pattern.flags & re.VERBOSE else list_alternatives(pattern.pattern):
-        with suppress(re.error):  # a reference to a group that is left out
-            counts.append((branch, sum(bool(re.fullmatch(alone, name, pattern.flags)) for name in names)))
-    told = ", ".join(f"{branch!r} {count}" for branch, count in counts)
-    _log.info("%r matches %d submodules%s", place, len(matches), f"; by alternative: {told}" if told else "")
-    missing = ", ".join(repr(branch) for branch, count in counts if not count)
-    if missing:
-        warnings.warn(
-            f"{place!r} has alternatives that match no submodule: {missing}; submodules matched: {told}. "
-            "Correct or remove these alternatives; print(model) shows the names",
-            stacklevel=4,
-        )
-    return matches
-
-
-def list_alternatives(pattern: str) -> list[tuple[str, str]]:
-    """The branches of each ``a|b`` in a regular expression, with the pattern in which only that branch remains.
-
-    For a nested branch, only the enclosing branch remains around it. Lookarounds and conditions are not considered,
-    because a name need not match their branches.
-    """
-    alternatives: list[tuple[slice, list[slice]]] = []
-    """The place of each branch, and the parts to remove so that only this branch remains."""
-    # Open groups: whether their branches count, and where the branches start.
-    groups: list[tuple[bool, list[int]]] = [(True, [0])]
-    for token in (*_TOKENS.finditer(pattern), None):
-        text, place = (")", len(pattern)) if token is None else (token.group(), token.start())
-        if text.startswith("(") and not text.startswith("(?#"):
-            groups.append((not _NO_BRANCHES.match(text), [place + len(text)]))
-        elif text == "|":
-            groups[-1][1].append(place + 1)
-        elif text == ")":
-            counts, starts = groups.pop()
-            if not counts:
-                alternatives = [part for part in alternatives if part[0].start < starts[0]]
-            elif len(starts) > 1:
-                inner = [part for part in alternatives if part[0].start >= starts[0]]
-                for start, end in zip(starts, [*(start - 1 for start in starts[1:]), place], strict=True):
-                    others = [slice(starts[0], start), slice(end, place)]
-                    for branch, left_out in inner:
-                        if start <= branch.start < end:
-                            left_out += others
-                    alternatives.append((slice(start, end), others.copy()))
-    return [(pattern[branch], _leave_out(pattern, left_out)) for branch, left_out in alternatives]
-
-
-def _leave_out(text: str, parts: Iterable[slice]) -> str:
-    return "".join(
-        letter for place, letter in enumerate(text) if not any(part.start <= place < part.stop for part in parts)
-    )
+    matches[place] = len(found)
+    return found

@@ -203,6 +203,7 @@ class GrowingModel(nn.Module):
         causal: bool | None = None,
         makers: Mapping[str, Sequence[str]] = MappingProxyType({}),
         frozen: Sequence[str] = (),
+        matches: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         require_attachable(host)
@@ -220,6 +221,8 @@ class GrowingModel(nn.Module):
             frozen=frozen,
         )
         self.host = host
+        self.matches = dict(matches)
+        """Number of submodules that each pattern given to `attach` matched."""
         self.host_settings = list_settings(host)
         """What affects the host's output but is not in its state dict."""
         self.example = ExampleInput(example_input)
@@ -421,7 +424,7 @@ class GrowingModel(nn.Module):
         If a grower has planted modules, a second table lists each of them: when it was planted and judged, by what, and
         the measurements that decided it.
         """
-        return summarise(self.slots.values(), self.host_parameters, self.tried)
+        return summarise(self.slots.values(), self.host_parameters, self.tried, self.matches)
 
     def preview(self) -> Preview:
         """Printable table of the parameters and FLOPs of each blueprint available in each free slot."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from esper.config.arguments import describe_value
 from esper.errors import LookError, plural
-from esper.growth.batch_means import Reduction, find_reduction
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
@@ -164,11 +162,6 @@ class FeatureRecorder:
                 record.gradients.append(torch.zeros_like(call.features) if gradient is None else gradient)
             calls.clear()
 
-    def drop_calls(self) -> None:
-        """Discard the calls of the current pass."""
-        for calls in self._calls.values():
-            calls.clear()
-
     def remove(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
@@ -188,11 +181,9 @@ def record_gradients(
     Call it within `eval_without_side_effects`. ``after_batch`` is called after each batch.
 
     Raises:
-        LookError: the loss is neither one number per example nor their mean (but a sum, for instance), is not finite or
-            has no gradient; or there are no batches.
+        LookError: the loss is not one number per example, is not finite or has no gradient; or there are no batches.
     """
     recorders, seen, total = list(recorders), 0, 0.0
-    sizes, reduction = set[int](), Reduction.MEAN
     for batch in batches:
         # The forward pass leaves a leaf at every recorded module.
         losses = loss(model, batch)
@@ -206,34 +197,12 @@ def record_gradients(
         for recorder in recorders:
             recorder.store_gradients(gradients, count)
         after_batch()
-        # Check once that a single number is a mean, because with a sum, batches would be weighted by size twice.
-        if not seen and not losses.dim():
-
-            def compute_loss(batch: Any) -> float:
-                with keep_generators(model), torch.no_grad():
-                    return float(loss(model, batch))
-
-            reduction = find_reduction(compute_loss, batch, count)
-            for recorder in recorders:
-                recorder.drop_calls()
-            if reduction is Reduction.SUM:
-                raise LookError(
-                    "loss(model, batch) returned the sum of the examples' losses (it doubles when the examples are "
-                    "repeated): return their mean, or the loss of each example, [B]"
-                )
-        sizes.add(count)
         seen, total = seen + count, total + float(summed.detach())
         if seen >= examples:
             break
     if seen < 2:
         raise LookError(
             f"batches held {plural(seen, 'example')}: give two or more, in batches that loss(model, batch) takes"
-        )
-    if reduction is Reduction.UNKNOWN and len(sizes) > 1:
-        warnings.warn(
-            f"batches have {min(sizes)} to {max(sizes)} examples, and whether loss(model, batch) is a mean over them, "
-            "and no sum, cannot be found out here: return [B], the loss of each example",
-            stacklevel=_CALLER,
         )
     return seen, total / seen
 
@@ -246,11 +215,12 @@ def _sum_losses(losses: Any, count: int) -> Tensor:
         )
     if not count:
         raise LookError("loss(model, batch) called no module with a slot: call the whole model passed to it")
-    if losses.dim() and losses.shape != (count,):
+    if losses.shape != (count,):
         examples = plural(count, "example")
         raise LookError(
             f"loss(model, batch) returned shape {tuple(losses.shape)} for a batch of {examples}: return "
-            f"[{count}], the loss of each example (a sequence is one example: the mean over its tokens), or their mean"
+            f"[{count}], the loss of each example (reduction='none'; of a sequence the mean over its tokens), or where "
+            f"there is only a mean over them, mean.expand({count})"
         )
     if losses.is_complex():
         raise LookError(f"loss(model, batch) returned {losses.dtype}: return real numbers, such as its absolute value")
@@ -258,4 +228,4 @@ def _sum_losses(losses: Any, count: int) -> Tensor:
         raise LookError("the result of loss(model, batch) has no gradient: remove detach() and no_grad()")
     if not bool(losses.isfinite().all()):
         raise LookError("loss(model, batch) is not finite: look at the model before it diverges")
-    return losses.sum() if losses.dim() else losses * count
+    return losses.sum()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from esper.errors import plural
 from esper.growth.blueprints.registry import get
 from esper.growth.site import Layout
 from esper.growth.slot import Slot
@@ -58,6 +59,8 @@ class GrowthSummary:
     """Number of scalars of the host without its seeds."""
     tried: tuple[TriedModule, ...] = ()
     """All modules that a grower has planted, in order, pruned ones included."""
+    matches: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Number of submodules that each pattern given to `attach` matched."""
 
     @property
     def parameters(self) -> int:
@@ -90,6 +93,8 @@ class GrowthSummary:
         table = align_columns([titles, *rows, total], numbers_from=titles.index("parameters"))
         share = _format_share(self.parameters, self)
         text = f"{table}\nhost: {self.host_parameters:,} parameters, seeds {share} of that"
+        for pattern, count in self.matches.items():
+            text += f"\n{pattern!r} matched {plural(count, 'submodule')}"
         return text if not self.tried else f"{text}\n\n{count_tried(self.tried)}\n{_format_tried(self.tried)}"
 
 
@@ -128,7 +133,9 @@ class Preview:
         return align_columns([titles, *rows], numbers_from=titles.index("parameters"))
 
 
-def summarise(slots: Iterable[Slot], host_parameters: int, tried: tuple[TriedModule, ...] = ()) -> GrowthSummary:
+def summarise(
+    slots: Iterable[Slot], host_parameters: int, tried: tuple[TriedModule, ...], matches: Mapping[str, int]
+) -> GrowthSummary:
     """Figures of all slots and their seeds, and of the modules that were ``tried``."""
     # A slot without a seed has only a place and a state.
     summaries: list[SlotSummary] = []
@@ -151,7 +158,7 @@ def summarise(slots: Iterable[Slot], host_parameters: int, tried: tuple[TriedMod
                 contribution=None if seed is None else seed.contribution,
             )
         )
-    return GrowthSummary(tuple(summaries), host_parameters, tried)
+    return GrowthSummary(tuple(summaries), host_parameters, tried, matches)
 
 
 def preview(slots: Iterable[Slot], host_parameters: int) -> Preview:
