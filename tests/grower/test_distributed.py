@@ -209,7 +209,7 @@ def test_forks_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
 def test_alone_nothing_is_sent():
     processes = Processes()
     model = growing()
-    processes.average_gradients([model.slots["0"].germinate("mlp", alpha=1.0)])
+    processes.synchronize([model.slots["0"].germinate("mlp", alpha=1.0)])
     assert processes.broadcast(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         processes.broadcast(lambda: 1 // 0)

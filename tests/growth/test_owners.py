@@ -214,6 +214,14 @@ def test_sharded_parameters_are_refused(what: str, sharding: str, tmp_path: Path
         torch.distributed.destroy_process_group()
 
 
+def test_a_process_that_is_alone_in_its_group_plants_by_hand(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        assert growing().slots["0"].germinate("mlp")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_a_model_with_seeds_is_converted_and_learns_on(

@@ -2,31 +2,34 @@
 
 With `torch.nn.parallel.DistributedDataParallel` every process holds the same model. A grower in each of them, made with
 the same arguments and stepped at the same time, keeps them equal. The first process measures, judges and decides for
-all. New modules have the same initial values everywhere, because their random generators have the same seeds.
+all. New modules have the same initial values everywhere: those of the first process.
 
 `DistributedDataParallel` averages the gradients of the parameters that it was constructed with. Those of later modules
-are averaged by a hook on each parameter (`esper.growth.data_parallel`): before anything clips them, and without
-constructing it anew, which trainers would not notice. That holds for seeds planted by hand as well; only on a host that
-is frozen as a whole, which torch refuses to wrap, it takes a grower. Averaging a gradient twice changes nothing. Where
-it is constructed on a model that has grown already, as in resumed training, give it ``find_unused_parameters=True``:
-some parameters may be frozen or pruned.
+are averaged by a hook on each parameter: before anything clips them, and without constructing it anew, which trainers
+would not notice. So with several processes only a grower plants (`Slot.germinate` refuses). Averaging a gradient twice
+changes nothing. Where it is constructed on a model that has grown already, as in resumed training, give it
+``find_unused_parameters=True``: some parameters may be frozen or pruned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
+import torch
 from torch import Tensor, distributed, nn
+from torch.utils.hooks import RemovableHandle
 
 from esper.errors import DistributedError
-from esper.growth.data_parallel import average_gradient, average_gradients
+from esper.grower.gradients import register_gradient_hooks
 
 T = TypeVar("T")
 
 FIRST = 0
 """Rank of the process that decides."""
+_averaging: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
+"""The hooks that average the gradients of a module."""
 
 
 class Processes:
@@ -36,7 +39,7 @@ class Processes:
         several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
         # A new group, so that messages do not mix with those of DistributedDataParallel.
         self._group = cast("distributed.ProcessGroup", distributed.new_group()) if several else None
-        self._averaged: WeakSet[nn.Module] = WeakSet()
+        self._synchronized: WeakSet[nn.Module] = WeakSet()
 
     @property
     def is_distributed(self) -> bool:
@@ -66,14 +69,26 @@ class Processes:
             raise DistributedError("growth failed in the first process: see its message")
         return box[0][0]
 
-    def average_gradients(self, modules: Iterable[nn.Module]) -> None:
-        """Average the gradients of all parameters in ``modules`` over processes from now on."""
-        if self._group is not None:
-            added = [module for module in modules if module not in self._averaged]
-            self._averaged.update(added)
-            average_gradients(added, self._group)
+    @torch.no_grad()
+    def synchronize(self, modules: Iterable[nn.Module]) -> None:
+        """Give new ``modules`` the values of the first process, and average their gradients from now on.
 
+        Averaging runs after all hooks registered so far and before gradients are clipped. It replaces that of a former
+        grower.
+        """
+        for module in modules if self._group is not None else ():
+            if module not in self._synchronized:
+                self._synchronized.add(module)
+                for tensor in (*module.parameters(), *module.buffers()):
+                    distributed.broadcast(tensor, src=FIRST, group=self._group)
+                for handle in _averaging.pop(module, []):
+                    handle.remove()
+                _averaging[module] = register_gradient_hooks(module, self.average_gradient)
+
+    @torch.no_grad()
     def average_gradient(self, parameter: Tensor) -> None:
         """Replace the gradient of ``parameter`` by its average over all processes."""
         if self._group is not None:
-            average_gradient(parameter, self._group)
+            assert parameter.grad is not None
+            parameter.grad /= distributed.get_world_size()
+            distributed.all_reduce(parameter.grad, group=self._group)

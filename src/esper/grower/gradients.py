@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from esper.engine.gradients import GradientHealthSettings, HealthTable, assess_health
-from esper.growth.data_parallel import register_gradient_hooks
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.numerics.arrays import Bools, Floats
@@ -22,6 +22,22 @@ MISSED_STEPS = 2
 """Steps of the optimizer without a gradient after which a module that never had one is warned of.
 
 A single step may miss it rightly, as where experts are called by turns."""
+
+
+def register_gradient_hooks(module: nn.Module, callback: Callable[[Tensor], None]) -> list[RemovableHandle]:
+    """Call ``callback`` with every parameter in ``module`` whenever a backward pass has added to its gradient.
+
+    Callbacks run in registration order. Returns the handles that remove the hooks.
+    """
+    handles: list[RemovableHandle] = []
+    for parameter in module.parameters():
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            continue  # quantised: it cannot learn
+        learns = parameter.requires_grad
+        parameter.requires_grad_(True)  # only then torch takes a hook
+        handles.append(cast(RemovableHandle, parameter.register_post_accumulate_grad_hook(callback)))
+        parameter.requires_grad_(learns)
+    return handles
 
 
 class GradientRecorder:

@@ -610,7 +610,7 @@ class Grower:
     def _prepare_training(self) -> None:
         """Before training goes on: hook the gradients of all modules there are, and record what promises need."""
         self._gradients.watch(self.model.seeds.values())
-        self._processes.average_gradients(self.model.seeds.values())
+        self._processes.synchronize(self.model.seeds.values())
         if self._promise_recorder is not None:
             self._promise_recorder.set_recording(self.looks_next)
 

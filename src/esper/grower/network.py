@@ -182,7 +182,7 @@ class GrowingNetwork:
         slots = self.model.slots.values()
         for place in changes.slot[changes.after == Stage.GERMINATED].tolist():
             generator = module_generator(self._random_seed, place, int(self.germinations[place]))
-            slots[place].germinate(self.blueprints[blueprint], generator, blend=blend)
+            slots[place].plant(slots[place].make_seed(self.blueprints[blueprint], generator, blend))
             self.germinations[place] += 1
         for place in changes.slot[changes.after == Stage.PRUNED].tolist():
             slots[place].prune()

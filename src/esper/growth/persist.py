@@ -253,7 +253,8 @@ class SavedSeed(Settings):
             SlotError: the blueprint does not fit there, or lacks one of the ``fixed`` parameters.
         """
         # Values are loaded later; structure and fixed parameters come from the record.
-        seed = slot.germinate(self.blueprint, torch.Generator().manual_seed(0), blend=Blend[self.blend.upper()])
+        generator = torch.Generator().manual_seed(0)
+        seed = slot.plant(slot.make_seed(self.blueprint, generator, Blend[self.blend.upper()]))
         seed.fossilized, seed.contribution = self.fossilized, self.contribution
         if self.fixed is not None:
             missing = sorted(set(self.fixed) - dict(seed.named_parameters()).keys())

@@ -11,12 +11,11 @@ from typing import Annotated, Any, Protocol, cast
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from esper.config.arguments import Name, NonNegativeFloat, check_arguments
-from esper.errors import SlotError
+from esper.errors import DistributedError, SlotError
 from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint, Context, LayerCall, for_site, get
-from esper.growth.data_parallel import synchronize_seed
 from esper.growth.depth import DepthTracker, convert_block
 from esper.growth.followers import Compilations, Copies, Ownership
 from esper.growth.positions import cut_to_lengths, find_mask_or_cache, list_argument_names, pad_nested, refuse_to_mix
@@ -209,8 +208,7 @@ class Slot(GrowthHook):
     ) -> Seed:
         """Plant a new seed and add its parameters to the optimizer; returns the seed.
 
-        With `torch.nn.parallel.DistributedDataParallel`, plant the same seed in all processes. It then has the same
-        values in all of them, and its gradients are averaged.
+        With several processes, only an `esper.Grower` plants: it keeps seeds and their gradients equal in all of them.
 
         Args:
             blueprint: Name of the blueprint.
@@ -221,8 +219,13 @@ class Slot(GrowthHook):
         Raises:
             UnknownBlueprintError: the blueprint does not exist.
             SlotError: the slot is taken or disabled, the blueprint is not available here, or an argument is invalid.
-            DistributedError: with DistributedDataParallel, another process plants something else.
+            DistributedError: there are several processes.
         """
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            raise DistributedError(
+                "several processes (DistributedDataParallel) would train different seeds if planted by hand: let an "
+                "esper.Grower in each process plant, or plant before torch.distributed.init_process_group"
+            )
         get(blueprint)
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
@@ -261,14 +264,12 @@ class Slot(GrowthHook):
         Raises:
             SlotError: the slot is taken or switched off; the host is sharded; or its configuration cannot count another
                 block.
-            DistributedError: with DistributedDataParallel, another process plants something else.
         """
         self.require_not_disabled()
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
         require_unsharded(self.depth.host)
         self.convert_seed(seed)
-        synchronize_seed(seed, self.name, self.depth.host.get_submodule(self.name))
         # Update all that follow growth: configurations, the optimizer, and copies.
         self.depth.set_block(self.name, seed.blueprint.find_block())
         self.ownership.add_parameters(self.name, list(seed.parameters()))
