@@ -221,11 +221,6 @@ class Copies:
         for slot in slots:
             self.sync_slot(slot)
 
-    @property
-    def mirrored(self) -> bool:
-        """Whether the model has a mirror."""
-        return bool(self._mirrors)
-
     def unregister(self, other: Copies) -> None:
         """Do not expect the copy of ``other`` to grow in the same way as the model."""
         self._undeclared.discard(other)

@@ -45,39 +45,22 @@ def find_attached(model: nn.Module) -> str | None:
 
 
 def require_attached(model: GrowingModel) -> None:
-    """Reject a model whose host no longer calls its slots or is sharded.
-
-    Raises:
-        SlotError: a submodule was replaced since slots were attached, the model was released or sharded, or a slot is
-            switched off.
-    """
-    require_unsharded(model)
+    """Reject what `require_savable` rejects, and a model of which a slot is switched off."""
     for slot in model.slots.values():  # first, as hooks may be off while slots are
         slot.require_not_disabled()
-    require_called(model)
+    require_savable(model)
 
 
 def require_savable(model: GrowingModel) -> None:
-    """Reject saving a model whose host no longer calls its slots or is sharded.
+    """Reject a model that is sharded, without its growth, or whose host no longer calls its slots.
 
     Raises:
         SlotError: a submodule was replaced since slots were attached, the model was released or sharded, or growth is
             switched off.
     """
-    # While growth is switched off, the model would be saved without its seeds.
-    if model.hidden:
-        for slot in model.slots.values():
-            slot.require_not_disabled()
+    for slot in model.slots.values() if model.hidden else ():
+        slot.require_not_disabled()
     require_unsharded(model)
-    require_called(model)
-
-
-def require_called(model: GrowingModel) -> None:
-    """Reject a model whose host no longer calls its slots.
-
-    Raises:
-        SlotError: a submodule was replaced since slots were attached, or the model was released.
-    """
     modules = dict(list_named_modules(model.host, remove_duplicate=False))
     # The slot and its other hooks must be among the hooks of the module that currently has its name.
     for name, slot in model.slots.items():

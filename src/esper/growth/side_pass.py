@@ -18,9 +18,6 @@ from esper.growth.slot import Slot
 from esper.growth.taps import find_features, holds_features, replace_features
 from esper.numerics.module_state import keep_buffers, keep_generators, keep_modes
 
-_CALLER = 5
-"""Stack level of the caller of `GrowingModel.look`, for warnings."""
-
 
 @contextmanager
 def side_pass(network: nn.Module, seeds: Iterable[Seed]) -> Generator[None]:

@@ -145,12 +145,8 @@ class InputTap(nn.Module):
 
     @property
     def called(self) -> bool:
-        """Whether there was a forward pass since `clear`."""
+        """Whether there was a forward pass."""
         return self._inputs is not None
-
-    def clear(self) -> None:
-        """Drop the input of the last forward pass."""
-        self._inputs = None
 
     def get_inputs(self) -> Tensor:
         """The input of the last forward pass.
