@@ -41,6 +41,9 @@ LIBRARIES = frozenset(
     ("lightning", "mlflow", "onnxruntime", "optuna", "peft", "playwright", "ray", "stable_baselines3", "tensordict")
 ) | {"torchrl", "transformers", "wandb"}
 
+LOADED: set[str] = set()
+"""Those of them that were imported to find the tests."""
+
 _FIGURE = "figure: "
 
 
@@ -61,9 +64,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    loaded = LIBRARIES & set(sys.modules)
-    if _is_first_ring(session.config) and loaded:
-        raise pytest.UsageError(f"the first ring imports {sorted(loaded)}: add the file to EXTRAS of tests/conftest.py")
+    if _is_first_ring(session.config):
+        LOADED.update(LIBRARIES & set(sys.modules))
 
 
 @pytest.fixture
@@ -125,3 +127,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         for name, total in sorted(totals.items()):
             terminalreporter.write_line(f"{total:>9,}  {name}")
+
+
+@pytest.fixture
+def loaded_to_find_tests() -> set[str]:
+    """The optional libraries that the first ring imported to find its tests; none in other rings."""
+    return LOADED
