@@ -13,14 +13,13 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from torch import nn
 
 from esper.config.arguments import describe_value
 from esper.errors import SlotError
-from esper.growth.copies import copy_module
+from esper.growth.copies import copy_with
 from esper.growth.taps import GrowthHook, find_hook_tables, list_named_modules
 
 LAYER = "layer_idx"
@@ -33,20 +32,13 @@ KINDS = ("layer_types", "mlp_layer_types")
 """Names that a configuration may use for a list with an entry for each block."""
 
 
-def copy_block(block: nn.Module, replacements: Mapping[int, Any] = MappingProxyType({})) -> nn.Module:
-    """A copy of a block without its growth slots, which shares the block's configuration.
-
-    Parts of the block are replaced by ``replacements``, which are keyed by the ids of the parts.
-
-    Raises:
-        SlotError: the block cannot be copied.
-    """
+def copy_block(block: nn.Module) -> nn.Module:
+    """A copy of a block without its growth slots, which shares the block's configuration."""
     # Slots and configurations are shared instead of copied; then the slots are removed from the copy.
     hooks = [hook for module in block.modules() for table in find_hook_tables(module) for hook in table.values()]
     shared = [hook for hook in hooks if isinstance(hook, GrowthHook)]
     shared += [vars(module)[CONFIGURATION] for module in block.modules() if CONFIGURATION in vars(module)]
-    kept = {id(part): part for part in shared} | dict(replacements)
-    copied = copy_module(block, SlotError, kept)
+    copied = copy_with(block, block, SlotError, shared)
     for module in copied.modules():
         for table in find_hook_tables(module):
             for key in [key for key, hook in table.items() if isinstance(hook, GrowthHook)]:
@@ -75,14 +67,11 @@ class DepthTracker:
         self.host = host
         self._blocks: dict[str, nn.Module] = {}
         """Grown blocks by the name of the host's block that each follows."""
-        self._swaps: list[_ConfigurationSwap] = []
+        self._swaps: list[tuple[Any, Any, Mapping[str, Any]]] = []
+        """Configurations of the host, the deeper ones that replaced them, and the attributes of these at that time."""
 
     def set_block(self, name: str, block: nn.Module | None) -> None:
-        """Set the grown block that follows the host's submodule ``name``; None: no block.
-
-        Raises:
-            SlotError: as for `BlockCount.deepen`; nothing is changed.
-        """
+        """Set the grown block that follows the host's submodule ``name``; None: no block."""
         # Count again from the host's own configurations, without or with the new block.
         before = self._blocks
         if block is before.get(name):
@@ -145,20 +134,11 @@ class DepthTracker:
             # Without cache layers, only a finalized host needs it, but an error should be raised as early as possible.
             deeper = count.deepen([*range(count.depth), *map(int, places)])
             if layers:
-                self._swaps.append(_ConfigurationSwap(count.configuration, deeper, _list_attributes(deeper)))
+                self._swaps.append((count.configuration, deeper, _list_attributes(deeper)))
                 _replace_configuration(self._list_modules(), count.configuration, deeper)
 
     def _list_modules(self) -> list[nn.Module]:
         return [module for part in (self.host, *self._blocks.values()) for module in part.modules()]
-
-
-class _ConfigurationSwap(NamedTuple):
-    """A configuration of the host, and the deeper one that replaced it."""
-
-    original: Any
-    deeper: Any
-    attributes: Mapping[str, Any]
-    """Attributes of the deeper configuration when it was created."""
 
 
 class BlockCount(NamedTuple):
@@ -173,9 +153,6 @@ class BlockCount(NamedTuple):
         """The configuration of a model with ``blocks``, which are indices of this model's blocks, some repeated.
 
         If this configuration has plain attributes, the new one shares all others.
-
-        Raises:
-            SlotError: the number of blocks cannot be set.
         """
         changes: dict[str, Any] = {self.name: len(blocks)}
         for name in KINDS:

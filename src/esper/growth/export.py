@@ -17,7 +17,7 @@ from esper.config.arguments import FilePath, check_arguments
 from esper.errors import EsperError, ExportError, RunError
 from esper.extras import require_extra
 from esper.files import move_durably
-from esper.growth.copies import copy_module
+from esper.growth.copies import copy_with
 from esper.growth.hooks import find_attached
 from esper.growth.probe import Arguments
 from esper.growth.slot import Slot
@@ -76,7 +76,7 @@ def export(model: nn.Module, path: FilePath, example_input: Arguments) -> None:
     for tensor, like in zip(traced, tensors, strict=True):
         if like.shape[:1] == (batch,):
             shapes[tensor] = {0: Dim.DYNAMIC}
-    plain = copy_module(model, ExportError).cpu().eval()
+    plain = copy_with(model, model, ExportError).cpu().eval()
     plain.register_forward_hook(lambda _module, _arguments, returned: _make_plain(returned))
     what = "torch.export cannot trace the model for any batch size"
     try:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import Context, Folded
-from esper.growth.copies import copy_module
+from esper.growth.copies import copy_with
 from esper.growth.depth import DepthTracker, deepen
 from esper.growth.fossils import add_fossil, runs_children
 from esper.growth.hooks import require_attached
@@ -43,27 +41,11 @@ _UNKNOWN = (
 )
 
 
-class Unfinished(StrEnum):
-    """What to do with live seeds."""
-
-    KEEP = "keep"
-    """Build in live seeds that affect the output and were not measured as harmful; drop the others; warn about both."""
-    DROP = "drop"
-    """Drop all live seeds. The host may then perform much worse, because it has trained with them."""
-    RAISE = "raise"
-    """Raise an error for a model with live seeds."""
-
-
-def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
-    """A copy of the host with its seeds folded in; see `GrowingModel.finalize`.
-
-    Raises:
-        ExportError: `torch.export` cannot trace a seed's blueprint, or the host cannot be copied.
-        SlotError: there are unfinished seeds, which ``unfinished`` forbids; or a slot is no longer called.
-    """
+def finalize(model: GrowingModel, unfinished: Literal["keep", "drop", "raise"]) -> nn.Module:
+    """A copy of the host with its seeds folded in; see `GrowingModel.finalize`."""
     require_attached(model)
     kept = _choose_kept(model, unfinished)
-    grown = copy_module(model, ExportError)
+    grown = copy_with(model, model, ExportError)
     grown.release()
     host = grown.host
     # Fold in the seeds, slot by slot. Inserted blocks change the names of the blocks after them.
@@ -111,7 +93,7 @@ def finalize(model: GrowingModel, unfinished: Unfinished) -> nn.Module:
     return host
 
 
-def _choose_kept(model: GrowingModel, unfinished: Unfinished) -> list[str]:
+def _choose_kept(model: GrowingModel, unfinished: Literal["keep", "drop", "raise"]) -> list[str]:
     """The slots whose seeds become part of the plain model: all fossils, and live seeds as ``unfinished`` decides."""
     live = {name: seed for name, seed in model.seeds.items() if not seed.fossilized}
     descriptions: dict[str, str] = {}
@@ -120,12 +102,12 @@ def _choose_kept(model: GrowingModel, unfinished: Unfinished) -> list[str]:
         contribution = f"contribution {seed.contribution:+.4f}" if measured else "contribution not measured"
         descriptions[name] = f"{seed.blueprint.name} in {name!r} (alpha {float(seed.alpha):.2f}, {contribution})"
     kept: list[str] = []
-    if live and unfinished is Unfinished.RAISE:
+    if live and unfinished == "raise":
         raise SlotError(
             f"unfinished seeds: {'; '.join(descriptions.values())}; call finish() of the grower, fossilize or prune "
             "them, or use finalize(unfinished='keep') or 'drop'"
         )
-    if live and unfinished is Unfinished.KEEP:
+    if live and unfinished == "keep":
         for name, seed in live.items():
             takes_part = seed.isolation is Isolation.NONE and float(seed.alpha) > 0
             does_harm = seed.contribution is not None and seed.contribution < 0
@@ -154,11 +136,7 @@ def _shift_path(path: str, inserted: str) -> str:
 
 
 def _prepare_fossil(host: nn.Module, path: str, slot: Slot, seed: Seed) -> None:
-    """Prepare a plain host for a seed that runs after its submodule ``path``.
-
-    Raises:
-        ExportError: the seed is a copy of a block that cannot run there.
-    """
+    """Prepare a plain host for a seed that runs after its submodule ``path``; refuse copies of blocks that cannot."""
     if seed.blueprint.find_block() is not None:
         what = f"{seed.blueprint.name!r} in slot {slot.name!r} counts with {float(seed.alpha):.2f}"
         if runs_children(host.get_submodule(path)):
@@ -260,18 +238,16 @@ def _compute_both(
 
 
 def _are_close(network: nn.Module, expected: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether all outputs of a network are equal up to rounding."""
-    return len(expected) == len(outputs) and all(map(functools.partial(_is_close, network), expected, outputs))
-
-
-def _is_close(network: nn.Module, expected: Tensor, output: Tensor) -> bool:
-    """Whether two outputs of a network are equal up to rounding, relative to the largest value."""
-    if (expected.shape, expected.dtype) != (output.shape, output.dtype):
-        return False
-    # A tolerance for the least precise dtype, and for TF32 on accelerators.
-    finite, types = expected[expected.isfinite()], {expected.dtype, *(values.dtype for values in network.parameters())}
-    rounding = max(torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point)
-    if expected.device.type != "cpu":
-        rounding = max(rounding, TF32)
-    tolerance = max(TOLERANCE, 8 * rounding) * float(finite.abs().max()) if len(finite) else 0.0
-    return torch.allclose(expected, output, rtol=0, atol=tolerance, equal_nan=True)
+    """Whether all outputs of a network are equal up to rounding, relative to the largest value of each."""
+    kinds = [values.dtype for values in network.parameters()]
+    for ours, theirs in zip(expected, outputs, strict=False):
+        # A tolerance for the least precise dtype, and for TF32 on accelerators.
+        finite = ours[ours.isfinite()].abs()
+        rounding = max(torch.finfo(kind).eps for kind in (*kinds, ours.dtype) if kind.is_floating_point)
+        if ours.device.type != "cpu":
+            rounding = max(rounding, TF32)
+        tolerance = max(TOLERANCE, 8 * rounding) * float(finite.max()) if len(finite) else 0.0
+        alike = (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        if not alike or not torch.allclose(ours, theirs, rtol=0, atol=tolerance, equal_nan=True):
+            return False
+    return len(expected) == len(outputs)

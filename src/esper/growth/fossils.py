@@ -17,7 +17,7 @@ from torch.func import functional_call
 from esper.errors import ExportError
 from esper.growth.blueprints.registry import Context
 from esper.growth.seed import Seed
-from esper.growth.site import CHANNELS_LAST, Site
+from esper.growth.site import Site
 from esper.numerics.module_state import keep_modes
 
 PREFIX = "fossil_"
@@ -46,23 +46,15 @@ class _Traced(nn.Module):
 
 
 def trace_seed(seed: Seed, site: Site, slot: str) -> ExportedProgram:
-    """Trace a seed at its site, in evaluation mode, for any batch size, and for other lengths if possible.
-
-    Raises:
-        ExportError: `torch.export` cannot trace the blueprint.
-    """
+    """Trace a seed at its site, in evaluation mode, for any batch size, and for other lengths if possible."""
     shapes = [site.shape, site.input_shape] if seed.context is Context.NETWORK else [site.shape]
     # The batch size differs from all other axes, so that torch does not treat them as the same symbol.
     batch = next(size for size in range(2, 16) if all(size not in shape for shape in shapes))
-    axes: list[dict[int, Any]] = []
-    for shape in shapes:
-        channel_axis = len(shape) if site.layout in CHANNELS_LAST else 1
-        lengths = [axis for axis in range(1, len(shape) + 1) if axis != channel_axis]
-        axes.append({0: Dim.DYNAMIC, **dict.fromkeys(lengths, Dim.AUTO)})
+    axes = tuple({0: Dim.DYNAMIC, **dict.fromkeys(range(1, 1 + len(shape)), Dim.AUTO)} for shape in shapes)
     example = tuple(seed.alpha.new_zeros(batch, *shape) for shape in shapes)
     try:
         with keep_modes(seed):
-            return export(_Traced(seed).eval(), example, dynamic_shapes=(tuple(axes),))
+            return export(_Traced(seed).eval(), example, dynamic_shapes=(axes,))
     except TRACING_ERRORS as error:
         reason = str(error).strip().partition("\n")[0]
         raise ExportError(
@@ -74,9 +66,9 @@ def trace_seed(seed: Seed, site: Site, slot: str) -> ExportedProgram:
 def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, place: int | str) -> None:
     """Run a seed after the submodule ``path`` of a host without slots, by a forward hook that is a graph.
 
-    The seed's tensors are in a new child of the submodule, which only an `nn.Sequential` calls; there, the child has
-    the hook. If the submodule runs all its children in its own way, the tensors are attributes of it instead. ``place``
-    is the index or keyword of the network's input among the host's arguments.
+    Its tensors are in a new child of the submodule, which only an `nn.Sequential` calls; there, the child has the hook.
+    If the submodule runs all its children in its own way, they are attributes of it. ``place`` is the index or keyword
+    of the network's input among the host's arguments.
     """
     followed, block = host.get_submodule(path), seed.blueprint.find_block()
     child = _find_unused_name(followed, PREFIX + seed.blueprint.name)
@@ -147,10 +139,9 @@ def add_fossil(host: nn.Module, path: str, seed: Seed, site: Site, slot: str, pl
 
 
 def _relay_input(host: nn.Module, path: str, attribute: str, place: int | str) -> None:
-    """Keep the host's input in a dictionary of the submodule ``path`` during a pass, under the key `INPUT`.
+    """Keep the host's input in a dictionary of the submodule ``path``, under the key `INPUT`, only during a pass.
 
-    After the pass it is empty, so that copies and files of the host contain no data. Therefore `torch.utils.checkpoint`
-    must not recompute the submodule later.
+    So copies and files of the host contain no data, but `torch.utils.checkpoint` must not recompute the submodule.
     """
     setattr(host.get_submodule(path), attribute, dict[str, object]())
     # Each graph gets the dictionary from the submodule, as compiled code would treat a reference to it as another one.
@@ -174,10 +165,7 @@ def _find_unused_name(module: nn.Module, name: str) -> str:
 
 
 def runs_children(module: nn.Module) -> bool:
-    """Whether a module may run all its children in its own way, so that another child would change its output.
-
-    It may if it is a container with a forward pass, or if a method that is not torch's own accesses its children.
-    """
+    """Whether a module may run all its children in its own way, so that another child would change its output."""
     if type(module).forward is nn.Sequential.forward:
         return False
     kinds = [

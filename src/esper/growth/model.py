@@ -18,7 +18,7 @@ from esper.config.arguments import AtLeastTwo, Batches, Name, NonNegativeInt, Po
 from esper.errors import CheckpointError, ConfigError, ExportError, LookError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.depth import CONFIGURATION, DepthTracker
-from esper.growth.finalize import Unfinished, finalize
+from esper.growth.finalize import finalize
 from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership, unwrap_optimizer
 from esper.growth.frozen import FrozenParts, require_no_checkpointing
 from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
@@ -543,4 +543,4 @@ class GrowingModel(nn.Module):
                 f"{', '.join(taken)} (use_cache=False for a cache), or its outputs are wrong without an error",
                 stacklevel=2,
             )
-        return finalize(self, Unfinished(unfinished))
+        return finalize(self, unfinished)

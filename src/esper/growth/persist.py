@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from math import isclose, isfinite, nan
+from math import isclose, isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,7 +29,6 @@ from esper.growth.model import MODEL_ADVICE, GrowingModel
 from esper.growth.probe import Arguments, PlainModule
 from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
-from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
 from esper.serialization.state_files import Count, DamagedError, Manifest, StateFormat, copy_to_cpu, describe_tensors
 
@@ -63,10 +62,27 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     folder = Path(folder)
     # Encode the tensors, whose hash is in the record.
     data = encode(copy_to_cpu(_collect_tensors(model)))
-    saved = Topology.from_model(model, data)
+    slots = [
+        SavedSlot(
+            name=slot.name,
+            makers=slot.makers,
+            site=SavedSite.from_site(slot.site),
+            blueprints=slot.blueprints,
+            enabled=slot.enabled,
+            seed=None if slot.seed is None else SavedSeed.from_seed(slot.seed),
+        )
+        for slot in model.slots.values()
+    ]
+    saved = Topology(
+        slots=tuple(slots),
+        frozen=model.frozen.names,
+        frozen_sha256=hash_frozen(model.host, model.frozen.names),
+        host=model.host_settings,
+        **describe_tensors(data),
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = _tensors_path(folder, saved.tensors_sha256)
+        path = folder / saved.tensors_file
         # Several processes that save into one folder take turns, so that none removes what another has just written.
         with lock_folder(folder):
             # First the tensors, in a file of a new name, then the record that refers to it.
@@ -102,7 +118,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
     saved = _FORMAT.read_manifest(source)
     while True:
         try:
-            tensors = _FORMAT.read_tensors(_tensors_path(Path(folder), saved.tensors_sha256), saved)
+            tensors = _FORMAT.read_tensors(Path(folder) / saved.tensors_file, saved)
             break
         except DamagedError:
             former, saved = saved, _FORMAT.read_manifest(source)
@@ -121,7 +137,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                 host,
                 offers,
                 example_input,
-                causal=saved.causal,
+                causal=any(record.site.causal for record in saved.slots),
                 makers={record.name: record.makers for record in saved.slots if record.makers},
                 frozen=saved.frozen,
             )
@@ -136,7 +152,16 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                         "example input"
                     )
                 if record.seed is not None:
-                    record.seed.plant(slot)
+                    # Values are loaded later; structure and fixed parameters come from the record.
+                    blend, generator = Blend[record.seed.blend.upper()], torch.Generator().manual_seed(0)
+                    seed = slot.plant(slot.make_seed(record.seed.blueprint, generator, blend))
+                    seed.fossilized, seed.contribution = record.seed.fossilized, record.seed.contribution
+                    fixed = record.seed.fixed or ()
+                    missing = sorted(set(fixed) - dict(seed.named_parameters()).keys())
+                    if missing:
+                        raise SlotError(f"the seed in slot {slot.name!r} has no parameter {missing[0]!r}")
+                    if record.seed.fixed is not None:
+                        seed.fix_parameters(fixed)
                 slot.enabled = record.enabled
         except EsperError as error:
             raise CheckpointError(f"{source} describes a model that cannot be built here: {error}") from error
@@ -190,10 +215,6 @@ def _collect_tensors(model: GrowingModel) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _tensors_path(folder: Path, sha256: str) -> Path:
-    return folder / f"tensors-{sha256[:16]}.safetensors"
-
-
 _Sizes = Annotated[tuple[Count, ...], Field(max_length=8)]
 _Name = Annotated[str, Field(max_length=1000)]
 
@@ -210,13 +231,7 @@ class SavedSite(Settings, extra="ignore"):
     @classmethod
     def from_site(cls, site: Site) -> SavedSite:
         """Make the record of ``site``."""
-        return cls(
-            layout=site.layout,
-            width=site.width,
-            extent=site.extent,
-            input_shape=site.input_shape,
-            causal=site.causal,
-        )
+        return cls.model_validate({name: getattr(site, name) for name in cls.model_fields})
 
 
 class SavedSeed(Settings):
@@ -234,33 +249,16 @@ class SavedSeed(Settings):
     @classmethod
     def from_seed(cls, seed: Seed) -> SavedSeed:
         """Make the record of ``seed``."""
-        contribution = nan if seed.contribution is None else seed.contribution
+        measured = seed.contribution is not None and isfinite(seed.contribution)
         return cls.model_validate(
             {
                 "blueprint": seed.blueprint.name,
                 "blend": seed.blend.name.lower(),
                 "fossilized": seed.fossilized,
-                "contribution": contribution if isfinite(contribution) else None,
+                "contribution": seed.contribution if measured else None,
                 "fixed": seed.fixed,
             }
         )
-
-    def plant(self, slot: Slot) -> None:
-        """Plant a seed of this kind in ``slot``; its initial values are replaced later.
-
-        Raises:
-            UnknownBlueprintError: the blueprint is not registered.
-            SlotError: the blueprint does not fit there, or lacks one of the ``fixed`` parameters.
-        """
-        # Values are loaded later; structure and fixed parameters come from the record.
-        generator = torch.Generator().manual_seed(0)
-        seed = slot.plant(slot.make_seed(self.blueprint, generator, Blend[self.blend.upper()]))
-        seed.fossilized, seed.contribution = self.fossilized, self.contribution
-        if self.fixed is not None:
-            missing = sorted(set(self.fixed) - dict(seed.named_parameters()).keys())
-            if missing:
-                raise SlotError(f"the seed in slot {slot.name!r} has no parameter {missing[0]!r}")
-            seed.fix_parameters(self.fixed)
 
 
 class SavedSlot(Settings):
@@ -287,30 +285,10 @@ class Topology(Manifest):
     host: dict[str, tuple[float, ...] | str] = {}
     """Settings of the host that affect its outputs but are not tensors."""
 
-    @classmethod
-    def from_model(cls, model: GrowingModel, tensors: bytes) -> Topology:
-        """Make the record of ``model``, whose tensors file is ``tensors``."""
-        # Sites and seeds in the order of the forward pass.
-        slots = tuple(
-            SavedSlot(
-                name=slot.name,
-                makers=slot.makers,
-                site=SavedSite.from_site(slot.site),
-                blueprints=slot.blueprints,
-                enabled=slot.enabled,
-                seed=None if slot.seed is None else SavedSeed.from_seed(slot.seed),
-            )
-            for slot in model.slots.values()
-        )
-        frozen = model.frozen.names
-        sha256 = hash_frozen(model.host, frozen)
-        host = model.host_settings
-        return cls(slots=slots, frozen=frozen, frozen_sha256=sha256, host=host, **describe_tensors(tensors))
-
     @property
-    def causal(self) -> bool:
-        """Whether no position may depend on later ones at some slot."""
-        return any(slot.site.causal for slot in self.slots)
+    def tensors_file(self) -> str:
+        """Name of the tensors file."""
+        return f"tensors-{self.tensors_sha256[:16]}.safetensors"
 
 
 _FORMAT = StateFormat(

@@ -84,8 +84,8 @@ class GrowthSummary:
                 slot.blueprint or NOTHING,
                 f"{slot.parameters:,}",
                 f"{slot.flops:,}",
-                NOTHING if slot.alpha is None else f"{slot.alpha:.2f}",
-                NOTHING if slot.contribution is None else f"{slot.contribution:+.4f}",
+                _show(slot.alpha, ".2f"),
+                _show(slot.contribution, "+.4f"),
             )
             for slot in self.slots
         ]
@@ -121,14 +121,8 @@ class Preview:
     def __repr__(self) -> str:
         titles = ("slot", "blueprint", "parameters", "of the host", "FLOPs")
         rows = [
-            (
-                offer.slot,
-                offer.blueprint,
-                f"{offer.parameters:,}",
-                _format_share(offer.parameters, self),
-                f"{offer.flops:,}",
-            )
-            for offer in self.offers
+            (one.slot, one.blueprint, f"{one.parameters:,}", _format_share(one.parameters, self), f"{one.flops:,}")
+            for one in self.offers
         ]
         return align_columns([titles, *rows], numbers_from=titles.index("parameters"))
 
@@ -137,14 +131,11 @@ def summarise(
     slots: Iterable[Slot], host_parameters: int, tried: tuple[TriedModule, ...], matches: Mapping[str, int]
 ) -> GrowthSummary:
     """Figures of all slots and their seeds, and of the modules that were ``tried``."""
-    # A slot without a seed has only a place and a state.
     summaries: list[SlotSummary] = []
     for slot in slots:
-        seed = slot.seed
+        seed, stage = slot.seed, SlotState.DORMANT if slot.enabled else SlotState.DISABLED
         if seed is not None:
             stage = SlotState.FOSSILIZED if seed.fossilized else SlotState.LIVE
-        else:
-            stage = SlotState.DORMANT if slot.enabled else SlotState.DISABLED
         summaries.append(
             SlotSummary(
                 slot=slot.name,
@@ -182,17 +173,20 @@ def _format_tried(tried: Sequence[TriedModule]) -> str:
         if (judgement := module.judgement) is not None:
             cells = (
                 NOTHING if judgement.contribution is None else format_signed(judgement.contribution),
-                NOTHING if judgement.error is None else f"{judgement.error:.2g}",
+                _show(judgement.error, ".2g"),
                 f"{judgement.price:.3g}",
                 NOTHING if judgement.threshold is None else format_signed(judgement.threshold),
-                NOTHING if judgement.loss_gain is None else f"{judgement.loss_gain:+.2%}",
-                NOTHING if judgement.loss_error is None else f"{judgement.loss_error:.2%}",
-                NOTHING if judgement.loss_threshold is None else f"{judgement.loss_threshold:.2%}",
+                _show(judgement.loss_gain, "+.2%"),
+                _show(judgement.loss_error, ".2%"),
+                _show(judgement.loss_threshold, ".2%"),
             )
-        judged = NOTHING if module.judged is None else str(module.judged)
         names = (module.slot, module.blueprint, module.outcome, module.by or NOTHING)
-        rows.append((*names, str(module.planted), judged, f"{module.parameters:,}", *cells))
+        rows.append((*names, str(module.planted), _show(module.judged, ""), f"{module.parameters:,}", *cells))
     return align_columns([(*titles, *figures), *rows], numbers_from=titles.index("planted"))
+
+
+def _show(value: float | None, form: str) -> str:
+    return NOTHING if value is None else format(value, form)
 
 
 def _format_share(parameters: int, table: GrowthSummary | Preview) -> str:

@@ -17,7 +17,7 @@ from esper.config.arguments import Flops, NonNegativeFloat, PositiveInt, check_a
 from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, plural
 from esper.grower.spending import warmup_stable_decay
-from esper.growth.copies import copy_module
+from esper.growth.copies import copy_with
 from esper.growth.model import GrowingModel
 from esper.growth.pretrained import METHODS, is_built_alike
 from esper.growth.probe import Arguments, first_tensor
@@ -241,7 +241,7 @@ def make_plan(
     towers = find_towers(model, example, blocks)
     _require_own_parameters(model, towers)
     examples = len(first_tensor(example))
-    probe = copy_module(model, ConfigError)
+    probe = copy_with(model, model, ConfigError)
     forward, uncounted = count_forward(probe, example)
     sizes = _find_depths(probe, towers, example, targets, forward / examples, uncounted)
     if rates is not None and (len(rates) != len(sizes) or min(rates) <= 0):
