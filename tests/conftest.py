@@ -89,7 +89,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if hasattr(item, "callspec"):
                 matrices[item.nodeid.partition("[")[0], item.originalname].append(item)
     for cells in matrices.values():
-        for cell in set(cells) - set(select_cover(cells)):
+        few = cells[0].get_closest_marker("few")
+        cover = select_cover(cells)[: few.args[0] if few else None]
+        for cell in set(cells) - set(cover):
             cell.add_marker("matrix")
 
 

@@ -58,13 +58,14 @@ def modules() -> Iterator[ModuleType]:
 
 
 def settings_classes() -> list[type[Settings]]:
-    """All classes of settings that modules define, in the order of their names."""
+    """All classes of settings that those modules define, in the order of their names."""
     list(modules())
     found: dict[str, type[Settings]] = {}
     open_ends: list[type[Settings]] = [Settings]
     while open_ends:
         for one in open_ends.pop().__subclasses__():
-            if one.__module__.startswith("esper.") and hasattr(sys.modules[one.__module__], one.__name__):
+            inside = one.__module__.startswith("esper.") and not one.__module__.startswith(_EXTRAS)
+            if inside and hasattr(sys.modules[one.__module__], one.__name__):
                 found[one.__qualname__] = one
                 open_ends.append(one)
     return [found[name] for name in sorted(found)]

@@ -168,6 +168,7 @@ def report_elsewhere(folder: Path, run: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [save_model, save_checkpoint, report_run, report_elsewhere])
+@pytest.mark.few(3)
 def test_files_that_must_agree_are_written_under_one_lock(
     write: Callable[[Path, Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -40,6 +40,7 @@ def same(model: GrowingModel, **options: Any) -> bool:
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
 @pytest.mark.parametrize("stopped", [1, 2, 3, 4, 6, 9])
+@pytest.mark.few(2)
 def test_an_early_stop_loses_nothing_that_earns(controller: str, stopped: int):
     """Without a call of finish: what counts and does no harm stays; with one, nothing is left to say."""
     loop = Loop(controller, rules=open_rules(), seed=1)

@@ -61,6 +61,7 @@ class Training:
 
 @every_host
 @pytest.mark.parametrize("name", ["heuristic", "random", "policy"])
+@pytest.mark.few(4)
 def test_it_grows_and_keeps_its_books(host: Host, name: str) -> None:
     training = Training(host, name)
     model, optimizer, germinations = training.model, training.optimizer, 0

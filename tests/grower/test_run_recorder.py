@@ -141,6 +141,7 @@ def test_recording_changes_nothing_about_the_growth(tmp_path: Path):
 
 @pytest.mark.parametrize("controller", ["heuristic", "random"])
 @pytest.mark.parametrize(("saved_after", "further"), [(2, 0), (3, 2), (5, 4), (8, 1)])
+@pytest.mark.few(2)
 def test_a_resumed_run_tells_what_one_that_was_never_cut_tells(
     controller: str, saved_after: int, further: int, tmp_path: Path
 ):

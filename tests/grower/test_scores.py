@@ -228,6 +228,7 @@ def trained(about: str) -> tuple[Training, Grower]:
 
 
 @pytest.mark.parametrize("about", ABOUT)
+@pytest.mark.few(3)
 def test_a_seed_that_harms_is_harmful_and_one_that_helps_helps(about: str) -> None:
     training, found = trained(about)
     name, seed = next(iter(training.model.seeds.items()))
@@ -245,6 +246,7 @@ def test_a_seed_that_harms_is_harmful_and_one_that_helps_helps(about: str) -> No
 
 
 @pytest.mark.parametrize("about", ABOUT)
+@pytest.mark.few(3)
 def test_what_was_measured_first_is_remembered(about: str) -> None:
     training, found = trained(about)
     given, evaluate = ABOUT[about]

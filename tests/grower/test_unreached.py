@@ -162,6 +162,7 @@ EVERY_SLOT = np.ones((1, 1), np.bool_)
 
 
 @every_host
+@pytest.mark.few(3)
 def test_a_gradient_reaches_every_blueprint_unless_it_is_frozen(host: Host) -> None:
     for blueprint, place in find_places(host).items():
         for frozen in (False, True):

@@ -136,6 +136,7 @@ def train(wrap: Callable[[torch.optim.Optimizer], Any], **options: Any) -> tuple
 
 @every_wrapper
 @pytest.mark.parametrize("evidence", ["dependence", "refit"])
+@pytest.mark.few(2)
 def test_growth_by_a_wrapper_is_that_by_the_optimizer_inside(name: str, evidence: str) -> None:
     options: dict[str, Any] = {"evaluate": with_evidence(evidence), "seed": 3}
     if evidence == "refit":

@@ -59,6 +59,7 @@ def test_it_promises_what_planted_seeds_ask_for(host: Host) -> None:
 
 
 @every_host
+@pytest.mark.few(4)
 def test_nothing_of_it_remains_in_the_model(host: Host) -> None:
     model = host.grown_by_hand().train()
     next(model.host.children()).eval()

@@ -284,6 +284,7 @@ def test_a_folder_goes_on_with_its_optimizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampled", ["no", "sampler", "batch sampler"])
+@pytest.mark.few(1)
 def test_a_loader_with_a_generator_of_its_own_goes_on_where_it_was(sampled: str, tmp_path: Path) -> None:
     def climb_until(folder: Path, last: int, **options: Any) -> Ladder:
         own, done, data = torch.Generator().manual_seed(5), 0, TensorDataset(tokens())

@@ -55,6 +55,7 @@ def assert_tables_agree(table: SeedTable, expected: SeedTable) -> None:
 
 
 @pytest.mark.parametrize("name", RULE_SETS)
+@pytest.mark.few(4)
 def test_tables_verdicts_and_transitions_agree(name: str) -> None:
     """Long random legal sequences with random evidence."""
     environments, slots, blueprints, steps = 16, 3, 4, 200
@@ -100,6 +101,7 @@ def test_tables_verdicts_and_transitions_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RULE_SETS)
+@pytest.mark.few(4)
 def test_masks_agree(name: str) -> None:
     """Of all actions exactly those are legal that the reference finds legal, and each conditional mask is exact."""
     environments, slots, blueprints, steps = 3, 2, 2, 40

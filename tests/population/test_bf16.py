@@ -108,6 +108,7 @@ def logits(population: Population, inputs: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", SCENES)
+@pytest.mark.few(3)
 def test_every_way_computes_in_bfloat16_and_keeps_float32(name: str, strategy: Strategy) -> None:
     scene = SCENES[name]()
     population, exact = scene.grown(strategy)

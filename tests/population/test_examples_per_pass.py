@@ -53,7 +53,7 @@ def population(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("isolation", list(Isolation))
-@pytest.mark.parametrize("limit", [pytest.param(1, marks=pytest.mark.landing), 4])
+@pytest.mark.parametrize("limit", [4, pytest.param(1, marks=pytest.mark.landing)])
 def test_parts_of_minibatches_give_what_whole_ones_give(limit: int, isolation: Isolation, strategy: Strategy) -> None:
     assert BATCH % 4, "the test means to have parts of different sizes"
     whole, parts = population(None, isolation, strategy), population(limit, isolation, strategy)

@@ -206,6 +206,7 @@ def grow(name: str, strategy: Strategy, decisions: int = 8) -> tuple[Population,
 
 @every_case
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
+@pytest.mark.few(2)
 def test_networks_that_grow_units_equal_a_loop_over_models_in_all_that_is_measured(
     name: str, strategy: Strategy
 ) -> None:

@@ -59,6 +59,7 @@ def stages(states: list[State]) -> set[int]:
 
 @pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("index", [0, 5, 9])
+@pytest.mark.few(1)
 def test_a_trajectory_does_not_depend_on_the_number_of_networks(index: int, isolation: Isolation) -> None:
     everyone = instances(16)
     followed = everyone[index]
@@ -88,6 +89,7 @@ def test_a_trajectory_does_not_depend_on_what_neighbours_do() -> None:
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.few(1)
 def test_a_neighbour_that_is_not_a_number_does_no_harm(isolation: Isolation) -> None:
     everyone = instances(4)
     followed = everyone[1]

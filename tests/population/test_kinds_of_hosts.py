@@ -179,6 +179,7 @@ def plant(networks: range) -> np.ndarray:
 
 @pytest.mark.parametrize("isolation", [Isolation.NONE, Isolation.SHADOW])
 @pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.few(4)
 def test_what_a_host_draws_is_its_own(name: str, isolation: Isolation) -> None:
     config, networks = configure(DRAWING[name], isolation=isolation)
     before = torch.get_rng_state()
@@ -204,6 +205,7 @@ def test_what_a_host_draws_is_its_own(name: str, isolation: Isolation) -> None:
 
 
 @pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.few(4)
 def test_every_network_and_every_step_draws_anew(name: str) -> None:
     # The same network four times, and one minibatch again and again, from which it does not learn.
     config, networks = configure(DRAWING[name], rate=0.0)
@@ -221,6 +223,7 @@ def test_every_network_and_every_step_draws_anew(name: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
 @pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.few(4)
 def test_hosts_with_buffers_equal_a_loop_over_modules(name: str, strategy: Strategy) -> None:
     config, networks = configure(KEEPING[name], strategy=strategy)
     fast, slow = Population(config, networks), ReferencePopulation(config, networks)

@@ -36,6 +36,7 @@ def population(limit: int | None, isolation: Isolation, strategy: Strategy = "st
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("limit", [1, 3])
+@pytest.mark.few(1)
 def test_passes_of_some_networks_give_what_one_pass_gives(limit: int, isolation: Isolation, strategy: Strategy) -> None:
     whole, parts = population(None, isolation, strategy), population(limit, isolation, strategy)
     draws = Draws(instances(COUNT))

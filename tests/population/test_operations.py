@@ -86,6 +86,7 @@ def count_minibatch(held: Full) -> int:
     ],
     ids=["a minibatch", "a validation", "what blueprints promise", "snapshots", "pruning"],
 )
+@pytest.mark.few(2)
 def test_operations_stay_as_few_as_they_are(full: Full, counted: Callable[[Full], int], most: int) -> None:
     assert most * 0.7 < counted(full) <= most, "a bound that is far above what is counted holds nothing"
 

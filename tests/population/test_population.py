@@ -42,6 +42,7 @@ def population(count: int, rules: Rules = QUICK) -> Population:
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.few(1)
 def test_rows_are_the_live_seeds_after_every_transition(isolation: Isolation) -> None:
     chosen = instances(10)
     fast = Population(plan(QUICK.model_copy(update={"isolation": isolation})), networks(chosen))

@@ -52,6 +52,7 @@ def assert_equal_parameters(fast: Population, slow: ReferencePopulation) -> None
 @pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "sgd", "clipped"])
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
+@pytest.mark.few(1)
 def test_fifty_steps_equal_a_loop_over_modules(
     isolation: Isolation, optimizer: OptimizerSettings, strategy: str
 ) -> None:

@@ -36,6 +36,7 @@ def everywhere(population: Population) -> Bools:
 
 @pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
+@pytest.mark.few(1)
 def test_it_equals_looking_at_each_network_alone(isolation: Isolation, strategy: Strategy) -> None:
     fast, slow, batch = grown(isolation, strategy)
     assert fast.table.owning.any()

@@ -207,6 +207,7 @@ def _without(network: int, actions: Actions, keep: bool) -> Actions:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("strategy", "isolation"), [("stacked", "none"), ("stacked", "shadow"), ("looped", "none")])
 @pytest.mark.parametrize("when", [3, 7])
+@pytest.mark.few(2)
 def test_the_others_are_bit_identical_to_a_run_without_the_accident(
     strategy: Strategy, isolation: str, dtype: torch.dtype, when: int, count_figure: Callable[[str, int], None]
 ) -> None:

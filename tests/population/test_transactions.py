@@ -113,10 +113,6 @@ Call = Callable[[Population], object]
 
 
 CALLS: dict[str, Call] = {
-    "germinate": lambda held: held.decide(
-        np.stack([make_action(Op.GERMINATE, 0, MLP, blend=blend) for blend in Blend])
-    ),
-    "prune": lambda held: held.decide(np.stack([make_action(Op.PRUNE, 2)] * 3)),
     "all of them": lambda held: held.decide(
         np.stack(
             [
@@ -126,12 +122,17 @@ CALLS: dict[str, Call] = {
             ]
         )
     ),
+    "germinate": lambda held: held.decide(
+        np.stack([make_action(Op.GERMINATE, 0, MLP, blend=blend) for blend in Blend])
+    ),
+    "prune": lambda held: held.decide(np.stack([make_action(Op.PRUNE, 2)] * 3)),
     "replace": lambda held: held.replace(np.array([1]), networks(instances(4)[3:])),
     "roll back": lambda held: roll_back(held, np.array([True, False, True]), Snapshots.from_state(held.state)),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.few(2)
 def test_memory_that_runs_out_at_any_point_changes_nothing(name: str, count_figure: Callable[[str, int], None]) -> None:
     population, _ = grown()
     before, faults = everything(population), 0
@@ -221,7 +222,8 @@ class RandomCalls:
         self._replaced = np.zeros(self._size, np.bool_)
 
 
-@pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.parametrize("isolation", [Isolation.SHADOW, Isolation.NONE])
+@pytest.mark.few(1)
 def test_the_invariant_holds_after_each_of_10000_transitions_with_random_faults(
     isolation: Isolation, count_figure: Callable[[str, int], None]
 ) -> None:

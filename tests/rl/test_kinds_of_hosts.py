@@ -63,6 +63,7 @@ class PreparedSuite(ShortSuite):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.few(3)
 def test_an_episode_is_the_same_alone_and_among_others(name: str) -> None:
     suite, chosen = PreparedSuite(name), instances(3)
     state = torch.get_rng_state()

@@ -31,6 +31,7 @@ def name_anomalies(metrics: Figures, target_kl: float = 0.03) -> list[Anomaly]:
 
 @pytest.mark.parametrize("surrogate", ["joint", "factored"])
 @pytest.mark.parametrize("sizes", [SIZES, FLOORED])
+@pytest.mark.few(1)
 def test_the_first_ratio_is_one_in_every_update(sizes: PolicySettings, surrogate: str) -> None:
     student, probe = learner(plain_ppo(surrogate=surrogate), sizes=sizes), Noise(STEPS, ENVIRONMENTS)
     for update in range(4):
@@ -381,6 +382,7 @@ class TwoHeads(OneHead):
 
 
 @pytest.mark.parametrize(("kind", "equal"), [(OneHead, True), (TwoHeads, False)])
+@pytest.mark.few(1)
 def test_a_training_in_which_one_head_alone_chooses_is_the_same_to_the_bit_with_both_surrogates(
     kind: type[Noise], equal: bool
 ) -> None:
@@ -396,6 +398,7 @@ def test_a_training_in_which_one_head_alone_chooses_is_the_same_to_the_bit_with_
 
 @pytest.mark.parametrize("surrogate", ["joint", "factored"])
 @pytest.mark.parametrize("head", list(Head))
+@pytest.mark.few(2)
 def test_a_heads_entropy_weight_teaches_that_head_and_no_other(head: Head, surrogate: str) -> None:
     """Where nothing is to be won, so that only the bonus of the one head with a weight teaches its output."""
     weights = PerHead.fill(0.0).model_copy(update={head.name.lower(): 1.0})

@@ -10,7 +10,7 @@ from esper.tasks.suite import Suite
 GENERATED = tuple(f"generated:{number}" for number in (0, 1, 2, 3, 10, 11))
 """One of each kind of host, and one in which only so much may grow."""
 
-LARGE = ("images",)
+LARGE = ("images", "language")
 """Suites whose data and hosts take seconds."""
 SUITES = [pytest.param(name, marks=pytest.mark.landing) if name in LARGE else name for name in suite_names()]
 

@@ -60,6 +60,7 @@ def hidden_names() -> list[int]:
 
 
 @pytest.mark.parametrize("blueprint", [None, *SUITE.blueprints])
+@pytest.mark.few(2)
 def test_no_logit_depends_on_a_later_symbol(blueprint: str | None) -> None:
     for instance in {SUITE.parameters(one): one for one in draw_instances()}.values():
         inputs = SUITE.data(instance, "validation").inputs[:3].double()

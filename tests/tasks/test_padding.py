@@ -1,5 +1,6 @@
 """A narrow host padded with zeros to the template's shapes is the same host, and stays so while it learns."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -22,6 +23,7 @@ def pad_into(template: nn.Module, narrow: nn.Module) -> dict[str, torch.Tensor]:
     return live
 
 
+@pytest.mark.few(4)
 def test_padded_hosts_learn_like_narrow_ones(suite: Suite, instances: list[Instance]) -> None:
     # One instance of each shape of host.
     shapes = {

@@ -108,6 +108,7 @@ class TestOrder:
         examples = drawn(partial(sample_order, distance=distance))
         assert accuracy(self.steps(examples, distance), examples) > 0.9
 
+    @pytest.mark.few(1)
     def test_single_tokens_tell_nothing(self, distance: int) -> None:
         assert linear_accuracy(partial(sample_order, distance=distance), per_token) < AT_CHANCE
         assert linear_accuracy(partial(sample_order, distance=distance), flat) < AT_CHANCE
@@ -178,6 +179,7 @@ class TestPointer:
         assert accuracy(token_classes(examples.inputs)[np.arange(EXAMPLES), target], examples) > 0.95
 
     @pytest.mark.parametrize("distance", [1, 4])
+    @pytest.mark.few(1)
     def test_counting_classes_reveals_little(self, distance: int) -> None:
         assert 0.3 < linear_accuracy(partial(sample_pointer, distance=distance), per_token) < 0.55
 

@@ -112,6 +112,7 @@ def stages_of(recording: Recording) -> Iterator[tuple[NetworkEvent, dict[Key, st
 
 
 @pytest.mark.parametrize("which", ["recording", "wild"])
+@pytest.mark.few(1)
 def test_transitions_replayed_give_the_stages_of_every_step(which: str, request: pytest.FixtureRequest) -> None:
     seen: Counter[str] = Counter()
     for event, stages in stages_of(request.getfixturevalue(which)):

@@ -105,6 +105,7 @@ MIXES: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.few(1)
 def test_the_reward_of_every_network_is_on_record(tmp_path: Path, mix: str) -> None:
     override, names = MIXES[mix]
     iterations: list[Iteration] = []

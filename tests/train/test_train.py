@@ -95,6 +95,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
     [(2, press_ctrl_c, KeyboardInterrupt, [0, 2]), (3, cut_power, PowerCutError, [0, 2])],
     ids=["Ctrl-C", "power cut after the checkpoint"],
 )
+@pytest.mark.few(1)
 def test_a_resumed_run_equals_one_that_never_stopped(
     tmp_path: Path,
     uninterrupted: tuple[Path, dict[str, torch.Tensor]],
@@ -136,9 +137,7 @@ def test_ctrl_c_works_as_ever_after_training(uninterrupted: tuple[Path, object])
         press_ctrl_c()
 
 
-def test_a_run_that_was_killed_at_once_begins_anew_from_its_untrained_policy(
-    tmp_path: Path, uninterrupted: tuple[Path, dict[str, torch.Tensor]]
-):
+def test_a_run_that_was_killed_at_once_begins_anew_from_its_untrained_policy(tmp_path: Path):
     with started(tmp_path / "run", SETTINGS) as trainer:
         untrained = learned(trainer)
     with resumed(tmp_path / "run") as trainer:
@@ -156,6 +155,7 @@ def test_the_store_tells_the_whole_history(uninterrupted: tuple[Path, object]):
         assert [event.platform for event in reader.events(RunStarted)] == [describe_platform(["cpu"])]
 
 
+@pytest.mark.landing
 def test_probes_record_what_the_modules_that_the_greedy_policy_kept_are_worth(tmp_path: Path):
     """The same as `esper evaluate` measures of the policy's networks, which is compared with separate passes."""
     settings = tiny("iterations=2", "probe_every=2", "probe_instances=6", "policy.advice=null", *KEEPING)
@@ -242,6 +242,7 @@ def test_learning_changes_every_weight_of_the_policy(tmp_path: Path):
     assert [name for name, moved in changed.items() if not moved] == []
 
 
+@pytest.mark.landing
 def test_without_a_step_size_only_the_scale_of_values_changes(tmp_path: Path):
     """The value head's last layer is rescaled together with the statistics of returns."""
     changed = weights_changed(tmp_path / "run", "ppo.learning_rate=1e-20", "ppo.final_learning_rate=1e-20")
@@ -249,6 +250,7 @@ def test_without_a_step_size_only_the_scale_of_values_changes(tmp_path: Path):
     assert moved == {"value_head.output.weight", "value_head.output.bias"}
 
 
+@pytest.mark.landing
 def test_the_record_of_an_update_says_what_the_learner_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     taken: list[int] = []
     original = PolicyOptimizer.step
