@@ -43,14 +43,7 @@ class ReferencePopulation:
         self.networks = list(networks)
         example = config.example_input.to(device=config.device, dtype=config.dtype)
         self._names = [place if isinstance(place, str) else place[-1] for place in config.slots]
-        makers = {place[-1]: place[:-1] for place in config.slots if not isinstance(place, str)}
-        offers = {name: config.blueprints if name in makers else None for name in self._names}
-        self.models = [
-            GrowingModel(
-                copy.deepcopy(network.host).to(device=config.device, dtype=config.dtype), offers, example, makers=makers
-            )
-            for network in networks
-        ]
+        self.models = [self._attach(network.host, example) for network in networks]
         self.optimizers = [
             _optimizer(model.host, network.learning_rate, config.optimizer)
             for model, network in zip(self.models, networks, strict=True)
@@ -61,6 +54,23 @@ class ReferencePopulation:
         self.germinations = np.zeros(shape, np.int64)
         self.seeds: dict[tuple[int, int], Seed] = {}
         """Live and fossilized seeds by network and slot."""
+
+    def _attach(self, host: nn.Module, example: Tensor) -> GrowingModel:
+        """Every slot offers what the population's configuration names and the site supports."""
+        makers = {place[-1]: place[:-1] for place in self.config.slots if not isinstance(place, str)}
+
+        def attach(offers: dict[str, Sequence[str] | None]) -> GrowingModel:
+            copied = copy.deepcopy(host).to(device=self.config.device, dtype=self.config.dtype)
+            return GrowingModel(copied, offers, example, makers=makers)
+
+        names = self.config.blueprints
+        probe = attach({name: names if name in makers else None for name in self._names})
+        return attach(
+            {
+                name: names if name in makers else [one for one in names if get(one).supports(probe.slots[name].site)]
+                for name in self._names
+            }
+        )
 
     def decide(self, actions: Actions) -> None:
         """Take one action per network; arguments and errors as `Population.decide`."""

@@ -64,7 +64,7 @@ def hidden_names() -> list[int]:
 def test_no_logit_depends_on_a_later_symbol(blueprint: str | None) -> None:
     for instance in {SUITE.parameters(one): one for one in draw_instances()}.values():
         inputs = SUITE.data(instance, "validation").inputs[:3].double()
-        model = esper.attach(SUITE.host(instance).double(), dict.fromkeys(SUITE.sites, "auto"), inputs)
+        model = esper.attach(SUITE.host(instance).double(), dict.fromkeys(SUITE.sites, SUITE.blueprints), inputs)
         assert all(model.slots[site].site.causal for site in SUITE.sites)
         if blueprint is not None:
             for site in SUITE.sites:

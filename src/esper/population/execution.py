@@ -307,7 +307,7 @@ _Apply = Callable[[SlotOp, Tensor, Tensor, Tensor | None], Tensor]
 
 def _run_in_slot(apply: _Apply, slot_op: SlotOp, tap: SourceTap | None, features: Tensor, inputs: Tensor) -> Tensor:
     """The output of a slot: its slot op applied to the features, with the source that the tap recorded in this pass."""
-    return apply(slot_op, features, inputs, None if tap is None else tap.get())
+    return apply(slot_op, features, inputs, None if tap is None else tap.inputs)
 
 
 class Execution:
