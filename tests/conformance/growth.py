@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import esper
 from conformance.kind import Kind, tensors
+from esper.growth.example_input import call_host
 from esper.growth.model import GrowingModel
-from esper.growth.probe import call_host
 
 HORIZON = 12
 DECISIONS = 4

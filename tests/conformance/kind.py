@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+from esper.growth.example_input import Arguments, call_host
 from esper.growth.model import GrowingModel
-from esper.growth.probe import Arguments, call_host
 
 EXAMPLES = 6
 CLASSES = 4

@@ -28,8 +28,8 @@ from conformance.kinds import (
     right_or_a_sentence,
 )
 from esper.errors import EsperError
+from esper.growth.example_input import call_host, first_tensor
 from esper.growth.model import GrowingModel
-from esper.growth.probe import call_host, first_tensor
 from esper.lifecycle.stages import Stage
 from train.runs import create_untrained_run
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 import tiny_transformers
 from esper.growth.attach import Places, attach
+from esper.growth.example_input import Arguments, call_host
 from esper.growth.model import GrowingModel
 from esper.growth.positions import find_output_tensor
-from esper.growth.probe import Arguments, call_host
 
 CLASSES = 5
 EXAMPLES = 6

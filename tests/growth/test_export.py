@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from esper.errors import ExportError, RunError
 from esper.growth.attach import attach
+from esper.growth.example_input import Arguments
 from esper.growth.export import export
-from esper.growth.probe import Arguments
 from esper.lifecycle.actions import Blend
 from growth.growing import fossilize, random
 from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded

@@ -24,9 +24,9 @@ from esper.config.arguments import describe_value
 from esper.errors import ConfigError
 from esper.grower.network import GrowingNetwork
 from esper.growth.blueprints.registry import get
+from esper.growth.example_input import call_host, fit_example
 from esper.growth.model import GrowingModel
 from esper.growth.positions import find_output_tensor
-from esper.growth.probe import call_host, fit_example
 from esper.growth.seed import Seed
 from esper.growth.side_pass import side_pass
 from esper.lifecycle.actions import Blend, Op

@@ -12,10 +12,10 @@ from torch import nn
 from esper.config.arguments import Advice, check_arguments
 from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import Context, get
+from esper.growth.example_input import Arguments, PlainModule, call_host
 from esper.growth.frozen import WHOLE
 from esper.growth.hidden import find_pairs
 from esper.growth.model import GrowingModel
-from esper.growth.probe import Arguments, PlainModule, call_host
 from esper.growth.taps import list_named_modules
 
 PATTERN = "re:"

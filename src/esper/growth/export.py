@@ -18,8 +18,8 @@ from esper.errors import EsperError, ExportError, RunError
 from esper.extras import require_extra
 from esper.files import move_durably
 from esper.growth.copies import copy_with
+from esper.growth.example_input import Arguments
 from esper.growth.hooks import find_attached
-from esper.growth.probe import Arguments
 from esper.growth.slot import Slot
 from esper.growth.taps import find_tensors
 

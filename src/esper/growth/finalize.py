@@ -16,10 +16,10 @@ from esper.errors import ExportError, SlotError
 from esper.growth.blueprints.registry import Context, Folded
 from esper.growth.copies import copy_with
 from esper.growth.depth import DepthTracker, deepen
+from esper.growth.example_input import call_host, fit_example
 from esper.growth.fossils import add_fossil, runs_children
 from esper.growth.hooks import require_attached
 from esper.growth.pretrained import refuse_saving
-from esper.growth.probe import call_host, fit_example
 from esper.growth.seed import Seed
 from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot

@@ -18,6 +18,7 @@ from esper.config.arguments import AtLeastTwo, Batches, Name, NonNegativeInt, Po
 from esper.errors import CheckpointError, ConfigError, ExportError, LookError, SlotError
 from esper.growth.blueprints.registry import get
 from esper.growth.depth import CONFIGURATION, DepthTracker
+from esper.growth.example_input import Arguments, ExampleInput, PlainModule, find_input_place, first_tensor
 from esper.growth.finalize import finalize
 from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership, unwrap_optimizer
 from esper.growth.frozen import FrozenParts, require_no_checkpointing
@@ -25,7 +26,7 @@ from esper.growth.hooks import hide_growth, require_attachable, require_attached
 from esper.growth.look import Look, look
 from esper.growth.positions import is_mask_or_cache, list_argument_names
 from esper.growth.pretrained import refuse_while_growing
-from esper.growth.probe import Arguments, ExampleInput, PlainModule, find_input_place, first_tensor, probe
+from esper.growth.probe import probe
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot
 from esper.growth.summary import GrowthSummary, Preview, preview, summarise

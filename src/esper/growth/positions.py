@@ -50,22 +50,35 @@ def find_mask_or_cache(
         keywords: Its other arguments.
         batch: Number of examples.
     """
-    for name, value in (*zip_longest(names[: len(arguments)], arguments, fillvalue=""), *keywords.items()):
-        square = isinstance(value, Tensor) and value.dim() == 2 and len(value) == value.shape[1]
-        if square and "pad" not in name.lower() and (len(value) != batch or name in _ORDER_MASKS):
-            continue
-        named = is_mask_or_cache(name)
-        given = value is not None and not (isinstance(value, int) and not value)
-        boolean = isinstance(value, Tensor) and value.dtype is torch.bool
-        if (named and given) or boolean or isinstance(value, PackedSequence):
+    for name, value in _name_arguments(names, arguments, keywords):
+        named = is_mask_or_cache(name) and value is not None and not (isinstance(value, int) and not value)
+        typed = isinstance(value, PackedSequence) or (
+            isinstance(value, Tensor) and (value.is_nested or value.dtype is torch.bool)
+        )
+        if (named or typed) and not _hides_later_positions(name, value, batch):
             return name or type(value).__name__
     return ""
 
 
+def _hides_later_positions(name: str, value: Any, batch: int) -> bool:
+    """Whether an argument is a mask ``[T, T]`` for all examples, and cannot be one ``[B, T]`` of their padding."""
+    if not isinstance(value, Tensor) or value.is_nested or value.dim() != 2 or len(value) != value.shape[1]:
+        return False
+    return "pad" not in name.lower() and (len(value) != batch or name in _ORDER_MASKS)
+
+
 def is_mask_or_cache(name: str) -> bool:
     """Whether the name of an argument says that it masks padding, gives lengths or holds a cache."""
-    words = set(name.lower().split("_"))
-    return not words.isdisjoint(_WORDS) and words.isdisjoint(_OTHER_WORDS)
+    return _has_word(name, _WORDS)
+
+
+def list_caches(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[str]:
+    """Names of the arguments of a call that are caches; ``names`` are the names of positional arguments."""
+    return [
+        name
+        for name, value in _name_arguments(names, arguments, keywords)
+        if value is not None and not isinstance(value, bool) and _has_word(name, _CACHE_WORDS)
+    ]
 
 
 def drop_caches(
@@ -73,22 +86,20 @@ def drop_caches(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call with None for each cache; ``names`` are the names of positional arguments."""
     caches = list_caches(names, arguments, keywords)
-    positional = zip_longest(names[: len(arguments)], arguments, fillvalue="")
-    return (
-        tuple(None if name in caches else value for name, value in positional),
-        {name: None if name in caches else value for name, value in keywords.items()},
-    )
+    kept = [None if name in caches else value for name, value in _name_arguments(names, arguments, keywords)]
+    return tuple(kept[: len(arguments)]), dict(zip(keywords, kept[len(arguments) :], strict=True))
 
 
-def list_caches(names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[str]:
-    """Names of the arguments of a call that are caches; ``names`` are the names of positional arguments."""
-    bound = [*zip(names, arguments, strict=False), *keywords.items()]
-    return [name for name, value in bound if value is not None and not isinstance(value, bool) and _is_cache(name)]
+def _name_arguments(
+    names: tuple[str, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """All arguments of a call with their names, which are empty beyond ``names``."""
+    return [*zip_longest(names[: len(arguments)], arguments, fillvalue=""), *keywords.items()]
 
 
-def _is_cache(name: str) -> bool:
-    words = set(name.lower().split("_"))
-    return not words.isdisjoint(_CACHE_WORDS) and words.isdisjoint(_OTHER_WORDS)
+def _has_word(name: str, words: frozenset[str]) -> bool:
+    parts = set(name.lower().split("_"))
+    return not parts.isdisjoint(words) and parts.isdisjoint(_OTHER_WORDS)
 
 
 class CallRecorder:

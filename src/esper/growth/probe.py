@@ -6,24 +6,28 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import PlainValidator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from esper.config.arguments import Advice
 from esper.errors import SlotError, did_you_mean
+from esper.growth.blueprints.blocks import find_branch_outputs
 from esper.growth.blueprints.registry import LayerCall
-from esper.growth.depth import copy_block
+from esper.growth.example_input import (
+    FEWEST_EXAMPLES,
+    Arguments,
+    call_host,
+    describe_failure,
+    first_tensor,
+    replace_input,
+)
 from esper.growth.hidden import LayerPair, find_hidden, is_unaltered
 from esper.growth.positions import (
     CallRecorder,
-    drop_caches,
     find_output_tensor,
     is_causal,
-    list_argument_names,
     pad_nested,
 )
 from esper.growth.site import Layer, Layout, Site
@@ -31,38 +35,6 @@ from esper.growth.taps import find_features, find_tensors, holds_features, list_
 from esper.numerics.flops import count_flops
 from esper.numerics.module_state import keep_modes
 
-
-def _read_arguments(value: Any) -> Any:
-    """A tensor, a tuple, or a mapping from names."""
-    if isinstance(value, Tensor | tuple):
-        return cast(object, value)
-    if isinstance(value, list):
-        return tuple(cast("list[Any]", value))
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in cast("Mapping[Any, Any]", value)):
-        raise ValueError("no arguments")
-    return cast(object, value)
-
-
-def _read_module(value: Any) -> Any:
-    if not isinstance(value, nn.Module) or isinstance(value, torch.jit.ScriptModule):
-        raise ValueError("no module")
-    return value
-
-
-Arguments = Annotated[
-    Tensor | tuple[Any, ...] | Mapping[str, Any],
-    PlainValidator(_read_arguments),
-    Advice("give the model's arguments: a tensor, a tuple of arguments, or a dictionary of keyword arguments"),
-]
-"""Arguments of a host: a single tensor, a tuple of positional arguments, or a dictionary of keyword arguments."""
-PlainModule = Annotated[
-    nn.Module,
-    PlainValidator(_read_module),
-    Advice("give an nn.Module, and of scripted or traced ones (torch.jit) the module that they were made of"),
-]
-"""Any module except those of torch.jit."""
-FEWEST_EXAMPLES = 2
-"""Smallest number of examples; with only one, the batch axis looks like any other axis of size 1."""
 _LAYOUT_BY_RANK = {2: Layout.FEATURES, 3: Layout.TOKENS, 4: Layout.IMAGE}
 
 
@@ -109,23 +81,6 @@ class _OutputRecorder:
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
-
-
-class ExampleInput:
-    """The example input of a host; pickles do not contain it, and copies share it.
-
-    Args:
-        arguments: The host's arguments; None after pickling.
-    """
-
-    def __init__(self, arguments: Arguments | None = None) -> None:
-        self.arguments = arguments
-
-    def __deepcopy__(self, _: object) -> ExampleInput:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ExampleInput, ()
 
 
 class ProbeResult(NamedTuple):
@@ -201,7 +156,7 @@ def probe(
             outputs.remove()
             counted = count_flops(host, lambda: call_host(host, example_input), modules, frozen=frozen)
             if causal is None:
-                causal = is_causal(lambda changed: call_host(host, _replace_input(example_input, changed)), inputs)
+                causal = is_causal(lambda changed: call_host(host, replace_input(example_input, changed)), inputs)
     finally:
         calls.remove()
         outputs.remove()
@@ -250,73 +205,11 @@ def probe(
     return ProbeResult(sites, channels, output_shape, counted.total // len(inputs), counted.uncounted, calls.found)
 
 
-def call_host(host: nn.Module, arguments: Arguments) -> Any:
-    """Call ``host`` with a single argument, positional arguments or keyword arguments."""
-    if isinstance(arguments, Tensor):
-        return host(arguments)
-    return host(**arguments) if isinstance(arguments, Mapping) else host(*arguments)
-
-
-def fit_example(host: nn.Module, arguments: Arguments, like: Tensor) -> Arguments:
-    """Move the arguments to the device of ``host``, and convert floating-point tensors if no parameter has their dtype.
-
-    Device and dtype are those of the first parameter with the example's dtype, or else of ``like``.
-    """
-    # The host may have been moved or converted since it was probed.
-    dtype, types = first_tensor(arguments).dtype, {values.dtype for values in host.parameters()}
-    like = next((values for values in host.parameters() if values.dtype == dtype), like)
-
-    def move_value(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        converts = value.is_floating_point() and value.dtype not in types
-        return value.to(like.device, like.dtype if converts else value.dtype)
-
-    if isinstance(arguments, Tensor):
-        return cast("Tensor", move_value(arguments))
-    if isinstance(arguments, Mapping):
-        return {name: move_value(value) for name, value in arguments.items()}
-    return tuple(map(move_value, arguments))
-
-
-def _arguments_by_place(arguments: Arguments) -> dict[int | str, Any]:
-    """All arguments by index or keyword."""
-    if isinstance(arguments, Tensor):
-        return {0: arguments}
-    return dict(arguments.items() if isinstance(arguments, Mapping) else enumerate(arguments))
-
-
-def find_input_place(arguments: Arguments) -> int | str:
-    """Index or keyword of the network's input, which is the first tensor among the arguments.
-
-    Raises:
-        SlotError: there is no tensor.
-    """
-    for place, argument in _arguments_by_place(arguments).items():
-        if isinstance(argument, Tensor):
-            return place
-    raise SlotError("the example input contains no tensor: give the model's arguments")
-
-
-def first_tensor(arguments: Arguments) -> Tensor:
-    """The network's input, which is the first tensor among the arguments."""
-    return _arguments_by_place(arguments)[find_input_place(arguments)]
-
-
 _PLAIN_LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward)
 
 
 def _pad_if_nested(output: Any) -> Any:
     return pad_nested(output) if isinstance(output, Tensor) and output.is_nested else output
-
-
-def _replace_input(arguments: Arguments, tensor: Tensor) -> Arguments:
-    """The arguments with another first tensor, at the same index or keyword."""
-    if isinstance(arguments, Tensor):
-        return tensor
-    first = first_tensor(arguments)
-    replaced = {place: tensor if value is first else value for place, value in _arguments_by_place(arguments).items()}
-    return cast("Arguments", replaced) if isinstance(arguments, Mapping) else tuple(replaced.values())
 
 
 def _resolve_modules(host: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
@@ -438,27 +331,6 @@ _ADD_IDENTITY = (
 )
 
 
-def describe_failure(host: nn.Module, example_input: Arguments, error: Exception) -> str:
-    """Which arguments the host failed on, why, and what to give instead."""
-
-    def describe(value: Any) -> str:
-        if not isinstance(value, Tensor):
-            return type(value).__name__
-        return f"{tuple(value.shape)} {value.dtype} on {value.device}"
-
-    arguments = ", ".join(
-        describe(value) if isinstance(place, int) else f"{place}: {describe(value)}"
-        for place, value in _arguments_by_place(example_input).items()
-    )
-    like = next((f" ({values.dtype} on {values.device})" for values in host.parameters()), "")
-    reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    return (
-        f"{type(host).__name__} cannot run on the example input [{arguments}]: {reason}; give {FEWEST_EXAMPLES} "
-        "examples or more as your training loop passes them to the model (a tensor, a tuple of arguments or a "
-        f"dictionary of keyword arguments, without labels), with the device and type that its parameters{like} need"
-    )
-
-
 _CHANNEL_FIRST_TYPES = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)
 
 
@@ -473,63 +345,3 @@ def _describe_site(layer: Layer, output: Tensor, inputs: Tensor, causal: bool) -
     if layout in (Layout.SEQUENCE, Layout.IMAGE):
         return Site(layout, shape[1], shape[2:], input_shape, layer=layer)
     return Site(layout, shape[-1], shape[1:-1], input_shape, causal and layout is Layout.TOKENS, layer=layer)
-
-
-_NOISE = 0.02
-"""Standard deviation of noise on parameters, so that none is zero by chance."""
-
-
-@torch.no_grad()
-def find_branch_outputs(block: nn.Module, call: LayerCall) -> tuple[str, ...]:
-    """Names of the block's parameters that end its branches; empty if zeros there do not make it the identity.
-
-    Parameters are set to zero one by one, from the last used to the first. A parameter stays zero if this changes the
-    output. So in every branch only the last layer becomes zero, and gradients still reach it. The number of calls of
-    the block, in evaluation mode, is about the number of its parameters. Caches are not passed.
-
-    Args:
-        block: Any module; it is not changed.
-        call: Arguments of the block; the identity would return the first one.
-    """
-    first = call.first_argument
-    if first is None:
-        return ()
-    # Copy the block, with noise on its parameters.
-    copied = copy_block(block).eval()
-    arguments, keywords = LayerCall(*drop_caches(list_argument_names(block), *call)).with_first(first.detach().clone())
-    generator = torch.Generator(first.device).manual_seed(0)
-    for parameter in copied.parameters():
-        noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
-        parameter += _NOISE * noise.to(parameter.dtype)
-    # Order the parameters by the end of the call of their module, or of the nearest module around it.
-    called: list[nn.Module] = []
-
-    def record_call(module: nn.Module, *_: Any) -> None:
-        called.append(module)
-
-    hooks = [module.register_forward_hook(record_call) for module in copied.modules()]
-    output: Tensor = copied(*arguments, **keywords)
-    for hook in hooks:
-        hook.remove()
-    turns = {module: turn for turn, module in enumerate(called)}
-
-    def find_turn(name: str) -> int:
-        parts = name.split(".")[:-1]
-        around = (copied.get_submodule(".".join(parts[:length])) for length in range(len(parts), -1, -1))
-        return next(turns[module] for module in around if module in turns)
-
-    ordered = sorted(copied.named_parameters(), key=lambda named: find_turn(named[0]))
-    # Set them to zero, from the last to the first, until the block is the identity.
-    zeroed: list[str] = []
-    for name, parameter in reversed(ordered):
-        if torch.equal(output, first):
-            break
-        before = parameter.clone()
-        parameter.zero_()
-        without: Tensor = copied(*arguments, **keywords)
-        if torch.equal(without, output):
-            parameter.copy_(before)
-        else:
-            output = without
-            zeroed.append(name)
-    return tuple(zeroed) if torch.equal(output, first) else ()

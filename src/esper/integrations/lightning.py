@@ -20,9 +20,9 @@ from esper.extras import describe_missing
 from esper.grower import Grower
 from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import KEY, GrowthInStateDict
+from esper.growth.example_input import Arguments
 from esper.growth.followers import SLOT_KEY, unwrap_optimizer
 from esper.growth.model import GrowingModel
-from esper.growth.probe import Arguments
 from esper.integrations.trainer_callback import MeanLoss, finish_grower, step_grower
 from esper.ladders.plan import make_plan
 from esper.ladders.training import Evaluate as EvaluateRung

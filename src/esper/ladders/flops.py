@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from esper.engine.budget import TRAINING_PASSES
-from esper.growth.probe import Arguments, call_host, find_input_place, first_tensor, fit_example
+from esper.growth.example_input import Arguments, call_host, find_input_place, first_tensor, fit_example
 from esper.growth.taps import find_tensors
 from esper.numerics.flops import count_flops
 

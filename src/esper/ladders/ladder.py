@@ -26,8 +26,8 @@ from esper.dash.formats import duration
 from esper.errors import ConfigError
 from esper.files import print_line
 from esper.growth.copies import copy_with
+from esper.growth.example_input import Arguments, PlainModule, find_input_place, first_tensor
 from esper.growth.followers import unwrap_optimizer
-from esper.growth.probe import Arguments, PlainModule, find_input_place, first_tensor
 from esper.ladders.plan import ADVICE as PLAN_ADVICE
 from esper.ladders.plan import DECAY, SHARE, LadderPlan, Sizes, make_plan, require_plain
 from esper.ladders.rungs import Ladder, RungFolder

@@ -18,9 +18,9 @@ from esper.engine.budget import TRAINING_PASSES
 from esper.errors import ConfigError, plural
 from esper.grower.spending import warmup_stable_decay
 from esper.growth.copies import copy_with
+from esper.growth.example_input import Arguments, first_tensor
 from esper.growth.model import GrowingModel
 from esper.growth.pretrained import METHODS, is_built_alike
-from esper.growth.probe import Arguments, first_tensor
 from esper.growth.summary import align_columns
 from esper.ladders.flops import count_forward
 from esper.ladders.towers import Towers, count_blocks, deepen_in_place, find_towers, grow_towers, plan_copies

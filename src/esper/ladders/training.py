@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from esper.config.arguments import describe_value, read_number
 from esper.errors import CheckpointError, ConfigError, DivergedError, plural
 from esper.files import print_line
+from esper.growth.example_input import Arguments
 from esper.growth.followers import unwrap_optimizer
-from esper.growth.probe import Arguments
 from esper.ladders.flops import TrainingFlops, count_forward
 from esper.ladders.plan import LadderPlan
 from esper.ladders.rungs import Ladder, Rung, RungFolder, measure_latency

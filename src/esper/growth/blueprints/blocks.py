@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from esper.errors import SlotError
 from esper.growth.blueprints.registry import Blueprint, Context, Family, Folded, LayerCall, register
 from esper.growth.depth import copy_block
-from esper.growth.positions import list_argument_names, list_caches
+from esper.growth.positions import drop_caches, list_argument_names, list_caches
 from esper.growth.site import Layout, Site
 
 
@@ -122,3 +122,63 @@ class BlockZero(BlockCopy):
     @classmethod
     def supports(cls, site: Site) -> bool:
         return super().supports(site) and site.layer is not None and bool(site.layer.branch_outputs)
+
+
+_NOISE = 0.02
+"""Standard deviation of noise on parameters, so that none is zero by chance."""
+
+
+@torch.no_grad()
+def find_branch_outputs(block: nn.Module, call: LayerCall) -> tuple[str, ...]:
+    """Names of the block's parameters that end its branches; empty if zeros there do not make it the identity.
+
+    Parameters are set to zero one by one, from the last used to the first. A parameter stays zero if this changes the
+    output. So in every branch only the last layer becomes zero, and gradients still reach it. The number of calls of
+    the block, in evaluation mode, is about the number of its parameters. Caches are not passed.
+
+    Args:
+        block: Any module; it is not changed.
+        call: Arguments of the block; the identity would return the first one.
+    """
+    first = call.first_argument
+    if first is None:
+        return ()
+    # Copy the block, with noise on its parameters.
+    copied = copy_block(block).eval()
+    arguments, keywords = LayerCall(*drop_caches(list_argument_names(block), *call)).with_first(first.detach().clone())
+    generator = torch.Generator(first.device).manual_seed(0)
+    for parameter in copied.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
+        parameter += _NOISE * noise.to(parameter.dtype)
+    # Order the parameters by the end of the call of their module, or of the nearest module around it.
+    called: list[nn.Module] = []
+
+    def record_call(module: nn.Module, *_: Any) -> None:
+        called.append(module)
+
+    hooks = [module.register_forward_hook(record_call) for module in copied.modules()]
+    output: Tensor = copied(*arguments, **keywords)
+    for hook in hooks:
+        hook.remove()
+    turns = {module: turn for turn, module in enumerate(called)}
+
+    def find_turn(name: str) -> int:
+        parts = name.split(".")[:-1]
+        around = (copied.get_submodule(".".join(parts[:length])) for length in range(len(parts), -1, -1))
+        return next(turns[module] for module in around if module in turns)
+
+    ordered = sorted(copied.named_parameters(), key=lambda named: find_turn(named[0]))
+    # Set them to zero, from the last to the first, until the block is the identity.
+    zeroed: list[str] = []
+    for name, parameter in reversed(ordered):
+        if torch.equal(output, first):
+            break
+        before = parameter.clone()
+        parameter.zero_()
+        without: Tensor = copied(*arguments, **keywords)
+        if torch.equal(without, output):
+            parameter.copy_(before)
+        else:
+            output = without
+            zeroed.append(name)
+    return tuple(zeroed) if torch.equal(output, first) else ()
