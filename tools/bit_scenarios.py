@@ -265,7 +265,8 @@ class Problem:
     def compute_losses(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropies of the examples of a minibatch."""
         outputs = model(batch[0]).movedim(-1, 1)
-        return F.cross_entropy(outputs, batch[1], reduction="none").flatten(1 if outputs.ndim > 2 else 0).mean(-1)
+        losses = F.cross_entropy(outputs, batch[1], reduction="none")
+        return losses if losses.ndim == 1 else losses.flatten(1).mean(-1)
 
     def batches(self, part: slice, size: int = 32) -> list[tuple[Tensor, Tensor]]:
         """Minibatches of a part of the data."""

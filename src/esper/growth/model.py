@@ -190,6 +190,7 @@ class GrowingModel(nn.Module):
         example_input: Arguments of the host: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
         causal: As in `esper.growth.probe.probe`.
         frozen: Names of submodules that never change; ``""`` is the host itself.
+        matches: By pattern, the number of submodules that it matches, for `summary`.
 
     Raises:
         SlotError: as for `esper.growth.probe.probe` and `Slot`.
