@@ -306,7 +306,7 @@ def draw_sequences(count: int, length: int, vocabulary: int) -> Tensor:
 
 CAUSAL = ["attention", "lowrank", "lowrank_8", "mlp", "mlp_wide", "norm"]
 MIXING = sorted([*CAUSAL, "gate", "token_conv", "token_mix"])
-"""What fits tokens, those that mix positions included."""
+"""What fits tokens, those that mix positions included. An activation behind a `Conv1d` counts as tokens, too."""
 
 
 def list_problems() -> dict[str, Problem]:
@@ -316,7 +316,7 @@ def list_problems() -> dict[str, Problem]:
     deeper = ["block_copy", "block_zero", "mlp"]
     return {
         "mlp": Problem(make_mlp, {"1": "auto", "3": "auto"}, points, label(points, 4)),
-        "conv1d": Problem(make_conv1d, {"1": "auto", "3": "auto"}, signals, label(signals, 4)),
+        "conv1d": Problem(make_conv1d, {"1": MIXING, "3": MIXING}, signals, label(signals, 4)),
         "resnet": Problem(make_resnet, {"3": "auto", "4": "auto"}, images, label(images, 4)),
         "vit": Problem(ViT, {r"re:blocks\.\d": MIXING}, images, label(images, 4)),
         "gpt": Problem(
