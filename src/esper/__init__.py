@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         save,
         warmup_stable_decay,
     )
+    from esper.train.trainer import train_controller
 
 __version__ = "0.3.0"
 """The version of this package, by the rules of semantic versioning."""
@@ -68,15 +69,18 @@ __all__ = [
     "load",
     "plan_ladder",
     "save",
+    "train_controller",
     "warmup_stable_decay",
 ]
+_TRAINING = {"train_controller": "esper.train.trainer"}
+"""Names that only training needs, with their modules: what a training loop of one model imports stays small."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that `esper --help` need not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'esper' has no attribute {name!r}")
-    return vars(import_module("esper.api"))[name]
+    return vars(import_module(_TRAINING.get(name, "esper.api")))[name]
 
 
 def __dir__() -> list[str]:

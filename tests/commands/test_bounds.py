@@ -32,7 +32,7 @@ def list_integers() -> list[tuple[str, str]]:
     return options
 
 
-NEEDED = {"sweep": ["space.yaml"], "compare": ["a.yaml", "b.yaml"]}
+NEEDED = {"sweep": ["space.py:suggest"], "compare": ["a.yaml", "b.yaml"]}
 """Arguments that a command cannot do without."""
 
 

@@ -19,16 +19,18 @@ SETTINGS = [word for setting in (*TINY, "iterations=2") for word in ("--set", se
 SHORT = {"runs": "it lists what is there", "dash": "it serves until it is stopped"}
 """Commands without progress, and why."""
 SWEEP = """
-base: {suite: short, environments: 8, shards: 1, probe_instances: 2, iterations: 2, policy: {hidden: 16, width: 16},
-  ppo: {group: 4, minibatches: 2, epochs: 1}}
-space: {seed: [0]}
+def suggest(trial):
+    return {
+        "suite": "short", "environments": 8, "shards": 1, "probe_instances": 2, "iterations": 2,
+        "policy": {"hidden": 16, "width": 16}, "ppo": {"group": 4, "minibatches": 2, "epochs": 1},
+    }
 """
 CALLS = {
     "train": ("train", "--run-dir", "new", *SETTINGS),
     "evaluate a run": ("evaluate", "run", "--instances", "4", "--transfer", "2", "--workers", "1"),
     "evaluate": ("evaluate", "--controller", "look", "--suite", "short", "--instances", "40", "--workers", "1"),
     "compare": ("compare", "a.yaml", *SETTINGS, "--arms", "--seeds", "2", "--instances", "2", "--workers", "1"),
-    "sweep": ("sweep", "space.yaml", "--instances", "2", "--workers", "1"),
+    "sweep": ("sweep", "space.py:suggest", "--trials", "1", "--instances", "2", "--workers", "1"),
     "report": ("report", "run", "--out", "pages"),
     "doctor": ("doctor",),
     "bench suite": ("bench", "suite", "short", "--search", "1", "--score", "2"),
@@ -53,7 +55,7 @@ def folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setattr("esper.commands.bench.WORKERS", 1)
     shutil.copytree(trained, "run")
     Path("a.yaml").write_text("iterations: 2\n")
-    Path("space.yaml").write_text(SWEEP)
+    Path("space.py").write_text(SWEEP)
     return tmp_path
 
 

@@ -9,7 +9,7 @@ import pytest
 from esper.cli import COMMANDS, main
 
 SEEDED = [one.name for one in COMMANDS if "seed" in inspect.signature(one.load()).parameters]
-NEEDED = {"sweep": ["space.yaml"]}
+NEEDED = {"sweep": ["space.py:suggest"]}
 """Arguments that a command cannot do without."""
 
 

@@ -21,6 +21,7 @@ from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthSettings
 from esper.rl.rewards import MODES
 from esper.train.settings import TrainSettings
+from esper.train.trainer import build_settings
 from settings_tree import Leaf, Named, fields_of, leaves_of, modules, nested, settings_classes
 
 Route = Callable[[Leaf, Path], Settings]
@@ -93,23 +94,9 @@ def _by_file(root: type[Settings]) -> Route:
     return load
 
 
-def _by_sweep(leaf: Leaf, folder: Path) -> Settings:
-    from esper.lab.sweep import load_space  # noqa: PLC0415 (an extra, and seconds to import)
-
-    path = folder / "space.yaml"
-    path.write_text(yaml.safe_dump({"space": {leaf.key: [leaf.value]}}))
-    space = load_space(path, leaf.given)
-    return space.build_settings(space.decode_values(next(space.iterate_combinations())))
-
-
-def _by_base(leaf: Leaf, folder: Path) -> Settings:
-    from esper.lab.sweep import load_space  # noqa: PLC0415 (an extra, and seconds to import)
-
-    path = folder / "space.yaml"
-    other = "seed" if leaf.key != "seed" else "iterations"
-    usual = getattr(TrainSettings(), other)
-    path.write_text(yaml.safe_dump({"base": nested(leaf.key, leaf.value), "space": {other: [usual]}}))
-    return load_space(path, leaf.given).build_settings({})
+def _by_call(leaf: Leaf, _: Path) -> Settings:
+    given = dict(assignment.split("=", 1) for assignment in leaf.given)
+    return build_settings({**{key: yaml.safe_load(text) for key, text in given.items()}, leaf.key: leaf.value})
 
 
 def _by_keyword(leaf: Leaf, _: Path) -> Settings:
@@ -124,8 +111,7 @@ ROUTES: dict[str, tuple[type[Settings], Route]] = {
     "esper train --set KEY=VALUE": (TrainSettings, _by_key(TrainSettings)),
     "esper train --set GROUP={...}": (TrainSettings, _by_mapping(TrainSettings)),
     "esper train --config": (TrainSettings, _by_file(TrainSettings)),
-    "esper sweep space": (TrainSettings, _by_sweep),
-    "esper sweep base": (TrainSettings, _by_base),
+    "esper.train_controller": (TrainSettings, _by_call),
     "gymnasium.make": (GrowthSettings, _by_keyword),
     "tuned heuristic": (HeuristicSettings, _by_file(HeuristicSettings)),
     "tuned rule that looks": (LookSettings, _by_file(LookSettings)),

@@ -79,7 +79,7 @@ def test_every_policy_plays_the_same_instances_and_what_is_done_is_not_done_agai
 def test_other_settings_in_the_same_place_are_refused(tmp_path: Path) -> None:
     run_experiment(experiment(tmp_path, seeds=1), unseen)
     changed = Experiment(tmp_path, {"plain": tiny("iterations=2"), "sparse": tiny("iterations=1")}, 1, 6)
-    with pytest.raises(ConfigError, match="trained with other settings: choose another --run-dir"):
+    with pytest.raises(ConfigError, match="trained with other settings: choose another directory"):
         run_experiment(changed, unseen)
 
 

@@ -34,7 +34,6 @@ def test_no_number_ever_changes() -> None:
         "SWEPT_INSTANCES": 24,
         "MIXED_SUITES": 25,
         "STATIC_SEARCH": 26,
-        "SWEPT_SETTINGS": 27,
         "HOST_NOISE": 28,
         "DATA_ORDER": 0x0DDE5,
     }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from gpu import needs_gpu
-from train.runs import ignore, resumed, started, tiny
+from train.runs import at, ignore, resumed, started, tiny
 from train.short_suite import short_suite
 
 
@@ -44,10 +46,10 @@ def test_other_ways_to_compute_learn_as_well(words: list[str], tmp_path: Path) -
 
 @needs_gpu
 def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
-    with started(tmp_path, tiny("iterations=2", "shards=1", "devices=cuda")) as running:
-        iterations = running.run_iterations()
-        assert next(iterations).number == 1
-        with pytest.raises(KeyboardInterrupt):
-            iterations.throw(KeyboardInterrupt())
+    settings = tiny("iterations=2", "shards=1", "devices=cuda")
+    with started(tmp_path, settings) as running, pytest.raises(KeyboardInterrupt):
+        running.train(at(1, partial(signal.raise_signal, signal.SIGINT)))
     with resumed(tmp_path) as running:
-        assert [iteration.number for iteration in running.run_iterations()] == [2]
+        numbers = list[int]()
+        running.train(lambda iteration: numbers.append(iteration.number))
+        assert numbers == [2]

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
-from esper.commands.options import Overrides, Seed, hold_run
+from esper.commands.options import RUNS, Overrides, Seed, hint_if_stopped
 from esper.config.loading import compare_settings, load_settings
 from esper.dash.formats import duration, score
 from esper.dash.output import console_beside, print_differences, print_json, print_line
 from esper.dash.progress import TrainingProgress, view_training
 from esper.errors import ConfigError, plural
 from esper.lab.report.training import write_report
-from esper.numerics.devices import require_device
 from esper.runs.loggers import Tool, open_loggers, require_logger
 from esper.runs.run_directory import RunDirectory
-from esper.train.collect import check_start_policy
-from esper.train.iteration import Iteration, TrainingSummary, summarise_run
+from esper.train.iteration import Iteration
 from esper.train.settings import TrainSettings
-from esper.train.trainer import Trainer
-from esper.train.workers import LOCAL, Backend, Computing
+from esper.train.trainer import Trainer, train_controller
+from esper.train.workers import LOCAL, Computing
 
 
 def command(
@@ -51,7 +51,6 @@ def command(
             TensorBoard files are in RUN/loggers/tensorboard.
         json: Print a final line of JSON to stdout, and progress to stderr.
     """
-    # Everything that can be refused is refused before there is a directory.
     console = console_beside(json)
     for tool in logger:
         require_logger(tool)
@@ -60,15 +59,45 @@ def command(
         overrides = (*overrides, *(f"{key}={value}" for key, value in shortcuts.items() if value is not None))
         settings = load_settings(TrainSettings, config, overrides)
         print_differences(console, "settings", compare_settings(settings, TrainSettings()))
-        check_start_policy(settings)
-        require_device(settings.devices[0])  # where the policy learns, in this process
+        run = RunDirectory(run_dir or RUNS / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
+        if os.path.isdir(run.path):
+            RunDirectory.create(run.path)  # refuses one that is not empty: `train_controller` would go on with a run
     elif config or run_dir or seed is not None or start is not None or overrides:
         raise ConfigError("--resume uses the run's own settings and directory: remove the other options")
     else:
-        settings = load_settings(TrainSettings, RunDirectory.open_training_run(resume).config)
+        run = RunDirectory.open_training_run(resume)
+        settings = load_settings(TrainSettings, run.config)
 
-    with hold_run(resume, run_dir, settings, console) as run:
-        summary = _train(run, settings, computing, logger, console)
+    @contextmanager
+    def watch(trainer: Trainer) -> Generator[Callable[[Iteration], None]]:
+        if trainer.done >= settings.iterations:
+            print_line(console, "the run is already complete")
+            yield lambda _: None
+            return
+        store = trainer.store
+        progress = TrainingProgress(settings.iterations, [value for _, value in store.series("objective")])
+        if trainer.done:
+            print_line(console, f"resuming after iteration {trainer.done} of {settings.iterations}")
+        name, values = run.path.absolute().name, settings.model_dump(mode="json")
+        with (
+            open_loggers(logger, run.loggers, name, values) as log_iteration,
+            view_training(console, progress) as view,
+        ):
+            with workers.report_to(view.count_baseline_tasks):
+                levels = trainer.measure_baseline_levels()
+            view.show_baselines(levels)
+
+            def report(iteration: Iteration) -> None:
+                view.add_iteration(iteration)
+                log_iteration(store, iteration.number)
+
+            yield report
+
+    with (
+        hint_if_stopped(console, f"resume with: {run.command} --resume {shlex.quote(str(run.path))}"),
+        computing.open_workers(settings.shards) as workers,
+    ):
+        summary = train_controller(settings, run.path, workers=workers, watch=watch)
     report = write_report(run)
 
     print_line(
@@ -86,33 +115,3 @@ def command(
     if json:
         speed = summary.environment_steps_per_second
         print_json({"run": str(run.path), **asdict(summary), "environment_steps_per_second": speed})
-
-
-def _train(
-    run: RunDirectory, settings: TrainSettings, computing: Backend, tools: Sequence[Tool], console: Console
-) -> TrainingSummary:
-    """Train for the iterations that the run still lacks."""
-    with run.open_store() as store, computing.open_workers(settings.shards) as workers:
-        trainer = Trainer.open(run, settings, store, workers)
-        if trainer.done >= settings.iterations:
-            print_line(console, "the run is already complete")
-            trainer.train(lambda _: None)  # marks it as finished
-            return summarise_run(store)
-        progress = TrainingProgress(settings.iterations, [value for _, value in store.series("objective")])
-        if trainer.done:
-            print_line(console, f"resuming after iteration {trainer.done} of {settings.iterations}")
-        name, values = run.path.absolute().name, settings.model_dump(mode="json")
-        with (
-            open_loggers(tools, run.loggers, name, values) as log_iteration,
-            view_training(console, progress) as view,
-        ):
-            with workers.report_to(view.count_baseline_tasks):
-                levels = trainer.measure_baseline_levels()
-            view.show_baselines(levels)
-
-            def report(iteration: Iteration) -> None:
-                view.add_iteration(iteration)
-                log_iteration(store, iteration.number)
-
-            trainer.train(report)
-        return summarise_run(store)

@@ -1,7 +1,7 @@
 """The base of everything configurable.
 
 There is one set of defaults: those of the class at the root of a tree of settings. A mapping in the place of nested
-settings changes the keys it names and nothing else, whether it comes from a keyword, a file, an override or a sweep.
+settings changes the keys it names and nothing else, whether it comes from a keyword, a mapping, a file or an override.
 Settings can be compared with others, and every mistake in them becomes one sentence.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,26 +27,33 @@ def hash_file(address: str) -> str:
     return sha256(Path(str(split_name(address)[0])).read_bytes()).hexdigest()
 
 
-def load_controller(address: str, horizon: int, taken: Collection[str] = ()) -> Controller:
-    """The controller that the class or function at ``FILE.py:NAME`` makes for episodes of so many decisions.
+def load_function(address: str, what: str) -> Callable[..., Any]:
+    """The class or function at ``FILE.py:NAME``, which makes or is ``what`` in messages.
 
-    The file is run as Python, in this process and in those that the controller is sent to, as whoever calls this has
-    named it. ``taken`` are names of other controllers, which this one cannot have.
+    The file is run as Python, in this process and in those that get objects of it, as whoever calls this has named it.
     """
     file, name = split_name(address)
-    assert file is not None  # as `is_in_file` says
-    if os.pathsep in file or not Path(file).is_file():
-        raise ConfigError(f"controller {address}: there is no such file as {file}: give FILE.py:NAME of a class in one")
+    if file is None or os.pathsep in file or not Path(file).is_file():
+        raise ConfigError(f"{what} {address}: there is no such file as {file or address}: give FILE.py:NAME")
     allow_file(file)
     # A user's file may raise anything.
     try:
         defined = vars(import_file(file))
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"controller {address}: {file} cannot be run: {type(error).__name__}: {error}") from error
-    create: Any = defined.get(name)
-    if not callable(create):
+        raise ConfigError(f"{what} {address}: {file} cannot be run: {type(error).__name__}: {error}") from error
+    found: Any = defined.get(name)
+    if not callable(found):
         hint = did_you_mean(name, defined) or ": name one that it has"
-        raise ConfigError(f"controller {address}: {file} defines no class or function {name!r}{hint}")
+        raise ConfigError(f"{what} {address}: {file} defines no class or function {name!r}{hint}")
+    return found
+
+
+def load_controller(address: str, horizon: int, taken: Collection[str] = ()) -> Controller:
+    """The controller that the class or function at ``FILE.py:NAME`` makes for episodes of so many decisions.
+
+    ``taken`` are names of other controllers, which this one cannot have.
+    """
+    create = load_function(address, "controller")
     try:
         controller: object = create(horizon)
     except (Exception, SystemExit) as error:

@@ -7,13 +7,13 @@ FOLDER/CONFIGURATION/seed-N, with the results of its policy in arms/policy.json;
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from esper.config.loading import dump_settings, load_settings
 from esper.control.learned import POLICY
 from esper.errors import ConfigError, RunError
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
@@ -21,7 +21,7 @@ from esper.lab.evaluate import count_pretraining, load_policy
 from esper.lab.static_networks import measure_arm
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.reader import RunReader
-from esper.runs.run_directory import RunDirectory, RunState, read_state
+from esper.runs.run_directory import RunDirectory
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.train.collect import check_start_policy
@@ -29,7 +29,7 @@ from esper.train.evaluation import describe_evaluation_inputs, evaluate_controll
 from esper.train.iteration import Iteration, summarise_run
 from esper.train.results import Arm, ArmResults, cache_key, load_or_compute, read_arm
 from esper.train.settings import TrainSettings
-from esper.train.trainer import Trainer, report_iterations
+from esper.train.trainer import train_controller
 from esper.train.workers import LOCAL, Backend, Workers
 
 ARMS = "arms"
@@ -115,42 +115,12 @@ def run_experiment(experiment: Experiment, progress: Progress, backend: Backend 
         for done, trial in enumerate(trials):
             report = partial(progress, done, len(trials), trial)
             report(None)
-            path, settings = experiment.path(trial), experiment.settings(trial)
-            results[trial] = report_iterations(train_and_play(path, settings, instances, workers, LOCK_OWNER), report)
+            run, settings = RunDirectory(experiment.path(trial)), experiment.settings(trial)
+            train_controller(settings, run.path, workers=workers, watch=lambda _, report=report: nullcontext(report))
+            with run.locked(LOCK_OWNER):
+                results[trial] = play_policy(run, settings, instances, workers)
     # In the order of the configurations, whatever the order of the trials.
     return [Arm(name, [results[Trial(name, seed)] for seed in range(experiment.seeds)]) for name in experiment.arms]
-
-
-def train_and_play(
-    path: Path, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, lock_owner: str
-) -> Generator[Iteration, None, ArmResults]:
-    """Train a policy in a run directory and evaluate it on the instances; yields each new iteration.
-
-    ``lock_owner`` is the command that locks the run meanwhile.
-
-    Raises:
-        ConfigError: the path contains a run with other settings.
-        CheckpointError, RunError: the run is damaged or cannot be written.
-    """
-    # An interrupted trial continues, but never with other settings.
-    new = not (path / "config.yaml").exists()
-    run = RunDirectory.create(path) if new else RunDirectory(path)
-    with run.locked(lock_owner):
-        if new:
-            run.require_empty()
-            dump_settings(settings, run.config)
-        elif load_settings(TrainSettings, run.config) != settings:
-            raise ConfigError(f"{path} was trained with other settings: choose another --run-dir for this")
-
-        # If the newest checkpoint of a finished run is older than its end, training continues from it.
-        finished = False
-        if run.has_store:
-            with RunReader.open(run.store) as reader:
-                finished = read_state(run, reader) is RunState.FINISHED
-        if not finished or load_policy(run, settings).iteration != settings.iterations:
-            with run.open_store() as store:
-                yield from Trainer.open(run, settings, store, workers).run_iterations()
-        return play_policy(run, settings, instances, workers)
 
 
 def play_policy(

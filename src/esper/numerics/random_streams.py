@@ -48,8 +48,6 @@ class Stream(IntEnum):
     """Which suite a shard plays: (seed, iteration, shard, stream)."""
     STATIC_SEARCH = 26
     """Networks that a search of fixed networks tries."""
-    SWEPT_SETTINGS = 27
-    """Settings that the sampler of `esper sweep` draws for a trial: (seed, number of trials before it, stream)."""
     HOST_NOISE = 28
     """What a host draws while it trains, as for dropout: (random seed of the network's modules, optimizer steps taken,
     1 in a pass of isolated modules and else 0, stream)."""

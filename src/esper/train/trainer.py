@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
-from collections.abc import Callable, Generator
-from contextlib import suppress
-from typing import Self, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Self, cast
 
+from esper.config.loading import dump_settings, load_settings, put_value, validate_settings
 from esper.control.policy import Policy
-from esper.errors import DivergedError, EsperError, RunError
-from esper.numerics.devices import describe_platform, prepare_device
+from esper.errors import ConfigError, DivergedError, EsperError, RunError
+from esper.numerics.devices import describe_platform, prepare_device, require_device
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.rl.diagnostics import UpdateHistory, extend_history, find_anomalies, scale_rate, was_alarmed
 from esper.rl.ppo import PPO
@@ -29,9 +32,11 @@ from esper.runs.store import RunStore
 from esper.serialization.checkpoints import Checkpoint, Checkpoints
 from esper.signals import Interrupts, Terminated
 from esper.tasks.registry import get_suite
+from esper.tasks.suite_files import allow_files
 from esper.train.collect import (
     ShardResult,
     ShardTask,
+    check_start_policy,
     collect_rollout,
     create_greedy_controller,
     create_policy,
@@ -42,15 +47,15 @@ from esper.train.event_recorder import describe_run, record_interactions
 from esper.train.iteration import (
     LEVELS,
     Iteration,
+    TrainingSummary,
     history_from_state,
     history_to_state,
     record_iteration,
     summarise_iteration,
+    summarise_run,
 )
 from esper.train.settings import TrainSettings
-from esper.train.workers import Workers, require_devices
-
-Result = TypeVar("Result")
+from esper.train.workers import LOCAL, Workers, require_devices
 
 
 class Trainer:
@@ -119,10 +124,6 @@ class Trainer:
         Ctrl-C and SIGTERM abandon a running rollout or probe, which can be repeated, but wait for an update and for
         files to be written. They are raised once the last complete iteration has a checkpoint.
         """
-        report_iterations(self.run_iterations(), report)
-
-    def run_iterations(self) -> Generator[Iteration]:
-        """Yield the remaining iterations, each as soon as it is done; interrupts are handled as in `train`."""
         settings, began = self.settings, time.perf_counter()
         with Interrupts() as interrupts:
             try:
@@ -194,7 +195,7 @@ class Trainer:
                         self.done, self._updates, tensors = before
                         self.learner.load_state_tensors(tensors)
                         raise
-                    yield iteration
+                    report(iteration)
 
                     # Save what is done before raising any pending Ctrl-C or SIGTERM.
                     stops = settings.ppo.on_anomaly == "stop" and bool(iteration.anomalies)
@@ -236,19 +237,81 @@ class Trainer:
         self.store.emit(CheckpointWritten(iteration=checkpoint.iteration, file=file, sha256=checkpoint.sha256))
 
 
-def report_iterations(training: Generator[Iteration, None, Result], report: Callable[[Iteration], None]) -> Result:
-    """Train to the end and return what training returns; ``report`` is called after each iteration.
-
-    An error of ``report`` is also raised inside the training, which may have something to save.
+def build_settings(settings: TrainSettings | Mapping[str, Any]) -> TrainSettings:
+    """Settings from a mapping of those that differ from the defaults, whose keys may be dotted.
     """
-    try:
-        iteration = next(training)
-        while True:
-            try:
-                report(iteration)
-            except BaseException as error:  # noqa: BLE001 (Ctrl-C too)
-                iteration = training.throw(error)
-            else:
-                iteration = next(training)
-    except StopIteration as end:
-        return end.value
+    if isinstance(settings, TrainSettings):
+        return settings
+    if not isinstance(cast(object, settings), Mapping):
+        raise ConfigError(f"settings are a {type(settings).__name__}: give a mapping, or TrainSettings")
+    allow_files([f"{key}={value}" for key, value in settings.items()])  # whoever calls this has named them
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        put_value(TrainSettings, values, key, value, f"setting {key}")
+    return validate_settings(TrainSettings, values, lambda _: "")
+
+
+def train_controller(
+    settings: TrainSettings | Mapping[str, Any],
+    run_dir: str | os.PathLike[str],
+    *,
+    workers: Workers | None = None,
+    watch: Callable[[Trainer], AbstractContextManager[Callable[[Iteration], None]]] | None = None,
+) -> TrainingSummary:
+    """Train a growth controller in a run directory, as `esper train` does.
+
+    ```python
+    summary = esper.train_controller({"suite": "tokens", "iterations": 20, "ppo.clip": 0.1}, "runs/mine")
+    print(summary.probe_score, summary.baselines)
+    ```
+
+    If the directory has a run with the same settings, training continues from its newest checkpoint; a finished run is
+    only read. Call it in the main thread, which gets one thread of torch; after Ctrl-C the last complete iteration is
+    saved.
+
+    Args:
+        settings: The settings, or a mapping of those that differ from the defaults; keys may be dotted.
+        run_dir: A new or empty directory, or that of a run with these settings.
+        workers: Where rollouts are computed; None: in processes of this machine, at most one per core.
+        watch: Called with the `Trainer` before it trains; returns a context manager around the training, whose value is
+            called with each `Iteration`. What it raises ends the training. None: measure the baselines first, silently.
+
+    Returns:
+        The figures of the run so far.
+
+    Raises:
+        ConfigError: a setting is not usable, a device or the policy to start from is missing, or the run has other
+            settings.
+        RunError: another process uses the run, the directory holds something else, or it cannot be written.
+        CheckpointError: the run has no usable checkpoint.
+        DivergedError: an update had an anomaly, and ``ppo.on_anomaly`` is ``stop``.
+    """
+    settings = build_settings(settings)
+    # All that can be refused is refused before there is a directory.
+    run = RunDirectory(Path(run_dir))
+    new = not os.path.isfile(run.config)  # unlike Path.is_file, it takes names that no file can have
+    if new:
+        check_start_policy(settings)
+        require_device(settings.devices[0])
+        run = RunDirectory.create(run.path)
+    with (
+        run.locked(run.command),
+        LOCAL.open_workers(settings.shards) if workers is None else nullcontext(workers) as computing,
+    ):
+        # Checked again under the lock: another process may have started a run here meanwhile.
+        if new:
+            run.require_empty()
+            dump_settings(settings, run.config)
+        elif load_settings(TrainSettings, run.config) != settings:
+            raise ConfigError(f"{run.path} was trained with other settings: choose another directory")
+        with run.open_store() as store:
+            trainer = Trainer.open(run, settings, store, computing)
+            with (watch or _measure_baselines)(trainer) as report:
+                trainer.train(report)
+            return summarise_run(store)
+
+
+@contextmanager
+def _measure_baselines(trainer: Trainer) -> Generator[Callable[[Iteration], None]]:
+    trainer.measure_baseline_levels()
+    yield lambda _: None
