@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DEFECTS = 40
 BY_LENGTH = sorted(COMMANDS, key=lambda command: -len(command.name))
-TRAINING = ("train", "compare", "bench train")
+TRAINING = ("train", "compare")
 """Commands whose `--set` is of `TrainSettings`."""
 
 Call = tuple[str, Command | None, list[str]]

@@ -50,13 +50,13 @@ COMMANDS = (
     Command("doctor", "esper.commands.doctor:command", "Check this installation and this machine."),
     Command("bench suite", "esper.commands.bench:measure_suite", "Measure how much control a suite rewards."),
     Command("bench search", "esper.commands.bench:measure_search", "Compare a controller with a search over networks."),
-    Command("bench train", "esper.commands.bench:measure_training", "Measure how fast controllers train."),
 )
 _SCRIPT = "is now a script in Esper's repository: python"
 MOVED: Mapping[str, str] = {
     **{
         f"bench {name}": f"{_SCRIPT} benchmarks/{name}.py" for name in ("attach", "exploits", "population", "telemetry")
     },
+    "bench train": f"{_SCRIPT} benchmarks/train_speed.py",
     **{name: f"{_SCRIPT} examples/{name}.py" for name in ("grow", "look")},
     "adapt": "was removed: attach with freeze_host=True and use esper.Grower (docs/how-to/frozen.md)",
     "tune": f"{_SCRIPT} benchmarks/tune_rules.py",

@@ -35,7 +35,6 @@ CALLS = {
     "doctor": ("doctor",),
     "bench suite": ("bench", "suite", "short", "--search", "1", "--score", "2"),
     "bench search": ("bench", "search", "--suite", "short", "--instances", "3"),
-    "bench train": ("bench", "train", "--iterations", "2", *SETTINGS),
 }
 Updates = list[tuple[str, float, float | None]]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
-from esper.lab.operations import ProfiledEvent, count_operations
+from benchmarks.train_speed import ProfiledEvent, count_operations
 from esper.population.evaluation import start_evaluation
 from esper.population.learning import train
 from esper.population.parameters import SeedKind

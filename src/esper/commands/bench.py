@@ -1,34 +1,28 @@
-"""`esper bench suite`, `esper bench search` and `esper bench train`."""
+"""`esper bench suite` and `esper bench search`."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from annotated_types import Interval
 from rich.table import Table
 
-from esper.commands.options import Instances, Overrides, Seed
-from esper.config.loading import load_settings
+from esper.commands.options import Instances, Seed
 from esper.control.rules import LookRule
 from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress
 from esper.errors import ConfigError, plural
 from esper.lab.bench_suite import MOST_PLANTINGS, bench_suite
-from esper.lab.bench_train import bench_train
 from esper.lab.evaluate import FEWEST_INSTANCES
 from esper.lab.search import BUDGETS, POOL, search_beside
-from esper.numerics.devices import CPU
 from esper.tasks.registry import get_suite
 from esper.train.settings import TrainSettings
 from esper.train.workers import LocalWorkers
 
 WORKERS = 2
-ITERATIONS = 3
-MOST_ITERATIONS = 10_000
 
 
 def measure_suite(
@@ -134,44 +128,3 @@ def measure_search(
     print_line(console, result)
     if json:
         print_json(asdict(report))
-
-
-def measure_training(
-    config: Path | None = None,
-    iterations: Annotated[int, Interval(ge=1, le=MOST_ITERATIONS)] = ITERATIONS,
-    overrides: Overrides = (),
-    json: bool = False,
-) -> None:
-    """Measure environment steps per second of training on one core, and where the time goes.
-
-    Args:
-        config: YAML file with training settings. Settings it omits keep their defaults.
-        iterations: Number of iterations to measure. One more iteration and some decisions are profiled.
-        json: Print a final line of JSON.
-    """
-    console = console_beside(json)
-    # One process on one core, so that numbers can be compared between machines; overrides may change that.
-    settings = load_settings(TrainSettings, config, ("shards=1", f"iterations={iterations}", *overrides))
-    if settings.devices != (CPU,):
-        raise ConfigError(f"this measures one CPU core, not {', '.join(settings.devices)}: leave devices out")
-
-    # One more iteration is profiled.
-    with report_progress(console, "training, in iterations", settings.iterations + 1) as progress:
-
-        def show(number: int, speed: float) -> None:
-            progress.update(number)
-            print_line(
-                console, f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps per second"
-            )
-
-        benchmark = bench_train(settings, show)
-    table = Table("part", "share of the time", box=None)
-    for name, share in sorted(benchmark.share.items(), key=lambda part: -part[1]):
-        table.add_row(name, f"{share:.1%}")
-    console.print(table)
-    print_line(
-        console, f"median {benchmark.env_steps_per_second:.0f} environment steps per second; one process, one thread"
-    )
-    print_line(console, f"{benchmark.operations_per_decision:.0f} torch operations per decision of all networks")
-    if json:
-        print_json(asdict(benchmark))

@@ -153,8 +153,8 @@ class TrainSettings(Settings):
     def _require_fixed_strategy(cls, strategy: Any) -> Any:
         if strategy == "auto":
             raise ValueError(
-                "auto depends on timings, so equal settings would differ in rounding: set stacked or looped; `esper "
-                "bench train --set strategy=looped` measures the speed"
+                "auto depends on timings, so equal settings would differ in rounding: set stacked or looped, and "
+                "compare the seconds of an iteration"
             )
         return strategy
 

@@ -1,25 +1,34 @@
-"""Measure where the time of training a controller goes, in this process and one thread."""
+"""How fast controllers train: environment steps per second in this process and one thread, and where the time goes.
+
+    python benchmarks/train_speed.py [--iterations 3] [--json] [environments=128] [KEY=VALUE ...]
+
+Settings are those of `esper train --set`. After the measured iterations, one more is profiled, and operations of torch
+are counted in some decisions. The profiler itself slows parts with many small calls the most.
+"""
 
 from __future__ import annotations
 
+import argparse
 import cProfile
 import inspect
+import json
 import pstats
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from esper.config.loading import load_settings
 from esper.control.advice import append_advice
 from esper.control.policy import Policy
 from esper.engine.observation import make_mask_tensors, observe
-from esper.lab.operations import ProfiledEvent, count_operations
 from esper.lifecycle.actions import Head
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.population.evaluation import evaluate_committed, start_evaluation
@@ -57,6 +66,22 @@ DECISIONS_BEFORE, DECISIONS_COUNTED = 8, 8
 """Operations are counted after the first 8 decisions of an episode, over the next 8: seeds exist by then, and promises
 are measured once in eight decisions. Shorter episodes are counted in their second half."""
 
+# fmt: off
+_WITHOUT_KERNEL = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_has_compatible_shallow_copy_type", "_reshape_alias", "_unsafe_view", "_version", "alias", "as_strided",
+        "as_strided_", "broadcast_tensors", "chunk", "conj", "contiguous", "data", "detach", "detach_", "diagonal",
+        "empty", "empty_like", "empty_strided", "expand", "expand_as", "flatten", "is_same_size", "item", "lift",
+        "lift_fresh", "mT", "movedim", "narrow", "new_empty", "new_empty_strided", "numel", "numpy_T", "permute",
+        "requires_grad_", "reshape", "resize_", "resize_as_", "resolve_conj", "resolve_neg", "result_type", "select",
+        "set_", "size", "slice", "split", "split_with_sizes", "squeeze", "stride", "swapaxes", "t", "tensor_split",
+        "to", "transpose", "unbind", "unflatten", "unfold", "unsafe_split", "unsqueeze", "view", "view_as",
+    )
+)
+# fmt: on
+"""Operations that return a view, allocate or inspect shapes. If they copy, another operation inside them does it."""
+
 
 @dataclass(frozen=True)
 class TrainBenchmark:
@@ -77,7 +102,7 @@ class TrainBenchmark:
     """The same number by operation of torch, most frequent first."""
 
 
-def bench_train(settings: TrainSettings, report: Callable[[int, float], None]) -> TrainBenchmark:
+def measure_training(settings: TrainSettings, report: Callable[[int, float], None]) -> TrainBenchmark:
     """Train for the settings' iterations and profile one more.
 
     ``report`` is called with each iteration and its steps per second. If there are several iterations, the first is a
@@ -157,3 +182,64 @@ def measure_shares(profile: cProfile.Profile) -> dict[str, float]:
     spent["hosts and seeds"] -= spent["optimizers"]
     spent[REST] = total - sum(spent.values())
     return {name: seconds / total for name, seconds in spent.items()}
+
+
+class ProfiledEvent(Protocol):
+    """The attributes used of an event of `torch.profiler.profile.events`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def cpu_parent(self) -> ProfiledEvent | None: ...
+
+    @property
+    def cpu_children(self) -> Sequence[ProfiledEvent]: ...
+
+
+def count_operations(events: Iterable[ProfiledEvent]) -> Counter[str]:
+    """Number of calls of each operation that would launch a kernel on a GPU, by name without ``aten::``.
+
+    Of nested operations, only the innermost count. Views, allocations and inspections of shapes are omitted.
+    """
+    counts = Counter[str]()
+
+    def count_within(event: ProfiledEvent) -> int:
+        within = sum(map(count_within, event.cpu_children))
+        if within or not event.name.startswith("aten::") or event.name in _WITHOUT_KERNEL:
+            return within
+        counts[event.name.removeprefix("aten::")] += 1
+        return 1
+
+    for event in events:
+        if event.cpu_parent is None:
+            count_within(event)
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--iterations", type=int, default=3, help="how many are measured; the first of several warms up"
+    )
+    parser.add_argument("--json", action="store_true", help="print a last line of JSON")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="a setting of `esper train`")
+    given = parser.parse_args()
+    settings = load_settings(TrainSettings, None, ("shards=1", f"iterations={given.iterations}", *given.overrides))
+
+    def report(number: int, speed: float) -> None:
+        sys.stdout.write(f"iteration {number} of {settings.iterations}: {speed:.0f} environment steps per second\n")
+
+    speed = measure_training(settings, report)
+    for name, share in sorted(speed.share.items(), key=lambda part: -part[1]):
+        sys.stdout.write(f"{name:<32}{share:>6.1%}\n")
+    sys.stdout.write(
+        f"median {speed.env_steps_per_second:.0f} environment steps per second; one process, one thread\n"
+        f"{speed.operations_per_decision:.0f} torch operations per decision of all networks\n"
+    )
+    if given.json:
+        sys.stdout.write(f"{json.dumps(asdict(speed))}\n")
+
+
+if __name__ == "__main__":
+    main()
