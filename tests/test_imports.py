@@ -32,7 +32,6 @@ NEEDS_AN_EXTRA = (
     "esper.lab.sweep",
     "esper.train.ray_workers",
     "esper.integrations.lightning",
-    "esper.integrations.sb3",
     "esper.integrations.transformers",
     "esper.dash.app",
     "esper.dash.stream",

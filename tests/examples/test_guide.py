@@ -149,17 +149,10 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.
     assert names["observation"]["globals"].shape[0] == 16
 
 
-@pytest.mark.slow
-def test_the_page_on_other_libraries_runs_from_top_to_bottom() -> None:
-    for library in ("sb3_contrib", "torchrl"):
-        pytest.importorskip(library)
-
-    def network(seen: Tensor, slots: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.zeros(mask.shape) + seen.mean() + slots.mean(), mask.bool()
-
-    names = run_blocks(INTEROP, {}, {}, {}, {"torch": torch, "network": network})
-    assert len(names["played"].records) == 64
-    assert names["course"].batch_size == (16, 30)
+def test_the_page_on_other_libraries_runs() -> None:
+    names = run_blocks(INTEROP)
+    assert names["envs"].table.shape == (28, 8)
+    assert names["observation"]["action_mask"].shape == (16, 28)
 
 
 @pytest.mark.slow

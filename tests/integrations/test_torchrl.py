@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from numbered_actions import NumberedActions
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -21,7 +22,6 @@ from torchrl.objectives.value import GAE
 
 import esper.rl
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES
-from esper.integrations.joint import JointVectorEnv
 from esper.lifecycle.rules import Rules
 from train.short_suite import ShortSuite, short_suite
 
@@ -50,7 +50,7 @@ SEEN = ["globals", "slots", "action_mask"]
 
 
 def wrapped() -> GymWrapper:
-    return GymWrapper(JointVectorEnv(E, **SETTINGS), categorical_action_encoding=True)
+    return GymWrapper(NumberedActions(E, **SETTINGS), categorical_action_encoding=True)
 
 
 def actor_of(env: GymWrapper) -> ProbabilisticActor:
@@ -92,7 +92,7 @@ def test_episodes_that_end_begin_anew() -> None:
 
 def test_rewards_add_up_to_the_committed_networks_worth() -> None:
     torch.manual_seed(0)
-    envs = JointVectorEnv(E, **SETTINGS)
+    envs = NumberedActions(E, **SETTINGS)
     env = GymWrapper(envs, categorical_action_encoding=True)
     env.set_seed(0)  # a course without rollbacks, which cost
     course = env.rollout(STEPS)

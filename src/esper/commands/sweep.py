@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from annotated_types import Interval
@@ -72,7 +72,7 @@ def command(
             folder, function, trials, seed, instances, workers, lambda line: print_line(console, line), progress.update
         )
     # Means over the held-out instances: accuracy on test data, and added parameters relative to the host's.
-    ranking = [
+    ranking: list[dict[str, Any]] = [
         {"trial": f"trial-{trial.number:03}", "score": trial.value, **trial.user_attrs, "chosen": trial.params}
         for trial in ranked
     ]

@@ -238,8 +238,7 @@ class Trainer:
 
 
 def build_settings(settings: TrainSettings | Mapping[str, Any]) -> TrainSettings:
-    """Settings from a mapping of those that differ from the defaults, whose keys may be dotted.
-    """
+    """Settings from a mapping of those that differ from the defaults, whose keys may be dotted."""
     if isinstance(settings, TrainSettings):
         return settings
     if not isinstance(cast(object, settings), Mapping):

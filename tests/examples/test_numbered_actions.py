@@ -1,20 +1,17 @@
-"""One choice instead of eight: complete, exact, and the same environment underneath."""
+"""One number instead of eight choices is complete and exact, and stable_baselines3 learns with it."""
 
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
+from numbered_actions import NumberedActions
 
-from esper.errors import IllegalActionError
-from esper.integrations.joint import JointActions, JointVectorEnv
 from esper.lifecycle.actions import Op, clear_irrelevant_heads, count_choices
 from esper.lifecycle.legality import ActionMasks, is_legal
 from esper.lifecycle.rules import Rules
 from esper.rl.gym import GrowthVectorEnv
-from esper.tasks.registry import get_suite
 from open_rules import open_rules
 from rl.gym_support import STEPS, assert_same, short_episodes
 from rl.short import SUITE
@@ -23,11 +20,11 @@ pytestmark = [pytest.mark.landing, pytest.mark.usefixtures("short_episodes")]
 __all__ = ["short_episodes"]
 
 E = 4
-RULES: dict[str, dict[str, Any]] = {
-    "training": Rules().model_dump(),
-    "shadow": open_rules(isolation="shadow", cooldown=(1, 1, 1), min_training_steps=1).model_dump(),
-    "every blend": open_rules(cooldown=(1, 1, 1), blends=("add", "gate", "multiply"), alpha_speeds=(0, 8)).model_dump(),
-    "unsorted": open_rules(cooldown=(1, 1, 1), operations=("prune", "wait", "germinate"), tempos=(8, 3)).model_dump(),
+RULES: dict[str, Rules] = {
+    "training": Rules(),
+    "shadow": open_rules(isolation="shadow", cooldown=(1, 1, 1), min_training_steps=1),
+    "every blend": open_rules(cooldown=(1, 1, 1), blends=("add", "gate", "multiply"), alpha_speeds=(0, 8)),
+    "unsorted": open_rules(cooldown=(1, 1, 1), operations=("prune", "wait", "germinate"), tempos=(8, 3)),
 }
 
 
@@ -45,16 +42,16 @@ def allowed(masks: ActionMasks, candidates: np.ndarray, row: int) -> set[tuple[i
 
 @pytest.mark.parametrize("rules", list(RULES))
 def test_the_mask_allows_exactly_what_the_lifecycle_does(rules: str) -> None:
-    env = JointVectorEnv(E, rules=RULES[rules])
+    env = NumberedActions(E, rules=RULES[rules])
     rng, candidates = np.random.default_rng(0), every_canonical_action()
     env.reset(seed=0)
     ops: set[int] = set()
     for step in range(STEPS):
         mask = env.action_masks()
-        ops |= set(env.actions.table[mask.any(axis=0), 0].tolist())
+        ops |= set(env.table[mask.any(axis=0), 0].tolist())
         if step % 3 == 0:  # the reference is slow
             row = step // 3
-            listed = [tuple(one) for one in env.actions.table[mask[row]].tolist()]
+            listed = [tuple(one) for one in env.table[mask[row]].tolist()]
             assert len(set(listed)) == len(listed)
             assert set(listed) == allowed(env.growth.masks, candidates, row)
         env.step(np.array([rng.choice(np.flatnonzero(one)) for one in mask]))
@@ -63,14 +60,14 @@ def test_the_mask_allows_exactly_what_the_lifecycle_does(rules: str) -> None:
 
 @pytest.mark.parametrize(("rules", "count"), [(Rules(), 28), (open_rules(), 340)])
 def test_the_counts_that_the_documentation_gives(rules: Rules, count: int) -> None:
-    actions = JointActions.from_rules(get_suite("tokens"), rules)
-    assert len(actions) == count
-    assert not actions.table[0].any(), "the first action is to wait"
+    table = NumberedActions(1, suite="tokens", rules=rules).table
+    assert len(table) == count
+    assert not table[0].any(), "the first action is to wait"
 
 
 @pytest.mark.parametrize("rules", list(RULES))
 def test_who_keeps_to_the_mask_is_never_overruled(rules: str) -> None:
-    env = JointVectorEnv(E, rules=RULES[rules])
+    env = NumberedActions(E, rules=RULES[rules])
     rng = np.random.default_rng(1)
     observation, _ = env.reset(seed=0)
     for _ in range(STEPS):
@@ -80,19 +77,19 @@ def test_who_keeps_to_the_mask_is_never_overruled(rules: str) -> None:
         chosen = np.array([rng.choice(np.flatnonzero(one)) for one in mask])
         observation, *_, info = env.step(chosen)
         assert not info["canonicalised"].any()
-        assert (info["action"] == env.actions.table[chosen]).all()
+        assert (info["action"] == env.table[chosen]).all()
 
 
 def test_it_is_the_same_environment() -> None:
-    joint, factored = JointVectorEnv(E), GrowthVectorEnv(E)
+    joint, factored = NumberedActions(E), GrowthVectorEnv(E)
     rng = np.random.default_rng(2)
     joint.reset(seed=0)
     factored.reset(seed=0)
     overruled = 0
     for _ in range(STEPS):
-        chosen = rng.integers(len(joint.actions), size=E)
+        chosen = rng.integers(len(joint.table), size=E)
         seen, reward, ended, _, info = joint.step(chosen)
-        expected, same_reward, same_end, _, same_info = factored.step(joint.actions.table[chosen])
+        expected, same_reward, same_end, _, same_info = factored.step(joint.table[chosen])
         assert_same({**seen, "action_mask": expected["action_mask"]}, expected)
         assert reward.tolist() == same_reward.tolist()
         assert ended.tolist() == same_end.tolist()
@@ -101,18 +98,27 @@ def test_it_is_the_same_environment() -> None:
     assert overruled, "choices outside the mask become WAIT"
 
 
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        (np.array([0, -1, 0, 0]), "0 to 27, not"),
-        (np.array([0, 28, 0, 0]), "0 to 27, not"),
-        (np.zeros(E), "float64 of shape"),
-        (np.zeros((E, 8), np.int64), r"int64 of shape \(4, 8\)"),
-        (np.zeros(E - 1, np.int64), r"shape \(4, 8\)"),
-    ],
-)
-def test_numbers_of_no_action_are_refused(chosen: np.ndarray, message: str) -> None:
-    env = JointVectorEnv(E)
-    env.reset(seed=0)
-    with pytest.raises(IllegalActionError, match=message):
-        env.step(chosen)
+def test_stable_baselines_learns_under_exact_masks_and_episodes_begin_anew() -> None:
+    pytest.importorskip("sb3_contrib")
+    from sb3 import GrowthVecEnv, flatten  # noqa: PLC0415
+    from sb3_contrib import MaskablePPO  # noqa: PLC0415
+
+    env, core = GrowthVecEnv(NumberedActions(E)), NumberedActions(E)
+    env.seed(0)
+    np.testing.assert_array_equal(env.reset(), flatten(core.reset(seed=0)[0]))
+    waiting = np.zeros(E, np.int64)
+    for step in range(STEPS):
+        seen, rewards, ended, infos = env.step(waiting)
+        observation, same, *_ = core.step(waiting)
+        np.testing.assert_array_equal(rewards, same.astype(np.float32))
+        assert ended.tolist() == [step == STEPS - 1] * E
+    np.testing.assert_array_equal(np.stack([told["terminal_observation"] for told in infos]), flatten(observation))
+    observation, _ = core.reset(options={"reset_mask": np.ones(E, np.bool_)})
+    np.testing.assert_array_equal(seen, flatten(observation))
+
+    model = MaskablePPO("MlpPolicy", env, n_steps=STEPS, batch_size=E * STEPS // 2, n_epochs=2, device="cpu", seed=0)
+    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    model.learn(2 * E * STEPS)
+    buffer = model.rollout_buffer
+    assert buffer.action_masks[np.arange(len(buffer.actions)), buffer.actions[:, 0].astype(int)].all()
+    assert all(not value.equal(before[name]) for name, value in model.policy.state_dict().items())
