@@ -36,7 +36,6 @@ from zoo.training import (
 import esper
 from esper.errors import EsperError
 from esper.lifecycle.actions import Op
-from esper.lifecycle.rules import Rules
 
 
 def main(
@@ -47,7 +46,6 @@ def main(
     seed: int = 0,
     rent: float = 0.0,
     evidence: Literal["dependence", "refit"] = "dependence",
-    isolation: Literal["none", "shadow"] = "none",
     text: Path | None = None,
     run_dir: Path | None = None,
     export: Path | None = None,
@@ -66,7 +64,6 @@ def main(
         rent: Price of added parameters: the score is accuracy - rent * log1p(added / host parameters).
         evidence: How a seed on trial is measured: by switching it off (dependence), or against a copy of the model
             that is trained on without it (refit).
-        isolation: With shadow, a seed is first trained behind a frozen host; only for controllers that end this.
         text: UTF-8 file for charlm (default: the text of Python's help).
         run_dir: New folder for the run and the model.
         export: File for the grown model without Esper: its name ends in .pt2 or .onnx.
@@ -88,7 +85,6 @@ def main(
     def validate(model: torch.nn.Module) -> Score:
         return measure(model, splits.validation)
 
-    rules = Rules(isolation="shadow", operations=("wait", "germinate", "advance", "fossilize", "prune"))
     grower = esper.Grower(
         model,
         optimizer,
@@ -96,7 +92,6 @@ def main(
         controller=controller,
         classes=splits.classes,
         horizon=epochs,
-        rules=rules if isolation == "shadow" else None,  # None: those that the controller knows
         rent=rent,
         train_size=len(splits.train),
         seed=seed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from esper.growth.seed import Seed
 from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.lifecycle.actions import Blend
-from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.lifecycle.transitions import step
@@ -117,13 +117,15 @@ class ReferencePopulation:
         model, optimizer = self.models[network], self.optimizers[network]
         optimizer.zero_grad()
         own = {slot: seed for (owner, slot), seed in self.seeds.items() if owner == network}
-        for slot, seed in own.items():
-            self._join(optimizer, network, slot, seed)
-            seed.alpha.fill_(float(self.table.alpha[network, slot]))
-            training = self.table.stage[network, slot] == Stage.TRAINING
-            seed.isolation = self.config.rules.isolation if training else Isolation.NONE
-        mean_loss(model(inputs), labels).backward()
-        isolated = [seed for seed in own.values() if seed.isolation is Isolation.SHADOW]
+        isolated = list[Seed]()
+        with ExitStack() as stack:
+            for slot, seed in own.items():
+                self._join(optimizer, network, slot, seed)
+                seed.alpha.fill_(float(self.table.alpha[network, slot]))
+                if self.table.stage[network, slot] == Stage.TRAINING:
+                    isolated.append(seed)
+                    stack.enter_context(model.slots[self._names[slot]].disabled())
+            mean_loss(model(inputs), labels).backward()
         if isolated:
             self._shadow(model, isolated, inputs, labels)
         if self.config.optimizer.clip_norm is not None:
@@ -153,7 +155,6 @@ class ReferencePopulation:
         """Outputs ``[E, N, ...]`` on ``inputs`` ``[E, N, ...]``; ``alphas`` overrides those of single seeds."""
         overrides = alphas or {}
         for where, seed in self.seeds.items():
-            seed.isolation = Isolation.NONE
             seed.alpha.fill_(overrides.get(where, float(self.table.alpha[where])))
         for model in self.models:
             model.eval()

@@ -485,7 +485,6 @@ def grower_options(quick: bool, folder: Path) -> Tree:
     promise = {"every": 3, "first": 1, "examples": 64}
     decisions = 12 if quick else HORIZON
     variants: dict[str, tuple[Problem, str, Tree]] = {
-        "shadow": (conv, "random", {"rules": rules(isolation="shadow", min_training_steps=1, **EVERY_CHOICE)}),
         "every choice": (mlp, "random", {"rules": rules(**EVERY_CHOICE), "train_size": 128}),
         "refit": (mlp, "look", {"evidence": "refit"}),
         "constraints": (

@@ -80,7 +80,7 @@ def train_epoch(
 ) -> Score:
     """One pass over the examples in an order drawn from ``rng``.
 
-    ``before_backward`` takes each loss and its minibatch: `Grower.isolated_backward`, for passes of their own.
+    ``before_backward`` takes each loss and its minibatch: `Grower.isolated_backward`, which trains forks.
     """
     model.train()
     scores: list[Tensor] = []

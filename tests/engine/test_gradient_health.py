@@ -1,4 +1,4 @@
-"""Gate G2 over both backends: seeds whose gradients vanish or explode beside the host's do not pass it."""
+"""Gate G2: seeds whose gradients vanish or explode beside the host's do not pass it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from esper.control.rules import Replay
 from esper.engine.config import EpisodeConfig
 from esper.engine.engine import GrowthEngine, Situation
 from esper.engine.gradients import GradientHealthSettings
 from esper.engine.observation import SLOT_FEATURES
-from esper.grower import Grower
-from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
-from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op, make_action
 from esper.lifecycle.rules import Isolation, Reason, evaluate_gates
 from esper.lifecycle.stages import Stage
 from esper.numerics.arrays import Ints
 from esper.population.learning import Batch
 from esper.rl.episodes import Episodes
-from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite, suite_names
 from open_rules import open_rules
 
@@ -82,64 +76,12 @@ def grow_population(episodes: Episodes, controller: Replay, scale: Scale) -> lis
     return [episodes.engine]
 
 
-def grow_models(episodes: Episodes, controller: Replay, scale: Scale) -> list[GrowthEngine]:
-    """The same networks as models, each in a loop of its own."""
-    return [
-        grow_model(episodes, row, instance, controller, scale).engine for row, instance in enumerate(episodes.instances)
-    ]
-
-
-def grow_model(episodes: Episodes, row: int, instance: Instance, controller: Replay, scale: Scale) -> Grower:
-    suite = episodes.suite
-    model = attach(
-        suite.host(instance), dict.fromkeys(suite.sites, suite.blueprints), torch.zeros(2, *suite.input_shape)
-    )
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=instance.learning_rate))
-
-    def compute_loss(inputs: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
-
-    @torch.no_grad()
-    def evaluate(model: GrowingModel) -> float:
-        return compute_loss(episodes.validation.inputs[row], episodes.validation.labels[row]).item()
-
-    grower = Grower(
-        model,
-        optimizer,
-        controller=controller,
-        evaluate=evaluate,
-        horizon=suite.steps,
-        classes=suite.classes,
-        rules=RULES,
-        conduct=episodes._config,
-        seed=instance.seed,
-        loss=compute_loss,
-    )
-    grower.step(train_loss=1.0)  # a population decides before it trains
-    for decision in range(DECISIONS):
-        batches = episodes._stream.draw_batches(np.full(episodes.size, decision * MINIBATCHES), MINIBATCHES)
-        for batch in scale.apply(batches):
-            optimizer.zero_grad()
-            loss = compute_loss(batch.inputs[row], batch.labels[row])
-            grower.isolated_backward(loss, batch.inputs[row], batch.labels[row])
-            loss.backward()
-            optimizer.step()
-        grower.step(train_loss=loss.item())
-    return grower
-
-
-BACKENDS = {"population": grow_population, "model": grow_models}
-EVERYWHERE = [
-    pytest.param(backend, suite, marks=[] if suite == "tokens" else ring)
-    for backend, ring in zip(BACKENDS, (pytest.mark.landing, pytest.mark.slow), strict=True)
-    for suite in suite_names()
-]
-"""Both backends on every suite, and so with every blueprint that a suite offers."""
+SUITES = [pytest.param(suite, marks=[] if suite == "tokens" else pytest.mark.landing) for suite in suite_names()]
+"""Every suite, and so every blueprint that a suite offers."""
 
 
 def judge(
     monkeypatch: pytest.MonkeyPatch,
-    backend: str,
     suite_name: str,
     factors: Sequence[float],
     conduct: EpisodeConfig = CONDUCT,
@@ -156,7 +98,7 @@ def judge(
     controller = Replay({one.seed: planting for one, planting in zip(instances, plantings, strict=True)})
     scale = Scale(monkeypatch, suite.blueprints, factors)
     judged: list[tuple[Reason, bool, bool]] = []
-    for engine in BACKENDS[backend](episodes, controller, scale):
+    for engine in grow_population(episodes, controller, scale):
         networks, masks = engine.networks, engine.legal_actions()
         seeds = networks.table.stage == Stage.TRAINING
         reasons = evaluate_gates(networks.table, networks.evidence, RULES).reason[seeds]
@@ -175,30 +117,26 @@ FAILS = {(Reason.GRADIENT_UNHEALTHY, False, False)}
 SICK = [1e-12, 1e12]
 
 
-@pytest.mark.parametrize(("backend", "suite"), EVERYWHERE)
-def test_seeds_with_gradients_of_the_host_s_size_pass(
-    monkeypatch: pytest.MonkeyPatch, backend: str, suite: str
-) -> None:
-    assert judge(monkeypatch, backend, suite, [1.0] * MINIBATCHES) == PASSES
+@pytest.mark.parametrize("suite", SUITES)
+def test_seeds_with_gradients_of_the_host_s_size_pass(monkeypatch: pytest.MonkeyPatch, suite: str) -> None:
+    assert judge(monkeypatch, suite, [1.0] * MINIBATCHES) == PASSES
 
 
-@pytest.mark.parametrize(("backend", "suite"), EVERYWHERE)
+@pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("factor", SICK)
 def test_a_seed_whose_gradient_vanishes_or_explodes_does_not_pass_whatever_the_last_minibatch_is_like(
-    monkeypatch: pytest.MonkeyPatch, backend: str, suite: str, factor: float
+    monkeypatch: pytest.MonkeyPatch, suite: str, factor: float
 ) -> None:
-    assert judge(monkeypatch, backend, suite, [factor] * (MINIBATCHES - 1) + [1.0]) == FAILS
+    assert judge(monkeypatch, suite, [factor] * (MINIBATCHES - 1) + [1.0]) == FAILS
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("factor", SICK)
 def test_one_such_minibatch_among_many_fails_no_seed_even_if_it_is_the_last(
-    monkeypatch: pytest.MonkeyPatch, backend: str, factor: float
+    monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
-    assert judge(monkeypatch, backend, "tokens", [1.0] * (MINIBATCHES - 1) + [factor], blueprints=2) == PASSES
+    assert judge(monkeypatch, "tokens", [1.0] * (MINIBATCHES - 1) + [factor], blueprints=2) == PASSES
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("factor", "change"),
     [
@@ -208,11 +146,9 @@ def test_one_such_minibatch_among_many_fails_no_seed_even_if_it_is_the_last(
         (1e-12, {"max_share": 0.8, "decay": 0.0}),
     ],
 )
-def test_the_settings_act_on_both_backends(
-    monkeypatch: pytest.MonkeyPatch, backend: str, factor: float, change: dict[str, float]
-) -> None:
+def test_the_settings_act(monkeypatch: pytest.MonkeyPatch, factor: float, change: dict[str, float]) -> None:
     factors = [factor] * (MINIBATCHES - 1) + [1.0]
     with monkeypatch.context() as patch:
-        assert judge(patch, backend, "tokens", factors, blueprints=1) == FAILS
+        assert judge(patch, "tokens", factors, blueprints=1) == FAILS
     conduct = EpisodeConfig(governor=None, gradient_health=GradientHealthSettings(**change))
-    assert judge(monkeypatch, backend, "tokens", factors, conduct, blueprints=1) == PASSES
+    assert judge(monkeypatch, "tokens", factors, conduct, blueprints=1) == PASSES

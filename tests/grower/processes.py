@@ -21,7 +21,7 @@ from esper.engine.promises import PromiseSettings
 from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules
-from grower.training_loop import APART, CLASSES, HELD, data, growing, host, packed, validate
+from grower.training_loop import CLASSES, HELD, data, growing, host, packed, validate
 
 RANKS = 2
 DECISIONS = 12
@@ -46,7 +46,7 @@ RUN = "run"
 def main(folder: Path, rank: int, how: str) -> None:
     """Train, and leave behind what each process held at the end."""
     torch.set_num_threads(1)
-    resume, rules = how == "resume", {"shadow": APART, "refit": HELD}.get(how, Rules())
+    resume, rules = how == "resume", HELD if how == "refit" else Rules()
     store = distributed.FileStore(str(folder / f"store-{how}"), RANKS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     model = esper.attach(host(), UNITS, torch.zeros(2, 4)) if how == "units" else growing(frozen=how == "frozen")
@@ -72,7 +72,7 @@ def main(folder: Path, rank: int, how: str) -> None:
         seed=SEED + rank,
         rules=rules,
         loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
-        run=None if how == "shadow" else folder / RUN,
+        run=folder / RUN,
         verbose=True,
         training_flops=BUDGET if how == "budget" else None,
     )
@@ -122,7 +122,7 @@ def copy_forks(grower: Grower) -> dict[str, dict[str, Any]]:
     """The tensors of all forks there are now, by slot."""
     return {
         slot: {name: copy.deepcopy(value) for name, value in fork.items() if not isinstance(value, str)}
-        for slot, fork in grower.isolated.state_dict()["forks"].items()
+        for slot, fork in grower.forks.state_dict()["forks"].items()
     }
 
 

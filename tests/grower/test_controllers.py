@@ -13,13 +13,12 @@ import esper
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError
 from esper.grower.controllers import HORIZON
+from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
-from open_rules import open_rules
 
 RULES = ("heuristic", "periodic", "all_at_start", "all_at_plateau", "random")
 SHORTEST = 3
-APART = open_rules(isolation=Isolation.SHADOW, min_training_steps=2)
 
 
 def begun(controller: str, horizon: int | None, **options: Any) -> esper.Grower:
@@ -43,19 +42,9 @@ def grown(grower: esper.Grower, decisions: int) -> list[int]:
     """Train for so many decisions; those at which something germinated, from 1."""
     germinated: list[int] = []
     for _ in range(decisions):
-        if grower.rules.isolation is Isolation.SHADOW:
-            learn_apart(grower)
         decision = grower.step(train_loss=1.0)
         germinated += [decision.number for change in decision.changes if change.after is Stage.GERMINATED]
     return germinated
-
-
-def learn_apart(grower: esper.Grower) -> None:
-    grower.optimizer.zero_grad()
-    loss = grower.model(torch.ones(3, 4)).square().mean()
-    grower.isolated_backward(loss, torch.ones(3, 4))
-    loss.backward()
-    grower.optimizer.step()
 
 
 @pytest.mark.parametrize("controller", RULES)
@@ -75,20 +64,6 @@ def test_something_grows_and_is_finished_or_a_sentence_says_what_is_needed(contr
     if controller != "random":
         assert seeds
         assert all(change.after is Stage.FOSSILIZED or change.before is Stage.GERMINATED for change in ending.changes)
-
-
-@pytest.mark.parametrize("horizon", range(1, 10))
-def test_isolation_takes_its_time_too(horizon: int):
-    options: dict[str, Any] = {"rules": APART, "loss": lambda x: grower.model(x).square().mean()}
-    needed = SHORTEST + APART.min_training_steps
-    if horizon < needed:
-        with pytest.raises(ConfigError, match=f"after 2 in isolation shadow.*plan at least {needed}"):
-            begun("heuristic", horizon, **options)
-        return
-    grower = begun("heuristic", horizon, **options)
-    assert grown(grower, horizon)
-    grower.finish()
-    assert any(seed.fossilized for seed in grower.model.seeds.values())
 
 
 @pytest.mark.parametrize("after", [0, 4, 100])
@@ -172,3 +147,9 @@ def test_without_a_horizon_planting_goes_on(controller: str):
     assert max(germinated[HORIZON]) <= 0.6 * HORIZON
     assert max(germinated[None]) > 2.8 * HORIZON
     assert max(later - sooner for sooner, later in zip(germinated[None], germinated[None][1:], strict=False)) < 20
+
+
+@pytest.mark.parametrize("controller", RULES)
+def test_isolation_is_refused(controller: str) -> None:
+    with pytest.raises(ConfigError, match="isolation shadow, only `esper train` does: give rules"):
+        begun(controller, 20, rules=Rules(isolation=Isolation.SHADOW, operations=[*Rules().operations, Op.ADVANCE]))

@@ -18,7 +18,7 @@ from esper.grower.distributed import Processes
 from esper.runs.events import RunResumed, StepTaken
 from esper.runs.reader import RunReader
 from grower.processes import BLOWN_UP, DECISIONS, EARLY, RANKS, RUN, SAVED_AFTER, SEED, copy_forks, train
-from grower.training_loop import APART, HELD, growing, validate
+from grower.training_loop import HELD, growing, validate
 
 TESTS = Path(__file__).parent.parent
 
@@ -155,28 +155,6 @@ def test_what_grows_on_a_frozen_host_learns_alike_in_all_processes_as_in_one(tmp
     assert any("germinate" in decision for decision in first["told"])
     for name, tensor in untouched.host.state_dict().items():
         assert torch.equal(first["model"][f"host.{name}"], tensor)
-
-
-@pytest.mark.slow
-def test_isolated_seeds_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
-    first, second = run(tmp_path, "shadow")
-    torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
-    model = growing()
-    optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    grower = Grower(
-        model,
-        optimizer,
-        controller="random",
-        evaluate=validate,
-        horizon=20,
-        seed=SEED,
-        rules=APART,
-        loss=lambda inputs, labels: F.cross_entropy(model(inputs), labels),
-    )
-    alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
-    assert first["told"] == second["told"] == [decision for _, decision in alone]
-    assert first["gradients"] == pytest.approx([gradient for gradient, _ in alone], rel=1e-3)
-    assert any("germinate" in told for told in first["told"][:BLOWN_UP])
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from esper.grower.state_dict import plant_structure
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
 from grower.divergence import WAYS, Training
-from grower.training_loop import APART, Loop, data, growing, validate
+from grower.training_loop import Loop, data, growing, validate
 from open_rules import open_rules
 
 CONTROLLERS = ("heuristic", "periodic", "all_at_start", "random", "none")
@@ -210,24 +210,6 @@ def test_a_second_call_changes_and_measures_nothing():
     assert owned.grower.network.table is not None
     assert all((vars(owned.grower.network.table)[name] == value).all() for name, value in vars(table).items())
     assert owned.calls == 0
-
-
-def test_isolated_seeds_go_and_leave_the_model_as_it_was():
-    loop = Loop("all_at_start", rules=APART, loss=lambda x, y: functional.cross_entropy(loop.model(x), y))
-    for _ in range(3):
-        loop.optimizer.zero_grad()
-        loss = functional.cross_entropy(loop.model(loop.inputs), loop.labels)
-        loop.grower.isolated_backward(loss, loop.inputs, loop.labels)
-        loss.backward()
-        loop.optimizer.step()
-        loop.grower.step(train_loss=loss)
-    assert (loop.grower.network.table.stage == Stage.TRAINING).all()
-    before = loop.model(loop.inputs)
-    with pytest.warns(UserWarning, match="dropped .* in '0'.*dropped .* in '2'"):
-        assert torch.equal(loop.model.finalize()(loop.inputs), before)
-    loop.grower.finish()
-    assert not loop.model.seeds
-    assert torch.equal(loop.model(loop.inputs), before)
 
 
 def test_training_may_go_on_also_from_a_state_that_was_saved():

@@ -24,8 +24,7 @@ from esper.growth.blueprints import registry
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.look import Look
 from esper.growth.site import Layout, Site
-from esper.lifecycle.rules import Isolation
-from grower.training_loop import APART, CLASSES, WIDTH, Loop, data, growing, host, validate
+from grower.training_loop import CLASSES, HELD, WIDTH, Loop, data, growing, host, validate
 
 EXAMPLES = 40
 PROMISE = PromiseSettings(every=2, first=1, examples=EXAMPLES)
@@ -157,7 +156,7 @@ def test_passes_on_the_side_are_not_heard() -> None:
         def loss(some: Tensor, others: Tensor, model: GrowingModel = model) -> Tensor:
             return F.cross_entropy(model(some), others)
 
-        grower, optimizer = grower_of(model, rules=APART, loss=loss, rate=0.05)
+        grower, optimizer = grower_of(model, rules=HELD, loss=loss, rate=0.05, evaluate=esper.Refit(validate))
         for _ in range(4):
             total = loss(inputs, labels)
             grower.isolated_backward(total, inputs, labels)
@@ -167,7 +166,7 @@ def test_passes_on_the_side_are_not_heard() -> None:
                 look(model, inputs[:20], labels[:20])
             optimizer.step()
             grower.step(train_loss=1.0)
-        assert model.seeds
+        assert grower.forks.forks
         heard.append(promises(grower))
     assert heard[0] == heard[1]
 
@@ -180,7 +179,9 @@ def test_what_learns_apart_is_not_heard() -> None:
         return F.cross_entropy(model(some), others)
 
     often = EpisodeConfig(promise=PromiseSettings(every=1, first=1, examples=10_000))
-    grower, optimizer = grower_of(model, rules=APART, loss=loss, rate=0.05, conduct=often)
+    grower, optimizer = grower_of(
+        model, rules=HELD, loss=loss, rate=0.05, evaluate=esper.Refit(validate), conduct=often
+    )
     for decision in range(4):
         if decision:
             grower.step(train_loss=1.0)
@@ -189,7 +190,7 @@ def test_what_learns_apart_is_not_heard() -> None:
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
-    assert any(seed.isolation is Isolation.SHADOW for seed in model.seeds.values())
+    assert grower.forks.forks
     kept = grower.state_dict()["memory"]["promises"]
     assert [len(minibatches) for minibatches in kept.values()] == [1, 1]
 

@@ -25,7 +25,7 @@ from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend, Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Rules
 from esper.lifecycle.table import Evidence
 from esper.rl.episodes import Episodes
 from esper.tasks.registry import get_suite
@@ -141,9 +141,6 @@ def by_itself(
         logits = model(inputs)
         return F.cross_entropy(logits, labels, reduction="none"), logits.argmax(1) == labels
 
-    def loss_of(own: Tensor, answers: Tensor) -> Tensor:
-        return F.cross_entropy(model(own), answers)
-
     grower = Grower(
         model,
         optimizer,
@@ -155,7 +152,6 @@ def by_itself(
         rent=one.rent,
         train_size=one.train_size,
         seed=one.seed,
-        loss=loss_of,
         callbacks=[records := Records()],
     )
     reports: list[Known] = []
@@ -167,7 +163,6 @@ def by_itself(
             optimizer.zero_grad()
             logits = model(own)
             loss = F.cross_entropy(logits, answers)
-            grower.isolated_backward(loss, own, answers)
             loss.backward()
             if clip_norm is not None:
                 assert nn.utils.clip_grad_norm_(model.parameters(), clip_norm) > clip_norm, "the test means to clip"
@@ -187,12 +182,9 @@ def by_itself(
     ("make", "blends"),
     [*((heuristic, (blend,)) for blend in Blend), *((make, tuple(Blend)) for make in (Uniform, policy))],
 )
-@pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("settings", [SUITE.optimizer, CLIPPED], ids=["free", "clipped"])
-def test_a_grower_is_a_population_of_one(
-    make: Any, blends: tuple[Blend, ...], isolation: Isolation, settings: OptimizerSettings
-) -> None:
-    changes = {"isolation": isolation, "min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS}
+def test_a_grower_is_a_population_of_one(make: Any, blends: tuple[Blend, ...], settings: OptimizerSettings) -> None:
+    changes = {"harm_tolerance": 1.0, "operations": OPERATIONS}
     rules = Rules().model_copy(update={**changes, "blends": blends, "alpha_targets": (0.5, 1.0)})
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
     # Clipped so hard it learns next to nothing, and a grower's governor lets no seed be kept on such a network.
@@ -206,7 +198,7 @@ def test_a_grower_is_a_population_of_one(
 @pytest.mark.landing
 @pytest.mark.parametrize("make", [heuristic, policy])
 def test_so_it_is_where_counterfactuals_take_turns(make: Any) -> None:
-    rules = Rules().model_copy(update={"min_training_steps": 1, "harm_tolerance": 1.0, "operations": OPERATIONS})
+    rules = Rules().model_copy(update={"harm_tolerance": 1.0, "operations": OPERATIONS})
     crowd, single = Recorded(make(), late=True), Recorded(make(), late=False)
     compare(crowd, single, rules, EpisodeConfig(counterfactual_every=3), SUITE.optimizer)
     age = [feature.name for feature in SLOT_FEATURES].index("evidence_age")

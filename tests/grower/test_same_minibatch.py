@@ -1,10 +1,9 @@
-"""Isolated modules and forks learn from the minibatch that the loss is of, or there is an error or a warning."""
+"""Forks learn from the minibatch that the loss is of, or there is an error or a warning."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,8 +13,7 @@ from torch.nn import functional as F
 import esper
 from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError
-from esper.lifecycle.rules import Isolation
-from grower.training_loop import APART, CLASSES, HELD, WIDTH, data, validate, with_evidence
+from grower.training_loop import CLASSES, HELD, WIDTH, data, validate
 
 SLOTS_OF_HOST = {"0": ["mlp"], "2": ["mlp"]}
 
@@ -24,13 +22,12 @@ HOSTS: dict[str, Callable[[], list[nn.Module]]] = {
     "with dropout": lambda: [nn.Dropout(0.3)],
     "with running statistics": lambda: [nn.BatchNorm1d(WIDTH)],
 }
-WAYS = {"isolated": {"rules": APART}, "forked": {"rules": HELD, "evaluate": with_evidence("refit")}}
 
 
 class Loop:
-    """A model with a seed that learns by `esper.Grower.isolated_backward`, and two minibatches."""
+    """A model with a fork that learns by `esper.Grower.isolated_backward`, and two minibatches."""
 
-    def __init__(self, host: str, way: str, compute: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, host: str, compute: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
         torch.manual_seed(0)
         layers = [nn.Linear(4, WIDTH), *HOSTS[host](), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)]
         self.model = esper.attach(nn.Sequential(*layers), SLOTS_OF_HOST, torch.zeros(2, 4))
@@ -38,16 +35,19 @@ class Loop:
         self.compute = compute
         inputs, labels = data()
         self.minibatches = [(inputs[:12], labels[:12]), (inputs[12:20], labels[12:20])]
-        options = {"evaluate": validate, **WAYS[way]}
         self.grower = esper.Grower(
-            self.model, optimizer, controller=Schedule([Planting(1, 0, 0)], 20), horizon=20, loss=self.loss, **options
+            self.model,
+            optimizer,
+            esper.Refit(validate),
+            controller=Schedule([Planting(1, 0, 0)], 20),
+            horizon=20,
+            loss=self.loss,
+            rules=HELD,
         )
         for _ in range(8):
             self.learn(self.minibatches[0], self.minibatches[0])
             self.grower.step(train_loss=1.0)
-            if self.grower.isolated.forks or any(
-                seed.isolation is not Isolation.NONE for seed in self.model.seeds.values()
-            ):
+            if self.grower.forks.forks:
                 return
         raise AssertionError
 
@@ -71,28 +71,23 @@ def with_noise(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(inputs + torch.randn_like(inputs)), labels)
 
 
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 @pytest.mark.parametrize("host", HOSTS)
-def test_another_minibatch_than_that_of_the_loss_is_refused(host: str, way: str) -> None:
-    loop = Loop(host, way, cross_entropy)
+def test_another_minibatch_than_that_of_the_loss_is_refused(host: str) -> None:
+    loop = Loop(host, cross_entropy)
     with pytest.raises(ConfigError, match="the model was called with other inputs for that loss"):
         loop.learn(*loop.minibatches)
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_other_examples_of_as_many_are_refused(host: str, way: str) -> None:
-    loop = Loop(host, way, cross_entropy)
+def test_other_examples_of_as_many_are_refused(host: str) -> None:
+    loop = Loop(host, cross_entropy)
     inputs, labels = loop.minibatches[0]
     with pytest.raises(ConfigError, match="the model was called with other inputs for that loss"):
         loop.learn((inputs, labels), (inputs.roll(1, 0) * 2, labels))
 
 
-def test_other_labels_are_warned_of(way: str) -> None:
-    loop = Loop("plain", way, cross_entropy)
+def test_other_labels_are_warned_of() -> None:
+    loop = Loop("plain", cross_entropy)
     inputs, labels = loop.minibatches[0]
     with pytest.warns(UserWarning, match="the grower's loss function computes"):
         loop.learn((inputs, labels), (inputs, (labels + 1) % CLASSES))
@@ -101,17 +96,17 @@ def test_other_labels_are_warned_of(way: str) -> None:
 @pytest.mark.parametrize("compute", [cross_entropy, with_noise])
 @pytest.mark.parametrize("host", HOSTS)
 def test_the_same_minibatch_is_neither_refused_nor_warned_of(
-    host: str, way: str, compute: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    host: str, compute: Callable[[nn.Module, Tensor, Tensor], Tensor]
 ) -> None:
-    loop = Loop(host, way, compute)
+    loop = Loop(host, compute)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for minibatch in loop.minibatches:
             loop.learn(minibatch, minibatch)
 
 
-def test_another_pass_in_between_is_no_other_minibatch(way: str) -> None:
-    loop = Loop("plain", way, cross_entropy)
+def test_another_pass_in_between_is_no_other_minibatch() -> None:
+    loop = Loop("plain", cross_entropy)
     minibatch, other = loop.minibatches
     loss = loop.loss(*minibatch)
     with torch.no_grad():

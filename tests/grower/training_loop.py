@@ -14,9 +14,8 @@ import esper
 from esper import Grower, GrowingModel
 from esper.control.controller import Controller
 from esper.grower.evaluation import Evaluate
-from esper.growth.seed import Seed
-from esper.lifecycle.actions import Blend, Op
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.actions import Op
+from esper.lifecycle.rules import Rules
 from esper.serialization.state_files import pack_state
 
 CLASSES = 3
@@ -37,21 +36,8 @@ def host(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
 
 
-APART = Rules(
-    isolation=Isolation.SHADOW,
-    operations=(Op.WAIT, Op.GERMINATE, Op.ADVANCE),
-    blends=(Blend.ADD,),
-    min_training_steps=17,
-)
-"""What germinates learns in isolation, for longer than any test."""
-
 HELD = Rules(operations=(Op.WAIT, Op.GERMINATE))
 """What germinates is held for good."""
-
-
-def last_layer_moved(seed: Seed) -> bool:
-    """Whether a seed has learned: the layer that was zero at birth is not any more."""
-    return all(bool(parameter.any()) for parameter in seed.parameters())
 
 
 def growing(seed: int = 0, *, frozen: bool = False) -> GrowingModel:

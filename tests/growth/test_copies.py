@@ -18,7 +18,6 @@ from esper.errors import SlotError
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
-from esper.lifecycle.rules import Isolation
 from growth.hosts import mlp, numbers, outputs
 
 DECAY = 0.75
@@ -81,7 +80,7 @@ def require_alike(growing: GrowingModel, kept: Any) -> None:
     for name, seed in growing.seeds.items():
         other = kept.module.seeds[name]
         assert other is not seed
-        assert (other.fossilized, other.isolation, other.blend) == (seed.fossilized, seed.isolation, seed.blend)
+        assert (other.fossilized, other.blend) == (seed.fossilized, seed.blend)
         assert torch.equal(other.alpha, seed.alpha)
 
 
@@ -136,13 +135,6 @@ def test_a_finalized_average_computes_what_the_average_does(average: Callable[[n
     expected = outputs(kept.module.eval(), inputs)
     torch.testing.assert_close(outputs(kept.module.finalize(), inputs), expected)
     assert not torch.allclose(outputs(growing.eval(), inputs), expected)
-
-
-def test_isolation_follows() -> None:
-    growing, kept = mirrored(AVERAGES["averaged"])
-    growing.slots["0"].germinate("mlp", alpha=0.5).isolation = Isolation.SHADOW
-    growing.slots["0"].set_alpha(0.25)
-    require_alike(growing, kept)
 
 
 def test_a_mirror_is_elsewhere_and_in_its_own_mode() -> None:

@@ -13,7 +13,6 @@ from esper.errors import ConfigError, SlotError
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
-from esper.lifecycle.rules import Isolation
 from growth.growing import plant, random
 
 SITES: dict[str, tuple[nn.Module, Tensor]] = {
@@ -46,22 +45,19 @@ def test_live_seeds_are_folded_in_as_they_are(layout: str, blend: Blend, alpha: 
 
 
 @pytest.mark.parametrize(
-    ("alpha", "isolation", "contribution", "kept"),
+    ("alpha", "contribution", "kept"),
     [
-        (0.5, Isolation.NONE, None, True),
-        (0.5, Isolation.NONE, float("nan"), True),
-        (0.5, Isolation.NONE, 0.0, True),
-        (0.5, Isolation.NONE, -0.001, False),
-        (0.0, Isolation.NONE, 0.2, False),
-        (0.5, Isolation.SHADOW, 0.2, False),
+        (0.5, None, True),
+        (0.5, float("nan"), True),
+        (0.5, 0.0, True),
+        (0.5, -0.001, False),
+        (0.0, 0.2, False),
     ],
 )
-def test_seeds_stay_that_count_and_do_no_harm(
-    alpha: float, isolation: Isolation, contribution: float | None, kept: bool
-):
+def test_seeds_stay_that_count_and_do_no_harm(alpha: float, contribution: float | None, kept: bool):
     model, inputs = planted("features", Blend.ADD, alpha)
     seed = model.seeds["0"]
-    seed.isolation, seed.contribution = isolation, contribution
+    seed.contribution = contribution
     with pytest.warns(UserWarning, match=f"{'kept' if kept else 'dropped'} {seed.blueprint.name} in '0'") as warned:
         plain = model.finalize()
     assert len(warned) == 1

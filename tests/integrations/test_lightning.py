@@ -21,7 +21,7 @@ from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import describe_structure
 from esper.lifecycle.stages import Stage
-from grower.training_loop import APART, HELD, SLOTS, data, growing, host, last_layer_moved, remembered, validate
+from grower.training_loop import HELD, SLOTS, data, growing, host, remembered, validate
 from ladders.small import WIDTH, Decoder, compute_loss, evaluate, tokens
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -229,25 +229,6 @@ class Measured(Classifier):
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
-    modules: list[Measured] = []
-    for controller in ("none", "all_at_start"):
-        module, growth = Measured(), callback(Endless, controller=controller, rules=APART, horizon=20)
-        fit(tmp_path, module, growth, 2 * EPOCHS, accumulate_grad_batches=accumulated, gradient_clip_val=None)
-        modules.append(module)
-        assert "training_step" not in vars(module)
-    bare, grown = modules
-    assert growth.grower is not None
-    assert set(grown.model.seeds) == set(growth.grower.model.slots)
-    assert (growth.grower.network.table.stage == Stage.TRAINING).all()
-    assert all(last_layer_moved(seed) for seed in grown.model.seeds.values())
-    for mine, theirs in zip(grown.model.host.parameters(), bare.model.host.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-    assert grown.logged == bare.logged
-    assert grown.seen == bare.seen
-
-
-@pytest.mark.parametrize("accumulated", [1, 2])
 def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
     options: dict[str, Any] = {"accumulate_grad_batches": accumulated, "gradient_clip_val": None}
     modules: list[Measured] = []
@@ -258,7 +239,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
         fit(tmp_path / evidence, modules[-1], growths[-1], 2 * EPOCHS, **options)
     bare, weighed = modules
     assert growths[1].grower is not None
-    assert growths[1].grower.isolated.forks.keys() == set(weighed.model.slots)
+    assert growths[1].grower.forks.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.parameters(), bare.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert weighed.logged == bare.logged

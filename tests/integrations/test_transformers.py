@@ -20,7 +20,7 @@ from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import describe_structure
 from esper.lifecycle.stages import Stage
-from grower.training_loop import APART, HELD, SLOTS, data, host, last_layer_moved, remembered
+from grower.training_loop import HELD, SLOTS, data, host, remembered
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -301,31 +301,6 @@ def test_a_trainer_does_with_dormant_slots_what_it_does_with_the_host(tmp_path: 
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_isolated_seeds_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
-    grown: list[esper.GrowingModel] = []
-    for controller in ("none", "all_at_start"):
-        model = classifier()
-        optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-        trainer = trainer_for(
-            model,
-            tmp_path / controller,
-            optimizer,
-            max_grad_norm=0.0,
-            gradient_accumulation_steps=accumulated,
-            per_device_train_batch_size=24,
-        )
-        growth = Endless(trainer, validate, controller=controller, rules=APART, horizon=20, classes=3)
-        trainer.add_callback(growth)
-        trainer.train()
-        grown.append(model)
-    bare, model = grown
-    assert (growth.grower.network.table.stage == Stage.TRAINING).all()
-    assert all(last_layer_moved(seed) for seed in model.seeds.values())
-    for mine, theirs in zip(model.host.parameters(), bare.host.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-@pytest.mark.parametrize("accumulated", [1, 2])
 def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
     def begun(evidence: str, folder: Path, seed: int = 0) -> tuple[Any, GrowerCallback]:
         model = classifier(seed)
@@ -344,7 +319,7 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
     bare.train()
     weighed, growth = begun("refit", tmp_path / "weighed")
     weighed.train()
-    assert growth.grower.isolated.forks.keys() == set(weighed.model.slots)
+    assert growth.grower.forks.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 

@@ -26,10 +26,10 @@ from esper.grower.evaluation import (
 )
 from esper.grower.governor import ModelSnapshot
 from esper.grower.gradients import GradientRecorder
-from esper.grower.isolated import IsolatedTrainer, SeedlessFork
 from esper.grower.learning_check import LearningCheck, OptimizerCheck
 from esper.grower.network import GrowingNetwork
 from esper.grower.promise_recorder import PromiseRecorder
+from esper.grower.refit import ForkTrainer, SeedlessFork
 from esper.grower.scores import LOSS, ConstraintSet, Metrics, Scores
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions
@@ -48,7 +48,7 @@ class ModelBackend:
         evaluate: Measures the model.
         scores: What growth is about.
         constraints: What else must hold.
-        isolated: Has the forks that modules on trial are compared with.
+        forks: Has the forks that modules on trial are compared with.
         gradients: Of the training since the last decision.
         promises: Records what promises are measured by; None where no controller goes by them.
         snapshot: The state to return to.
@@ -69,7 +69,7 @@ class ModelBackend:
         *,
         scores: Scores,
         constraints: ConstraintSet,
-        isolated: IsolatedTrainer,
+        forks: ForkTrainer,
         gradients: GradientRecorder,
         promises: PromiseRecorder | None,
         snapshot: ModelSnapshot,
@@ -85,7 +85,7 @@ class ModelBackend:
         """Metrics of the model after training, before any rollback; None where it could not be measured."""
         self.supplied: Metrics | None = None
         """Metrics of the model as it is, if the user has measured them already."""
-        self._evaluate, self._scores, self._constraints, self._isolated = evaluate, scores, constraints, isolated
+        self._evaluate, self._scores, self._constraints, self._forks = evaluate, scores, constraints, forks
         self._gradients, self._promises, self._snapshot = gradients, promises, snapshot
         self._learning, self._trained, self._processes, self._scaled = learning, trained, processes, scaled
         self._train_loss = math.nan
@@ -159,7 +159,7 @@ class ModelBackend:
     def _measure(self, due: Bools, baseline: Metrics | None) -> Evaluation:
         """Measure the model, of which ``baseline`` is known perhaps, and the modules in the slots ``due``."""
         network = self.networks
-        forks = self._isolated.get_comparable_forks()
+        forks = self._forks.get_comparable()
         measurement = self._run(due, baseline, forks)
         # Where a constraint is broken, every module that may be pruned for it is measured.
         others = self._suspects & ~due

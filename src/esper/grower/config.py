@@ -41,7 +41,7 @@ from esper.grower.scores import (
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.seed import require_blends
 from esper.lifecycle.actions import Op
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.rules import Isolation, Rules
 
 
 def _read_controller(value: Any) -> Any:
@@ -106,7 +106,7 @@ class GrowerConfig(Settings):
         None
     )
     """Computes the training loss of a minibatch by calling the model with the arguments of `Grower.isolated_backward`.
-    Required by isolation ``shadow`` and by `esper.Refit`."""
+    Required by `esper.Refit`."""
     scaler: torch.amp.GradScaler | None = None
     """The training loop's gradient scaler, if any; gradients are then recorded unscaled."""
 
@@ -149,11 +149,17 @@ class GrowerConfig(Settings):
 
 
 def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained: bool) -> None:
-    """Refuse rules that do not fit the blueprints, or under which constraints cannot be kept.
+    """Refuse rules that a grower cannot carry out, that do not fit the blueprints, or that break constraints.
 
     Raises:
-        ConfigError: they allow another blend than ``add``, and a blueprint takes no other; or they forbid pruning.
+        ConfigError: they isolate modules; they allow another blend than ``add``, and a blueprint takes no other; or
+            they forbid pruning.
     """
+    if rules.isolation is not Isolation.NONE:
+        raise ConfigError(
+            f"a Grower does not train modules in isolation {rules.isolation}, only `esper train` does: give "
+            "rules=esper.Rules(...) with isolation 'none'"
+        )
     require_blends(rules.blends, kinds)
     if constrained and Op.PRUNE not in rules.operations:
         raise ConfigError("constraints need pruning: add 'prune' to rules.operations")

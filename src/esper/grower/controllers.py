@@ -28,7 +28,7 @@ from esper.engine.promises import PromiseSettings
 from esper.errors import ConfigError, plural
 from esper.extras import require_extra
 from esper.grower.network import ModelSpec
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Rules
 
 HORIZON = 100
 """Decisions that controllers reckon with where the number is not planned."""
@@ -41,7 +41,7 @@ MIN_LOOKS = 3
 PLANTING_PART = 3
 """However short growth is, modules may germinate in the first of so many parts of it."""
 _BEFORE_BLENDING = 1
-"""Decisions from germination until a module without isolation begins to count."""
+"""Decisions from germination until a module begins to count."""
 _BEFORE_END = 1
 """Decisions for which a module should have counted at the end, so that it has learned with the host."""
 
@@ -67,25 +67,18 @@ class Timing:
         """The share of growth that is over at that decision, from 1, as controllers see it."""
         return min(decision / self.horizon, MAX_UNPLANNED_PROGRESS if self.planned is None else 1.0)
 
-    @property
-    def isolated_decisions(self) -> int:
-        """Least number of decisions for which a module learns in isolation."""
-        return 0 if self.rules.isolation is Isolation.NONE else self.rules.min_training_steps
-
     def require_growth(self) -> None:
         """Refuse a plan in which no module could germinate, count and learn.
 
         Raises:
             ConfigError: there are too few decisions.
         """
-        needed = 1 + self.isolated_decisions + _BEFORE_BLENDING + _BEFORE_END
+        needed = 1 + _BEFORE_BLENDING + _BEFORE_END
         if self.horizon < needed:
-            isolated = f"after {self.isolated_decisions} in isolation {self.rules.isolation}"
-            planned = plural(self.horizon, "decision")
             raise ConfigError(
-                f"{planned} is too few for anything to grow: a seed germinates, affects the output from the next "
-                f"decision on{', ' + isolated if self.isolated_decisions else ''}, and must train until another "
-                f"decision; plan at least {needed}, or use controller 'none'"
+                f"{plural(self.horizon, 'decision')} is too few for anything to grow: a seed germinates, affects the "
+                f"output from the next decision on, and must train until another decision; plan at least {needed}, or "
+                "use controller 'none'"
             )
 
     def fit_trial(self, default: int) -> int:
@@ -98,8 +91,8 @@ class Timing:
         Every module can then be judged after a trial before the end. In a very short growth the last ones are left
         unfinished, and `esper.Grower.finish` judges them.
         """
-        needed = 1 + self.isolated_decisions + _BEFORE_BLENDING + min(self.rules.tempos) + trial + at_a_time
-        latest = max(self.horizon - needed, (self.horizon - self.isolated_decisions) // PLANTING_PART)
+        needed = 1 + _BEFORE_BLENDING + min(self.rules.tempos) + trial + at_a_time
+        latest = max(self.horizon - needed, self.horizon // PLANTING_PART)
         return min(default, latest / self.horizon)
 
     def fit_latest_start(self, default: float, modules: int) -> float:
@@ -107,7 +100,7 @@ class Timing:
 
         It is ``default``, or less in a short growth, so that all of them count fully at the end.
         """
-        needed = self.isolated_decisions + _BEFORE_BLENDING + min(self.rules.tempos) + modules + _BEFORE_END
+        needed = _BEFORE_BLENDING + min(self.rules.tempos) + modules + _BEFORE_END
         return min(default, max(self.horizon - needed, 0) / self.horizon)
 
     def fit_promise(self, default: PromiseSettings, stop_after: float) -> PromiseSettings:

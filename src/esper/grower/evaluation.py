@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from esper.engine.measurements import Evaluation
 from esper.grower.example_means import compute_difference_error
-from esper.grower.isolated import SeedlessFork
+from esper.grower.refit import SeedlessFork
 from esper.grower.scores import LOSS, Metrics, Score, Scores
 from esper.growth.model import GrowingModel
 from esper.growth.taps import IncomparableError, flatten

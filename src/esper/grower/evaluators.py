@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from esper.config.arguments import Advice, Name, check_arguments
 from esper.errors import ConfigError
 from esper.grower.evaluation import Evaluate
-from esper.grower.isolated import Counterfactual
+from esper.grower.refit import Counterfactual
 from esper.grower.scores import EXPECTED, Limits
 from esper.growth.model import GrowingModel
 

@@ -11,7 +11,7 @@ from esper.control.controller import Controller
 from esper.errors import ConfigError
 from esper.former import warn_of_former
 from esper.grower.evaluators import Constrained, Metric, Refit
-from esper.grower.isolated import Counterfactual
+from esper.grower.refit import Counterfactual
 
 P = ParamSpec("P")
 T = TypeVar("T")

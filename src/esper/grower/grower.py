@@ -44,10 +44,10 @@ from esper.grower.evaluators import EVALUATE_ADVICE, read_criterion
 from esper.grower.former_arguments import accept_former_arguments
 from esper.grower.governor import ModelSnapshot, describe_rollback, require_rollbacks_left
 from esper.grower.gradients import GradientRecorder
-from esper.grower.isolated import Counterfactual, IsolatedTrainer, require_loss
 from esper.grower.learning_check import LearningCheck, OptimizerCheck
 from esper.grower.network import GrowingNetwork, ModelSpec
 from esper.grower.promise_recorder import PromiseRecorder
+from esper.grower.refit import Counterfactual, ForkTrainer, require_loss
 from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.run_recorder import RunRecorder
 from esper.grower.scores import ConstraintSet, Scores
@@ -62,7 +62,6 @@ from esper.growth.hooks import require_savable
 from esper.growth.look import Look
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
 from esper.lifecycle.actions import Op, make_wait_actions
-from esper.lifecycle.rules import Isolation
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools
@@ -155,7 +154,7 @@ class Grower:
         rules, conduct, evidence = timing.rules, config.conduct, criterion.evidence
         require_time_to_plant(controller, conduct.plateau)
         require_rules(rules, spec.kinds, constrained=bool(constraints.limits))
-        require_loss(rules, evidence, controller, config.loss, optimizer)
+        require_loss(evidence, controller, config.loss, optimizer)
         promise = choose_promise_settings(controller, conduct.promise)
         name = str(config.controller) if isinstance(config.controller, str | Path) else controller.name
         random_seed = processes.broadcast(lambda: config.seed)
@@ -167,15 +166,7 @@ class Grower:
         spending = Spending(model, config.training_flops, seconds=config.seconds)
         trained = OptimizerCheck(model.host, optimizer)
         gradients = GradientRecorder(model, optimizer, config.scaler, conduct.gradient_health)
-        isolated = IsolatedTrainer(
-            model,
-            optimizer,
-            evidence,
-            config.loss,
-            config.scaler,
-            on_gradient=gradients.record_norm,
-            average=processes.average_gradient,
-        )
+        forks = ForkTrainer(model, optimizer, evidence, config.loss, config.scaler, processes.average_gradient)
         for slot in model.slots.values():
             slot.feature_hook = None  # of a former grower
         recorder = None
@@ -192,7 +183,7 @@ class Grower:
             evaluate,
             scores=scores,
             constraints=constraints,
-            isolated=isolated,
+            forks=forks,
             gradients=gradients,
             promises=recorder,
             snapshot=snapshot,
@@ -211,7 +202,7 @@ class Grower:
         self.criterion, self.scores, self.constraints = criterion, scores, constraints
         self.spending = spending
         """What training and measuring have cost."""
-        self.engine, self.backend, self.isolated = engine, backend, isolated
+        self.engine, self.backend, self.forks = engine, backend, forks
         self.callbacks: list[GrowerCallback] = [
             *([PrintDecisions()] if verbose else []),
             *([] if run is None else [RunRecorder(run)]),
@@ -349,7 +340,7 @@ class Grower:
         if forget_skill and (result.transitions.after == Stage.PRUNED).any():
             self._learning.forget_best()
         self._controller_state = controller_state
-        self.network.evidence = self.isolated.update_forks(self.network.table, self.network.evidence)
+        self.network.evidence = self.forks.update(self.network.table, self.network.evidence)
         self._gradients.clear()
         if self._promise_recorder is not None:
             self._promise_recorder.clear()
@@ -426,29 +417,28 @@ class Grower:
     @property
     def needs_isolated_backward(self) -> bool:
         """Whether you must call `isolated_backward` for every minibatch."""
-        return self.rules.isolation is Isolation.SHADOW or self.criterion.evidence is Counterfactual.REFIT
+        return self.criterion.evidence is Counterfactual.REFIT
 
     @check_arguments(ConfigError, loss="give the loss of the minibatch, a tensor")
     def isolated_backward(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
-        """Also train modules in isolation ``shadow``, and forks, on this minibatch; does nothing if there are none.
+        """Also train the forks of `esper.Refit` on this minibatch; does nothing if there are none.
 
-        Call it after computing ``loss``, before ``backward()`` and before dividing or scaling the loss. It computes the
-        loss again with these modules at full weight, by calling the configured ``loss`` with ``minibatch`` and
-        ``named``. Their gradients are added in the backward pass of ``loss``, before any clipping, so dividing, scaling
-        or accumulating the loss affects them equally. The model, its buffers and the random state do not change.
+        Call it after computing ``loss``, before ``backward()`` and before dividing or scaling the loss. For each module
+        on trial it computes the loss again on a fork of the model without it, by calling the configured ``loss`` with
+        ``minibatch`` and ``named``. The forks' gradients are added in the backward pass of ``loss``, so dividing,
+        scaling or accumulating the loss affects them equally. The model, its buffers and the random state do not
+        change.
 
-        With `esper.Refit`, the loss is also computed for each module on trial, on a fork of the model without it. A
-        fork has its own parameters, buffers and optimizer. Its optimizer steps when yours does, with the same
+        A fork has its own parameters, buffers and optimizer. Its optimizer steps when yours does, with the same
         hyperparameters; other changes to gradients or parameters, such as clipping, do not apply to it.
 
         After each decision, the first minibatch is checked against ``loss`` with two extra passes. The grower warns if
         the loss differs for the same inputs, for instance because of other labels (not checked with dropout).
 
         Raises:
-            ConfigError: the configured loss does not depend on such a module or fork, or ``loss`` is from another
-                minibatch.
+            ConfigError: the configured loss does not depend on a fork, or ``loss`` is from another minibatch.
         """
-        self.isolated.add_side_gradients(loss, minibatch, named)
+        self.forks.add_gradients(loss, minibatch, named)
 
     def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
         """The former name of `isolated_backward`."""
@@ -536,7 +526,7 @@ class Grower:
         self.trials.settle(ending.changes, self.decisions, "finish")
         self.model.tried = tuple(self.trials.modules)
         ending = replace(ending, tried=self.model.tried, advice=advise(self.trials, self.controller.name))
-        self.isolated.update_forks(self.network.table, self.network.evidence)  # drops all forks
+        self.forks.update(self.network.table, self.network.evidence)  # drops all forks
         if self._promise_recorder is not None:
             self._promise_recorder.set_recording(False)
         self._notify(lambda callback: callback.on_finish(self, ending))
@@ -712,7 +702,7 @@ class Grower:
 
     def _copy_memory(self) -> dict[str, Any]:
         """What the grower remembers, without callbacks, as plain values."""
-        return {"memory": to_plain(self._state()), "refit": self.isolated.state_dict()}
+        return {"memory": to_plain(self._state()), "refit": self.forks.state_dict()}
 
     def _load_memory(self, state: Mapping[str, Any]) -> None:
         """Continue where `_copy_memory` was called."""
@@ -720,8 +710,8 @@ class Grower:
         self._controller_state, self.constraints.references = memory["controller"], memory["references"]
         self.network.update_seeds()
         self.model.tried = tuple(self.trials.modules)
-        self.isolated.update_forks(self.network.table, self.network.evidence)
-        self.isolated.load_state_dict(state["refit"])
+        self.forks.update(self.network.table, self.network.evidence)
+        self.forks.load_state_dict(state["refit"])
 
     def _name_callbacks(self) -> dict[str, GrowerCallback]:
         """Callbacks by the names of their classes, those of one class numbered in their order."""

@@ -16,7 +16,7 @@ from esper.growth.seed import count_blend_parameters
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend, Curve, Head
 from esper.lifecycle.legality import ActionMasks, legal_actions
-from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
 from esper.lifecycle.transitions import (
@@ -199,15 +199,13 @@ class GrowingNetwork:
         return changes
 
     def update_seeds(self) -> None:
-        """Set alpha and isolation of every module by the table; a module learns from its second decision on."""
+        """Set the alpha of every module by the table; a module learns from its second decision on."""
         for place, slot in enumerate(self.model.slots.values()):
             seed = slot.seed
             if seed is None or seed.fossilized:
                 continue
-            stage = Stage(int(self.table.stage[0, place]))
             seed.alpha.fill_(float(self.table.alpha[0, place]))
-            seed.isolation = self.rules.isolation if stage is Stage.TRAINING else Isolation.NONE
-            seed.requires_grad_(stage is not Stage.GERMINATED)
+            seed.requires_grad_(bool(self.table.stage[0, place] != Stage.GERMINATED))
             self.model.copies.sync_slot(slot)
 
     def state_dict(self) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.growth.taps import find_tensors, list_named_modules
 from esper.growth.widening import widen_configurations
-from esper.lifecycle.rules import Isolation
 from esper.numerics.module_state import keep_modes
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def _choose_kept(model: GrowingModel, unfinished: Literal["keep", "drop", "raise
         )
     if live and unfinished == "keep":
         for name, seed in live.items():
-            takes_part = seed.isolation is Isolation.NONE and float(seed.alpha) > 0
+            takes_part = float(seed.alpha) > 0
             does_harm = seed.contribution is not None and seed.contribution < 0
             if takes_part and not does_harm:
                 kept.append(name)

@@ -193,7 +193,7 @@ class Copies:
 
     In an average of weights over training (EMA, SWA), the tensors of a copy are averaged with those of the model, one
     by one and in order, so the copy must always have the same seeds. Such a copy is a mirror. A new seed in a mirror
-    starts with the model's values. Weight, stage and isolation are always the model's; everything else comes from the
+    starts with the model's values. Weight and stage are always the model's; everything else comes from the
     average. References to copies are weak.
     """
 
@@ -240,10 +240,10 @@ class Copies:
                 present = other.convert_seed(copy.deepcopy(seed))
                 other.occupant = present
                 other.depth.set_block(other.name, present.blueprint.find_block())
-            # The same seed: its weight, stage and isolation.
+            # The same seed: its weight and stage.
             with torch.no_grad():
                 present.alpha.copy_(seed.alpha)
-            present.fossilized, present.isolation = seed.fossilized, seed.isolation
+            present.fossilized = seed.fossilized
             present.contribution = seed.contribution
 
     def sync_seed_change(self, slot: Slot) -> None:

@@ -23,7 +23,6 @@ from esper.errors import ConfigError
 from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint, Context
 from esper.growth.site import CHANNELS_LAST, Site
 from esper.lifecycle.actions import Blend
-from esper.lifecycle.rules import Isolation
 from esper.numerics.stacking import Stackable
 
 
@@ -120,18 +119,13 @@ def count_blend_parameters(blend: Blend, site: Site) -> int:
 
 
 class Seed(BlendedBlueprint):
-    """``h + alpha * change(h)``, where ``h`` is the host's features and ``alpha`` the seed's weight.
-
-    In isolation ``shadow``, the seed returns the features unchanged, except within `temporary_alpha`, for its own pass.
-    """
+    """``h + alpha * change(h)``, where ``h`` is the host's features and ``alpha`` the seed's weight."""
 
     alpha: Tensor
 
     def __init__(self, blueprint: Blueprint, site: Site, blend: Blend = Blend.ADD) -> None:
         super().__init__(blueprint, site, blend)
         self.fossilized = False
-        self.isolation = Isolation.NONE
-        """How the seed currently learns; NONE: it takes part with ``alpha``."""
         self.contribution: float | None = None
         """Accuracy with the seed minus accuracy without it, as last measured by a grower."""
         self.register_buffer("alpha", torch.zeros(()))
@@ -156,8 +150,6 @@ class Seed(BlendedBlueprint):
         self.requires_grad_(True)
 
     def forward(self, features: Tensor, inputs: Any) -> Tensor:
-        if self.isolation is Isolation.SHADOW:
-            return features
         # With ADD, the blueprint computes the sum, which for a block is exact at alpha 1.
         if self.blend is Blend.ADD:
             return self.blueprint.add_to(features, inputs, self.alpha)
@@ -165,13 +157,11 @@ class Seed(BlendedBlueprint):
 
     @contextmanager
     def temporary_alpha(self, alpha: float) -> Generator[None]:
-        """Context manager in which the seed takes part with ``alpha``, in isolation or not."""
+        """Context manager in which the seed takes part with ``alpha``."""
         # In place, because compiled code and averages keep references to the buffer.
-        alpha_before, isolation = self.alpha.clone(), self.isolation
-        self.isolation = Isolation.NONE
+        alpha_before = self.alpha.clone()
         self.alpha.fill_(alpha)
         try:
             yield
         finally:
-            self.isolation = isolation
             self.alpha.copy_(alpha_before)

@@ -368,7 +368,7 @@ class Slot(GrowthHook):
             )
 
     def temporary_alpha(self, alpha: float) -> AbstractContextManager[None]:
-        """Context manager in which the seed takes part with ``alpha``, in isolation or not.
+        """Context manager in which the seed takes part with ``alpha``.
 
         Raises:
             SlotError: there is no seed.

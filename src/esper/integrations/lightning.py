@@ -63,8 +63,8 @@ class GrowerCallback(Callback):
     When ``fit`` ends, `Grower.finish` judges unfinished seeds, and the model is ready for `GrowingModel.finalize`.
     Checkpoints are written before that, so training can continue from one with more epochs.
 
-    With isolation ``shadow``, ``training_step`` is called twice per minibatch, and with `esper.Refit` once more for
-    each seed on trial. The additional calls log nothing and do not change the module's metrics.
+    With `esper.Refit`, ``training_step`` is called once more per minibatch for each seed on trial. The additional calls
+    log nothing and do not change the module's metrics.
 
     Weight averages of Lightning's callbacks (``EMAWeightAveraging``, ...) grow with the model; such a callback must
     come after this one in the list.

@@ -1,8 +1,8 @@
-"""Trains what learns in passes of its own: modules in isolation ``shadow``, and forks of the model for `esper.Refit`.
+"""Forks of a model for `esper.Refit`, each of which trains without one module on the same minibatches as the model.
 
-The loop passes each minibatch and its loss to `esper.Grower.isolated_backward`. The gradients of isolated modules and
-forks are computed at once. They are added when the backward pass of that loss comes, with the factor by which it scales
-the loss. The model's own gradients, buffers and random numbers are the same as without.
+The loop passes each minibatch and its loss to `esper.Grower.isolated_backward`. The gradients of forks are computed at
+once. They are added when the backward pass of that loss comes, with the factor by which it scales the loss. The model's
+own gradients, buffers and random numbers are the same as without.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from esper.growth.seed import Seed
 from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.growth.taps import are_equal
-from esper.lifecycle.rules import Isolation, Rules
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.table import Evidence, SeedTable
 from esper.serialization.state_files import from_plain, to_plain
@@ -63,23 +62,14 @@ class Counterfactual(StrEnum):
 
 
 def require_loss(
-    rules: Rules,
-    evidence: Counterfactual,
-    controller: Controller,
-    loss: Loss | None,
-    optimizer: torch.optim.Optimizer,
+    evidence: Counterfactual, controller: Controller, loss: Loss | None, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Refuse isolation or evidence that cannot be trained, or that nothing uses.
+    """Refuse forks that cannot be trained, or that nothing uses.
 
     Raises:
         ConfigError: ``loss`` is missing, the controller plants nothing that could be judged by the evidence, or the
             optimizer computes losses by itself, which that of a fork cannot.
     """
-    if rules.isolation is Isolation.SHADOW and loss is None:
-        raise ConfigError(
-            "with isolation shadow, a seed trains in its own pass over every minibatch: give the loss function, "
-            f"{_LOSS_LINE}, and call {_BACKWARD_LINE} before each loss.backward()"
-        )
     if evidence is not Counterfactual.REFIT:
         return
     if isinstance(controller, Never):
@@ -195,8 +185,17 @@ class SeedlessFork:
             duplicate.requires_grad_(parameter.requires_grad)
         learning = [duplicate for duplicate in self._parameters.values() if duplicate.requires_grad]
         of_model = cast("list[nn.Parameter]", [key for key in self._parameters if key.requires_grad])
+
         # Differentiated within `run`, since a backward pass may compute parts of the forward pass once more.
-        gradients = self.run(lambda: differentiate(loss(), [*learning, *of_model]))
+        def differentiate() -> Sequence[Tensor | None]:
+            value = loss()
+            parameters = [*learning, *of_model]
+            if not value.requires_grad:
+                return [None] * len(parameters)
+            return torch.autograd.grad(value, parameters, allow_unused=True)
+
+        pairs = zip([*learning, *of_model], self.run(differentiate), strict=True)
+        gradients = {parameter: gradient for parameter, gradient in pairs if gradient is not None}
         if not gradients.keys().isdisjoint(of_model):
             raise ConfigError(
                 "the grower's loss function uses parameters that were taken from the growing model earlier: it must "
@@ -216,7 +215,8 @@ class SeedlessFork:
         if zero_first:
             self._optimizer.zero_grad()
         for parameter, gradient in gradients.items():
-            add_gradient(parameter, gradient * weight)
+            added = (gradient * weight).to(parameter.dtype)
+            parameter.grad = added if parameter.grad is None else parameter.grad + added
 
     def step(self, average: Callable[[Tensor], None], *, only_finite: bool) -> None:
         """Average gradients over processes and step the optimizer, if ``only_finite`` only with finite gradients."""
@@ -264,31 +264,15 @@ class SeedlessFork:
         return {name: self._parameters[parameter] for name, parameter in named if parameter in self._parameters}
 
 
-def differentiate(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-    """The gradients of those ``parameters`` on which ``loss`` depends."""
-    if not loss.requires_grad:
-        return {}
-    gradients = cast("Sequence[Tensor | None]", torch.autograd.grad(loss, parameters, allow_unused=True))
-    pairs = zip(parameters, gradients, strict=True)
-    return {parameter: gradient for parameter, gradient in pairs if gradient is not None}
-
-
-def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to the gradient of ``parameter``, in the parameter's type."""
-    gradient = gradient.to(parameter.dtype)
-    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-
-
-class IsolatedTrainer:
-    """Trains isolated modules and forks whenever the model trains.
+class ForkTrainer:
+    """Trains forks whenever the model trains.
 
     Args:
         model: The model with the modules.
-        optimizer: The model's optimizer. After each of its steps forks step, and it is checked that all had a gradient.
+        optimizer: The model's optimizer. After each of its steps forks step.
         evidence: Forks are made under ``refit`` only.
-        loss: Computes the loss by calling ``model``; None where nothing is isolated.
+        loss: Computes the loss by calling ``model``; None where there are no forks.
         scaler: The loop's gradient scaler, if any.
-        on_gradient: Called with every parameter of an isolated module whose gradient was added to.
         average: Averages a parameter's gradient over all processes.
     """
 
@@ -299,18 +283,16 @@ class IsolatedTrainer:
         evidence: Counterfactual,
         loss: Loss | None,
         scaler: torch.amp.GradScaler | None,
-        *,
-        on_gradient: Callable[[Tensor], None],
         average: Callable[[Tensor], None],
     ) -> None:
         self._model, self._optimizer, self._loss, self._scaler = model, optimizer, loss, scaler
-        self._on_gradient, self._average = on_gradient, average
+        self._average = average
         self._makes_forks = evidence is Counterfactual.REFIT
         self._forks: dict[str, SeedlessFork] = {}
         self._comparable: set[str] = set()
         """Slots whose forks are old enough to be compared with at the next decision."""
         self._slots_with_gradient: set[str] = set()
-        """Slots whose isolated module or fork has had a gradient since the optimizer's last step."""
+        """Slots whose fork has had a gradient since the optimizer's last step."""
         self._minibatches = 0
         """Minibatches from which forks have learned since the last decision."""
         self._check_due = True
@@ -325,7 +307,7 @@ class IsolatedTrainer:
         trials = {name: seed for name, seed in self._model.seeds.items() if not seed.fossilized}
         return {name: fork for name, fork in self._forks.items() if fork.seed is trials.get(name)}
 
-    def get_comparable_forks(self) -> dict[str, SeedlessFork | None]:
+    def get_comparable(self) -> dict[str, SeedlessFork | None]:
         """The forks of modules on trial, by slot; None for one that is too young to be compared with.
 
         Raises:
@@ -340,7 +322,7 @@ class IsolatedTrainer:
             )
         return {name: fork if name in self._comparable else None for name, fork in forks.items()}
 
-    def update_forks(self, table: SeedTable, evidence: Evidence) -> Evidence:
+    def update(self, table: SeedTable, evidence: Evidence) -> Evidence:
         """Fork the model for modules that are held from now on, and drop the forks of those that are not any more.
 
         Args:
@@ -372,62 +354,35 @@ class IsolatedTrainer:
         self._comparable = {slots[index].name for index in held if table.stage_age[0, index] >= REFIT_DECISIONS}
         return evidence.without(forked)
 
-    def add_side_gradients(self, loss: Tensor, minibatch: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """Add the gradients of isolated modules and forks on this minibatch in the backward pass of ``loss``.
+    def add_gradients(self, loss: Tensor, minibatch: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Add the gradients of forks on this minibatch in the backward pass of ``loss``.
 
         Raises:
-            ConfigError: the configured loss does not depend on such a module, or not on a fork alone; or ``loss`` is of
-                another minibatch.
+            ConfigError: the configured loss does not depend on a fork alone, or ``loss`` is of another minibatch.
         """
-        compute, forks, isolated = self._loss, self.forks, self._find_isolated()
-        if compute is None or not (forks or isolated) or not loss.requires_grad:
+        compute, forks = self._loss, self.forks
+        if compute is None or not forks or not loss.requires_grad:
             return
         if self._check_due:
             self._check_due = False
             self._require_same_minibatch(loss, lambda: compute(*minibatch, **named))
-
-        def compute_loss() -> Tensor:
-            return self._scale(compute(*minibatch, **named))
-
-        # Forks: one pass for each of them.
         fork_gradients: list[dict[nn.Parameter, Tensor]] = []
         for fork in forks.values():
             with side_pass(self._model, ()), torch.enable_grad():
-                fork_gradients.append(fork.compute_gradients(compute_loss))
-
-        # Isolated modules: one pass in which all of them count fully.
-        module_gradients: dict[nn.Parameter, Tensor] = {}
-        if isolated:
-            parameters = [parameter for seed in isolated.values() for parameter in seed.parameters()]
-            learning = [parameter for parameter in parameters if parameter.requires_grad]
-            with side_pass(self._model, isolated.values()), torch.enable_grad():
-                module_gradients = differentiate(compute_loss(), learning)
-        for name, seed in isolated.items():
-            if module_gradients.keys().isdisjoint(seed.parameters()):
-                raise ConfigError(
-                    f"the grower's loss function does not depend on the seed in slot {name!r}: it must call the "
-                    "growing model itself and return a loss that can be differentiated"
-                )
+                fork_gradients.append(fork.compute_gradients(lambda: self._scale(compute(*minibatch, **named))))
         scale = self._scale(torch.ones_like(loss.detach()))
 
         @torch.no_grad()
-        def add_gradients(weight: Tensor) -> None:
-            # Gradients and weight each contain the loss scale once. That of a module is unscaled with the model's; a
-            # fork's optimizer sees unscaled gradients.
+        def add_to_forks(weight: Tensor) -> None:
+            # Gradients and weight each contain the loss scale once; a fork's optimizer sees unscaled gradients.
             model_gradients = [parameter.grad for parameter in self._model.parameters()]
-            zeroed = bool(forks) and not any(
-                grad is not None and (grad.is_sparse or grad.any()) for grad in model_gradients
-            )
+            zeroed = not any(grad is not None and (grad.is_sparse or grad.any()) for grad in model_gradients)
             for fork, gradients in zip(forks.values(), fork_gradients, strict=True):
                 fork.add_gradients(gradients, weight / scale / scale, zero_first=zeroed)
-            for parameter, gradient in module_gradients.items():
-                add_gradient(parameter, gradient * (weight / scale))
-                self._on_gradient(parameter)
-                self._average(parameter)
-            self._slots_with_gradient |= forks.keys() | isolated.keys()
-            self._minibatches += bool(forks)
+            self._slots_with_gradient |= forks.keys()
+            self._minibatches += 1
 
-        loss.register_hook(add_gradients)
+        loss.register_hook(add_to_forks)
 
     def _require_same_minibatch(self, loss: Tensor, compute: Callable[[], Tensor]) -> None:
         """Refuse a ``loss`` of another minibatch than ``compute`` computes it of.
@@ -457,7 +412,7 @@ class IsolatedTrainer:
         if repeats and first == second and not math.isclose(value, first, rel_tol=SIMILAR, abs_tol=SIMILAR):
             warnings.warn(
                 f"isolated_backward was given a loss of {value:.6g}, and a minibatch of which the grower's loss "
-                f"function computes {first:.6g}: isolated modules and forks learn from the latter; give the same "
+                f"function computes {first:.6g}: forks learn from the latter; give the same "
                 "labels to both, and the loss before it is divided or scaled",
                 stacklevel=_CALLER,
             )
@@ -468,7 +423,7 @@ class IsolatedTrainer:
         return {"forks": forks, "minibatches": self._minibatches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called, after `update_forks` with the table of then.
+        """Continue where `state_dict` was called, after `update` with the table of then.
 
         Raises:
             CheckpointError: the state is of another model.
@@ -480,23 +435,14 @@ class IsolatedTrainer:
     def _scale(self, loss: Tensor) -> Tensor:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
-    def _find_isolated(self) -> dict[str, Seed]:
-        """Modules that learn in isolation ``shadow`` now, by slot."""
-        return {name: seed for name, seed in self._model.seeds.items() if seed.isolation is Isolation.SHADOW}
-
     def _sync_fork_optimizers(self, *_: Any) -> None:
         for fork in self.forks.values():
             fork.sync_optimizer()
 
     @torch.no_grad()
     def _step_forks(self, *_: Any) -> None:
-        isolated, forks = self._find_isolated(), self.forks
+        forks = self.forks
         trained, self._slots_with_gradient = self._slots_with_gradient, set()
-        if isolated and trained.isdisjoint(isolated):
-            raise ConfigError(
-                f"the optimizer made a step without a gradient for the seed in slot {next(iter(isolated))!r}, which "
-                f"learns in isolation shadow: call {_BACKWARD_LINE} before each loss.backward()"
-            )
         if forks and trained.isdisjoint(forks):
             raise ConfigError(
                 f"the optimizer made a step without a gradient for the fork without the seed in slot "
