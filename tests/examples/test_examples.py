@@ -21,9 +21,8 @@ NEEDED = {
     "lightning_trainer": "lightning",
     "hugging_face_trainer": "transformers",
     "deeper_gpt": "transformers",
-    "deeper_gpt_compiled": "transformers",
 }
-DEEPER = ["deeper_gpt", "deeper_gpt_compiled"]
+DEEPER = ["deeper_gpt"]
 LADDERS = ["ladder_gpt", "ladder_vit"]
 SCORES = re.compile(r"accuracy without growth ([01]\.\d+), with growth ([01]\.\d+)")
 

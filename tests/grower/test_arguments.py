@@ -74,7 +74,6 @@ FITS: dict[str, dict[str, Fits]] = {
     "finish": {},
     "prune_units": {"slot": (TEXT,), "keep": (NUMBER,)},
     "describe_config": {},
-    "rehearse": {},  # passes, which test_rehearsal looks at
     "state_dict": {},
 }
 """By method and argument, the strangers that fit."""

@@ -257,19 +257,6 @@ def test_it_goes_on_from_the_midst(first: int) -> None:
     assert outcomes[0] == outcomes[1]
 
 
-def test_a_compiled_model_shows_nothing_and_is_looked_at_instead() -> None:
-    inputs, labels = data()
-    model = growing()
-    grower, optimizer = grower_of(model)
-    compiled = torch.compile(model, backend="eager")
-    plainly(compiled, optimizer, inputs, labels)
-    with pytest.raises(ConfigError, match=r"model\.look"):
-        grower.step(train_loss=1.0)
-    looked = look(model, inputs, labels)
-    grower.step(train_loss=1.0, look=looked)
-    require_equal(grower, looked)
-
-
 def test_a_grower_that_was_never_trained_is_told_of_no_promises() -> None:
     grower, _ = grower_of(growing())
     grower.step(train_loss=1.0)

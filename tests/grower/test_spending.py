@@ -280,16 +280,6 @@ def test_what_cannot_be_counted_is_no_budget() -> None:
         _ = grower.spending.flops
 
 
-@pytest.mark.landing
-def test_passes_of_a_compiled_model_are_not_passed_over_in_silence() -> None:
-    model = attached()
-    grower, _ = grower_of(model, Never(), training_flops=1e9)
-    compiled = torch.compile(model, backend="eager")
-    compiled(inputs())
-    with pytest.raises(ConfigError, match="compiled"):
-        grower.step(train_loss=1.0)
-
-
 @pytest.mark.parametrize("name", ["training_flops", "seconds"])
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "much"])
 def test_no_budget_is_refused(name: str, wrong: object) -> None:

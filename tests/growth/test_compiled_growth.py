@@ -1,69 +1,64 @@
-"""A compiled model is compiled anew when it grows; torch stops to, unless what it has compiled before is dropped."""
+"""A growing model may be compiled, in whole or in part: slots run uncompiled, and growth is the same."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from esper.growth.attach import attach
-from esper.growth.model import GrowingModel
+import esper
+from esper.errors import SlotError
+from grower.training_loop import Loop, growing, host
 
-pytestmark = pytest.mark.landing
-
-SLOTS = 6
-INPUTS = torch.ones(4, 8)
-
-
-def growing() -> GrowingModel:
-    return attach(nn.Sequential(*[nn.Linear(8, 8) for _ in range(SLOTS)]), {"re:.": ["mlp"]}, INPUTS)
+WAYS: dict[str, Callable[[nn.Module], object]] = {
+    "model": lambda model: model.compile(backend="eager"),
+    "host": lambda model: model.host.compile(backend="eager"),
+    "layer": lambda model: model.host[2].compile(backend="eager"),
+}
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Generator[None]:
+def _drop_graphs() -> Generator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("dropping", [False, True])
-def test_six_slots_run_compiled_to_the_end_if_former_graphs_are_dropped(dropping: bool) -> None:
+@pytest.mark.landing
+@pytest.mark.parametrize("way", WAYS)
+def test_a_compiled_model_grows_and_is_counted_like_any_other(way: str) -> None:
+    found: list[tuple[list[esper.Decision], float]] = []
+    for compiles in (False, True):
+        loop = Loop("look", growing(), horizon=8)
+        if compiles:
+            WAYS[way](loop.model)
+        decisions = [loop.epoch() for _ in range(8)]
+        assert loop.model.seeds
+        found.append((decisions, loop.grower.spending.flops))
+    assert found[0] == found[1]
+
+
+@pytest.mark.landing
+def test_a_handle_from_compile_trains_what_grows() -> None:
     model = growing()
-    ran: list[int] = []
-    graphs: list[int] = []
+    handle = torch.compile(model, backend="eager")
+    inputs = torch.ones(3, 4)
+    handle(inputs)
+    seed = model.slots["0"].germinate("mlp", torch.Generator().manual_seed(0), alpha=0.5)
+    F.cross_entropy(handle(inputs), torch.tensor([0, 1, 2])).backward()
+    assert torch.equal(handle(inputs), model(inputs))
+    assert any(parameter.grad is not None for parameter in seed.parameters())
 
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append(len(graphs))
-        number = graphs[-1]
 
-        def run(*inputs: Any) -> Any:
-            ran.append(number)
-            return graph(*inputs)
-
-        return run
-
-    compiled = torch.compile(model, backend=backend)
-    for slot in [None, *model.slots.values()]:
-        if slot is not None:
-            slot.germinate("mlp", alpha=1.0)
-            if dropping:
-                torch.compiler.reset()
-        for _ in range(2):
-            ran.clear()
-            model.train()
-            compiled(INPUTS).sum().backward()
-            model.eval()
-            with torch.no_grad():
-                compiled(INPUTS)
-    if dropping:
-        assert len(graphs) == 2 * (SLOTS + 1)  # to learn and to evaluate, for each structure once
-        assert ran == graphs[-2:]
+@pytest.mark.parametrize("part", ["model", "layer"])
+def test_a_compiled_model_is_refused(part: str) -> None:
+    net = host()
+    if part == "layer":
+        net[2] = torch.compile(net[2], backend="eager")
     else:
-        assert len(graphs) < 2 * (SLOTS + 1)
-        assert ran == []  # neither is compiled any more
-    assert model.compilations.compiled
-    assert not copy.deepcopy(model).compilations.compiled
+        net = torch.compile(net, backend="eager")
+    with pytest.raises(SlotError, match=r"attach before torch\.compile"):
+        esper.attach(net, ["0"], torch.zeros(2, 4))

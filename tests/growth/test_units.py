@@ -432,14 +432,3 @@ def test_checkpointed_layers_are_computed_again() -> None:
         gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient)
-
-
-@pytest.mark.landing
-def test_it_compiles_as_one_graph() -> None:
-    model, x = attached(CASES["gated"]).eval(), CASES["gated"][2].double()
-    grow(model)
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), model(x))
-    torch.testing.assert_close(compiled(2 * x), model(2 * x))
-    torch.compiler.reset()

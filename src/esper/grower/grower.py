@@ -48,7 +48,6 @@ from esper.grower.learning_check import LearningCheck, OptimizerCheck
 from esper.grower.network import GrowingNetwork, ModelSpec
 from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.refit import Counterfactual, ForkTrainer, require_loss
-from esper.grower.rehearsal import list_structures, rehearse
 from esper.grower.run_recorder import RunRecorder
 from esper.grower.scores import ConstraintSet, Scores
 from esper.grower.spending import Spending, limit_progress
@@ -247,8 +246,7 @@ class Grower:
                 ``NAME loss``.
             train_accuracy: Training accuracy since the last call, where accuracy is the metric; None: assumed equal to
                 the validation accuracy.
-            look: Result of a `GrowingModel.look` just made, where promises cannot be measured in training, as in a
-                compiled model.
+            look: Result of a `GrowingModel.look` just made, where promises cannot be measured in training.
 
         Raises:
             ConfigError: an argument has the wrong type or value, or the metric is missing; a module was added or
@@ -400,7 +398,7 @@ class Grower:
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `step` measures promises; for a compiled model, pass ``look`` to that step."""
+        """Whether the next `step` measures promises, or takes the ``look`` that it is given."""
         return bool(self.engine.promises_due()[0])
 
     @property
@@ -450,34 +448,6 @@ class Grower:
         """The former name of `needs_isolated_backward`."""
         warn_of_former("Grower.learns_apart was renamed to needs_isolated_backward")
         return self.needs_isolated_backward
-
-    def rehearse(self, *passes: Callable[[], object]) -> int:
-        """Compile the model for every structure that growth may produce, before training; returns their number.
-
-        ```python
-        compiled = torch.compile(model, recompile_limit=64)
-        grower.rehearse(lambda: loss_of(compiled, batch).backward(), lambda: validate(compiled))
-        ```
-
-        Drops all graphs that torch has compiled so far. Afterwards nothing is recompiled as long as the model is called
-        with arguments of the same shapes. The passes leave no other trace. One blueprint in one slot gives three
-        structures (`esper.grower.rehearsal`), each of which may need a graph for training and one for evaluation.
-
-        Args:
-            passes: Calls of the compiled model as in training (with backward pass, without optimizer step) and
-                evaluation. None: the model itself, compiled in place by ``model.compile()``, is run on its example
-                input in both ways.
-
-        Raises:
-            ConfigError: nothing is compiled; torch's limit on graphs is too low; modules train in isolation; or a pass
-                steps the optimizer.
-        """
-        if self.needs_isolated_backward:
-            raise ConfigError(
-                "modules in isolation and forks run passes that a rehearsal does not cover: use isolation none and no "
-                "esper.Refit with a compiled model"
-            )
-        return rehearse(self.model, self.optimizer, list_structures(self.network, self.rules), passes)
 
     def finish(self) -> Ending:
         """End growth: measure all unfinished modules, keep those worth keeping, and prune the others.
@@ -581,7 +551,7 @@ class Grower:
         if self.looks_next and self._gradients.stepped and self._promise_recorder.empty:
             raise ConfigError(
                 "the controller uses promises, which are measured in the backward passes of training, but none was "
-                "recorded (for instance because the model is compiled): call step(look=model.look(loss, batches)) "
+                "recorded: call step(look=model.look(loss, batches)) "
                 "whenever grower.looks_next is true, or use another controller"
             )
         return None

@@ -74,7 +74,7 @@ class Spending:
         """FLOPs spent so far.
 
         Raises:
-            ConfigError: they cannot be counted, for instance because the model is compiled.
+            ConfigError: they cannot be counted.
         """
         self._require_countable()
         return self._flops
@@ -96,7 +96,7 @@ class Spending:
         With several processes each has its own. For a grower's, all use that of the first process at the last step.
 
         Raises:
-            ConfigError: there is no budget, or FLOPs cannot be counted, for instance because the model is compiled.
+            ConfigError: there is no budget, or FLOPs cannot be counted.
         """
         if not self.limited:
             raise ConfigError("there is no budget: give training_flops or seconds")
@@ -118,7 +118,7 @@ class Spending:
             self._counted_in.add(flops)
 
     def count_forward(self, inputs: Tensor) -> None:
-        """Called at the beginning of each forward pass with the model's inputs; not in a compiled model."""
+        """Called at the beginning of each forward pass with the model's inputs."""
         # Forward: in proportion to the size of the input.
         model = self._model
         examples, host = inputs.numel() / model.example_size, model.host_flops or 0
@@ -138,12 +138,11 @@ class Spending:
             self.add(flops)
 
     def _require_countable(self) -> None:
-        model = self._model
-        reason = "" if model.host_flops is not None else f"torch cannot count {model.uncounted_flops}"
-        if model.compilations.compiled:
-            reason = "passes of a compiled model cannot be counted"
-        if reason:
-            raise ConfigError(f"FLOPs are unknown, because {reason}: limit decisions or seconds instead")
+        if self._model.host_flops is None:
+            raise ConfigError(
+                f"FLOPs are unknown, because torch cannot count {self._model.uncounted_flops}: limit decisions or "
+                "seconds instead"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """FLOPs and seconds spent so far."""

@@ -20,6 +20,8 @@ from esper.growth.taps import list_named_modules
 
 PATTERN = "re:"
 """Prefix of a regular expression in `Places`."""
+_COMPILED = "_orig_mod"
+"""Name of the original model inside a model that was compiled by `torch.compile`."""
 AUTO = "auto"
 """Stands for all blueprints that fit, in place of a list."""
 
@@ -87,7 +89,8 @@ def attach(
     ```
 
     The model and its state-dict keys do not change. A slot is a forward hook, and does nothing while it is empty.
-    Attach before `torch.compile`, which silently ignores later hooks.
+    Attach before `torch.compile`, which silently ignores later hooks, and compile what `finalize` returns: a growing
+    model runs in graphs only between its slots.
 
     Args:
         model: Any module.
@@ -111,6 +114,10 @@ def attach(
             between them is not applied to each unit separately.
         UnknownBlueprintError: a blueprint is not registered.
     """
+    if any(name.rpartition(".")[2] == _COMPILED for name, _ in list_named_modules(model)):
+        raise SlotError(
+            "the model or a part of it is compiled, and hooks that come later are ignored: attach before torch.compile"
+        )
     # Available blueprints by name or pattern; None: all that fit.
     offers: dict[Place, list[str] | None] = dict.fromkeys(slots)
     for place, blueprints in slots.items() if isinstance(slots, Mapping) else ():

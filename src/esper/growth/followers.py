@@ -1,4 +1,4 @@
-"""Objects that follow a model's growth, shared by its slots: optimizer, mirrored copies, and counts of graphs."""
+"""Objects that follow a model's growth, shared by its slots: optimizer and mirrored copies."""
 
 from __future__ import annotations
 
@@ -267,33 +267,3 @@ class Copies:
                 mirrored.copy_(values)
             for mirrored, values in zip(mirror.buffers(), model.buffers(), strict=True):
                 mirrored.copy_(values)
-
-
-class Compilations:
-    """Counts how often the slots of a growing model were compiled, and ran uncompiled. Copies start at zero.
-
-    `torch.compile` makes a graph for every structure, in training and in evaluation mode, and has no public count of
-    graphs. So they are counted while they are made.
-    """
-
-    def __init__(self) -> None:
-        # Not a decorator, which would load torch's compiler when Esper is imported; optimizers load it anyway.
-        torch.compiler.assume_constant_result(Compilations.record_graph)
-        torch.compiler.assume_constant_result(Compilations.count_trace)
-        self.traced = 0
-        """How often a slot became part of a graph."""
-        self.uncompiled = 0
-        """How often a slot ran outside a graph."""
-        self.compiled = False
-        """Whether the whole model was ever compiled, so that its passes cannot be counted."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Compilations, ()
-
-    def count_trace(self) -> None:
-        """Called once for each graph that contains a slot, while it is made."""
-        self.traced += 1
-
-    def record_graph(self) -> None:
-        """Called once for each graph of the whole model, while it is made."""
-        self.compiled = True

@@ -55,7 +55,7 @@ class FrozenParts:
 
     def __call__(self, host: nn.Module, _: tuple[Any, ...]) -> None:
         """Forward pre-hook of the host: restore evaluation mode if the host itself was put in training mode."""
-        if not torch.compiler.is_compiling() and any(module.training for module in self.modules):
+        if any(module.training for module in self.modules):
             self.set_eval(host)
 
     def set_eval(self, host: nn.Module) -> None:

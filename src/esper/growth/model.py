@@ -20,7 +20,7 @@ from esper.growth.blueprints.registry import get
 from esper.growth.depth import CONFIGURATION, DepthTracker
 from esper.growth.example_input import Arguments, ExampleInput, PlainModule, find_input_place, first_tensor
 from esper.growth.finalize import finalize
-from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Compilations, Copies, Ownership, unwrap_optimizer
+from esper.growth.followers import SLOT_KEY, SLOTS_PREFIX, Copies, Ownership, unwrap_optimizer
 from esper.growth.frozen import FrozenParts, require_no_checkpointing
 from esper.growth.hooks import hide_growth, require_attachable, require_attached, require_savable
 from esper.growth.look import Look, look
@@ -34,6 +34,7 @@ from esper.growth.taps import (
     GROWING_ADVICE,
     InputTap,
     OutputTap,
+    SourceTap,
     list_named_modules,
     require_unsharded,
     require_untraced,
@@ -173,6 +174,17 @@ def _require_called(model: nn.Module, *_: Any) -> None:
     require_savable(model)
 
 
+@cache
+def _keep_hooks_uncompiled() -> None:
+    """Leave out of all graphs what growth hooks to a host, since it changes; not before a model needs torch's compiler.
+
+    Where a host or a part of it is compiled, it so runs in graphs between its slots.
+    """
+    hooks = {Slot: "forward", InputTap: "forward", SourceTap: "forward", OutputTap: "__call__", FrozenParts: "__call__"}
+    for kind, method in hooks.items():
+        setattr(kind, method, torch.compiler.disable(getattr(kind, method)))
+
+
 class GrowingModel(nn.Module):
     """A host with growth slots, called like the host. Create it with `esper.attach`.
 
@@ -231,10 +243,10 @@ class GrowingModel(nn.Module):
         self.example_size = first_tensor(example_input)[0].numel()
         """Number of scalars in the input of one example."""
         # Make the slots and hook them to the host.
+        _keep_hooks_uncompiled()
         self.tap = InputTap(find_input_place(example_input), list_argument_names(host))
         self.ownership = Ownership()
         self.copies = Copies()
-        self.compilations = Compilations()
         self.depth = DepthTracker(host)
         slots_by_name = {
             name: Slot(
@@ -243,7 +255,6 @@ class GrowingModel(nn.Module):
                 tap=self.tap,
                 ownership=self.ownership,
                 copies=self.copies,
-                compilations=self.compilations,
                 depth=self.depth,
                 blueprints=offers[name],
                 mask_or_cache=probed.mask_or_cache,
@@ -317,10 +328,7 @@ class GrowingModel(nn.Module):
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """The host's output, with growth."""
-        # An export would fix the current seeds, and graphs hide passes from counters.
-        require_untraced()
-        if torch.compiler.is_compiling():
-            self.compilations.record_graph()
+        require_untraced()  # an export would fix the current seeds
         return self.host(*arguments, **keywords)
 
     def __prepare_scriptable__(self) -> Self:

@@ -17,7 +17,7 @@ from esper.config.arguments import Name, NonNegativeFloat, check_arguments
 from esper.errors import DistributedError, SlotError
 from esper.growth.blueprints.registry import LAYER_CONTEXTS, Blueprint, Context, LayerCall, for_site, get
 from esper.growth.depth import DepthTracker, convert_block
-from esper.growth.followers import Compilations, Copies, Ownership
+from esper.growth.followers import Copies, Ownership
 from esper.growth.positions import cut_to_lengths, find_mask_or_cache, list_argument_names, pad_nested, refuse_to_mix
 from esper.growth.seed import Seed
 from esper.growth.site import IN_ORDER, Layout, Site
@@ -53,7 +53,6 @@ class Slot(GrowthHook):
         tap: The tap that records the network's input.
         ownership: Adds the parameters of seeds to an optimizer.
         copies: Copies of the model that grow with it.
-        compilations: Counts graphs of the model.
         depth: Keeps the host's configuration consistent with grown blocks.
         blueprints: Names of the blueprints that may germinate here; None: all that support the site, for tokens only
             those that treat each position separately.
@@ -75,7 +74,6 @@ class Slot(GrowthHook):
         tap: InputTap,
         ownership: Ownership,
         copies: Copies,
-        compilations: Compilations,
         depth: DepthTracker,
         blueprints: Sequence[str] | None = None,
         mask_or_cache: str = "",
@@ -86,7 +84,6 @@ class Slot(GrowthHook):
         self.tap = tap
         self.ownership = ownership
         self.copies = copies
-        self.compilations = compilations
         self.depth = depth
         self.source = None if site.hidden is None else SourceTap()
         """Records the input of the layers that compute the hidden units before the slot's layer, if units may grow."""
@@ -106,7 +103,7 @@ class Slot(GrowthHook):
         self.adds_leaf = False
         """Whether to add zeros that require a gradient, so that a loss can be differentiated before anything grew."""
         self.feature_hook: FeatureHook | None = None
-        """Called after every uncompiled forward pass in training, except in side passes."""
+        """Called after every forward pass in training, except in side passes."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The hook belongs to the training loop of this model, and a disabled module is not restored in a copy.
@@ -114,17 +111,12 @@ class Slot(GrowthHook):
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
         call = LayerCall(arguments, keywords)
-        if torch.compiler.is_compiling():
-            self.compilations.count_trace()
-        else:
-            self.compilations.uncompiled += 1
         occupant, features = self.occupant, cast("Tensor", find_features(output))
         if occupant is not None:
             features = self._run(occupant, module, call, features)
         if self.adds_leaf and self.training and torch.is_grad_enabled() and not features.requires_grad:
             features = features + torch.zeros_like(features, requires_grad=True)
-        # With the conditions in this order, setting the hook does not recompile anything.
-        if not torch.compiler.is_compiling() and self.feature_hook is not None:
+        if self.feature_hook is not None:
             features = self.feature_hook(self, call, features)
         if self.source is not None:
             self.source.inputs = None

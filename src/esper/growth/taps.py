@@ -126,7 +126,7 @@ class InputTap(nn.Module):
         """Name of a mask or cache among the arguments of the last forward pass; empty if there was none."""
         self._inputs: Tensor | None = None
         self.pass_counters: list[PassCounter] = []
-        """Counters that are called in every forward pass, except compiled ones."""
+        """Counters that are called in every forward pass."""
 
     def forward(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         require_untraced()
@@ -138,10 +138,8 @@ class InputTap(nn.Module):
         self.mask_or_cache = find_mask_or_cache(self.names, arguments, keywords, batch)
         if inputs is not None:
             self._inputs = inputs
-            # Counters run Python code, which would break a graph.
-            if not torch.compiler.is_compiling():
-                for counter in self.pass_counters:
-                    counter.count_forward(inputs)
+            for counter in self.pass_counters:
+                counter.count_forward(inputs)
 
     @property
     def called(self) -> bool:
@@ -188,7 +186,7 @@ class OutputTap:
         self.tap = tap
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling() or not (self.tap.pass_counters and torch.is_grad_enabled()):
+        if not (self.tap.pass_counters and torch.is_grad_enabled()):
             return
         tensors = list(find_tensors(output))
         # A leaf, such as a returned parameter, outlives the pass.
