@@ -57,17 +57,17 @@ class ReferencePopulation:
 
     def _attach(self, host: nn.Module, example: Tensor) -> GrowingModel:
         """Every slot offers what the population's configuration names and the site supports."""
-        makers = {place[-1]: place[:-1] for place in self.config.slots if not isinstance(place, str)}
+        chains = {place[-1]: place for place in self.config.slots if not isinstance(place, str)}
 
         def attach(offers: dict[str, Sequence[str] | None]) -> GrowingModel:
             copied = copy.deepcopy(host).to(device=self.config.device, dtype=self.config.dtype)
-            return GrowingModel(copied, offers, example, makers=makers)
+            return GrowingModel(copied, offers, example, chains=list(chains.values()))
 
         names = self.config.blueprints
-        probe = attach({name: names if name in makers else None for name in self._names})
+        probe = attach({name: names if name in chains else None for name in self._names})
         return attach(
             {
-                name: names if name in makers else [one for one in names if get(one).supports(probe.slots[name].site)]
+                name: names if name in chains else [one for one in names if get(one).supports(probe.slots[name].site)]
                 for name in self._names
             }
         )

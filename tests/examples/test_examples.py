@@ -80,17 +80,6 @@ def test_a_suite_of_ones_own_is_played(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits_width", "mnist1d_width"])
-def test_suites_with_hidden_units_on_offer_are_played(name: str, tmp_path: Path):
-    suite = f"{EXAMPLES}/width_suite.py:{name}"
-    words = ["evaluate", "--controller", "look", "--suite", suite, "--instances", "2", "--json"]
-    command = [sys.executable, "-m", "esper", *words]
-    result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1])["none"]["score"] > 1 / 10
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [["numbered_actions.py"], ["sb3.py", "--steps", "960"]])
 def test_other_learners_control_growth(words: list[str], tmp_path: Path):
     if "sb3.py" in words and importlib.util.find_spec("sb3_contrib") is None:
@@ -123,7 +112,6 @@ def test_the_sweep_at_weights_and_biases_has_the_same_space(monkeypatch: pytest.
 
 def test_every_example_is_run():
     elsewhere = {"grow", "look", *LADDERS}  # the first two in test_practice.py
-    shared = {"counting", "digits", "own_suite", "search_settings", "width_suite", *elsewhere}
-    shared |= {"numbered_actions", "sb3"}
+    shared = {"counting", "digits", "own_suite", "search_settings", "numbered_actions", "sb3", *elsewhere}
     named = set(test_an_example_grows_and_tells_the_scores.pytestmark[0].args[1])
     assert {path.stem for path in EXAMPLES.glob("*.py")} - shared == named

@@ -19,7 +19,7 @@ PAGES = [
     DOCS / "start.md",
     *(page for page in sorted((DOCS / "how-to").glob("*.md")) if BLOCK.search(page.read_text())),
 ]
-NEEDED = {"lightning": "lightning", "hugging-face": "transformers", "width": "transformers"}
+NEEDED = {"lightning": "lightning", "hugging-face": "transformers"}
 GROWS = {
     "start",
     "frozen",

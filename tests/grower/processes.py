@@ -37,7 +37,7 @@ BUDGET = 1e6
 """FLOPs, of which twelve decisions take more."""
 EAGER = LookRule(LookSettings(promise=PromiseSettings(every=2, first=1, examples=16), threshold=-1.0), 20)
 """Plants what promises most, however little that is."""
-UNITS = {("0", "2"): ["units_4"], ("2", "4"): ["units_4"]}
+UNITS = {("0", "1", "2"): ["units_4"], ("2", "3", "4"): ["units_4"]}
 """Hidden units on offer between the layers of the host."""
 RUN = "run"
 """Folder of the run that fresh processes begin and resumed ones go on with."""

@@ -72,7 +72,6 @@ FITS: dict[str, dict[str, Fits]] = {
     "load_state_dict": {"state": ()},
     "close": {},
     "finish": {},
-    "prune_units": {"slot": (TEXT,), "keep": (NUMBER,)},
     "describe_config": {},
     "state_dict": {},
 }
@@ -129,7 +128,6 @@ CALLS: dict[str, tuple[Callable[[Grower], Any], dict[str, Any]]] = {
     "step": (lambda grower: grower.step, {"train_loss": 1.0, "val_loss": 0.9, "accuracy": 0.5}),
     "isolated_backward": (lambda grower: grower.isolated_backward, {}),
     "load_state_dict": (lambda grower: grower.load_state_dict, {}),
-    "prune_units": (lambda grower: grower.prune_units, {"slot": "0", "keep": 1}),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterator
@@ -140,20 +139,23 @@ def test_a_seed_without_a_gradient_is_not_kept_by_finish_where_growth_is_free() 
     assert not loop.model.seeds
 
 
-def find_places(host: Host) -> dict[str, str | tuple[str, str]]:
-    """By blueprint, a slot of the host that can have it, or the two layers that it grows between."""
+CHAIN = ("0", "1", "2")
+"""Two layers of a host, and what lies between."""
+
+
+def find_places(host: Host) -> dict[str, str | tuple[str, ...]]:
+    """By blueprint, a slot of the host that can have it, or the modules that it grows between."""
     probed = esper.attach(host.network(), host.places, host.arguments())
-    places: dict[str, str | tuple[str, str]] = {
+    places: dict[str, str | tuple[str, ...]] = {
         kind.name: name for name in host.slots for kind in for_site(probed.slots[name].site)
     }
     for slot in host.slots:  # where it is offered only on request, as attaching takes longer then
         with contextlib.suppress(SlotError):
             esper.attach(host.network(), {slot: ["block_zero"]}, host.arguments())
             places["block_zero"] = slot
-    for pair in itertools.pairwise(host.slots):
-        with contextlib.suppress(SlotError):
-            esper.attach(host.network(), {pair: ["units"]}, host.arguments())
-            places["units"] = pair
+    with contextlib.suppress(SlotError):
+        esper.attach(host.network(), {CHAIN: ["units"]}, host.arguments())
+        places["units"] = CHAIN
     return places
 
 

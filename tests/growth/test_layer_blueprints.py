@@ -134,7 +134,7 @@ def test_units_between_layers_that_share_a_weight_are_refused(readers: tuple[str
     first, second = (net.get_submodule(name) for name in readers)
     second.weight = first.weight
     x = torch.randn(4, 6)
-    model = esper.attach(net, {("0", "2"): ["units_4"]}, x)
+    model = esper.attach(net, {("0", "1", "2"): ["units_4"]}, x)
     model.slots["2"].germinate("units_4", alpha=1.0)
     model.slots["2"].fossilize()
     with pytest.raises(ExportError, match="which share a weight"):

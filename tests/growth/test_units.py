@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 import esper
-from esper.errors import ExportError, SlotError, UnknownBlueprintError
+import tiny_transformers
+from esper.errors import CheckpointError, ExportError, SlotError, UnknownBlueprintError
 from esper.growth.blueprints.registry import get
 from esper.growth.blueprints.units import Units
 from esper.growth.model import GrowingModel
@@ -24,92 +26,72 @@ from esper.growth.promise import compute_promise
 from esper.lifecycle.actions import Blend
 from esper.numerics.random_streams import module_generator
 from growth.growing import generator, random
-
-
-class Functional(nn.Module):
-    """Functions in place of modules, and a residual path around them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(5, 9), nn.Linear(9, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.fc2(F.dropout(F.gelu(self.fc1(x), approximate="tanh"), 0.1, self.training))
-
-
-class Gated(nn.Module):
-    """``down(silu(gate(x)) * up(x))``, with a function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(5, 9, bias=False), nn.Linear(5, 9, bias=False), nn.Linear(9, 5)
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.dropout(F.silu(self.gate(x)) * self.up(x)))
+from growth.hosts import EncoderClassifier
 
 
 class Block(nn.Module):
-    """He et al. 2016."""
+    """A residual path around two convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.act, self.norm = nn.ReLU(inplace=True), nn.BatchNorm2d(8)
         self.shortcut = nn.Conv2d(3, 8, 1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.norm1(self.conv1(x)).relu_()
-        return (self.shortcut(x) + self.norm2(self.conv2(hidden))).relu()
+        return (self.shortcut(x) + self.norm(self.conv2(self.act(self.conv1(x))))).relu()
 
 
 Case = tuple[Callable[[], nn.Module], Any, Tensor]
 CASES: dict[str, Case] = {
-    "linear": (lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3)), ("0", "2"), random(4, 5)),
+    "linear": (lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3)), ("0", "1", "2"), random(4, 5)),
     "no bias": (
         lambda: nn.Sequential(nn.Linear(5, 9, bias=False), nn.Tanh(), nn.Linear(9, 3, bias=False)),
-        ("0", "2"),
+        ("0", "1", "2"),
         random(4, 5),
     ),
     "nothing between": (lambda: nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 3)), ("0", "1"), random(4, 5)),
+    "one unit": (lambda: nn.Sequential(nn.Linear(5, 1), nn.GELU(), nn.Linear(1, 3)), ("0", "1", "2"), random(4, 5)),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(9, 3)),
-        ("0", "3"),
+        ("0", "1", "2", "3"),
         random(4, 5),
     ),
-    "tokens": (lambda: nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 3)), ("0", "2"), random(4, 6, 5)),
-    "functions": (Functional, ("fc1", "fc2"), random(4, 5)),
-    "gated": (Gated, ("gate", "up", "down"), random(4, 7, 5)),
-    "norm": (
-        lambda: nn.Sequential(nn.Linear(5, 9), nn.BatchNorm1d(9), nn.SiLU(), nn.Linear(9, 3)),
-        ("0", "3"),
+    "a container between": (
+        lambda: nn.Sequential(nn.Linear(5, 9), nn.Sequential(nn.SiLU(), nn.Dropout()), nn.Linear(9, 3)),
+        ("0", "1", "2"),
         random(4, 5),
+    ),
+    "tokens": (
+        lambda: nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 3)),
+        ("0", "1", "2"),
+        random(4, 6, 5),
     ),
     "signals": (
         lambda: nn.Sequential(nn.Conv1d(2, 6, 5, stride=2, dilation=2), nn.ReLU(), nn.Conv1d(6, 3, 3, padding="same")),
-        ("0", "2"),
+        ("0", "1", "2"),
         random(4, 2, 30),
     ),
     "images": (
         lambda: nn.Sequential(
             nn.Conv2d(3, 8, 3, 2, 1, padding_mode="circular"),
-            nn.BatchNorm2d(8),
             nn.ReLU(inplace=True),
+            nn.Dropout2d(),
             nn.MaxPool2d(2),
             nn.Conv2d(8, 4, (3, 1), padding=(1, 0)),
         ),
-        ("0", "4"),
+        ("0", "1", "2", "3", "4"),
         random(4, 3, 12, 12),
     ),
     "images to features": (
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
-        ("0", "4"),
+        ("0", "1", "2", "3", "4"),
         random(4, 3, 8, 8),
     ),
-    "block": (Block, ("conv1", "conv2"), random(4, 3, 8, 8)),
+    "block": (Block, ("conv1", "act", "conv2"), random(4, 3, 8, 8)),
     "encoder layer": (
-        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
-        ("linear1", "linear2"),
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation=nn.ReLU()),
+        ("linear1", "activation", "dropout", "linear2"),
         random(4, 6, 8),
     ),
 }
@@ -159,7 +141,7 @@ def test_the_wider_model_is_the_growing_one(case: Case) -> None:
     model, x = attached(case), case[2].double()
     grow(model)
     model.train()
-    for _ in range(3):  # with running statistics of their own
+    for _ in range(3):
         model(x)
     model.eval()
     plain = merged(model).eval()
@@ -190,7 +172,6 @@ def test_what_they_cost_is_what_they_have(case: Case) -> None:
 def test_they_come_back_from_files_copies_and_pickles(case: Case, tmp_path: Path) -> None:
     model, x = attached(case).eval(), case[2].double()
     units = grow(model)
-    units.kept[1] = False
     esper.save(model, tmp_path)
     loaded = esper.load(tmp_path, case[0]().double(), x[:2])
     for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -198,9 +179,22 @@ def test_they_come_back_from_files_copies_and_pickles(case: Case, tmp_path: Path
         assert type(other.seeds[slot_of(model)].blueprint) is type(units)
 
 
+def test_a_file_that_names_the_layers_alone_is_refused(tmp_path: Path) -> None:
+    """As files did when Esper searched for what lies between."""
+    make, place, x = CASES["linear"]
+    esper.save(attached(CASES["linear"]), tmp_path)
+    file = tmp_path / "model.json"
+    saved = json.loads(file.read_text())
+    assert saved["slots"][0]["makers"] == list(place[:-1])
+    saved["slots"][0]["makers"] = ["0"]
+    file.write_text(json.dumps(saved))
+    with pytest.raises(CheckpointError, match="name all modules in the order of their calls"):
+        esper.load(tmp_path, make().double(), x[:2].double())
+
+
 def test_the_contract() -> None:
     x = random(6, 5)
-    model = esper.attach(nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3)), {("0", "2"): ["units_8"]}, x)
+    model = esper.attach(nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3)), {("0", "1", "2"): ["units_8"]}, x)
     grow(model, alpha=1.0)
     plain = merged(model)
     assert (plain[0].out_features, plain[2].in_features, len(plain)) == (17, 17, 3)
@@ -210,7 +204,7 @@ def test_the_contract() -> None:
 def test_units_are_an_eighth_of_those_that_there_are() -> None:
     for width, units in ((4, 1), (9, 1), (64, 8)):
         net = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3))
-        model = esper.attach(net, {("0", "2"): ["units"]}, random(2, 5))
+        model = esper.attach(net, {("0", "1", "2"): ["units"]}, random(2, 5))
         assert Units.count_units(model.slots["2"].site) == units
 
 
@@ -222,22 +216,11 @@ def test_any_number_of_units_has_a_name() -> None:
             get(name)
 
 
-def test_pruned_units_have_no_effect_and_are_not_merged() -> None:
-    model, x = attached(CASES["norm"]).eval(), CASES["norm"][2].double()
-    units = grow(model)
-    before = model(x)
-    units.kept[[0, 2]] = False
-    assert not torch.equal(model(x), before)
-    plain = merged(model).eval()
-    assert plain[0].out_features == plain[1].num_features == plain[3].in_features == 11
-    torch.testing.assert_close(plain(x), model(x), rtol=1e-12, atol=1e-12)
-
-
 def test_units_grow_on_both_sides_of_a_layer() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     x = random(4, 5).double()
-    model = esper.attach(net, {("0", "2"): ["units_4"], ("2", "4"): ["units_3"]}, x)
+    model = esper.attach(net, {("0", "1", "2"): ["units_4"], ("2", "3", "4"): ["units_3"]}, x)
     for name, slot in model.slots.items():
         units = slot.germinate(slot.blueprints[0], generator(int(name)), alpha=0.6).blueprint
         for parameter in units.parameters():
@@ -250,7 +233,7 @@ def test_units_grow_on_both_sides_of_a_layer() -> None:
 
 def test_other_modules_may_grow_in_the_same_slot() -> None:
     net = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))
-    model = esper.attach(net, {("0", "2"): ["units_4", "lora_2", "mlp"]}, random(2, 5))
+    model = esper.attach(net, {("0", "1", "2"): ["units_4", "lora_2", "mlp"]}, random(2, 5))
     for name in ("mlp", "lora_2", "units_4"):
         model.slots["2"].germinate(name, alpha=1.0)
         model(random(4, 5))
@@ -263,7 +246,7 @@ def test_other_modules_may_grow_in_the_same_slot() -> None:
 def test_what_else_grew_on_the_former_units_is_merged_or_refused(place: tuple[str, str]) -> None:
     name, blueprint = place
     net = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
-    model = esper.attach(net, {("0", "2"): ["units_4"], name: [blueprint]}, random(4, 5)).eval()
+    model = esper.attach(net, {("0", "1", "2"): ["units_4"], name: [blueprint]}, random(4, 5)).eval()
     for slot in model.slots.values():
         seed = slot.germinate(slot.blueprints[0], generator(1), alpha=0.5)
         for parameter in seed.parameters():
@@ -279,7 +262,7 @@ def test_what_else_grew_on_the_former_units_is_merged_or_refused(place: tuple[st
 def test_a_wider_model_grows_again() -> None:
     model, x = attached(CASES["linear"]), CASES["linear"][2].double()
     grow(model)
-    again = esper.attach(merged(model), {("0", "2"): ["units_4"]}, x)
+    again = esper.attach(merged(model), {("0", "1", "2"): ["units_4"]}, x)
     grow(again)
     plain = merged(again)
     assert plain[0].out_features == 17
@@ -287,7 +270,7 @@ def test_a_wider_model_grows_again() -> None:
 
 
 def test_frozen_layers_stay_and_new_units_learn() -> None:
-    model, x = attached(CASES["norm"], freeze_host=True), CASES["norm"][2].double()
+    model, x = attached(CASES["dropout"], freeze_host=True), CASES["dropout"][2].double()
     units = grow(model)
     before = copy.deepcopy(model.host.state_dict())
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.1))
@@ -299,7 +282,7 @@ def test_frozen_layers_stay_and_new_units_learn() -> None:
         model(x).square().sum().backward()
         optimizer.step()
     assert all(torch.equal(before[name], value) for name, value in model.host.state_dict().items())
-    assert all(not torch.equal(first[name], value) for name, value in units.state_dict().items() if name != "kept")
+    assert all(not torch.equal(first[name], value) for name, value in units.state_dict().items())
     plain = merged(model.eval()).eval()
     torch.testing.assert_close(plain(x), model(x), rtol=1e-12, atol=1e-12)
     assert torch.equal(plain[0].weight[:9], model.host[0].weight)
@@ -340,7 +323,7 @@ def test_code_that_goes_by_the_number_of_units_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.fc2(self.act(self.fc1(x)).view(len(x), 9))
 
-    model = esper.attach(Fixed(), {("fc1", "fc2"): ["units_4"]}, random(4, 5))
+    model = esper.attach(Fixed(), {("fc1", "act", "fc2"): ["units_4"]}, random(4, 5))
     grow(model)
     with pytest.raises(ExportError, match="depends on the original number of units"):
         merged(model)
@@ -375,7 +358,7 @@ def test_without_growth_the_host_computes_as_before_and_hooks_go_with_the_slots(
 def test_a_part_of_the_host_that_was_called_alone_is_named() -> None:
     model = attached(CASES["linear"])
     grow(model)
-    with pytest.raises(SlotError, match="without those that make its hidden units"):
+    with pytest.raises(SlotError, match="without '0', which makes its hidden units"):
         model.host[2](random(4, 9).double())
 
 
@@ -387,7 +370,7 @@ def test_copies_do_not_keep_the_input_of_a_layer_that_was_called_alone() -> None
     assert source.inputs is None
 
 
-@pytest.mark.parametrize("case", ["linear", "gated", "norm", "images to features"])
+@pytest.mark.parametrize("case", ["linear", "dropout", "signals", "images to features"])
 def test_looking_promises_what_planted_units_do(case: str) -> None:
     """Against K by planting them at full weight, and differentiating the loss of each example."""
     model, count = attached(CASES[case]), 12
@@ -422,7 +405,10 @@ def test_checkpointed_layers_are_computed_again() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return checkpoint(self.inner, x, use_reentrant=False) if self.checkpointed else self.inner(x)
 
-    model, x = esper.attach(Checkpointed(), {("inner.0", "inner.2"): ["units_4"]}, random(4, 5)), random(4, 5)
+    model, x = (
+        esper.attach(Checkpointed(), {("inner.0", "inner.1", "inner.2"): ["units_4"]}, random(4, 5)),
+        random(4, 5),
+    )
     grow(model)
     gradients: list[Mapping[str, Tensor]] = []
     for checkpointed in (False, True):
@@ -432,3 +418,250 @@ def test_checkpointed_layers_are_computed_again() -> None:
         gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient)
+
+
+# Where no units can be added ------------------------------------------------------------------------------------------
+
+
+class Between(nn.Module):
+    """``fc2(function(act(fc1(x))))``."""
+
+    def __init__(self, act: nn.Module, function: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(5, 8), act, nn.Linear(8, 3)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.function(self.act(self.fc1(x))))
+
+
+class Mixing(nn.Module):
+    """A module without state that makes something of all units."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.mix = mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x)
+
+
+class Gated(Between):
+    """``fc2(act(fc1(x)) * up(x))``."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.SiLU())
+        self.up = nn.Linear(5, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1(x)) * self.up(x))
+
+
+class ReadTwice(Between):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.act(self.fc1(x))
+        return self.fc2(hidden) + hidden.mean(-1, keepdim=True)
+
+
+class CalledTwice(Between):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + super().forward(2 * x)
+
+
+class ChangedBefore(Between):
+    def forward(self, x: Tensor) -> Tensor:
+        features = x.clone()
+        hidden = self.act(self.fc1(features))
+        features.relu_()
+        return self.fc2(hidden)
+
+
+class Tripled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return 3 * super().forward(input)
+
+
+def changed(change: Callable[[Any], Any]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        net = Between(nn.ReLU())
+        change(net)
+        return net
+
+    return make
+
+
+NAMED: Any = ("fc1", "act", "fc2")
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
+    "batch norm": (lambda: Between(nn.BatchNorm1d(8)), NAMED, r"'act' \(BatchNorm1d\) has parameters or buffers"),
+    "batch norm without weights": (
+        lambda: Between(nn.BatchNorm1d(8, affine=False)),
+        NAMED,
+        r"'act' \(BatchNorm1d\) has parameters or buffers",
+    ),
+    "layer norm": (lambda: Between(nn.LayerNorm(8)), NAMED, "has parameters or buffers.*let another blueprint"),
+    "slopes of units": (lambda: Between(nn.PReLU(8)), NAMED, r"'act' \(PReLU\) has parameters"),
+    "layer norm without weights": (
+        lambda: Between(nn.LayerNorm(8, elementwise_affine=False)),
+        NAMED,
+        r"'act' \(LayerNorm\) mixes units",
+    ),
+    "softmax": (lambda: Between(nn.Softmax(-1)), NAMED, r"'act' \(Softmax\) mixes units.*let another blueprint"),
+    "halves": (lambda: Between(nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Flatten())), NAMED, "mixes units"),
+    "sums": (lambda: Between(Mixing(lambda x: x.cumsum(-1))), NAMED, r"'act' \(Mixing\) mixes units"),
+    "sums from behind": (lambda: Between(Mixing(lambda x: x.flip(-1).cumsum(-1).flip(-1))), NAMED, "mixes units"),
+    "reversed": (lambda: Between(Mixing(lambda x: x.flip(-1))), NAMED, "mixes units"),
+    "of the first": (lambda: Between(Mixing(lambda x: x * x[:, :1])), NAMED, "mixes units"),
+    "of its place": (lambda: Between(Mixing(lambda x: x * torch.arange(x.shape[-1]))), NAMED, "mixes units"),
+    "the middle": (lambda: Between(Mixing(lambda x: x * x[:, [x.shape[1] // 2]])), NAMED, "mixes units"),
+    "the last": (lambda: Between(Mixing(lambda x: x * x[:, -1:])), NAMED, "mixes units"),
+    "pairs": (lambda: Between(Mixing(lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))), NAMED, "mixes units"),
+    "no tensor": (
+        lambda: Between(Mixing(lambda x: (x, x)), lambda both: both[0]),
+        NAMED,
+        r"'act' \(Mixing\) mixes units",
+    ),
+    "no such module": (lambda: Between(nn.ReLU()), ("fc1", "act2", "fc2"), "no submodule 'act2'"),
+    "gated": (Gated, NAMED, "outputs of two layers are multiplied, let another blueprint, such as 'mlp', grow behind"),
+    "gated, all named": (Gated, ("fc1", "act", "up", "fc2"), r"'up' \(Linear\) has parameters or buffers"),
+    "gated, in the former way": (Gated, ("fc1", "up", "fc2"), r"'up' \(Linear\) has parameters or buffers"),
+    "function": (lambda: Between(nn.ReLU(), F.gelu), NAMED, r"F.relu, a module that is called, such as nn.ReLU\(\)"),
+    "clamped far from zero": (lambda: Between(nn.ReLU(), lambda x: x.clamp(max=20)), NAMED, "more lies there"),
+    "flat near zero": (lambda: Between(nn.Tanh(), lambda x: F.hardshrink(x, 0.05)), NAMED, "more lies there"),
+    "former form": (lambda: Between(nn.ReLU()), ("fc1", "fc2"), "nothing is named between them, and more lies there"),
+    "wrong order": (
+        lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Softplus(), nn.Linear(8, 3)),
+        ("0", "2", "1", "3"),
+        "name all modules in the order of their calls",
+    ),
+    "read twice": (lambda: ReadTwice(nn.ReLU()), NAMED, "used elsewhere"),
+    "in other order": (
+        lambda: nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5)),
+        ("2", "1", "0"),
+        "have to be called once each in a forward pass, in this order",
+    ),
+    "called twice": (lambda: CalledTwice(nn.ReLU()), NAMED, "called once each|changed in place"),
+    "input changed": (lambda: ChangedBefore(nn.ReLU()), NAMED, "input of the first layer is changed in place"),
+    "hooked": (
+        changed(lambda net: net.fc1.register_forward_hook(lambda *_: 2 * _[-1])),
+        NAMED,
+        r"a hook on 'fc1' \(Linear\)",
+    ),
+    "hooked behind": (
+        changed(lambda net: net.fc2.register_forward_hook(lambda *_: 2 * _[-1])),
+        NAMED,
+        r"a hook on 'fc2' \(Linear\)",
+    ),
+    "weight norm": (
+        changed(lambda net: parametrizations.weight_norm(net.fc2)),
+        NAMED,
+        r"'fc2' \(ParametrizedLinear\) is no plain",
+    ),
+    "computed bias": (
+        changed(lambda net: parametrize.register_parametrization(net.fc1, "bias", nn.Softplus())),
+        NAMED,
+        r"'fc1' \(ParametrizedLinear\) is no plain",
+    ),
+    "own forward": (changed(lambda net: setattr(net, "fc2", Tripled(8, 3))), NAMED, r"'fc2' \(Tripled\) is no plain"),
+    "groups": (
+        lambda: nn.Sequential(nn.Conv1d(5, 10, 1, groups=5), nn.ReLU(), nn.Conv1d(10, 3, 1)),
+        ("0", "1", "2"),
+        r"'0' \(Conv1d\) is no plain",
+    ),
+    "channels elsewhere": (
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Conv1d(5, 3, 1)),
+        ("0", "1", "2"),
+        "channels last",
+    ),
+    "channels become positions": (
+        lambda: nn.Sequential(nn.Linear(6, 8), Mixing(lambda x: x.mT), nn.Conv1d(8, 3, 1)),
+        ("0", "1", "2"),
+        "mixes units",
+    ),
+    "positions become channels": (
+        lambda: nn.Sequential(nn.Conv1d(5, 8, 1), nn.Flatten(), nn.Linear(48, 3)),
+        ("0", "1", "2"),
+        r"'1' \(Flatten\) mixes units",
+    ),
+    "a named submodule": (lambda: Between(nn.ReLU()), "fc2", "units grow between two layers, and 'fc2' names one"),
+    "a pattern": (lambda: Between(nn.ReLU()), "re:fc.", "name the first layer, the modules between in the order"),
+    "no layers": (lambda: Between(nn.ReLU()), (), "give a list of submodules' names"),
+    "one layer": (lambda: Between(nn.ReLU()), ("fc1",), "give a list of submodules' names"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
+def test_where_units_cannot_be_added_says_what_to_do(case: tuple[Callable[[], nn.Module], Any, str]) -> None:
+    net, place, message = case[0](), case[1], case[2]
+    x = random(4, 5, 6) if isinstance(net, nn.Sequential) and "Conv1d" in repr(net) else random(4, 5)
+    with pytest.raises(SlotError, match=message):
+        esper.attach(net, {place: ["units_2"]}, x)
+    assert not any(part._forward_pre_hooks for part in net.modules())
+
+
+def test_padding_in_the_example_input_is_refused() -> None:
+    host, padding = EncoderClassifier().eval(), torch.zeros(3, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    place: Any = tuple(f"encoder.layers.0.{name}" for name in ("linear1", "dropout", "linear2"))
+    with pytest.raises(SlotError, match="leave padding out of the example input"), torch.no_grad():
+        esper.attach(host, {place: ["units_3"]}, (random(3, 6, 16), padding))
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({("0", "1", "2"): "auto"}, "name the blueprints"),
+        ({("0", "1", "2"): ["mlp"]}, "no blueprint for units is given"),
+        ({("0", "1", "2"): ["units"], "2": ["mlp"]}, "which already has a slot"),
+    ],
+)
+def test_places_of_other_blueprints_are_refused(places: Any, message: str) -> None:
+    with pytest.raises(SlotError, match=message):
+        esper.attach(CASES["linear"][0](), places, random(4, 5))
+
+
+def test_finding_the_units_leaves_the_host_as_it_was() -> None:
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(8, 3)).train()
+    net[2].eval()
+    before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    esper.attach(net, {("0", "1", "2", "3"): ["units"]}, random(4, 5)).release()
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert [part.training for part in net] == [True, True, False, True]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_hosts_of_any_precision_are_compared(dtype: torch.dtype) -> None:
+    net = nn.Sequential(nn.Linear(5, 64), nn.GELU("tanh"), nn.Hardtanh(-50, 50), nn.Linear(64, 3)).to(dtype)
+    assert esper.attach(net, {("0", "1", "2", "3"): ["units_2"]}, random(4, 5).to(dtype)).slots["3"].site.hidden
+
+
+TRANSFORMERS: dict[str, tuple[Callable[..., nn.Module], str, tuple[str, ...]]] = {
+    "bert": (
+        tiny_transformers.bert,
+        "bert.encoder.layer.0",
+        ("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense"),
+    ),
+    "gpt_neox": (tiny_transformers.gpt_neox, "gpt_neox.layers.0.mlp", ("dense_h_to_4h", "act", "dense_4h_to_h")),
+}
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_wider_transformer_is_not_saved_by_its_configuration(name: str, tmp_path: Path) -> None:
+    """Which has the former number of units."""
+    make, path, names = TRANSFORMERS[name]
+    x = torch.randint(0, 9, (2, 6), generator=generator(0))
+    model = esper.attach(make().double().eval(), {tuple(f"{path}.{part}" for part in names): ["units_4"]}, x)
+    grow(model)
+    plain = merged(model)
+    torch.testing.assert_close(plain(x).logits, model(x).logits, rtol=1e-10, atol=1e-10)
+    with pytest.raises(KeyError, match="from_pretrained"):
+        plain.save_pretrained(tmp_path)
+
+
+@pytest.mark.landing
+def test_transposed_weights_are_refused() -> None:
+    place: Any = tuple(f"transformer.h.0.mlp.{name}" for name in ("c_fc", "act", "c_proj"))
+    with pytest.raises(SlotError, match=r"'transformer.h.0.mlp.c_fc' \(Conv1D\) is no plain"):
+        esper.attach(tiny_transformers.gpt2().eval(), {place: ["units_3"]}, torch.randint(0, 9, (2, 6)))

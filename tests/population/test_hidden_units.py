@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from esper.control.rules import Uniform
 from esper.engine.budget import Budget
@@ -39,18 +38,18 @@ FEATURES, CLASSES, EXAMPLES = 6, 3, 10
 VECTORS, SPATIAL = ("mlp", "units_3", "input_skip", "units"), ("conv1x1", "units_3", "norm")
 
 
-class Gated(nn.Module):
-    """``down(silu(gate(x)) * up(x))``."""
+class Residual(nn.Module):
+    """``head(x + down(act(up(x))))``."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.embed = nn.Linear(FEATURES, width)
-        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
-        self.down, self.head = nn.Linear(hidden, width), nn.Linear(width, CLASSES)
+        self.up, self.act, self.down = nn.Linear(width, hidden, bias=False), nn.SiLU(), nn.Linear(hidden, width)
+        self.head = nn.Linear(width, CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
         x = torch.tanh(self.embed(inputs))
-        return self.head(x + self.down(F.silu(self.gate(x)) * self.up(x)))
+        return self.head(x + self.down(self.act(self.up(x))))
 
 
 def plain(first: int, second: int) -> nn.Module:
@@ -104,26 +103,37 @@ CASES = {
     "stackable": Case(
         lambda *widths: MlpHost(FEATURES, widths, CLASSES, forced(*widths)),
         SEVERAL,
-        ("layer0", ("layer0.0", "layer1.0"), "layer1", ("layer1.0", "head")),
+        ("layer0", ("layer0.0", "layer0.1", "layer1.0"), "layer1", ("layer1.0", "layer1.1", "head")),
         lambda first, second: (first, second, second, CLASSES),
     ),
     "merged": Case(
-        plain, SEVERAL, ("1", ("0", "2"), "3", ("2", "4")), lambda first, second: (first, second, second, CLASSES)
+        plain,
+        SEVERAL,
+        ("1", ("0", "1", "2"), "3", ("2", "3", "4")),
+        lambda first, second: (first, second, second, CLASSES),
     ),
     "mapped": Case(
-        normalised, ((17, 4), (3, 4), (4, 4)), ("1", ("0", "2"), "3"), lambda first, second: (first, second, second)
+        normalised,
+        ((17, 4), (3, 4), (4, 4)),
+        ("1", ("0", "1", "2"), "3"),
+        lambda first, second: (first, second, second),
     ),
-    "gated": Case(Gated, SEVERAL, ("embed", ("gate", "up", "down")), lambda width, _: (width, width)),
+    "residual": Case(Residual, SEVERAL, ("embed", ("up", "act", "down")), lambda width, _: (width, width)),
     "signals": Case(
         lambda *widths: ConvHost(widths, CLASSES, forced(*widths)),
         ((4, 3, 2), (2, 3, 1), (4, 1, 2)),
-        ("layer0", ("layer0.0", "layer1.0"), ("layer1.0", "layer2.0")),
+        ("layer0", ("layer0.0", "layer0.1", "layer1.0"), ("layer1.0", "layer1.1", "layer2.0")),
         lambda first, second, third: (first, second, third),
         (1, 14),
         SPATIAL,
     ),
     "images": Case(
-        images, ((4, 3), (2, 3), (4, 1)), ("1", ("0", "3")), lambda first, second: (first, second), (1, 8, 8), SPATIAL
+        images,
+        ((4, 3), (2, 3), (4, 1)),
+        ("1", ("0", "1", "2", "3")),
+        lambda first, second: (first, second),
+        (1, 8, 8),
+        SPATIAL,
     ),
 }
 every_case = pytest.mark.parametrize("name", CASES)
@@ -225,7 +235,7 @@ def test_networks_that_grow_units_equal_a_loop_over_models_in_all_that_is_measur
     assert "units_3" in compared
     # Outputs with and without each seed: computed from a shared prefix, and from replicas.
     expected = separately(slow, fast.table, batch)
-    assert fast.shares_prefixes == (name != "gated")
+    assert fast.shares_prefixes == (name != "residual")
     assert_same(evaluate(fast, batch), expected)
     assert_same(evaluate(fast, batch, shared=False), expected)
 
@@ -276,7 +286,7 @@ def test_units_cost_what_they_have_and_fit_the_layers_of_each_network(name: str)
                 assert slot in pairs_of(case)
                 first = spec.host.get_submodule(case.slots[slot][0])
                 units = {"units_3": 3, "units": max(len(first.weight) // 8, 1)}[case.blueprints[index]]
-                assert seed.layers[0].weight.shape == (units, *first.weight.shape[1:])  # type: ignore[union-attr]
+                assert seed.first.weight.shape == (units, *first.weight.shape[1:])  # type: ignore[union-attr]
     assert population.specs.compatible[:, pairs_of(case), case.blueprints.index("units_3")].all()
 
 
@@ -316,10 +326,10 @@ def test_what_a_population_cannot_do_with_hidden_units_is_refused() -> None:
         with pytest.raises(error, match=problem):
             Population(replace(config, **changes), networks)  # type: ignore[arg-type]
 
-    refused("'units_3' grows between layers, and no site names any", slots=("1", "3"))
-    refused("no hidden units are on offer between the layers", blueprints=("mlp",))
-    refused("is no pair: name layers", slots=("1", ("2",)))
-    refused("no submodule '7'", slots=(("0", "7"),))
+    refused("'units_3' grows between two layers, and no site names such", slots=("1", "3"))
+    refused("no hidden units are on offer between the modules", blueprints=("mlp",))
+    refused("is too short: name the layer", slots=("1", ("2",)))
+    refused("no submodule '7'", slots=(("0", "1", "7"),))
     refused("'units_3' only adds", ConfigError, rules=open_rules(blends=tuple(Blend)))
 
 
@@ -335,7 +345,7 @@ def test_what_is_made_for_one_layer_is_refused(name: str) -> None:
     [
         (nn.Dropout(), "draws random numbers"),
         (nn.RReLU(), "draws random numbers"),
-        (nn.BatchNorm1d(5), "'1' .BatchNorm1d. keeps running statistics"),
+        (nn.BatchNorm1d(5), "'1' .BatchNorm1d. has parameters or buffers"),
         (nn.LayerNorm(5), "has parameters or buffers"),
     ],
 )
@@ -343,4 +353,4 @@ def test_what_lies_between_the_layers_may_neither_draw_nor_keep_anything(between
     host = nn.Sequential(nn.Linear(4, 5), between, nn.Linear(5, 3))
     Execution(host, ("1",), torch.zeros(2, 4))
     with pytest.raises(SlotError, match=f"no units can be added between '0' and '2'.*{problem}"):
-        Execution(host, (("0", "2"),), torch.zeros(2, 4))
+        Execution(host, (("0", "1", "2"),), torch.zeros(2, 4))

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.config.arguments import Advice, FilePath, Name, PositiveInt, check_arguments, describe_value
+from esper.config.arguments import Advice, FilePath, check_arguments, describe_value
 from esper.control.controller import Actions, CandidateRater, CandidateRating, Judge, Judgement
 from esper.control.rules import ActionBuilder
 from esper.engine.backend import Promises
 from esper.engine.engine import GrowthEngine, Situation
 from esper.engine.governor import Governor, Intervention, Vitals
 from esper.engine.measurements import TrainingReport
-from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError, plural
+from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.former import warn_of_former
 from esper.grower.backend import ModelBackend
 from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
@@ -53,9 +53,7 @@ from esper.grower.scores import ConstraintSet, Scores
 from esper.grower.spending import Spending, limit_progress
 from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
 from esper.grower.trial_log import TrialLog, advise
-from esper.grower.unit_pruning import prune_units
 from esper.grower.validation import Validation
-from esper.growth.blueprints.units import Units
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.hooks import require_savable
 from esper.growth.look import Look
@@ -501,31 +499,6 @@ class Grower:
             self._promise_recorder.set_recording(False)
         self._notify(lambda callback: callback.on_finish(self, ending))
         return ending
-
-    @check_arguments(SlotError, slot="give the name of a slot", keep="give the number of units to keep, at least 1")
-    def prune_units(self, slot: Name, keep: PositiveInt) -> None:
-        """Keep the most useful hidden units in a slot (`units`), and drop the others permanently.
-
-        ```python
-        grower.finish()
-        grower.prune_units("fc2", 16)  # of the 24 that grew
-        plain = model.finalize()  # 16 units wider
-        ```
-
-        Units are dropped in groups, by halving: each time, the group without which ``evaluate`` gives the best score.
-        Ties, and all choices before the first decision, are settled by the smallest norms. Each halving takes about two
-        evaluations. Dropped units have no effect, but count as parameters until `GrowingModel.finalize`.
-
-        Raises:
-            SlotError: no such slot, no hidden units in it, or fewer than ``keep``.
-        """
-        seed = self.model.slots[slot].seed
-        if seed is None or not isinstance(seed.blueprint, Units):
-            raise SlotError(f"slot {slot!r} has no hidden units: name a slot in which {Units.name!r} grew")
-        present = len(seed.blueprint.rank_units())
-        if keep > present:
-            raise SlotError(f"slot {slot!r} has {plural(present, 'hidden unit')}, fewer than the {keep} to keep")
-        prune_units(seed.blueprint, keep, self.backend.measure_score)
 
     def close(self) -> None:
         """Close the run and release its folder, by calling `on_close` of all callbacks.

@@ -54,7 +54,7 @@ class RecordedBatch(NamedTuple):
     single_argument: bool
     """Whether the layer had no other argument."""
     source: Tensor | None = None
-    """Input of the layers that make the hidden units which the layer reads, ``[B, ...]``; None where no blueprint reads
+    """Input of the layer that makes the hidden units which the layer reads, ``[B, ...]``; None where no blueprint reads
     it."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RecordedBatch:

@@ -12,9 +12,8 @@ from torch import nn
 from esper.config.arguments import Advice, check_arguments
 from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.registry import Context, get
-from esper.growth.example_input import Arguments, PlainModule, call_host
+from esper.growth.example_input import Arguments, PlainModule
 from esper.growth.frozen import WHOLE
-from esper.growth.hidden import find_pairs
 from esper.growth.model import GrowingModel
 from esper.growth.taps import list_named_modules
 
@@ -47,7 +46,7 @@ def _read_names(value: Any) -> list[str]:
 
 
 Place = str | tuple[str, ...]
-"""Name of a submodule, or ``re:`` and a regular expression; or the names of layers between which units may grow."""
+"""Name of a submodule, or ``re:`` and a regular expression; or the names of modules between which units may grow."""
 Places = Annotated[
     Sequence[str] | Mapping[Place, Sequence[str] | str] | Mapping[str, Sequence[str] | str],
     PlainValidator(_read_places),
@@ -98,8 +97,9 @@ def attach(
             tokens without those that mix positions, such as ``attention``. A name
             that starts with ``re:`` is a regular expression that must match whole names; `GrowingModel.summary` prints
             how many each matches. New hidden units (``units``, ``units_8``) grow
-            between layers named by a tuple, ``("fc1", "fc2")`` or ``("gate", "up", "down")``, or found in a named
-            submodule such as a transformer's MLP. Their slot is after the last of these layers and has its name.
+            between two layers, linear or convolutions, that a tuple names with all modules between them in the order of
+            their calls, such as activations and dropout: ``("fc1", "act", "fc2")``. Their slot is after the last layer
+            and has its name.
         example_input: Arguments of the model with at least two examples: a tensor, a tuple of positional arguments, or
             a dictionary of keyword arguments. It is used in a forward pass to find the features at each slot.
         causal: Whether tokens must not depend on later ones, as in a language model; None: detected by a forward pass.
@@ -110,8 +110,8 @@ def attach(
     Raises:
         SlotError: an argument has the wrong type, such as a string for ``slots``; a name or pattern matches nothing, or
             two match the same submodule; a submodule is shared, not called exactly once, or has no features that a slot
-            can use; a blueprint does not support a site; or units cannot be added between layers, because an operation
-            between them is not applied to each unit separately.
+            can use; a blueprint does not support a site; or units cannot be added between layers, because something
+            between them is not named or does not act on each unit alone.
         UnknownBlueprintError: a blueprint is not registered.
     """
     if any(name.rpartition(".")[2] == _COMPILED for name, _ in list_named_modules(model)):
@@ -145,34 +145,23 @@ def attach(
     if not offers:
         raise SlotError("no slots: name the submodules behind which the model may grow")
     blueprints_by_name: dict[str, Sequence[str] | None] = {}
-    makers: dict[str, tuple[str, ...]] = {}
-    """For the last layer of each tuple, the other layers."""
-    widened: list[str] = []
-    """Submodules in which the layers must be found."""
+    chains = [place for place in offers if isinstance(place, tuple)]
     for place, offer in offers.items():
         names = [place[-1]] if isinstance(place, tuple) else _match_names(model, place, matches)
         grows_units = offer is not None and any(get(kind).context is Context.HIDDEN for kind in offer)
-        if isinstance(place, tuple):
-            if not grows_units:
-                raise SlotError(f"no blueprint for units is given between the layers {place}: name only {place[-1]!r}")
-            makers[place[-1]] = place[:-1]
-        elif grows_units:
-            widened += names
+        if isinstance(place, tuple) and not grows_units:
+            raise SlotError(f"no blueprint for units is given between the layers {place}: name only {place[-1]!r}")
+        if grows_units and not isinstance(place, tuple):
+            raise SlotError(
+                f"units grow between two layers, and {place!r} names one place: name the first layer, the modules "
+                "between in the order of their calls, and the last layer, as in {('fc1', 'act', 'fc2'): ['units_8']}"
+            )
         for name in names:
             if name in blueprints_by_name:
                 raise SlotError(f"{place!r} matches submodule {name!r}, which already has a slot")
             blueprints_by_name[name] = offer
-    # Slots of units are after the last of their layers.
-    pairs = find_pairs(model, widened, lambda: call_host(model, example_input)) if widened else {}
-    for name, pair in pairs.items():
-        if pair.reader in blueprints_by_name or pair.reader in makers:
-            raise SlotError(f"the slot of {name!r} is behind {pair.reader!r}, which has another slot: name one of them")
-        makers[pair.reader] = pair.makers
-    blueprints_by_name = {
-        pairs[name].reader if name in pairs else name: offer for name, offer in blueprints_by_name.items()
-    }
     return GrowingModel(
-        model, blueprints_by_name, example_input, causal=causal, makers=makers, frozen=frozen, matches=matches
+        model, blueprints_by_name, example_input, causal=causal, chains=chains, frozen=frozen, matches=matches
     )
 
 

@@ -24,7 +24,6 @@ from esper.growth.seed import Seed
 from esper.growth.side_pass import side_pass
 from esper.growth.slot import Slot
 from esper.growth.taps import find_tensors, list_named_modules
-from esper.growth.widening import widen_configurations
 from esper.numerics.module_state import keep_modes
 
 if TYPE_CHECKING:
@@ -81,8 +80,6 @@ def finalize(model: GrowingModel, unfinished: Literal["keep", "drop", "raise"]) 
     depth = DepthTracker(host)
     for name, block in blocks.items():
         depth.set_block(names[name], block)
-    hidden = {names[name]: grown.slots[name].site.hidden for name in by_way[Folded.WIDENED]}
-    widen_configurations(host, {name: part for name, part in hidden.items() if part is not None})
     # Check the results, which depend on how the host's own code uses containers and weights.
     ways = {way: slots for way, slots in {**by_way, Folded.NOT: list(blocks)}.items() if slots}
     if ways:

@@ -64,7 +64,7 @@ def require_savable(model: GrowingModel) -> None:
     modules = dict(list_named_modules(model.host, remove_duplicate=False))
     # The slot and its other hooks must be among the hooks of the module that currently has its name.
     for name, slot in model.slots.items():
-        for place, hook in ((name, slot), *((maker, slot.source) for maker in slot.makers[:1])):
+        for place, hook in ((name, slot), *((first, slot.source) for first in slot.chain[:1])):
             if place not in modules or hook not in _list_hooks(modules[place]):
                 raise SlotError(
                     f"slot {name!r} is no longer called: the model was released, or its submodule {place!r} was "
@@ -102,7 +102,7 @@ def hide_growth(model: GrowingModel) -> Generator[None]:
 def _remove_hooks(model: GrowingModel) -> Generator[None]:
     """Context manager in which the host does not call its slots."""
     # Removed from torch's tables and put back, because handles cannot do that.
-    names = {name: None for slot in model.slots.values() for name in (slot.name, *slot.makers)}
+    names = {name: None for slot in model.slots.values() for name in (slot.name, *slot.chain[:1])}
     tables = [table for name in names for table in find_hook_tables(model.host.get_submodule(name))]
     before = [dict(table) for table in tables]
     kinds = (Slot, SourceTap)

@@ -192,12 +192,12 @@ def look(
         modules = {name: host.get_submodule(name) for name in slots}
         at_slots = FeatureRecorder(modules, first=False, arguments=False)
         at_layers = FeatureRecorder(host_layers, first=True, arguments=True)
-        makers = {name: host.get_submodule(slot.makers[0]) for name, slot in slots.items() if slot.makers}
-        at_makers = FeatureRecorder(makers, first=False, arguments=False)
+        first_layers = {name: host.get_submodule(slot.chain[0]) for name, slot in slots.items() if slot.chain}
+        at_sources = FeatureRecorder(first_layers, first=False, arguments=False)
         try:
             seen, mean_loss = record_gradients(
                 model,
-                (at_slots, at_layers, at_makers),
+                (at_slots, at_layers, at_sources),
                 loss,
                 batches,
                 examples,
@@ -206,7 +206,7 @@ def look(
         finally:
             at_slots.remove()
             at_layers.remove()
-            at_makers.remove()
+            at_sources.remove()
         with torch.autocast(tap.get_inputs().device.type, enabled=False):
             # Measure the candidates.
             rows: list[Candidate] = []
@@ -217,8 +217,8 @@ def look(
                         "loss(model, batch): call the whole model once in the loss function"
                     )
                 record = at_slots.records[slot.name]
-                if slot.name in at_makers.records:
-                    record.sources = at_makers.records[slot.name].first_arguments
+                if slot.name in at_sources.records:
+                    record.sources = at_sources.records[slot.name].first_arguments
                 keys = [(seed, index, draw) for draw in range(draws)]
                 rows += [measure_promise(slot, get(name), record, inputs, keys) for name in slot.blueprints]
             # Measure the host's own layers, without what grew on them.

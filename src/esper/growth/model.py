@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from math import isfinite
@@ -198,7 +198,7 @@ class GrowingModel(nn.Module):
     Args:
         host: Any module.
         slots: Names of the submodules to hook, with the blueprints that may germinate there; None: all that fit.
-        makers: By submodule, the layers that produce the hidden units it reads, where such units may grow.
+        chains: Names of modules between which hidden units may grow; the slot is after the last one.
         example_input: Arguments of the host: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
         causal: As in `esper.growth.probe.probe`.
         frozen: Names of submodules that never change; ``""`` is the host itself.
@@ -215,7 +215,7 @@ class GrowingModel(nn.Module):
         example_input: Arguments,
         *,
         causal: bool | None = None,
-        makers: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        chains: Collection[tuple[str, ...]] = (),
         frozen: Sequence[str] = (),
         matches: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
@@ -231,7 +231,7 @@ class GrowingModel(nn.Module):
             example_input,
             causal=causal,
             with_branch_outputs=blocks,
-            makers=makers,
+            chains=chains,
             frozen=frozen,
         )
         self.host = host
@@ -265,9 +265,9 @@ class GrowingModel(nn.Module):
         self._hooks.append(host.register_forward_hook(OutputTap(self.tap)))
         for name, slot in slots_by_name.items():
             self._hooks.append(host.get_submodule(name).register_forward_hook(slot, with_kwargs=True))
-            if slot.source is not None:  # of layers with the same input, the first has the hook
-                maker = host.get_submodule(slot.makers[0])
-                self._hooks.append(maker.register_forward_pre_hook(slot.source, with_kwargs=True))
+            if slot.source is not None:
+                first = host.get_submodule(slot.chain[0])
+                self._hooks.append(first.register_forward_pre_hook(slot.source, with_kwargs=True))
         self.slots = Slots(slots_by_name)
         self.training = host.training
         self.slots.train(host.training)

@@ -65,7 +65,7 @@ def save(model: GrowingModel, folder: FilePath) -> None:
     slots = [
         SavedSlot(
             name=slot.name,
-            makers=slot.makers,
+            makers=slot.chain[:-1],
             site=SavedSite.from_site(slot.site),
             blueprints=slot.blueprints,
             enabled=slot.enabled,
@@ -138,7 +138,7 @@ def load(folder: FilePath, host: PlainModule, example_input: Arguments) -> Growi
                 offers,
                 example_input,
                 causal=any(record.site.causal for record in saved.slots),
-                makers={record.name: record.makers for record in saved.slots if record.makers},
+                chains=[(*record.makers, record.name) for record in saved.slots if record.makers],
                 frozen=saved.frozen,
             )
             after_error.callback(model.release)
@@ -266,7 +266,8 @@ class SavedSlot(Settings):
 
     name: _Name
     makers: tuple[_Name, ...] = ()
-    """Names of the layers that compute the hidden units before the slot's layer, if such units may grow."""
+    """Names of the layer that computes the hidden units before the slot's layer, and of the modules between, if such
+    units may grow."""
     site: SavedSite
     blueprints: tuple[_Name, ...]
     enabled: bool

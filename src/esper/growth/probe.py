@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from esper.errors import SlotError, did_you_mean
 from esper.growth.blueprints.blocks import find_branch_outputs
 from esper.growth.blueprints.registry import LayerCall
+from esper.growth.blueprints.units import find_hidden, is_unaltered
 from esper.growth.example_input import (
     FEWEST_EXAMPLES,
     Arguments,
@@ -23,7 +23,6 @@ from esper.growth.example_input import (
     first_tensor,
     replace_input,
 )
-from esper.growth.hidden import LayerPair, find_hidden, is_unaltered
 from esper.growth.positions import (
     CallRecorder,
     find_output_tensor,
@@ -110,7 +109,7 @@ def probe(
     *,
     causal: bool | None = None,
     with_branch_outputs: Collection[str] = (),
-    makers: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    chains: Collection[tuple[str, ...]] = (),
     frozen: Collection[str] = (),
 ) -> ProbeResult:
     """Run the host on ``example_input`` and describe the output of every submodule in ``names``.
@@ -125,14 +124,14 @@ def probe(
         example_input: A batch of arguments of the host.
         causal: Whether no token may depend on later ones; None: detected by changing the last of at least two tokens.
         with_branch_outputs: Names of the submodules for which to find the `Layer.branch_outputs`, too.
-        makers: By submodule, the layers that compute the hidden units before it, to find its `Site.hidden`, too.
+        chains: Names of modules between which hidden units may grow, to find the `Site.hidden` of the last one, too.
         frozen: Names of the submodules that will stay in evaluation mode; ``""`` is the host itself.
 
     Raises:
         SlotError: the example input is not a batch of at least two, or the host fails on it; a name matches no
             submodule or is listed twice; a submodule does not run exactly once in a forward pass; its output is neither
             a tensor of rank 2 to 4 with the batch first, nor a tuple whose first element is such a tensor and affects
-            the host's output; or no units can be added between a submodule and its ``makers``.
+            the host's output; or no units can be added between ``chains``.
     """
     modules = _resolve_modules(host, names)
     inputs = first_tensor(example_input)
@@ -161,8 +160,7 @@ def probe(
         calls.remove()
         outputs.remove()
     # Describe the layers and their features.
-    pairs = [LayerPair(tuple(layers), reader) for reader, layers in makers.items()]
-    hidden = find_hidden(host, pairs, lambda: call_host(host, example_input)) if pairs else {}
+    hidden = {chain[-1]: find_hidden(host, chain, lambda: call_host(host, example_input)) for chain in chains}
     for name in names:
         records = outputs.records.get(name, [])
         problem = _find_problem(name, [record.output for record in records], len(inputs))

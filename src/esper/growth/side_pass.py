@@ -76,7 +76,7 @@ class RecordedGradients:
     single_argument: bool = True
     """Whether no call had a second argument with a value."""
     sources: list[Tensor] = field(default_factory=list[Tensor])
-    """Inputs of the layers that compute the hidden units before the module, if such units may grow in its slot."""
+    """Inputs of the layer that computes the hidden units before the module, if such units may grow in its slot."""
 
 
 @dataclass

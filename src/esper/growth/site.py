@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -29,41 +30,43 @@ IN_ORDER = frozenset({Layout.TOKENS, Layout.SEQUENCE})
 """Layouts with an ordered axis of positions, in which examples of different lengths are padded."""
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """An operation of a host on each hidden unit separately: a module of the host, or a function as a module."""
+WideLayer = nn.Linear | nn.Conv1d | nn.Conv2d
+"""A layer that can get more outputs or inputs."""
 
-    module: nn.Module
-    name: str = ""
-    """Name of the module in the host; empty for a function."""
+
+def find_channel_axis(layer: WideLayer) -> int:
+    """The axis of the channels in a layer's input and output."""
+    return -1 if isinstance(layer, nn.Linear) else 1
 
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """Hidden units between layers of a host, to which others can be added.
-
-    One layer computes the units, or two layers whose outputs are multiplied, as in a gated MLP. One layer, the reader,
-    takes them as input.
-    """
+    """Hidden units between two layers of a host, to which others can be added."""
 
     names: tuple[str, ...]
-    """Names of the layers that compute the units."""
-    layers: tuple[nn.Module, ...]
-    """The layers that compute the units; all have the same input."""
-    reader_name: str
-    """Name of the layer that takes the units as input."""
-    reader: nn.Module
+    """Names of the first layer, of the modules between in the order of their calls, and of the last layer."""
+    first: WideLayer
+    """The layer that computes the units."""
+    between: tuple[nn.Module, ...]
+    """Modules that act on each unit alone."""
+    last: WideLayer
     """The layer that takes the units as input."""
-    steps: tuple[tuple[Step, ...], ...]
-    """Operations after each of ``layers``, before any product."""
-    after: tuple[Step, ...]
-    """Operations after the product; empty if there is only one layer."""
-    width: int
-    """Number of units."""
     positions: int
     """Number of positions of one example at which the units exist: tokens, samples or pixels; 1 for plain features."""
     input_shape: tuple[int, ...]
-    """Shape of the input of ``layers``, for one example."""
+    """Shape of the input of ``first``, for one example."""
+
+    @property
+    def width(self) -> int:
+        """Number of units."""
+        return self.first.weight.shape[0]
+
+    def fit(self, host: nn.Module) -> Hidden:
+        """The units in a host of the same architecture, which may be narrower."""
+        first, *between, last = map(host.get_submodule, self.names)
+        first, last, shape = cast("WideLayer", first), cast("WideLayer", last), list(self.input_shape)
+        shape[-1 if isinstance(first, nn.Linear) else 0] = first.weight.shape[1]
+        return replace(self, first=first, between=tuple(between), last=last, input_shape=tuple(shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +117,7 @@ class Site:
     layer: Layer | None = field(default=None, compare=False, repr=False)
     """The layer that returns the features, for blueprints that are made for it; None in populations."""
     hidden: Hidden | None = field(default=None, compare=False, repr=False)
-    """The hidden units that this layer takes as input, if the slot was attached to several layers."""
+    """The hidden units that this layer takes as input, if the slot was attached to several modules."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,3 +132,12 @@ class Site:
     def with_width(self, width: int) -> Site:
         """The site of a network with ``width`` channels here."""
         return replace(self, width=width)
+
+    def fit(self, host: nn.Module, width: int) -> Site:
+        """The site in a host of the same architecture, with ``width`` channels here and perhaps fewer elsewhere."""
+        return replace(self, width=width, hidden=None if self.hidden is None else self.hidden.fit(host))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What distinguishes sites that `fit` returns: the width, and the numbers of hidden units and their inputs."""
+        return (self.width,) if self.hidden is None else (self.width, *self.hidden.first.weight.shape[:2])

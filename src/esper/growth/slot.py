@@ -86,9 +86,9 @@ class Slot(GrowthHook):
         self.copies = copies
         self.depth = depth
         self.source = None if site.hidden is None else SourceTap()
-        """Records the input of the layers that compute the hidden units before the slot's layer, if units may grow."""
-        self.makers: tuple[str, ...] = () if site.hidden is None else site.hidden.names
-        """Names of the layers that compute these hidden units."""
+        """Records the input of the layer that computes the hidden units before the slot's layer, if units may grow."""
+        self.chain: tuple[str, ...] = () if site.hidden is None else site.hidden.names
+        """Names of the modules from this layer to the slot's layer."""
         self.argument_names = () if site.layer is None else list_argument_names(site.layer.module)
         """Names of the arguments of the slot's layer."""
         self.blueprints = _choose_blueprints(name, site, blueprints, mask_or_cache)
@@ -157,7 +157,8 @@ class Slot(GrowthHook):
                 inputs = None if self.source is None else self.source.inputs
                 if inputs is None:
                     raise SlotError(
-                        f"the layer that slot {self.name!r} follows was called without those that make its hidden units"
+                        f"the layer that slot {self.name!r} follows was called without {self.chain[0]!r}, which makes "
+                        "its hidden units"
                     )
         if not output.is_nested:
             return occupant(output, inputs)

@@ -162,7 +162,7 @@ class InputTap(nn.Module):
 
 
 class SourceTap(GrowthHook):
-    """Forward pre-hook of a layer that computes hidden units; keeps its input until the next layer has been called.
+    """Forward pre-hook of a layer that computes hidden units; keeps its input until the last layer has been called.
 
     Copies of the model do not have the input.
     """

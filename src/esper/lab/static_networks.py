@@ -14,7 +14,6 @@ import torch
 
 from esper.engine.budget import TRAINING_PASSES, Cost
 from esper.growth.blueprints.registry import get
-from esper.growth.hidden import fit_site
 from esper.growth.site import Site
 from esper.lifecycle.actions import Blend, Head, make_wait_actions
 from esper.lifecycle.stages import BLENDED, OWNING, Stage, make_stage_lookup
@@ -56,7 +55,7 @@ class Prices:
         if widths not in self._sites_by_widths:
             host = self._suite.host(instance)
             self._sites_by_widths[widths] = [
-                fit_site(site, host, width) for site, width in zip(self._sites, widths, strict=True)
+                site.fit(host, width) for site, width in zip(self._sites, widths, strict=True)
             ]
         return self._sites_by_widths[widths]
 

@@ -25,7 +25,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from esper.errors import SlotError
-from esper.growth.hidden import fit_site
 from esper.growth.model import GrowingModel
 from esper.growth.site import Site
 from esper.growth.slot import SlotModule
@@ -33,7 +32,7 @@ from esper.growth.taps import SourceTap
 from esper.numerics.module_state import global_generators
 from esper.numerics.random_streams import seed_globally
 from esper.numerics.stacking import Stackable, linear
-from esper.population.host_checks import can_vmap, draws_in_training, require_stateless_steps
+from esper.population.host_checks import can_vmap, draws_in_training
 
 Parameters = Mapping[str, Tensor]
 """Parameters or buffers by name: each ``[E, *shape]`` where they are stacked."""
@@ -42,7 +41,7 @@ Parameters = Mapping[str, Tensor]
 class SlotOp(Protocol):
     """Rewrites the features ``[E, N, ...]`` of a population at one slot, given the networks' inputs ``[E, N, ...]``.
 
-    ``source`` ``[E, N, ...]`` is the input of the layers that compute the hidden units before the slot; None where no
+    ``source`` ``[E, N, ...]`` is the input of the layer that computes the hidden units before the slot; None where no
     hidden units can be added.
     """
 
@@ -315,7 +314,7 @@ class Execution:
 
     Args:
         template: A host at full width.
-        slots: Names of submodules; a tuple names layers between which hidden units may grow, with the slot after the
+        slots: Names of submodules; a tuple names modules between which hidden units may grow, with the slot after the
             last of them.
         example_input: ``[B, ...]``.
     """
@@ -323,22 +322,29 @@ class Execution:
     def __init__(self, template: nn.Module, slots: Sequence[str | tuple[str, ...]], example_input: Tensor) -> None:
         self.draws = draws_in_training(template, example_input)
         """Whether hosts draw random numbers in training mode. If so, they need generators there, and are looped."""
-        pairs = [place for place in slots if not isinstance(place, str)]
-        short = next((place for place in pairs if len(place) < 2), None)
+        chains = [place for place in slots if not isinstance(place, str)]
+        short = next((chain for chain in chains if len(chain) < 2), None)
         if short is not None:
             raise SlotError(
-                f"site {short} is no pair: name layers that make hidden units, and then the one that reads them"
+                f"site {short} is too short: name the layer that computes hidden units, the modules after it, and the "
+                "layer that takes the units as input"
             )
         names = [place if isinstance(place, str) else place[-1] for place in slots]
-        makers = {place[-1]: place[:-1] for place in pairs}
-        self._model = GrowingModel(copy.deepcopy(template), names, example_input, makers=makers)
+        self._model = GrowingModel(copy.deepcopy(template), names, example_input, chains=chains)
         self._slots = [self._model.slots[name] for name in names]
         # Layers are dropped from the sites, because the model's layers lose their parameters.
         sites = [replace(slot.site, layer=None) for slot in self._slots]
-        self.sites: list[Site] = [fit_site(site, template, site.width) for site in sites]
+        self.sites: list[Site] = [site.fit(template, site.width) for site in sites]
         for site in self.sites:
-            if site.hidden is not None:
-                require_stateless_steps(site.hidden)
+            hidden = site.hidden
+            if hidden is None:
+                continue
+            chain = nn.Sequential(hidden.first, *hidden.between)
+            if draws_in_training(chain, hidden.first.weight.new_zeros(2, *hidden.input_shape)):
+                raise SlotError(
+                    f"no units can be added between {hidden.names[0]!r} and {hidden.names[-1]!r} in a population: what "
+                    "lies there draws random numbers in training, as dropout does"
+                )
         self._stacks = isinstance(template, Stackable)
         self._merges = not self._stacks and not self.draws and can_merge(template, example_input)
         self.needs_loop = self.draws or not (self._stacks or self._merges or can_vmap(template, example_input))

@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from esper.errors import ConfigError, SlotError, TaskError
-from esper.growth.site import Hidden
+from esper.errors import ConfigError, TaskError
 from esper.growth.taps import IncomparableError, copy_tensors, flatten, list_named_modules
-from esper.growth.widening import is_plain_norm
 from esper.numerics.module_state import global_generators
 from esper.numerics.random_streams import seed_globally
 
@@ -174,23 +172,6 @@ def _is_close(leaf: Any, other: Any) -> bool:
     if not isinstance(leaf, Tensor) or not isinstance(other, Tensor):
         return type(leaf) is type(other) and bool(leaf == other)
     return leaf.shape == other.shape and torch.allclose(leaf.double(), other.double(), equal_nan=True)
-
-
-def require_stateless_steps(hidden: Hidden) -> None:
-    """Raise SlotError if the host's operations on ``hidden`` units keep statistics or draw random numbers.
-
-    Seeds of a population have neither running statistics nor their own generators.
-    """
-    layers = f"{' and '.join(map(repr, hidden.names))} and {hidden.reader_name!r}"
-    between = f"no units can be added between {layers} in a population"
-    for layer, steps in zip(hidden.layers, hidden.steps, strict=True):
-        steps = [*steps, *hidden.after]
-        norm = next((step for step in steps if is_plain_norm(step.module)), None)
-        if norm is not None:
-            raise SlotError(f"{between}: {norm.name!r} ({type(norm.module).__name__}) keeps running statistics")
-        chain = nn.Sequential(layer, *(step.module for step in steps))
-        if draws_in_training(chain, next(layer.parameters()).new_zeros(2, *hidden.input_shape)):
-            raise SlotError(f"{between}: what lies there draws random numbers in training, as dropout does")
 
 
 def can_vmap(host: nn.Module, example_input: Tensor) -> bool:

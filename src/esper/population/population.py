@@ -19,7 +19,6 @@ from esper.engine.budget import Budget, Charge, Cost, Costs, affordable_blueprin
 from esper.engine.gradients import GradientHealthSettings
 from esper.errors import ConfigError, SlotError
 from esper.growth.blueprints.registry import Blueprint, Context, get
-from esper.growth.hidden import fit_site, measure_site
 from esper.growth.seed import blend_blueprint, count_blend_parameters, require_blends
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
@@ -89,15 +88,14 @@ class NetworkSpecs:
         """Number of parameters before any growth, ``[E]``."""
         # Networks with equal widths at a slot share a site.
         self.sites_by_sizes: list[dict[tuple[int, ...], Site]] = [{} for _ in sites]
-        """The distinct sites of the networks at each slot, by the sizes that `measure_site` returns."""
+        """The distinct sites of the networks at each slot, by their `Site.sizes`."""
         self.site_places: Ints = np.zeros(self.widths.shape, np.int64)
         """Index of each network's site among these, ``[E, S]``."""
         for slot, (widest, found) in enumerate(zip(sites, self.sites_by_sizes, strict=True)):
             for row, network in enumerate(networks):
-                sizes = measure_site(widest, network.host, network.widths[slot])
-                if sizes not in found:
-                    found[sizes] = fit_site(widest, network.host, network.widths[slot])
-                self.site_places[row, slot] = list(found).index(sizes)
+                site = widest.fit(network.host, network.widths[slot])
+                found.setdefault(site.sizes, site)
+                self.site_places[row, slot] = list(found).index(site.sizes)
         self.costs, self.compatible = self._price_seeds()
         """What seeds would cost, and whether a blueprint supports a slot, ``[E, S, K]``."""
 
@@ -152,7 +150,7 @@ class PopulationConfig:
     template: nn.Module
     """The host at full width; only its architecture matters."""
     slots: tuple[str | tuple[str, ...], ...]
-    """Submodules that get a slot, first to last; a tuple names layers between which hidden units may grow, as in
+    """Submodules that get a slot, first to last; a tuple names modules between which hidden units may grow, as in
     `Suite.sites`."""
     blueprints: tuple[str, ...]
     """Registry names of the available blueprints; a blueprint's index in actions and tables is its index here."""
@@ -401,10 +399,13 @@ def _require_slots_for(kinds: Sequence[type[Blueprint]], slots: Sequence[str | t
     units = next((kind.name for kind in kinds if kind.context is Context.HIDDEN), None)
     if pair is not None and units is None:
         raise SlotError(
-            f"no hidden units are on offer between the layers {pair}: offer 'units_8', or name the last alone"
+            f"no hidden units are on offer between the modules {pair}: offer 'units_8', or name the last alone"
         )
     if pair is None and units is not None:
-        raise SlotError(f"{units!r} grows between layers, and no site names any: name them, as in ('fc1', 'fc2')")
+        raise SlotError(
+            f"{units!r} grows between two layers, and no site names such: name them and the modules between, as in "
+            "('fc1', 'act', 'fc2')"
+        )
 
 
 def _count_births(germinations: Ints, changes: Transitions) -> Ints:

@@ -61,7 +61,7 @@ class PromiseMeter:
         self._population = population
         self._newborns: dict[tuple[int, int], _Newborns] = {}
         self._sites: dict[int, dict[tuple[int, ...], Site]] = {}
-        """For each slot, all current and past sites of networks there, by `measure_site`."""
+        """For each slot, all current and past sites of networks there, by their `Site.sizes`."""
 
     def measure(self, batch: Batch, due: Bools) -> Deferred[Promises]:
         """Measure the promises in the slots ``due``, bool ``[E, S]``, on examples ``[E, N, ...]``."""
@@ -179,8 +179,7 @@ class _Record(NamedTuple):
     features: Tensor
     """``[E, N, ...]``."""
     source: Tensor | None
-    """The input of the layers that compute the hidden units before the slot, ``[E, N, ...]``; None without such layers.
-    """
+    """Input of the layer that computes the hidden units before the slot, ``[E, N, ...]``; None without such a layer."""
     gradients: Tensor
     """The loss's gradients with respect to the features, ``[E, N, ...]``."""
 

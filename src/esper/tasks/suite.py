@@ -82,8 +82,8 @@ class Suite(ABC):
     sites: tuple[str | tuple[str, ...], ...]
     """Names of the host's submodules that get a growth slot, first to last.
 
-    A tuple of names, such as ``("layer0.0", "layer1.0")``, is a slot after the last of these layers where hidden units
-    may grow, too: the other layers compute these units, and the last layer takes them as input.
+    A tuple of names, such as ``("layer0.0", "layer0.1", "layer1.0")``, is a slot after the last of these modules where
+    hidden units may grow, too: the first layer computes them, and the last layer takes them as input.
     """
     blueprints: tuple[str, ...]
     """Registry names of the available blueprints."""

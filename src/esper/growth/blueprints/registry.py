@@ -49,7 +49,7 @@ class Context(StrEnum):
     CALL = "call"
     """All arguments of that layer, as a `LayerCall`."""
     HIDDEN = "hidden"
-    """The first argument of the layers that compute the hidden units which that layer takes as input."""
+    """The first argument of the layer that computes the hidden units which that layer takes as input."""
 
 
 class LayerCall(NamedTuple):
