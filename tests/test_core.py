@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli import COMMANDS, LIBRARIES
+from esper.cli import COMMANDS
 from esper.errors import ConfigError
+from esper.extras import TRAIN
 from esper.grower import controllers
 
 WITHOUT_THE_EXTRA = f"""
 import sys
 
-for name in {LIBRARIES!r}:
+for name in {TRAIN!r}:
     sys.modules[name] = None
 """
 
@@ -69,7 +70,7 @@ esper.save(model, "saved.safetensors")
 again = esper.load("saved.safetensors", make_host(), example_input=x[:2])
 plain = model.finalize()
 assert torch.equal(again.eval()(x), model.eval()(x)) and torch.allclose(plain.eval()(x), model(x), atol=1e-5)
-esper.export(plain, x[:2], "pt2", "grown.pt2")
+esper.export(plain, "grown.pt2", x[:2])
 print(torch.export.load("grown.pt2").module()(x[:7]).shape)
 
 blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)))
@@ -118,12 +119,19 @@ def test_help_and_version_need_no_extra(tmp_path: Path) -> None:
 
 
 @pytest.mark.landing
-def test_the_environment_without_its_extra_is_one_sentence(tmp_path: Path) -> None:
-    result = run("import esper.rl", tmp_path)
-    assert re.search(r"esper\.errors\.ConfigError: esper\.rl needs gymnasium: pip install .*\[train\]'", result.stderr)
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("import esper.rl", r"esper\.rl needs gymnasium"),
+        ("import esper; esper.train_controller", r"esper\.train_controller needs gymnasium, .*, yaml"),
+    ],
+    ids=["environment", "training"],
+)
+def test_training_without_its_extra_is_one_sentence(code: str, sentence: str, tmp_path: Path) -> None:
+    assert re.search(rf"esper\.errors\.ConfigError: {sentence}: pip install .*\[train\]'", run(code, tmp_path).stderr)
 
 
 def test_the_extra_has_what_commands_ask_for() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     names = {re.match(r"[\w-]+", line)[0] for line in project["optional-dependencies"]["train"]}
-    assert names == {{"sklearn": "scikit-learn", "yaml": "pyyaml"}.get(name, name) for name in LIBRARIES}
+    assert names == {{"sklearn": "scikit-learn", "yaml": "pyyaml"}.get(name, name) for name in TRAIN}

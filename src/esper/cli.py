@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 from esper import __version__
 from esper.errors import ConfigError, EsperError, did_you_mean
-from esper.extras import require_extra
+from esper.extras import TRAIN, require_extra
 from esper.signals import raise_terminated
 from esper.tasks.suite_files import allow_files
 
 EXIT_OK = 0
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-LIBRARIES = ("gymnasium", "jinja2", "markupsafe", "matplotlib", "packaging", "rich", "scipy", "sklearn", "tyro", "yaml")
-"""What the extra `train` installs, which all commands need."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
     for command in commands:
         name = command.name.split()
         if arguments[: len(name)] == name:
-            require_extra("train", f"`esper {command.name}`", *LIBRARIES)
+            require_extra("train", f"`esper {command.name}`", *TRAIN)
             from esper.commands.options import run_command  # noqa: PLC0415 (needs the extra)
 
             allow_files(arguments)

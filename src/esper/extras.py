@@ -10,6 +10,8 @@ from urllib.parse import unquote, urlsplit
 from esper.errors import ConfigError, EsperError
 
 DISTRIBUTION = "esper-growth"
+TRAIN = ("gymnasium", "jinja2", "markupsafe", "matplotlib", "packaging", "rich", "scipy", "sklearn", "tyro", "yaml")
+"""The modules that the extra `train` installs, which all commands and `esper.train_controller` need."""
 
 
 def require_extra(extra: str, what: str, *modules: str, error: type[EsperError] = ConfigError) -> None:

@@ -162,6 +162,11 @@ class _OwnershipCheck:
         if dtype != self._dtype:  # the model was converted: loading converts the moments
             optimizer.load_state_dict(optimizer.state_dict())
             self._dtype = dtype
+        if isinstance(optimizer, torch.optim.Adagrad):
+            # That of torch 2.9 makes the state of parameters in its constructor, and fails for those added later.
+            late = [one for group in optimizer.param_groups for one in group["params"] if one not in optimizer.state]
+            if late:
+                optimizer.state.update(torch.optim.Adagrad(late, **optimizer.defaults).state)
         if not self.due:
             return
         self.due = False
