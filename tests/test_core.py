@@ -123,7 +123,7 @@ def test_help_and_version_need_no_extra(tmp_path: Path) -> None:
     ("code", "sentence"),
     [
         ("import esper.rl", r"esper\.rl needs gymnasium"),
-        ("import esper; esper.train_controller", r"esper\.train_controller needs gymnasium, .*, yaml"),
+        ("import esper; esper.train_controller", r"esper\.train needs gymnasium, .*, yaml"),
     ],
     ids=["environment", "training"],
 )

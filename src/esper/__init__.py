@@ -18,8 +18,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from esper.extras import TRAIN, require_extra
-
 if TYPE_CHECKING:
     from esper.api import (
         Constrained,
@@ -82,8 +80,6 @@ def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that `esper --help` need not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'esper' has no attribute {name!r}")
-    if name in _TRAINING:
-        require_extra("train", f"esper.{name}", *TRAIN)
     return vars(import_module(_TRAINING.get(name, "esper.api")))[name]
 
 

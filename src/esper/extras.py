@@ -11,7 +11,7 @@ from esper.errors import ConfigError, EsperError
 
 DISTRIBUTION = "esper-growth"
 TRAIN = ("gymnasium", "jinja2", "markupsafe", "matplotlib", "packaging", "rich", "scipy", "sklearn", "tyro", "yaml")
-"""The modules that the extra `train` installs, which all commands and `esper.train_controller` need."""
+"""The modules that the extra `train` installs, which all commands and `esper.train` need."""
 
 
 def require_extra(extra: str, what: str, *modules: str, error: type[EsperError] = ConfigError) -> None:
