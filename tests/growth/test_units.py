@@ -240,23 +240,23 @@ def test_other_modules_may_grow_in_the_same_slot() -> None:
         model.slots["2"].prune()
 
 
-@pytest.mark.parametrize(
-    "place", [("0", "mlp"), ("1", "norm"), ("0", "input_skip"), ("0", "block_copy"), ("0", "lora_2")]
-)
-def test_what_else_grew_on_the_former_units_is_merged_or_refused(place: tuple[str, str]) -> None:
-    name, blueprint = place
-    net = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
-    model = esper.attach(net, {("0", "1", "2"): ["units_4"], name: [blueprint]}, random(4, 5)).eval()
+@pytest.mark.parametrize("offer", [["mlp"], ["lora_2", "norm"], ["block_copy"], "auto"], ids=str)
+@pytest.mark.parametrize("name", ["0", "1"])
+def test_what_cannot_be_merged_with_units_is_refused_where_they_grow(name: str, offer: list[str] | str) -> None:
+    net = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))
+    with pytest.raises(SlotError, match=rf"units may grow at '{name}', where finalize can merge no more than lora_K"):
+        esper.attach(net, {("0", "1", "2"): ["units_4"], name: offer}, random(4, 5))
+
+
+def test_an_update_of_the_layer_that_makes_units_is_merged_with_them() -> None:
+    net = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))
+    model = esper.attach(net, {("0", "1", "2"): ["units_4"], "0": ["lora_2"]}, random(4, 5)).eval()
     for slot in model.slots.values():
         seed = slot.germinate(slot.blueprints[0], generator(1), alpha=0.5)
         for parameter in seed.parameters():
             nn.init.normal_(parameter, std=0.3)
         slot.fossilize()
-    if blueprint == "lora_2":
-        torch.testing.assert_close(model.finalize()(random(3, 5)), model(random(3, 5)))
-        return
-    with pytest.raises(ExportError, match="what grew between their layers, depends on"):
-        model.finalize()
+    torch.testing.assert_close(model.finalize()(random(3, 5)), model(random(3, 5)))
 
 
 def test_a_wider_model_grows_again() -> None:

@@ -160,6 +160,12 @@ def attach(
             if name in blueprints_by_name:
                 raise SlotError(f"{place!r} matches submodule {name!r}, which already has a slot")
             blueprints_by_name[name] = offer
+    for name in dict.fromkeys(name for chain in chains for name in chain[:-1] if name in blueprints_by_name):
+        offer = blueprints_by_name[name]
+        if offer is None or any(get(kind).context not in (Context.LAYER, Context.HIDDEN) for kind in offer):
+            raise SlotError(
+                f"units may grow at {name!r}, where finalize can merge no more than lora_K: offer only that"
+            )
     return GrowingModel(
         model, blueprints_by_name, example_input, causal=causal, chains=chains, frozen=frozen, matches=matches
     )
