@@ -17,7 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
+import esper
 from esper.cli import COMMANDS, Command, main
 from esper.config.loading import load_settings
 from esper.errors import ConfigError
@@ -166,3 +168,24 @@ def test_the_architecture_page_names_files_and_functions_that_exist():
         for name in re.findall(r"`(\w+)(?:\.(\w+))?`", words):
             if name[0] not in {"E", "lint", "Population"} and name != ("run", "db"):
                 assert all(re.search(rf"(def|class) {part}\b", code) for part in name if part), (path, name)
+
+
+# What a paper cites is the version that is there.
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((Path(__file__).parents[1] / "CITATION.cff").read_text())
+    assert citation["version"] == esper.__version__
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
+
+
+def test_the_bibtex_of_the_page_for_papers_is_the_citation() -> None:
+    root = Path(__file__).parents[1]
+    citation = yaml.safe_load((root / "CITATION.cff").read_text())
+    fields = dict(re.findall(r"^  (\w+) += \{+([^{}]*)\}+", (root / "docs/how-to/paper.md").read_text(), re.MULTILINE))
+    assert fields == {
+        "title": citation["title"],
+        "author": citation["authors"][0]["name"],
+        "version": esper.__version__,
+        "license": citation["license"],
+    }

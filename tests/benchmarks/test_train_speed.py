@@ -15,8 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import train_speed
 from benchmarks.train_speed import PARTS, REST, ProfiledEvent, count_operations, measure_shares, measure_training
-from train.runs import TINY, tiny
-from train.short_suite import short_suite
+from train.runs import TINY, short_suite, tiny
 
 pytestmark = pytest.mark.landing
 

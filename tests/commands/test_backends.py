@@ -15,7 +15,7 @@ import pytest
 from esper.cli import main
 from esper.extras import find_install_command
 from esper.runs.run_directory import RunDirectory
-from train.launching import ENVIRONMENT, assert_same_end
+from train.runs import ENVIRONMENT, assert_same_end
 
 pytestmark = pytest.mark.landing
 

@@ -10,8 +10,7 @@ import pytest
 
 from esper.cli import COMMANDS, main
 from esper.dash.reporter import ProgressReporter
-from train.runs import TINY
-from train.short_suite import short_suite
+from train.runs import TINY, short_suite
 
 pytestmark = pytest.mark.landing
 

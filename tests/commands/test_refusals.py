@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import shlex
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from esper.cli import main
+from esper.cli import COMMANDS, Command, main
 from esper.commands.dash import command
+from esper.commands.options import find_interval
 from esper.dash import app
-from esper.runs.run_directory import RunDirectory
+from esper.runs.run_directory import RUN_ADVICE, RunDirectory
+from esper.train.workers import Backend
+from grower.training_loop import Loop
+from train.runs import TINY, short_suite
 
 Capture = pytest.CaptureFixture[str]
 
@@ -69,3 +79,176 @@ def test_a_folder_that_is_not_there_yet_is_named(
     assert (
         capsys.readouterr().out == f"folder {tmp_path / 'nope'} does not exist yet: its runs will appear once it does\n"
     )
+
+
+# Help of all commands: no empty defaults.
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_no_default_is_empty_or_none(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.name.split(), "--help"])
+    printed = capsys.readouterr().out
+    assert "options" in printed
+    assert not re.search(r"\(default:\s*(None)?\s*\)", printed)
+
+
+# A number that no command can do is refused by every command that takes one, before it does anything.
+
+
+def mentions_integers(hint: Any) -> bool:
+    return hint is int or any(map(mentions_integers, get_args(hint)))
+
+
+def list_integers() -> list[tuple[str, str]]:
+    """Commands and their options that are integers."""
+    options: list[tuple[str, str]] = []
+    for entry in COMMANDS:
+        target = entry.load()
+        hints = get_type_hints(target, include_extras=True)
+        names = [name for name in inspect.signature(target).parameters if mentions_integers(hints[name])]
+        options += [(entry.name, name) for name in names]
+        if "computing" in hints:
+            options += [(entry.name, name) for name, hint in get_type_hints(Backend).items() if mentions_integers(hint)]
+    return options
+
+
+NEEDED = {"sweep": ["space.py:suggest"], "compare": ["a.yaml", "b.yaml"]}
+"""Arguments that a command cannot do without."""
+
+
+@pytest.mark.parametrize("number", [10**9, -(10**9)])
+@pytest.mark.parametrize(("command", "option"), list_integers())
+def test_an_integer_out_of_bounds_is_refused_at_once(
+    command: str,
+    option: str,
+    number: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    number = number * 10 if option == "seed" else number
+    assert main([*command.split(), *NEEDED.get(command, []), f"--{option}", str(number)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: --{option} {number}: give ")
+    assert not captured.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_options_are_found() -> None:
+    found = list_integers()
+    assert {("evaluate", "instances"), ("compare", "seeds"), ("sweep", "trials"), ("train", "workers")} <= set(found)
+
+
+def test_an_interval_is_found_in_the_hint_of_an_option_that_may_be_left_out() -> None:
+    (train,) = (command for command in COMMANDS if command.name == "train")
+    assert isinstance(train, Command)
+    assert find_interval(get_type_hints(train.load(), include_extras=True)["seed"]).ge == 0
+
+
+# Every command takes every kind of run, or refuses it with hints that name commands which take that kind.
+
+
+TRAIN = [word for override in (*TINY, "iterations=1") for word in ("--set", override)]
+TAKEN = "TAKEN"
+"""Stands for the run."""
+FAILING = {
+    "evaluate": ["evaluate", TAKEN, "--instances", "2", "--transfer", "0"],
+    "report": ["report", TAKEN],
+    "report of several": ["report", TAKEN, TAKEN, "--out", "report"],
+    "runs": ["runs", "."],
+    "compare": ["compare", TAKEN, TAKEN],
+    "train into it": ["train", "--run-dir", TAKEN, *TRAIN],
+    "train resumes it": ["train", "--resume", TAKEN],
+}
+BRIEFLY = {"evaluate": ["--instances", "2", "--transfer", "0"]}
+"""What a hint leaves to its reader."""
+GOOD_FOR = {
+    "train": {"evaluate", "train resumes it"},
+    "own": set[str](),
+}
+"""Which commands besides readers of any run take which."""
+FOR_ALL = {"report", "runs"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_suite() -> Iterator[None]:
+    with short_suite():
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One of each kind."""
+    folder = tmp_path_factory.mktemp("kinds of runs")
+    assert main(["train", "--run-dir", str(folder / "train"), *TRAIN]) == 0
+    loop = Loop("none", run=folder / "own")
+    loop.epoch()
+    loop.grower.close()
+    return {name: folder / name for name in GOOD_FOR}
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize("words", FAILING.values(), ids=FAILING)
+@pytest.mark.parametrize("kind", GOOD_FOR)
+def test_it_is_taken_or_refused_with_hints_that_hold(
+    kind: str,
+    words: list[str],
+    runs: dict[str, Path],
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(runs[kind], tmp_path / "the run")
+    name = next(name for name, one in FAILING.items() if one is words)
+    code = main([str(run) if word == TAKEN else word for word in words])
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert (code == 0) == (name in GOOD_FOR[kind] | FOR_ALL), told
+    for hint in hints(told, run) if code else ():
+        assert main(hint) == 0, (told, capsys.readouterr().err)
+
+
+def hints(told: str, run: Path) -> list[list[str]]:
+    """The commands in backticks that are about the run, as a reader would call them."""
+    called = [shlex.split(text)[1:] for text in re.findall(r"`(esper [^`]*)`", told)]
+    assert all(str(run) in hint for hint in called if len(hint) > 1), told
+    return [hint if "--resume" in hint else [*hint, *BRIEFLY.get(hint[0], [])] for hint in called if str(run) in hint]
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize("words", FAILING.values(), ids=FAILING)
+def test_where_there_is_no_run_the_kinds_are_named_that_the_command_takes(
+    words: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+):
+    name = next(name for name, one in FAILING.items() if one is words)
+    if TAKEN not in words or name.endswith("into it") or name == "compare":
+        return
+    monkeypatch.chdir(tmp_path)
+    assert main(["nowhere" if word == TAKEN else word for word in words]) == 2
+    told = capsys.readouterr().err
+    assert "`esper train`" in told
+    assert (RUN_ADVICE in told) == (name in FOR_ALL)
+
+
+# A seed that no source of randomness takes is refused by every command that takes one, before it does anything.
+
+
+SEEDED = [one.name for one in COMMANDS if "seed" in inspect.signature(one.load()).parameters]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31])
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_seed_that_cannot_be_is_refused(name: str, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*name.split(), *NEEDED.get(name, []), "--seed", str(seed)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "seed" in error
+    assert str(seed) in error
+
+
+def test_commands_with_seeds_are_found() -> None:
+    assert {"train", "sweep", "bench suite"} <= set(SEEDED)

@@ -22,8 +22,7 @@ from esper.runs.store import RunStore
 from esper.serialization.checkpoints import Checkpoints
 from esper.train.iteration import Iteration
 from esper.train.trainer import Trainer
-from train.runs import TINY
-from train.short_suite import short_suite
+from train.runs import TINY, short_suite
 
 pytestmark = pytest.mark.landing
 

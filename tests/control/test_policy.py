@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
 from control.synthetic import SMALL, SPEC, generator, masks, observations, policy, uniforms
 from esper.control.policy import OpPrior, Policy, PolicySettings, PolicyStep
-from esper.control.policy.heads import compute_normalised_entropy, find_legal_choices
-from esper.engine.observation import MaskTensors, Observation
+from esper.control.policy.heads import (
+    compute_normalised_entropy,
+    find_legal_choices,
+    gather_log_probs,
+    masked_log_softmax,
+    mix_with_uniform,
+    sample_choices,
+)
+from esper.control.policy.layers import OBSERVATION_BOUND, WINDOW, ObservationNormaliser, RunningMoments
+from esper.control.policy.network import ValueHead
+from esper.engine.observation import MaskTensors, Observation, make_mask_tensors
+from esper.errors import IllegalActionError
 from esper.lifecycle.actions import RELEVANT, Blend, Head, Op, PerHead
-from esper.lifecycle.rules import Rules
+from esper.lifecycle.legality import legal_actions
+from esper.lifecycle.rules import Isolation, Rules
+from esper.lifecycle.stages import Stage
+from esper.lifecycle.table import Evidence, SeedTable
+from esper.lifecycle.transitions import step as take_step
 from open_rules import open_rules
 
 STEPS, ENVIRONMENTS = 6, 5
@@ -371,3 +391,291 @@ def test_a_prior_of_one_operation_changes_its_first_logit_alone(op: Op) -> None:
     difference = first(OpPrior(**{op.name.lower(): 7.0})) - first(OpPrior())
     assert difference.nonzero().flatten().tolist() == [op]
     assert first(OpPrior(**{op.name.lower(): 7.0}))[op] == 7.0
+
+
+# Masked distributions: nothing illegal is drawn, and nothing illegal learns.
+
+
+DRAWS = 100_000
+
+
+def test_no_illegal_choice_in_many_draws_even_at_extreme_logits_and_uniforms() -> None:
+    random = generator(1)
+    logits = torch.randn(DRAWS, 6, generator=random) * 30
+    legal = torch.rand(DRAWS, 6, generator=random) < 0.4
+    legal[torch.arange(DRAWS), torch.randint(6, (DRAWS,), generator=random)] = True
+    uniforms = torch.rand(DRAWS, generator=random)
+    uniforms[: DRAWS // 4] = 0.0
+    uniforms[DRAWS // 4 : DRAWS // 2] = 1.0
+
+    choices = sample_choices(masked_log_softmax(logits, legal), legal, uniforms)
+
+    assert legal.gather(1, choices[:, None]).all()
+
+
+def test_without_a_mask_the_same_draws_do_hit_illegal_choices() -> None:
+    legal = torch.tensor([[True, False, True]]).expand(DRAWS, -1)
+    everything = torch.ones_like(legal)
+    uniforms = torch.rand(DRAWS, generator=generator())
+    choices = sample_choices(masked_log_softmax(torch.zeros(DRAWS, 3), everything), everything, uniforms)
+    assert not legal.gather(1, choices[:, None]).all()
+
+
+def test_draws_follow_the_distribution() -> None:
+    legal = torch.tensor([[True, False, True, True]]).expand(DRAWS, -1)
+    logits = torch.tensor([[0.0, 9.0, 1.0, -1.0]]).expand(DRAWS, -1)
+    log_probs = masked_log_softmax(logits, legal)
+    choices = sample_choices(log_probs, legal, torch.rand(DRAWS, generator=generator()))
+    frequencies = torch.bincount(choices, minlength=4) / DRAWS
+    torch.testing.assert_close(frequencies, log_probs[0].exp(), atol=5e-3, rtol=0)
+
+
+@given(st.floats(0, 1), st.integers(1, 15))
+def test_a_draw_inverts_the_cumulated_distribution(uniform: float, pattern: int) -> None:
+    legal = torch.tensor([[bool(pattern >> i & 1) for i in range(4)]])
+    choice = sample_choices(masked_log_softmax(torch.zeros(1, 4), legal), legal, torch.tensor([uniform]))
+    lawful = legal[0].nonzero().flatten().tolist()
+    expected = {lawful[min(int(u * len(lawful)), len(lawful) - 1)] for u in (uniform - 1e-6, uniform, uniform + 1e-6)}
+    assert int(choice) in expected
+
+
+def test_masked_logits_have_zero_probability_and_exactly_zero_gradient() -> None:
+    logits = torch.randn(50, 5, generator=generator(), requires_grad=True)
+    legal = torch.rand(50, 5, generator=generator(1)) < 0.5
+    legal[:, 2] = True
+    log_probs = masked_log_softmax(logits, legal)
+    (log_probs[:, 2].sum() + compute_normalised_entropy(log_probs, legal).sum()).backward()
+
+    assert (log_probs.exp()[~legal] == 0).all()
+    assert logits.grad is not None
+    assert (logits.grad[~legal] == 0).all()
+    assert (logits.grad[legal & (legal.sum(1, keepdim=True) > 1)] != 0).all()
+
+
+def test_a_single_legal_choice_is_certain_and_learns_nothing() -> None:
+    logits = torch.tensor([[3.0, -2.0, 0.5]], requires_grad=True)
+    legal = torch.tensor([[False, True, False]])
+    log_probs = masked_log_softmax(logits, legal)
+    entropy = compute_normalised_entropy(log_probs, legal)
+    (log_probs[0, 1] + entropy.sum()).backward()
+    assert log_probs[0, 1] == 0
+    assert entropy == 0
+    assert logits.grad is not None
+    assert (logits.grad == 0).all()
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_uniform_choice_has_entropy_one_however_many_are_legal(count: int) -> None:
+    legal = torch.arange(6)[None] < count
+    entropy = compute_normalised_entropy(masked_log_softmax(torch.zeros(1, 6), legal), legal)
+    assert entropy.item() == pytest.approx(1.0)
+
+
+def test_entropy_is_in_units_of_the_legal_maximum() -> None:
+    legal = torch.tensor([[True, True, False]])
+    entropy = compute_normalised_entropy(masked_log_softmax(torch.tensor([[math.log(3.0), 0.0, 5.0]]), legal), legal)
+    expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(2)
+    assert entropy.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("head", list(Head)[1:])
+def test_an_irrelevant_head_has_the_single_choice_zero(head: Head) -> None:
+    legality = masks((40,))
+    op = torch.arange(40) % len(Op)
+    slot = torch.arange(40) % 3
+    relevant = torch.from_numpy(RELEVANT)[op]
+    legal = find_legal_choices(legality, head, op, slot, relevant)
+    ignored = legal[~relevant[:, head]]
+    assert (ignored.sum(1) == 1).all()
+    assert ignored[:, 0].all()
+
+
+FLOORS = [0.0, 1e-6, 0.01, 0.1, 0.25, 1 / 3, 0.49]
+
+
+@given(
+    st.sampled_from(FLOORS),
+    st.lists(st.tuples(st.floats(-200, 200, width=32), st.booleans()), min_size=1, max_size=9),
+)
+def test_no_legal_choice_is_below_its_floor_and_no_illegal_one_above_zero(
+    floor: float, choices: list[tuple[float, bool]]
+) -> None:
+    legal = torch.tensor([[allowed for _, allowed in choices]])
+    legal[0, 0] = True
+    count = int(legal.sum())
+    before = masked_log_softmax(torch.tensor([[logit for logit, _ in choices]]), legal)
+    after = mix_with_uniform(before, legal, floor)
+    probabilities, unmixed = after.double().exp(), before.double().exp()
+    least = min(floor, 1 / count)
+    assert after.isfinite().all()
+    assert probabilities[legal].amin() >= least * (1 - 1e-5)
+    assert (probabilities[~legal] == 0).all()
+    assert probabilities.sum().item() == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(probabilities[legal], (1 - count * least) * unmixed[legal] + least, atol=1e-6, rtol=1e-5)
+    if count == 1:
+        assert after[legal].item() == 0
+
+
+def test_a_floor_of_zero_is_no_operation_at_all() -> None:
+    log_probs = torch.randn(50, 5, generator=generator())
+    assert mix_with_uniform(log_probs, torch.ones(50, 5, dtype=torch.bool), 0.0) is log_probs
+
+
+@pytest.mark.parametrize("floor", FLOORS[1:])
+def test_floors_pass_the_gradient_of_the_mixed_distribution_and_none_to_what_is_illegal(floor: float) -> None:
+    """Against automatic differentiation of the plain formula in double precision, with the legal logits alone."""
+    logits = (torch.randn(60, 5, generator=generator()) * 3).requires_grad_()
+    legal = torch.rand(60, 5, generator=generator(1)) < 0.5
+    legal[:, 2] = True
+    log_probs = mix_with_uniform(masked_log_softmax(logits, legal), legal, floor)
+    (log_probs[:, 2].sum() + compute_normalised_entropy(log_probs, legal).sum()).backward()
+    assert logits.grad is not None
+    assert (logits.grad[~legal] == 0).all()
+    assert (logits.grad[legal.sum(1) == 1] == 0).all()
+    for row in range(60):
+        plain = logits[row].detach().double()[legal[row]].requires_grad_()
+        count = len(plain)
+        least = min(floor, 1 / count)
+        mixed = (1 - count * least) * plain.softmax(-1) + least
+        entropy = -(mixed * mixed.log()).sum() / math.log(max(count, 2))
+        place = int(legal[row, :2].sum())
+        (expected,) = torch.autograd.grad(mixed[place].log() + entropy, plain)
+        torch.testing.assert_close(logits.grad[row][legal[row]].double(), expected, atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("floor", [0.02, 0.2, 0.4])
+def test_draws_follow_the_distribution_with_its_floor(floor: float) -> None:
+    legal = torch.tensor([[True, False, True, True]]).expand(DRAWS, -1)
+    logits = torch.tensor([[0.0, 9.0, 30.0, -30.0]]).expand(DRAWS, -1)
+    log_probs = mix_with_uniform(masked_log_softmax(logits, legal), legal, floor)
+    choices = sample_choices(log_probs, legal, torch.rand(DRAWS, generator=generator()))
+    frequencies = torch.bincount(choices, minlength=4) / DRAWS
+    least = min(floor, 1 / 3)
+    torch.testing.assert_close(frequencies, torch.tensor([least, 0.0, 1 - 2 * least, least]), atol=5e-3, rtol=0)
+    torch.testing.assert_close(gather_log_probs(log_probs[:1], torch.tensor([3])).exp(), torch.tensor([least]))
+
+
+# Running statistics: right, floored, windowed, and without effect on predictions.
+
+
+def test_batches_merge_to_the_moments_of_their_union() -> None:
+    data = torch.randn(90, 4, generator=generator()) * torch.tensor([1.0, 10.0, 0.1, 3.0]) + 5
+    moments = RunningMoments(4, floor=1e-6)
+    for batch in data.split([10, 50, 30]):
+        moments.update(batch)
+    torch.testing.assert_close(moments.mean, data.double().mean(0))
+    torch.testing.assert_close(moments.variance, data.double().var(0, correction=0))
+
+
+def test_old_batches_fade_so_that_statistics_follow_a_changed_policy() -> None:
+    moments = RunningMoments(1, floor=1e-6)
+    for _ in range(10 * WINDOW):
+        moments.update(torch.zeros(5, 1))
+    for _ in range(5 * WINDOW):
+        moments.update(torch.ones(5, 1))
+    assert moments.mean.item() > 0.99
+
+
+def test_a_feature_that_hardly_varied_cannot_explode() -> None:
+    normaliser = ObservationNormaliser(SPEC)
+    seen = observations((6,))
+    seen = seen._replace(globals=1 + 1e-4 * seen.globals)
+    normaliser.update(seen)
+    surprising = seen._replace(globals=seen.globals + 100)
+    assert normaliser(surprising).globals.abs().max() == OBSERVATION_BOUND
+
+
+def test_statistics_take_in_parts_of_several_shapes_as_one_batch() -> None:
+    whole, apart = ObservationNormaliser(SPEC), ObservationNormaliser(SPEC)
+    for _ in range(3):
+        seen = observations((30, 4))
+        whole.update(seen)
+        apart.update(*(Observation(*(part[rows] for part in seen)) for rows in (slice(0, 3), slice(3, 30))))
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(apart.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1.0])
+def test_what_never_varied_in_training_is_not_shown(value: float) -> None:
+    normaliser = ObservationNormaliser(SPEC)
+    seen = observations((7, 5))
+    seen.globals[..., 2] = value
+    assert normaliser(seen).globals[..., 2].eq(value).all(), "nothing is known before the first batch"
+    for _ in range(50):
+        normaliser.update(seen)
+    elsewhere = seen._replace(globals=seen.globals + 100)
+    shown = normaliser(elsewhere).globals
+    assert not shown[..., 2].any()
+    assert shown[..., [0, 1, 3]].abs().min() == OBSERVATION_BOUND
+
+
+def test_normalised_observations_are_standard_and_reading_changes_nothing() -> None:
+    normaliser = ObservationNormaliser(SPEC)
+    seen = observations((50, 4))
+    seen = seen._replace(slots=seen.slots * 0.3 + 2)
+    normaliser.update(seen)
+    before = {name: value.clone() for name, value in normaliser.state_dict().items()}
+    slots = normaliser(seen).slots.flatten(0, -2)
+    torch.testing.assert_close(slots.mean(0), torch.zeros(SPEC.slots), atol=1e-4, rtol=0)
+    torch.testing.assert_close(slots.std(0), torch.ones(SPEC.slots), atol=1e-2, rtol=0)
+    assert all(torch.equal(value, before[name]) for name, value in normaliser.state_dict().items())
+
+
+@pytest.mark.parametrize("offset", [0.0, 40.0])
+def test_rescaling_the_value_head_keeps_every_prediction(offset: float) -> None:
+    head = ValueHead(12, 8, generator())
+    memory = torch.randn(20, 12, generator=generator(1))
+    for seed, spread in enumerate((3.0, 0.2, 7.0)):
+        before = head(memory)
+        head.update_scale(torch.randn(30, 4, generator=generator(seed)) * spread + offset)
+        torch.testing.assert_close(head(memory), before, atol=1e-4, rtol=1e-5)
+    assert head.scale.item() == pytest.approx(head.returns.variance.sqrt().item())
+
+
+# The policy plays the real lifecycle and never makes an illegal move.
+
+
+MANY, LONG, SLOTS, BLUEPRINTS = 1000, 50, 3, 4
+
+
+def evidence(random: np.random.Generator) -> Evidence:
+    shape = (MANY, SLOTS)
+    return replace(
+        Evidence.none(*shape),
+        probed=np.ones(shape, np.bool_),
+        gradient_healthy=random.random(shape) < 0.8,
+        contribution=random.normal(size=shape).astype(np.float32),
+        contribution_age=random.integers(0, 4, shape).astype(np.int16),
+    )
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_no_illegal_action_in_fifty_thousand_decisions(isolation: Isolation) -> None:
+    random = np.random.default_rng(0)
+    actor = policy(SMALL.model_copy(update={"head_gain": 1.0}))
+    rules = open_rules(isolation=isolation, cooldown=(1, 1, 1))
+    compatible = random.random((MANY, SLOTS, BLUEPRINTS)) < 0.5
+    table, state, used = SeedTable.dormant(MANY, SLOTS), actor.initial_state(MANY), set[int]()
+    for t in range(LONG):
+        seen, measured = observations((MANY,), SLOTS, BLUEPRINTS, seed=t), evidence(random)
+        legality = make_mask_tensors(legal_actions(table, measured, rules, compatible), torch.device("cpu"))
+        decision = actor.act(seen, legality, state, uniforms((MANY,), seed=t))
+        actions, state = decision.actions.numpy(), decision.state
+        table = take_step(table, measured, actions, rules, compatible).table  # raises if one of them is illegal
+        used.update(actions[:, Head.OP].tolist())
+    possible = set(Op) - ({Op.ADVANCE} if isolation is Isolation.NONE else set())
+    assert used == possible
+    assert (table.stage == Stage.FOSSILIZED).any()
+
+
+def test_a_policy_shown_wrong_masks_does_make_illegal_actions() -> None:
+    actor, rules = policy(), open_rules()
+    empty = SeedTable.dormant(MANY, SLOTS)
+    nothing = Evidence.none(MANY, SLOTS)
+    everywhere = np.ones((MANY, SLOTS, BLUEPRINTS), np.bool_)
+    masks = make_mask_tensors(legal_actions(empty, nothing, rules, everywhere), torch.device("cpu"))
+    wrong = masks._replace(op=torch.ones_like(masks.op))
+    seen = observations((MANY,), SLOTS, BLUEPRINTS)
+    actions = actor.act(seen, wrong, actor.initial_state(MANY), uniforms((MANY,))).actions
+    with pytest.raises(IllegalActionError):
+        take_step(empty, nothing, actions.numpy(), rules, everywhere)

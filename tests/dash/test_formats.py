@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import math
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import esper
+import esper.dash
 from esper.dash import formats
+from esper.dash.formats import MINUS, p_value, score, signed_score
+from esper.errors import plural
 
 
 @pytest.mark.parametrize(
@@ -39,3 +50,83 @@ def test_p_values_are_never_zero(p: float, words: str):
 )
 def test_lists(words: list[str], sentence: str):
     assert formats.join_words(words) == sentence
+
+
+# The dashboard writes numbers as terminal and report do.
+
+
+NODE = shutil.which("node")
+FORMATS = Path(esper.dash.__file__).parent / "static" / "js" / "formats.js"
+VALUES = (0.0, 0.0001, -0.0001, 0.0004, 0.0006, -0.05, 0.21, -0.2, 0.04, 0.5, 1.0)
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node: apt install nodejs")
+def test_numbers_of_a_verdict_are_written_alike(tmp_path: Path) -> None:
+    (tmp_path / "formats.mjs").write_text(FORMATS.read_text())
+    (tmp_path / "written.mjs").write_text(
+        'import { pValue, score, signed } from "./formats.mjs";\n'
+        f"const values = {json.dumps(VALUES)};\n"
+        "const written = values.map((one) => [signed(one), score(one), pValue(Math.abs(one))]);\n"
+        "console.log(JSON.stringify(written));\n"
+    )
+    words = [str(NODE), str(tmp_path / "written.mjs")]
+    written = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert written == [[signed_score(one), score(one), p_value(abs(one))] for one in VALUES]
+    assert MINUS in written[5][0]
+
+
+# Numbers agree with their nouns, wherever a sentence is put together.
+
+
+SOURCE = Path(esper.__file__).parent
+ROOMS = ("commands", "lab", "dash")
+"""Where tables, pages and lines are written."""
+NOUNS = (
+    *("cohort", "decision", "environment", "episode", "event", "example", "figure", "instance", "iteration", "network"),
+    *("parameter", "rollback", "run", "schedule", "seed", "slot", "step", "table", "task", "time", "trial"),
+)
+COUNTED = re.compile(rf"^ (?:(?!on |holds )[a-z][a-z-]* )?(?:{'|'.join(NOUNS)})s\b")
+NO_COUNTS = {
+    "{POOL}": "a constant",
+    "{SMOOTHING}": "a constant",
+    "{speed}": "per second",
+    "{split}": "the name of a split",
+    "{parameters}": "text, as the number may be unknown",
+    "{added}": "text with a sign",
+}
+"""What stands before such a noun without being a count that may be one."""
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (0, "run", "0 runs"),
+        (1, "run", "1 run"),
+        (2, "run", "2 runs"),
+        (1234, "run", "1,234 runs"),
+        (0.6, "run", "1 run"),
+    ],
+)
+def test_a_number_has_its_noun_in_the_plural_unless_it_is_one(number: float, noun: str, text: str) -> None:
+    assert plural(number, noun) == text
+
+
+def test_a_plural_of_another_form_can_be_given() -> None:
+    assert [plural(count, "family", "families") for count in (1, 2)] == ["1 family", "2 families"]
+
+
+def counted(path: Path) -> Iterator[str]:
+    """Where a value of an f-string is followed by a noun in the plural."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            for value, after in zip(node.values, node.values[1:], strict=False):
+                if isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant):
+                    followed = COUNTED.match(str(after.value))
+                    shown = f"{{{ast.unparse(value.value)}}}"
+                    if followed and shown not in NO_COUNTS and "per_second" not in shown:
+                        yield f"{path.relative_to(SOURCE)}:{value.lineno}: {shown}{followed[0]}"
+
+
+def test_no_sentence_counts_without_the_helper() -> None:
+    found = [place for room in ROOMS for path in sorted((SOURCE / room).rglob("*.py")) for place in counted(path)]
+    assert found == []

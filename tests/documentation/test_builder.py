@@ -13,6 +13,9 @@ from docs.builder.checks import find_faults
 from docs.builder.drawings import tabulate_charts
 from docs.builder.notebooks import to_markdown
 from docs.builder.pages import place_of, redirect_links, write_pages
+from docs.write_events import document, event_table, view_table
+from esper.runs.events import event_types
+from esper.runs.views import VIEWS
 
 needs_griffe = pytest.mark.skipif(find_spec("griffe") is None, reason="needs the extra docs")
 
@@ -115,3 +118,71 @@ def test_the_reference_has_every_public_name_and_all_have_docstrings(monkeypatch
         "esper.attach is in no page of docs/reference",
         "esper.control.controller.Actions has no docstring",
     ]
+
+
+# docs/reference/events.md says what the code says.
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "events.md"
+
+
+def test_the_page_is_what_the_code_generates():
+    assert PAGE.read_text() == document(), "write it anew: python docs/write_events.py > docs/reference/events.md"
+
+
+def test_every_event_has_its_fields_types_defaults_and_meanings():
+    table = event_table()
+    for name, event_type in event_types().items():
+        assert f"### `{name}`, version {event_type.version}" in table
+    assert "| `kept` | `tuple[str \\| None, ...]` | Blueprint of the fossil in each slot. |" in table
+    assert "| `blueprint` | `str \\| None` | `None` | The germinated blueprint; in a run of" in table
+    assert "| `choices` | `dict[str, str]` | `{}` |" in table
+
+
+def test_every_view_has_its_columns():
+    lines = view_table().splitlines()
+    assert len(lines) == 2 + len(VIEWS)
+    assert any(line.startswith("| `rewards` | one term of the reward") and "`term`, `value`" in line for line in lines)
+
+
+# The pages of the gallery are what the stored runs say.
+
+
+ROOT = Path(__file__).parents[2]
+LINES = ROOT / "benchmarks" / "results" / "foreign"
+
+
+@pytest.mark.landing
+def test_the_pages_are_what_the_stored_runs_give() -> None:
+    from docs.write_gallery import document  # noqa: PLC0415 - imports all benchmarks of foreign models
+
+    pages = {page.name: page.read_text() for page in (ROOT / "docs" / "gallery").glob("*.md")}
+    assert pages == document(), "write them anew: python docs/write_gallery.py"
+
+
+@pytest.mark.landing
+def test_runs_with_decisions_are_those_of_the_table() -> None:
+    table = {(one["problem"], one["arm"], one["seed"]): one for one in read("reporting.jsonl")}
+    runs = read("gallery.jsonl")
+    assert len(runs) == 5 * len({one["problem"] for one in runs})
+    for one in runs:
+        decisions = one.pop("decisions")
+        assert one == table[one["problem"], one["arm"], one["seed"]]
+        assert len(decisions) == one["tried"]
+        assert sum(line.startswith("kept ") for line in decisions) == one["kept"]
+
+
+@pytest.mark.landing
+def test_what_a_module_is_judged_by_can_be_read() -> None:
+    from docs.write_gallery import parse_tried  # noqa: PLC0415
+    from esper.growth.tried import ModuleJudgement, TriedModule  # noqa: PLC0415
+
+    judgement = ModuleJudgement(-0.5, 0.25, 0.0, 0.0, -0.125, 0.01, 0.01)
+    module = TriedModule("rho.1", "mlp", 612, 3, 11, False, "look", judgement)
+    found = parse_tried(str(module))
+    assert (found.slot, found.blueprint, found.kept) == ("rho.1", "mlp", False)
+    assert (found.contribution, found.loss) == (-0.5, -12.5)
+
+
+def read(name: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (LINES / name).read_text().splitlines()]

@@ -23,7 +23,7 @@ from torchrl.objectives.value import GAE
 import esper.rl
 from esper.engine.observation import GLOBAL_FEATURES, SLOT_FEATURES
 from esper.lifecycle.rules import Rules
-from train.short_suite import ShortSuite, short_suite
+from train.runs import ShortSuite, short_suite
 
 E, STEPS = 3, ShortSuite.steps
 SETTINGS: dict[str, Any] = {"suite": "short", "rules": Rules()}

@@ -13,8 +13,7 @@ from esper.errors import ConfigError
 from esper.lab.experiment import Experiment, Trial, run_experiment
 from esper.train.evaluation import evaluate_controllers
 from esper.train.iteration import Iteration
-from train.runs import TINY, tiny
-from train.short_suite import short_suite
+from train.runs import TINY, short_suite, tiny
 
 pytestmark = pytest.mark.landing
 

@@ -40,8 +40,7 @@ from esper.train.evaluation import (
 )
 from esper.train.results import KeptPair, SeedShapley, SeedValue
 from esper.train.workers import LocalWorkers
-from train.runs import ignore, started, tiny
-from train.short_suite import short_suite
+from train.runs import ignore, short_suite, started, tiny
 
 pytestmark = pytest.mark.landing
 

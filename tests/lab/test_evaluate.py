@@ -22,8 +22,7 @@ from esper.tasks.registry import get_suite
 from esper.train.evaluation import EvaluationConfig, create_baselines, evaluate_controllers, make_evaluation_config
 from esper.train.results import read_evaluation, select_split
 from esper.train.workers import LocalWorkers
-from train.runs import ignore, started, tiny
-from train.short_suite import short_suite
+from train.runs import ignore, short_suite, started, tiny
 
 pytestmark = pytest.mark.landing
 

@@ -13,7 +13,7 @@ from esper.commands.sweep import CAUTION
 from esper.config.loading import load_settings
 from esper.runs.run_directory import RunDirectory
 from esper.train.settings import TrainSettings
-from train.short_suite import short_suite
+from train.runs import short_suite
 
 pytestmark = pytest.mark.landing
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Blend, Curve, Op
-from esper.lifecycle.rules import Isolation, Rules
-from lifecycle.support import RULE_SETS
+from esper.lifecycle.actions import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    TEMPOS,
+    Blend,
+    Curve,
+    Op,
+    make_action,
+    make_wait_actions,
+)
+from esper.lifecycle.legality import legal_actions
+from esper.lifecycle.rules import GATES, Isolation, Reason, Rules, evaluate_gates
+from esper.lifecycle.stages import BLENDED, COOLDOWN, LIVE, OWNING, Stage
+from esper.lifecycle.table import NO_BLUEPRINT, Evidence, SeedTable
+from lifecycle.support import DEFAULT, RULE_SETS, good_evidence, play
 from open_rules import OPEN_RULES, open_rules
 
 
@@ -68,3 +83,154 @@ def test_of_a_kind_without_a_known_choice_all_stay() -> None:
 def test_training_in_isolation_can_always_be_ended() -> None:
     alone = open_rules(isolation=Isolation.SHADOW)
     assert Op.ADVANCE in alone.narrow(Rules()).operations
+
+
+# Tables and evidence as structs of arrays.
+
+
+def grown() -> SeedTable:
+    """Two environments with seeds in different stages."""
+    one = play(SeedTable.dormant(1, 2), DEFAULT, make_action(Op.GERMINATE), make_wait_actions(1)[0]).table
+    return one.rows([0, 0])
+
+
+def test_stages_are_grouped() -> None:
+    assert [stage.name for stage in LIVE] == ["GERMINATED", "TRAINING", "BLENDING", "HOLDING"]
+    assert set(OWNING) - set(LIVE) == {Stage.FOSSILIZED}
+    assert set(BLENDED) < set(OWNING)
+    assert {Stage.DORMANT, *OWNING, *COOLDOWN} == set(Stage)
+
+
+def test_properties_answer_by_stage() -> None:
+    table = SeedTable.dormant(1, len(Stage))
+    table.stage[0] = list(Stage)
+    for property_values, group in ((table.live, LIVE), (table.owning, OWNING), (table.blended, BLENDED)):
+        assert property_values[0].tolist() == [stage in group for stage in Stage]
+
+
+def test_dormant_slots_hold_nothing() -> None:
+    table = SeedTable.dormant(3, 2)
+    assert (table.environments, table.slots) == (3, 2)
+    assert (table.blueprint == NO_BLUEPRINT).all()
+    for field in fields(SeedTable):
+        values = getattr(table, field.name)
+        assert values.shape == (3, 2)
+        if field.name != "blueprint":
+            assert not values.any()
+
+
+@pytest.mark.parametrize("rows", [np.array([1]), np.array([False, True]), slice(1, 2)])
+def test_rows_take_indices_masks_and_slices_and_reset_a_mask(rows: np.ndarray) -> None:
+    table = grown()
+    before = table.copy()
+    reset = table.reset(np.array([False, True]))
+    for field in fields(SeedTable):
+        ours = getattr(table, field.name)
+        assert np.array_equal(getattr(table.rows(rows), field.name), ours[1:])
+        assert np.array_equal(getattr(reset, field.name)[0], ours[0])
+        assert np.array_equal(getattr(reset, field.name)[1:], getattr(SeedTable.dormant(1, 2), field.name))
+        assert np.array_equal(ours, getattr(before, field.name)), "the table itself is left as it is"
+        assert getattr(reset, field.name).dtype == ours.dtype
+
+
+def test_without_evidence_nothing_is_known() -> None:
+    evidence = Evidence.none(2, 3)
+    assert not evidence.probed.any()
+    assert not evidence.gradient_healthy.any()
+    assert np.isnan(evidence.contribution).all()
+    assert evidence.contribution_age.shape == (2, 3)
+
+
+# Each gate lets a seed pass for the right reason.
+
+
+RULES = open_rules(min_training_steps=3, evidence_max_age=2, harm_tolerance=0.5)
+
+
+def slot(stage: Stage, **values: float) -> SeedTable:
+    """One slot in a stage, with some values set."""
+    table = SeedTable.dormant(1, 1)
+    table.stage[:] = stage
+    for name, value in values.items():
+        getattr(table, name)[:] = value
+    return table
+
+
+def seen(**values: float):
+    """Good evidence with some values replaced."""
+    evidence = good_evidence()
+    arrays = {name: np.full((1, 1), value, getattr(evidence, name).dtype) for name, value in values.items()}
+    return replace(evidence, **arrays)
+
+
+@pytest.mark.parametrize(("probed", "reason"), [(True, Reason.PASSED), (False, Reason.NOT_PROBED)])
+def test_g1_requires_a_probe(probed: bool, reason: Reason) -> None:
+    verdicts = evaluate_gates(slot(Stage.GERMINATED), seen(probed=probed), RULES)
+    assert (verdicts.reason[0, 0], verdicts.passed[0, 0]) == (reason, probed)
+
+
+@pytest.mark.parametrize(
+    ("age", "healthy", "reason"),
+    [
+        (3, True, Reason.PASSED),
+        (9, True, Reason.PASSED),
+        (2, True, Reason.TOO_YOUNG),
+        (2, False, Reason.TOO_YOUNG),
+        (3, False, Reason.GRADIENT_UNHEALTHY),
+    ],
+)
+def test_g2_requires_training_and_healthy_gradients(age: int, healthy: bool, reason: Reason) -> None:
+    verdicts = evaluate_gates(slot(Stage.TRAINING, stage_age=age), seen(gradient_healthy=healthy), RULES)
+    assert verdicts.reason[0, 0] == reason
+    assert verdicts.passed[0, 0] == (reason == Reason.PASSED)
+
+
+@pytest.mark.parametrize(("elapsed", "reason"), [(3, Reason.PASSED), (2, Reason.ALPHA_MOVING)])
+def test_g3_requires_alpha_at_its_target(elapsed: int, reason: Reason) -> None:
+    table = slot(Stage.BLENDING, alpha_elapsed=elapsed, alpha_duration=3)
+    assert evaluate_gates(table, good_evidence(), RULES).reason[0, 0] == reason
+
+
+@pytest.mark.parametrize(("elapsed", "legal"), [(3, True), (2, False)])
+def test_a_held_seed_whose_alpha_moves_is_not_fossilized(elapsed: int, legal: bool) -> None:
+    table = slot(Stage.HOLDING, alpha_elapsed=elapsed, alpha_duration=3)
+    masks = legal_actions(table, good_evidence(), RULES, np.ones((1, 1, 1), np.bool_))
+    assert masks.slot[0, Op.FOSSILIZE, 0] == legal
+
+
+@pytest.mark.parametrize(
+    ("contribution", "age", "reason"),
+    [
+        (0.0, 0, Reason.PASSED),
+        (-0.5, 2, Reason.PASSED),
+        (-0.51, 0, Reason.HARMFUL),
+        (1.0, 3, Reason.STALE),
+        (-1.0, 3, Reason.STALE),
+        (np.nan, 0, Reason.NOT_MEASURED),
+        (np.nan, 9, Reason.NOT_MEASURED),
+    ],
+)
+def test_g5_requires_a_fresh_harmless_contribution(contribution: float, age: int, reason: Reason) -> None:
+    verdicts = evaluate_gates(slot(Stage.HOLDING), seen(contribution=contribution, contribution_age=age), RULES)
+    assert verdicts.reason[0, 0] == reason
+    assert verdicts.passed[0, 0] == (reason == Reason.PASSED)
+
+
+def test_gates_say_nothing_of_slots_elsewhere() -> None:
+    for stage in Stage:
+        verdict = evaluate_gates(slot(stage, stage_age=9), good_evidence(), RULES)
+        assert verdict.reason[0, 0] == (Reason.PASSED if stage in GATES else Reason.NO_GATE)
+        assert verdict.passed[0, 0] == (stage in GATES)
+
+
+def test_gate_ahead_is_the_gate_of_the_stage() -> None:
+    """With nothing in order, each stage is stopped by its own gate."""
+    evidence = seen(probed=False, contribution=-1.0)
+    stopped = {
+        Stage.GERMINATED: Reason.NOT_PROBED,
+        Stage.TRAINING: Reason.TOO_YOUNG,
+        Stage.BLENDING: Reason.ALPHA_MOVING,
+        Stage.HOLDING: Reason.HARMFUL,
+    }
+    for stage, reason in stopped.items():
+        assert evaluate_gates(slot(stage, alpha_duration=1), evidence, RULES).reason[0, 0] == reason

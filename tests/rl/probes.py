@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,3 +116,58 @@ def train(student: PPO, probe: Probe, updates: int) -> Iterator[Figures]:
 def score(student: PPO, probe: Probe) -> float:
     """Mean return of greedy play."""
     return float(collect(student.policy, probe, greedy=True).reward.sum(0).mean())
+
+
+# Rollouts of random features and rewards, for tests of what an update does with them.
+
+
+STEPS, ENVIRONMENTS = 5, 12
+
+
+class Noise(Probe):
+    """Random features and rewards on a scale of their own."""
+
+    def reset(self) -> None:
+        pass
+
+    def observe(self, step: int) -> Observation:
+        parts = (torch.randn(part.shape, generator=self.random) * 3 + 1 for part in self.blank())
+        return Observation(*parts)
+
+    def reward(self, step: int, actions: Tensor) -> Tensor:
+        return torch.randn(self.environments, generator=self.random) * 20 + actions[:, 0]
+
+
+def rollouts(student: PPO, count: int, seed: int = 0) -> list[Rollout]:
+    """Rollouts of the policy as it is now."""
+    probe = Noise(STEPS, ENVIRONMENTS, seed)
+    return [collect(student.policy, probe) for _ in range(count)]
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def ending_early(rollout: Rollout) -> Rollout:
+    """The same, but environment i's episode is over after i % T + 1 steps."""
+    ends = torch.arange(rollout.environments) % rollout.steps + 1
+    return rollout._replace(running=torch.arange(rollout.steps).unsqueeze(1) < ends)
+
+
+# PPO with which the tests of learning were calibrated: no groups, and moderate rates.
+
+
+_PLAIN: dict[str, Any] = {
+    "gae_lambda": 0.95,
+    "group": 1,
+    "epochs": 4,
+    "entropy_start": 0.05,
+    "entropy_floor": 0.01,
+    "learning_rate": 1e-3,
+    "final_learning_rate": 2e-4,
+}
+
+
+def plain_ppo(**changes: Any) -> PPOSettings:
+    """Those settings, with changes."""
+    return PPOSettings(**{**_PLAIN, **changes})

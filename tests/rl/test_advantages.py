@@ -19,9 +19,7 @@ from esper.rl.ppo import (
     subtract_group_mean,
 )
 from esper.rl.rollout import Rollout, RolloutBuffer
-from rl.noise import ENVIRONMENTS, STEPS, ending_early, rollouts
-from rl.plain_ppo import plain_ppo
-from rl.probes import SPEC, blank_observation, learner, only_ops
+from rl.probes import ENVIRONMENTS, SPEC, STEPS, blank_observation, ending_early, learner, only_ops, plain_ppo, rollouts
 
 PAID = torch.tensor([[1.0], [0.0], [2.0]])
 VALUES = torch.tensor([[0.5], [0.4], [0.3]])

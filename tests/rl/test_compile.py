@@ -11,9 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from esper.control.policy import Policy
-from rl.noise import rollouts
-from rl.plain_ppo import plain_ppo
-from rl.probes import learner
+from rl.probes import learner, plain_ppo, rollouts
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 

@@ -25,8 +25,7 @@ from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 from reference_population import ReferencePopulation
 from rl.far_away import FAR, FarAway
-from rl.noise import rollouts
-from rl.probes import learner
+from rl.probes import learner, rollouts
 from rl.short import QUICK, ShortSuite, play
 
 READS = 1

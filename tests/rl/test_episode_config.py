@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from esper.control.rules import Uniform
 from esper.engine.budget import Budget
 from esper.engine.config import EpisodeConfig
 from esper.engine.governor import GovernorSettings
@@ -21,6 +22,7 @@ from esper.population.parameters import SeedKind
 from esper.rl.episodes import Episodes, StepResult
 from esper.rl.rewards import RewardSettings
 from esper.tasks.instance import Data, Instance, Part
+from esper.tasks.registry import get_suite
 from open_rules import open_rules
 from rl.short import QUICK, SUITE, ShortSuite, instances, play
 
@@ -385,3 +387,19 @@ def test_rewards_are_paid_on_what_is_known(reward: str) -> None:
     paid = np.sum([result.terms[name] for result in results], axis=0)
     np.testing.assert_allclose(paid, results[-1].reward_inputs.after.contribution["accuracy"].sum(axis=1), atol=1e-9)
     assert np.any([result.terms[name].any() for result in results])
+
+
+# The governor leaves healthy networks alone, whatever a random controller does to them.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "count"), [("tokens", 128), ("digits", 128), ("mnist1d_conv", 24)])
+def test_healthy_networks_are_not_rolled_back(name: str, count: int, count_figure: Callable[[str, int], None]) -> None:
+    suite = get_suite(name)
+    chosen = suite.sample(count, "train", np.random.default_rng(1))
+    running, controller = Episodes(suite, chosen, Rules()), Uniform()
+    state = controller.start([one.seed for one in chosen])
+    while not running.finished.all():
+        actions, state = controller.act(running.observe(), running.legal_actions(), state)
+        assert not running.step(actions).rollbacks
+    count_figure("checks of healthy networks without a false alarm", count * suite.steps)

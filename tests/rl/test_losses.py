@@ -27,9 +27,7 @@ from esper.rl.ppo import (
 )
 from esper.rl.rollout import PPOBatch, select_environments, standardise_advantages
 from esper.rl.settings import PPOSettings
-from rl.noise import ENVIRONMENTS, STEPS, Noise, ending_early, rollouts
-from rl.plain_ppo import plain_ppo
-from rl.probes import collect, learner
+from rl.probes import ENVIRONMENTS, STEPS, Noise, collect, ending_early, learner, plain_ppo, rollouts
 
 T, E = 6, 4
 

@@ -18,9 +18,7 @@ from esper.lifecycle.rules import Rules
 from esper.rl.diagnostics import Anomaly, Figures, find_anomalies
 from esper.rl.ppo import KL_STOP, PPO
 from esper.rl.rollout import select_steps
-from rl.noise import ENVIRONMENTS, STEPS, Noise, rollouts, same
-from rl.plain_ppo import plain_ppo
-from rl.probes import SIZES, SPEC, collect, learner, only_ops
+from rl.probes import ENVIRONMENTS, SIZES, SPEC, STEPS, Noise, collect, learner, only_ops, plain_ppo, rollouts, same
 
 FLOORED = PolicySettings(advice=None, hidden=32, width=16, head_gain=1.0, probability_floor=PerHead.fill(0.1))
 

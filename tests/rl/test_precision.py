@@ -11,9 +11,7 @@ from esper.lifecycle.actions import Head
 from esper.rl.diagnostics import Anomaly, find_anomalies
 from esper.rl.ppo import PPO
 from esper.rl.rollout import standardise_advantages
-from rl.noise import rollouts
-from rl.plain_ppo import plain_ppo
-from rl.probes import learner
+from rl.probes import learner, plain_ppo, rollouts
 
 HALVED = plain_ppo(bf16=True)
 WEIGHTS = torch.full((len(Head),), 0.01)

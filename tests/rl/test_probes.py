@@ -12,8 +12,7 @@ from esper.engine.observation import MaskTensors, Observation
 from esper.lifecycle.actions import Head, Op
 from esper.rl.ppo import PPO
 from esper.rl.rollout import Rollout, RolloutBuffer
-from rl.plain_ppo import plain_ppo
-from rl.probes import Probe, blank_observation, collect, free_masks, learner, only_ops, score, train
+from rl.probes import Probe, blank_observation, collect, free_masks, learner, only_ops, plain_ppo, score, train
 
 pytestmark = pytest.mark.landing
 

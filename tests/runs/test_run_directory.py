@@ -1,11 +1,28 @@
 """A run directory is made once and recognised later."""
 
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import math
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esper.errors import RunError
-from esper.runs.run_directory import RunDirectory
+from esper.runs.events import Event, PPOUpdated, RunStarted, decode_event, encode_event, event_types, register_event
+from esper.runs.run_directory import RunDirectory, is_locked
+from esper.train.workers import LocalWorkers
+from train.runs import launch, train_words
+from train.worker_tasks import holds
 
 
 def test_a_new_directory_is_made_with_its_parents(tmp_path: Path):
@@ -78,3 +95,169 @@ def test_a_run_is_opened(tmp_path: Path):
     made.config.touch()
     made.store.touch()
     assert RunDirectory.open(tmp_path / "run") == made
+
+
+# One process writes to a run, and whoever else tries is told which.
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run")
+
+
+@pytest.mark.landing
+def test_a_second_user_is_told_of_the_first(run: RunDirectory):
+    sentence = rf"run {run.path} is in use by `esper train` \(process {os.getpid()}\): wait until it ends, or stop it"
+    with run.locked("esper train"), pytest.raises(RunError, match=sentence), run.locked("esper evaluate"):
+        pass
+    with run.locked("esper evaluate"):
+        assert run.lock.read_text() == f"`esper evaluate` (process {os.getpid()})"
+
+
+@pytest.mark.landing
+def test_an_error_gives_the_lock_back(run: RunDirectory):
+    with pytest.raises(ZeroDivisionError), run.locked("esper train"):
+        raise ZeroDivisionError
+    with run.locked("esper train"):
+        pass
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (errno.ENOLCK, "cannot lock .*: move the run to a file system that has locks"),
+        (errno.ENOSPC, "cannot write in .*: free some space"),
+    ],
+)
+def test_a_file_system_that_does_not_play_along(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int, sentence: str
+):
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RunError, match=sentence), run.locked("esper train"):
+        pass
+
+
+@pytest.mark.landing
+@pytest.mark.slow
+def test_workers_do_not_hold_the_lock(run: RunDirectory, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with run.locked("esper train"), LocalWorkers(2) as workers:
+        assert workers.map(holds, [str(run.lock)]) == [False]
+    with run.locked("esper train"):
+        pass
+
+
+@pytest.mark.landing
+def test_the_lock_vanishes_with_a_killed_process(tmp_path: Path):
+    path = tmp_path / "run"
+    with launch(train_words(path, "iterations=12")) as process:
+        assert process.stdout is not None
+        assert any("iteration 1" in line for line in process.stdout)  # it is under way
+        in_use = rf"in use by `esper train` \(process {process.pid}\)"
+        with pytest.raises(RunError, match=in_use), RunDirectory.open(path).locked("esper evaluate"):
+            pass
+        process.send_signal(signal.SIGKILL)
+    with RunDirectory.open(path).locked("esper evaluate"):
+        pass
+
+
+@pytest.mark.landing
+def test_whoever_only_looks_at_the_lock_hinders_nobody(run: RunDirectory, monkeypatch: pytest.MonkeyPatch):
+    run.lock.touch()
+    descriptor = os.open(run.lock, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    # It lets go while the other one waits to try again.
+    monkeypatch.setattr(time, "sleep", lambda seconds: os.close(descriptor))
+    with run.locked("esper train"):
+        monkeypatch.undo()
+        assert is_locked(run.lock)
+    assert not is_locked(run.lock)
+    assert not is_locked(run.path / "no such file")
+
+
+@pytest.mark.landing
+def test_lookers_do_not_take_each_other_for_a_holder(run: RunDirectory):
+    run.lock.touch()
+    run.lock.chmod(0o444)
+    descriptor = os.open(run.lock, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # as one who looks now
+    assert not is_locked(run.lock)
+    os.close(descriptor)
+    run.lock.chmod(0o644)
+    with ThreadPoolExecutor(8) as threads:
+        assert not any(threads.map(is_locked, [run.lock] * 1000))
+        with run.locked("esper train"):
+            assert all(threads.map(is_locked, [run.lock] * 1000))
+
+
+# Events survive the trip to JSON and back, and strangers are refused.
+
+
+TYPES = sorted(event_types().values(), key=lambda event_type: event_type.name)
+JSON_VALUES = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text())
+
+
+def values_for(kind: Any) -> st.SearchStrategy[Any]:
+    if kind == dict[str, Any]:
+        return JSON_VALUES
+    return st.from_type(kind)
+
+
+def instances(event_type: type[Event]) -> st.SearchStrategy[Event]:
+    hints = get_type_hints(event_type)
+    names = [field.name for field in dataclasses.fields(event_type)]
+    return st.builds(event_type, **{name: values_for(hints[name]) for name in names})
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize("event_type", TYPES, ids=lambda event_type: event_type.name)
+def test_every_event_survives_the_round_trip(event_type: type[Event]):
+    @given(instances(event_type))
+    def check(event: Event):
+        # Compared as text, because NaN differs from itself.
+        assert repr(decode_event(event.name, event.version, encode_event(event))) == repr(event)
+
+    check()
+
+
+def test_non_finite_numbers_survive():
+    event = PPOUpdated(
+        iteration=3, optimizer_steps=1, stopped_early=True, kl=math.inf, anomalies=("kl",), metrics={"kl": -math.inf}
+    )
+    assert decode_event(event.name, event.version, encode_event(event)) == event
+
+
+def test_an_unknown_event_is_refused():
+    with pytest.raises(RunError, match="'moon_landed' version 1 is unknown"):
+        decode_event("moon_landed", 1, "{}")
+
+
+def test_another_version_is_refused():
+    with pytest.raises(RunError, match="'run_started' version 99 is unknown"):
+        decode_event("run_started", 99, encode_event(RunStarted(iteration=0, platform={"esper": "1.0"}, seed=7)))
+
+
+@pytest.mark.parametrize(
+    "payload", ["", "{}", "[]", '{"iteration": 0, "platform": {"esper": "1"}, "seed": 1, "shoe_size": 43}']
+)
+def test_a_damaged_payload_is_refused(payload: str):
+    with pytest.raises(RunError, match="a stored event 'run_started' is damaged"):
+        decode_event("run_started", 2, payload)
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ValueError, match="registered already"):
+
+        @register_event("run_started")
+        @dataclasses.dataclass(frozen=True, slots=True)
+        class Impostor(Event):
+            pass
+
+
+def test_events_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunStarted(iteration=0, platform={"esper": "1.0"}, seed=7).seed = 8  # type: ignore[misc]

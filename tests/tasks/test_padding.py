@@ -1,11 +1,14 @@
 """A narrow host padded with zeros to the template's shapes is the same host, and stays so while it learns."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from esper.tasks.instance import Instance
+from esper.tasks.layers import Conv1d
 from esper.tasks.suite import Suite
 
 STEPS = 20
@@ -57,3 +60,20 @@ def test_no_host_is_wider_than_the_template(suite: Suite, instances: list[Instan
     for instance in instances:
         for key, parameter in suite.host(instance).named_parameters():
             assert all(size <= limit for size, limit in zip(parameter.shape, limits[key], strict=True))
+
+
+# Layers that compute stacks compute what torch's own do.
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_convolution_equals_torchs_alone_and_in_a_stack(kernel: int, stride: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = Conv1d(3, 4, kernel, stride, generator).double()
+    layer.bias.data.uniform_(generator=generator)
+    signals = torch.randn(2, 5, 3, 10, generator=generator, dtype=torch.float64)
+    expected = F.conv1d(signals.flatten(0, 1), layer.weight, layer.bias, stride, kernel // 2).unflatten(0, (2, 5))
+    torch.testing.assert_close(layer(signals[0]), expected[0])
+    weights = {name: torch.stack([own, -own]) for name, own in layer.named_parameters()}
+    stacked = torch.func.functional_call(layer, weights, (signals,))
+    torch.testing.assert_close(stacked, torch.stack([expected[0], -expected[1]]))

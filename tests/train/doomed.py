@@ -28,7 +28,7 @@ from esper.runs.store import RunStore
 from esper.serialization import checkpoints
 from esper.tasks.registry import register
 from esper.train import collect, results
-from train.short_suite import ShortSuite
+from train.runs import ShortSuite
 
 # At import, so that workers, which import this module too, know the suite.
 register(ShortSuite)

@@ -13,7 +13,7 @@ import pytest
 from esper.rl.rollout import RolloutBuffer
 from esper.train.collect import ShardResult, ShardTask, collect_rollout
 from esper.train.workers import Shared
-from train.short_suite import short_suite
+from train.runs import short_suite
 
 
 class Doomed(NamedTuple):

@@ -28,8 +28,7 @@ from esper.train.evaluation import (
     split_into_cohorts,
 )
 from esper.train.workers import LocalWorkers
-from train.runs import ignore, started, tiny
-from train.short_suite import short_suite
+from train.runs import ignore, short_suite, started, tiny
 
 pytestmark = pytest.mark.landing
 

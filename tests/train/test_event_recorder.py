@@ -35,8 +35,7 @@ from esper.train.event_recorder import EventRecorder, record_interactions
 from esper.train.results import KeptPair, SeedShapley, SeedValue
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
-from train.runs import tiny
-from train.short_suite import short_suite
+from train.runs import short_suite, tiny
 from train.test_rollbacks import WildSuite
 
 # An eager policy, so that seeds come, stay and go within a few steps.

@@ -20,8 +20,7 @@ from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from esper.train.iteration import Iteration
-from train.launching import assert_same_end, launch, resume_words, train_words
-from train.short_suite import short_suite
+from train.runs import assert_same_end, launch, resume_words, short_suite, train_words
 
 pytestmark = pytest.mark.landing
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from gpu import needs_gpu
-from train.runs import at, ignore, resumed, started, tiny
-from train.short_suite import short_suite
+from train.runs import at, ignore, resumed, short_suite, started, tiny
 
 
 @pytest.fixture(autouse=True)

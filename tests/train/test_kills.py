@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from train.launching import Launcher, assert_same_end, launcher, resume_words, train_words
+from train.runs import Launcher, assert_same_end, launcher, resume_words, train_words
 
 pytestmark = pytest.mark.landing
 

@@ -24,8 +24,7 @@ from esper.train.collect import ShardTask, collect_rollout, create_policy
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import Shared
-from train.runs import ignore, resumed, started, tiny
-from train.short_suite import short_suite
+from train.runs import ignore, resumed, short_suite, started, tiny
 
 pytestmark = pytest.mark.landing
 

@@ -11,14 +11,12 @@ import torch
 from esper.lifecycle.actions import make_wait_actions
 from esper.rl.episodes import Episodes
 from esper.rl.rollout import Rollout, concatenate_rollouts
-from esper.tasks.registry import get_suite
+from esper.tasks.registry import get_suite, suite_names
 from esper.train.collect import ShardResult, ShardTask, collect_rollout, create_policy, sample_instances
+from esper.train.evaluation import create_baselines, load_baseline_settings
 from esper.train.settings import TrainSettings
 from esper.train.workers import Shared
-from train.runs import started, tiny
-from train.short_suite import short_suite
-
-pytestmark = pytest.mark.landing
+from train.runs import short_suite, started, tiny
 
 MODES = "reward=[outcome, shaped]"
 
@@ -48,6 +46,7 @@ def alone(settings: TrainSettings, environment: int) -> np.ndarray:
     return np.stack([episodes.step(make_wait_actions(1)).reward[0] for _ in range(episodes.suite.steps)])
 
 
+@pytest.mark.landing
 def test_twins_change_nothing_but_what_is_known_of_them() -> None:
     plain, beside = collected(tiny(MODES)), collected(tiny(MODES, "ppo.no_growth_baseline=true"))
     assert all(torch.equal(a, b) for a, b in zip(tensors(plain.rollout), tensors(beside.rollout), strict=True))
@@ -58,6 +57,7 @@ def test_twins_change_nothing_but_what_is_known_of_them() -> None:
     assert beside.baseline_steps == 2 * get_suite("short").steps
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_twin_earns_what_waiting_pays_on_the_groups_instance(group: int) -> None:
     settings = tiny(MODES, "ppo.no_growth_baseline=true", f"ppo.group={group}", "shards=2")
@@ -69,6 +69,7 @@ def test_a_twin_earns_what_waiting_pays_on_the_groups_instance(group: int) -> No
     assert not torch.equal(rollout.control_variate[:, 0], rollout.control_variate[:, 4])
 
 
+@pytest.mark.landing
 def test_a_run_with_twins_learns_and_counts_their_steps(tmp_path) -> None:
     steps = get_suite("short").steps
     settings = tiny("iterations=1", "ppo.no_growth_baseline=true", "ppo.group=2")
@@ -85,3 +86,23 @@ def test_a_run_with_twins_learns_and_counts_their_steps(tmp_path) -> None:
     assert beside.environment_steps == (8 + 4) * steps
     assert beside.objective == without.objective
     assert not torch.equal(learned["policy.value_head.returns.mean"], other["policy.value_head.returns.mean"])
+
+
+# Every suite has the controllers that a policy is compared with.
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_suite_has_baselines_that_fit_it(name: str) -> None:
+    suite = get_suite(name)
+    settings = load_baseline_settings(suite)
+    places = [*settings.all_at_start, *settings.schedule, *settings.periodic.plantings, *settings.heuristic.preferences]
+    assert all(slot < len(suite.sites) and kind < len(suite.blueprints) for slot, kind in places)
+    assert [controller.name for controller in create_baselines(suite)] == [
+        "none",
+        "random",
+        "all_at_start",
+        "schedule",
+        "periodic",
+        "heuristic",
+        "look",
+    ]

@@ -18,9 +18,7 @@ from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
 from esper.train.iteration import Iteration
-from train.launching import ENVIRONMENT, TINY
-from train.runs import started, tiny
-from train.short_suite import short_suite
+from train.runs import ENVIRONMENT, TINY, short_suite, started, tiny
 
 CODE = """
 import numpy as np

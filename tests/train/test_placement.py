@@ -45,9 +45,7 @@ from esper.train.event_recorder import EventRecorder
 from esper.train.settings import TrainSettings
 from esper.train.workers import Backend, Shared, require_devices
 from rl.far_away import FAR, FarAway
-from train.launching import ENVIRONMENT
-from train.runs import ignore, started, tiny
-from train.short_suite import short_suite
+from train.runs import ENVIRONMENT, ignore, short_suite, started, tiny
 from train.worker_tasks import Placed, find_lent_gpu
 
 pytestmark = pytest.mark.landing

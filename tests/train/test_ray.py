@@ -18,7 +18,6 @@ import torch
 from esper.errors import RunError
 from esper.train.collect import ShardTask, create_policy
 from esper.train.workers import Backend, LocalWorkers, Workers
-from train.launching import ENVIRONMENT
 from train.ray_tasks import (
     Doomed,
     collect_short,
@@ -28,8 +27,7 @@ from train.ray_tasks import (
     shared_sum,
     square_and_die_once,
 )
-from train.runs import tiny
-from train.short_suite import short_suite
+from train.runs import ENVIRONMENT, short_suite, tiny
 from train.test_workers import gone, processes_at_work
 from train.worker_tasks import circumstances, fail_on_two, returned_memory, square
 

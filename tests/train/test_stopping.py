@@ -21,17 +21,20 @@ from esper.serialization import checkpoints
 from esper.serialization.checkpoints import Checkpoints
 from esper.signals import Interrupts, Terminated
 from esper.train import collect
-from train.launching import (
+from train.runs import (
     ENVIRONMENT,
     Launcher,
     assert_same_end,
+    ignore,
     launch,
     launcher,
     resume_words,
+    resumed,
+    short_suite,
+    started,
+    tiny,
     train_words,
 )
-from train.runs import ignore, resumed, started, tiny
-from train.short_suite import short_suite
 
 pytestmark = pytest.mark.landing
 

@@ -36,8 +36,7 @@ from esper.train.evaluation import evaluate_controllers, make_evaluation_config
 from esper.train.settings import TrainSettings
 from esper.train.trainer import Trainer
 from esper.train.workers import LocalWorkers
-from train.runs import at, ignore, resumed, started, tiny
-from train.short_suite import short_suite
+from train.runs import at, ignore, resumed, short_suite, started, tiny
 
 with short_suite():
     # A policy that plants and keeps a module in every slot.

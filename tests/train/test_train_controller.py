@@ -14,9 +14,7 @@ from esper.cli import main
 from esper.errors import ConfigError, EsperError
 from esper.train.iteration import Iteration
 from esper.train.trainer import Trainer
-from train.launching import assert_same_end
-from train.runs import TINY, tiny
-from train.short_suite import short_suite
+from train.runs import TINY, assert_same_end, short_suite, tiny
 
 SMALL = {
     "suite": "short",

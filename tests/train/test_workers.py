@@ -16,7 +16,7 @@ import pytest
 
 from esper.errors import RunError
 from esper.train.workers import LocalWorkers
-from train.launching import ENVIRONMENT
+from train.runs import ENVIRONMENT
 from train.worker_tasks import (
     Placed,
     circumstances,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from train.short_suite import short_suite
+from train.runs import short_suite
 
 
 @pytest.fixture(autouse=True)

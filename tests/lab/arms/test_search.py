@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from esper.control.rules import Schedule
 from esper.engine.budget import Budget
 from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, TaskError
 from esper.growth.blueprints.registry import get
 from esper.lab.analysis import mean_interval
+from esper.lab.arms import FINALISTS, search_sequence
 from esper.lab.evaluate import count_trainings
 from esper.lab.search import (
     BRACKET,
@@ -33,9 +35,7 @@ from esper.tasks.registry import get_suite
 from esper.tasks.suite import Suite
 from esper.train.evaluation import EvaluationConfig
 from esper.train.workers import LocalWorkers
-
-pytestmark = pytest.mark.landing
-
+from lab.arms.planting import TERMS
 
 FAMILIES = ("even", "odd") * 4
 
@@ -51,6 +51,7 @@ def rising(networks: int = 3) -> np.ndarray:
     return np.tile(np.linspace(0, 1, POOL), (networks, 1))
 
 
+@pytest.mark.landing
 def test_random_search_keeps_the_best_of_what_it_can_afford() -> None:
     pool = pool_of(rising())
     for tried in (1, 2, 5, POOL):
@@ -59,12 +60,14 @@ def test_random_search_keeps_the_best_of_what_it_can_afford() -> None:
     assert random_search(pool, np.full(3, 1e9)) == pytest.approx(1.0)
 
 
+@pytest.mark.landing
 def test_what_is_kept_validates_best_and_is_scored_on_test_data() -> None:
     pool = pool_of(rising())
     misled = Pool(-pool.validation, pool.test, pool.flops)
     assert random_search(misled, np.full(3, 1e9)) == pytest.approx(0.0)
 
 
+@pytest.mark.landing
 def test_halving_trains_four_for_a_quarter_two_for_half_and_one_to_the_end() -> None:
     """4 x 2 + 2 x 2 + 1 x 4 decisions of 8: two whole trainings for the best of four."""
     pool = pool_of(rising())
@@ -75,12 +78,14 @@ def test_halving_trains_four_for_a_quarter_two_for_half_and_one_to_the_end() -> 
     assert successive_halving(pool, np.full(3, 15.9)) == pytest.approx(rising()[:, 0]), "no bracket can be afforded"
 
 
+@pytest.mark.landing
 def test_halving_drops_what_begins_badly() -> None:
     pool = pool_of(rising(1))
     pool.validation[:, BRACKET - 1, :3] = -1.0
     assert successive_halving(pool, np.full(1, 16.0)) == pytest.approx(rising(1)[:, BRACKET - 2])
 
 
+@pytest.mark.landing
 def test_b_is_where_the_line_through_the_scores_reaches_the_controller() -> None:
     means = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
     assert find_multiple(means, 0.7) == pytest.approx(4.0)
@@ -89,6 +94,7 @@ def test_b_is_where_the_line_through_the_scores_reaches_the_controller() -> None
     assert find_multiple(means, 0.95) is None
 
 
+@pytest.mark.landing
 def test_a_controller_pays_after_its_cost_over_what_a_network_saves() -> None:
     pool = pool_of(rising(8))
     scores = np.full(8, rising()[0, 3])  # what four trainings reach
@@ -107,6 +113,7 @@ def test_a_controller_pays_after_its_cost_over_what_a_network_saves() -> None:
     assert beyond.break_even == pytest.approx(300 / 15)
 
 
+@pytest.mark.landing
 def test_b_lies_between_where_the_search_is_no_longer_worse_and_where_it_is_as_good() -> None:
     """At each multiple the interval of the difference, on the same instances, is that of every other comparison."""
     rng = np.random.default_rng(3)
@@ -124,6 +131,7 @@ def test_b_lies_between_where_the_search_is_no_longer_worse_and_where_it_is_as_g
     assert low < found.B["random_search"] < high
 
 
+@pytest.mark.landing
 def test_a_pool_is_trained_as_static_networks_are() -> None:
     suite, terms = get_suite("short"), EvaluationConfig("short", Rules())
     instances = suite.sample(2, "heldout", np.random.default_rng(0))
@@ -154,6 +162,7 @@ def count_parameters(network: Fossils, suite: Suite, instance: Instance) -> int:
     return sum(kinds[one.blueprint].parameters_at(sites[one.slot]) for one in network)
 
 
+@pytest.mark.landing
 def test_every_choice_is_drawn_in_every_slot_and_caps_hold() -> None:
     suite, rng = get_suite("tokens"), np.random.default_rng(0)
     instance, prices = suite.sample(1, "heldout", rng)[0], Prices(suite)
@@ -172,6 +181,7 @@ def test_every_choice_is_drawn_in_every_slot_and_caps_hold() -> None:
     assert 0 < max(prices.network(instance, network) - host for network in flops) <= 2000
 
 
+@pytest.mark.landing
 def test_a_controller_beside_searches() -> None:
     with LocalWorkers(1) as workers:
         found = search_beside("look", get_suite("short"), "heldout", 3, 0, workers)
@@ -184,6 +194,7 @@ def test_a_controller_beside_searches() -> None:
         search_beside("look", get_suite("generated:4"), "transfer", 3, 0, workers)
 
 
+@pytest.mark.landing
 def test_a_pool_plays_under_the_controllers_caps_but_ends_by_its_horizon_alone() -> None:
     suite = get_suite("short")
     instances = suite.sample(2, "heldout", np.random.default_rng(0))
@@ -201,6 +212,7 @@ def test_a_pool_plays_under_the_controllers_caps_but_ends_by_its_horizon_alone()
     assert len(set(capped.flops[0].tolist())) == 1
 
 
+@pytest.mark.landing
 def test_halving_of_short_trainings_looks_at_what_was_trained() -> None:
     """With three decisions, a quarter is the first one, and not the last."""
     pool = pool_of(rising(1), decisions=3)
@@ -209,7 +221,45 @@ def test_halving_of_short_trainings_looks_at_what_was_trained() -> None:
     assert successive_halving(pool, np.full(1, 7.0)) == pytest.approx(rising(1)[:, BRACKET - 2])
 
 
+@pytest.mark.landing
 def test_what_controllers_cost() -> None:
     tokens = get_suite("tokens")
     assert count_trainings("none", tokens) == 0
     assert count_trainings("heuristic", tokens) == 203_490 / tokens.steps
+
+
+# The search for a fixed sequence spends a policy's budget, never more, and follows from its seed.
+
+
+@pytest.fixture(autouse=True)
+def _short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.lab.arms.FIRST_ROUND", 3)
+
+
+def searched(environment_steps: int, seed: int = 0) -> tuple[Schedule, int, list[int]]:
+    spent: list[int] = []
+    with LocalWorkers(1) as workers:
+        return *search_sequence(TERMS, environment_steps, seed, workers, spent.append), spent
+
+
+@pytest.mark.parametrize("episodes", [1, 8, 23, 61])
+def test_the_budget_is_spent_but_for_less_than_an_episode_per_finalist(episodes: int) -> None:
+    steps = get_suite("short").steps
+    budget = episodes * steps + 3
+    _, taken, spent = searched(budget)
+    assert len(spent) == (1 if episodes < 24 else 2), "rounds"
+    assert sum(spent) == taken <= budget
+    assert budget - taken < FINALISTS * steps + 3 + 1
+
+
+def test_less_than_an_episode_finds_nothing_to_do() -> None:
+    sequence, taken, spent = searched(get_suite("short").steps - 1)
+    assert (taken, spent, sequence.plantings) == (0, [], ())
+
+
+@pytest.mark.landing
+def test_a_seed_has_a_search_of_its_own() -> None:
+    budget = 30 * get_suite("short").steps
+    first, again, other = (searched(budget, seed)[0] for seed in (1, 1, 2))
+    assert first.plantings == again.plantings
+    assert first.plantings != other.plantings

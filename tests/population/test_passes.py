@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +23,6 @@ from esper.population.shapley import attribute_networks
 from esper.tasks.suite import OptimizerSettings
 from esper.tasks.token_suite import TokenHost
 from open_rules import open_rules
-from population.memory import measure_growth, needs_peaks
 from population.scenes import (
     BATCH,
     VALIDATION,
@@ -35,28 +37,74 @@ from population.scenes import (
 from population.test_kinds_of_hosts import DRAWING, KEEPING, configure
 
 COUNT, DECISIONS = 7, 8
+EXACT = 1e-12
 TOLERANCE = 1e-9
 """Sums of parts are rounded otherwise than the sum of the whole, by some 1e-16, and AdamW amplifies that."""
 CLIPPED = OptimizerSettings(name="adamw", clip_norm=0.5)
 SAME_IN_PARTS = {"weight norm", "group normalisation", "no dropout", "attention"}
 
+PEAK = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from esper.lifecycle.rules import Rules
+from esper.tasks.registry import get_suite
+from esper.train.evaluation import EvaluationConfig
+from esper.lifecycle.actions import Op, make_action
 
-def population(
-    limit: int | None, isolation: Isolation, strategy: Strategy = "stacked", together: int = 3
-) -> Population:
+torch.set_num_threads(1)
+option, limit = sys.argv[1], int(sys.argv[2]) or None
+instances = get_suite("tokens").sample(192, "train", np.random.default_rng(0))
+episodes = EvaluationConfig("tokens", Rules(), **{option: limit}).create_episodes(instances)
+grow = make_action(Op.GERMINATE, slot=0, blueprint=int(episodes.legal_actions().blueprint[0, 0].argmax()))
+actions = np.tile(grow, (len(instances), 1))
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+
+
+def read(name):
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith(name)).split()[1])
+
+
+before = read("VmRSS")
+episodes.step(actions)
+print(read("VmHWM") - before)
+"""
+"""Prints by how many KiB the process's memory grows at the most in a decision, minibatches included."""
+
+
+def measure_growth(option: str, limit: int) -> int:
+    """The growth in KiB with ``option``, such as networks_per_pass, at this limit; 0: without one."""
+    words = [sys.executable, "-c", PEAK, option, str(limit)]
+    return int(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
+
+
+def population(isolation: Isolation, strategy: Strategy = "stacked", **limits: int | None) -> Population:
+    """Under ``networks_per_pass`` or ``examples_per_pass``."""
     rules = open_rules(
         isolation=isolation, cooldown=(1, 1, 1), min_training_steps=1, harm_tolerance=1.0, blends=tuple(Blend)
     )
-    config = replace(plan(rules, CLIPPED, strategy), examples_per_pass=limit, networks_per_pass=together)
-    return Population(config, networks(instances(COUNT)))
+    return Population(replace(plan(rules, CLIPPED, strategy), **limits), networks(instances(COUNT)))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("isolation", list(Isolation))
-@pytest.mark.parametrize("limit", [4, pytest.param(1, marks=pytest.mark.landing)])
-def test_parts_of_minibatches_give_what_whole_ones_give(limit: int, isolation: Isolation, strategy: Strategy) -> None:
+@pytest.mark.parametrize(
+    ("limits", "tolerance"),
+    [
+        ({"networks_per_pass": 1}, EXACT),
+        ({"examples_per_pass": 4, "networks_per_pass": 3}, TOLERANCE),
+        ({"networks_per_pass": 3}, EXACT),
+        pytest.param({"examples_per_pass": 1, "networks_per_pass": 3}, TOLERANCE, marks=pytest.mark.landing),
+    ],
+)
+@pytest.mark.few(2)
+def test_passes_of_parts_give_what_whole_ones_give(
+    limits: dict[str, int], tolerance: float, isolation: Isolation, strategy: Strategy
+) -> None:
     assert BATCH % 4, "the test means to have parts of different sizes"
-    whole, parts = population(None, isolation, strategy), population(limit, isolation, strategy)
+    whole, parts = population(isolation, strategy), population(isolation, strategy, **limits)
     draws = Draws(instances(COUNT))
     resting = np.arange(COUNT) == 4
     for _ in range(DECISIONS):
@@ -69,24 +117,24 @@ def test_parts_of_minibatches_give_what_whole_ones_give(limit: int, isolation: I
             record_evidence(one, report, evaluate(one, held_back))
             reports.append(report)
         for network in range(COUNT):
-            assert_same_state(state_of(parts, network), state_of(whole, network), TOLERANCE)
+            assert_same_state(state_of(parts, network), state_of(whole, network), tolerance)
         for name in ("loss", "accuracy", "host_gradient", "seed_gradient"):
             expected, found = (getattr(report, name) for report in reports)
-            np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+            np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
     assert whole.table.blended.any()
-    assert isolation is Isolation.NONE or len({kind.blend for kind in whole.banks}) > 1
+    assert {kind.blend for kind in whole.banks} == {*Blend}
     due = np.ones(whole.table.stage.shape, np.bool_)
     for measure in (
         lambda one: attribute_networks(one, held_back, np.random.default_rng(0)).values,
         lambda one: evaluate_committed(one, held_back).loss,
         lambda one: PromiseMeter(one).measure(held_back, due).fetch().fitted,
     ):
-        np.testing.assert_allclose(measure(parts), measure(whole), rtol=TOLERANCE, atol=TOLERANCE)
+        np.testing.assert_allclose(measure(parts), measure(whole), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("limit", [None, 1, 4, VALIDATION])
 def test_no_pass_holds_more_examples_than_the_limit(limit: int | None) -> None:
-    held = population(limit, Isolation.NONE)
+    held = population(Isolation.NONE, networks_per_pass=3, examples_per_pass=limit)
     seen: list[int] = []
 
     def look(module: nn.Module, inputs: tuple[Tensor]) -> None:
@@ -123,7 +171,26 @@ def test_hosts_that_would_learn_something_else_are_refused(name: str) -> None:
         Population(config, specs)
 
 
+@pytest.mark.parametrize("limit", [None, 1, 3, COUNT, 2 * COUNT])
+def test_no_pass_holds_more_networks_than_the_limit(limit: int | None) -> None:
+    held = population(Isolation.NONE, networks_per_pass=limit)
+    seen: list[int] = []
+
+    def look(module: nn.Module, inputs: tuple[Tensor]) -> None:
+        if isinstance(module, TokenHost):
+            seen.append(len(inputs[0]))
+
+    draws = Draws(instances(COUNT))
+    with torch.nn.modules.module.register_module_forward_pre_hook(look):
+        train(held, [draws.batch()])
+        evaluate(held, draws.batch(VALIDATION))
+    assert max(seen) == min(limit or COUNT, COUNT)
+
+
 @pytest.mark.landing
-@needs_peaks
-def test_parts_of_minibatches_save_memory() -> None:
-    assert 2 * measure_growth("examples_per_pass", 4) < measure_growth("examples_per_pass", 0)
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are measured as on Linux")
+@pytest.mark.parametrize(
+    ("option", "limit"), [("networks_per_pass", 1), ("networks_per_pass", 8), ("examples_per_pass", 4)]
+)
+def test_parts_save_memory(option: str, limit: int) -> None:
+    assert 2 * measure_growth(option, limit) < measure_growth(option, 0)
