@@ -1,15 +1,13 @@
 """Settings come from file and overrides, and every mistake is one clear sentence."""
 
-import warnings
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from esper.config.loading import dump_settings, format_settings, load_settings
 from esper.config.settings import Settings
@@ -58,21 +56,6 @@ class Train(Settings):
 
 class Task(Settings):
     suite: str
-
-
-class Clipping(Settings):
-    renamed: ClassVar[Mapping[str, str]] = {"epsilon": "clip"}
-
-    clip: float = Field(default=0.2, ge=0)
-    epochs: int = 4
-
-
-class Renamed(Settings):
-    renamed: ClassVar[Mapping[str, str]] = {"random_seed": "seed", "clipping": "ppo"}
-
-    seed: int = 0
-    ppo: Clipping = Clipping()
-    stages: tuple[Clipping, ...] = ()
 
 
 def load(tmp_path: Path, text: str, *overrides: str) -> Train:
@@ -239,95 +222,6 @@ class TestMistakes:
         except ConfigError:
             return
         assert isinstance(settings, Train)
-
-
-FORMER = [
-    ("random_seed: 3", (), Renamed(seed=3), ["`random_seed` is called `seed`"]),
-    ("ppo: {epsilon: .1}", (), Renamed(ppo=Clipping(clip=0.1)), ["`ppo.epsilon` is called `ppo.clip`"]),
-    (
-        "clipping: {epsilon: .1}",
-        (),
-        Renamed(ppo=Clipping(clip=0.1)),
-        ["`clipping` is called `ppo`", "`ppo.epsilon` is called `ppo.clip`"],
-    ),
-    ("stages: [{epsilon: .1}]", (), Renamed(stages=(Clipping(clip=0.1),)), ["`epsilon` is called `clip`"]),
-    ("", ("ppo.epsilon=.1",), Renamed(ppo=Clipping(clip=0.1)), ["`ppo.epsilon` is called `ppo.clip`"]),
-    (
-        "",
-        ("clipping.epsilon=.1",),
-        Renamed(ppo=Clipping(clip=0.1)),
-        ["`clipping` is called `ppo`", "`ppo.epsilon` is called `ppo.clip`"],
-    ),
-    ("ppo: {epochs: 2}", ("ppo={epsilon: .1}",), Renamed(ppo=Clipping(clip=0.1, epochs=2)), ["`ppo.epsilon` is"]),
-    # An override wins over the file, whichever of them has the former name.
-    ("ppo: {epsilon: .3}", ("ppo.clip=.1",), Renamed(ppo=Clipping(clip=0.1)), ["`ppo.epsilon` is called `ppo.clip`"]),
-    ("ppo: {clip: .3}", ("ppo.epsilon=.1",), Renamed(ppo=Clipping(clip=0.1)), ["`ppo.epsilon` is called `ppo.clip`"]),
-    ("clipping: {epochs: 2}", ("ppo.clip=.1",), Renamed(ppo=Clipping(clip=0.1, epochs=2)), ["`clipping` is called"]),
-]
-
-
-class TestFormerKeys:
-    @pytest.mark.parametrize(("text", "overrides", "settings", "messages"), FORMER)
-    def test_a_former_key_works_and_warns_once(
-        self, tmp_path: Path, text: str, overrides: tuple[str, ...], settings: Renamed, messages: list[str]
-    ):
-        path = tmp_path / "config.yaml"
-        path.write_text(text)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            assert load_settings(Renamed, path, overrides) == settings
-        assert all(warning.category is FutureWarning for warning in caught)
-        assert len(caught) == len(messages)
-        for warning, message in zip(caught, messages, strict=True):
-            assert message in str(warning.message)
-
-    def test_it_works_as_a_keyword(self):
-        with pytest.warns(FutureWarning, match="`random_seed` is called `seed` now: rename it"):
-            assert Renamed.model_validate({"random_seed": 3}) == Renamed(seed=3)
-
-    @pytest.mark.parametrize(
-        ("text", "overrides", "sentence"),
-        [
-            (
-                "random_seed: 1\nseed: 2",
-                (),
-                "config.yaml: `random_seed` is the former name of `seed`: give `seed` only",
-            ),
-            (
-                "ppo: {clip: .1, epsilon: .1}",
-                (),
-                "config.yaml: `ppo.epsilon` is the former name of `ppo.clip`: give `ppo.clip` only",
-            ),
-            (
-                "ppo: {clip: .1}",
-                ("ppo={clip: .1, epsilon: .1}",),
-                "--set ppo={clip: .1, epsilon: .1}: `ppo.epsilon` is the former name of `ppo.clip`: "
-                "give `ppo.clip` only",
-            ),
-            (
-                "stages: [{clip: .1, epsilon: .1}]",
-                (),
-                "config.yaml: `stages[0]`: `epsilon` is the former name of `clip`: give `clip` only",
-            ),
-        ],
-    )
-    def test_both_names_at_once_are_refused(self, tmp_path: Path, text: str, overrides: tuple[str, ...], sentence: str):
-        path = tmp_path / "config.yaml"
-        path.write_text(text)
-        with pytest.raises(ConfigError) as caught:
-            load_settings(Renamed, path, overrides)
-        assert str(caught.value).replace(f"{tmp_path}/", "") == sentence
-        with pytest.raises(ValidationError, match="former name of `seed`"):
-            Renamed.model_validate({"random_seed": 1, "seed": 2})
-
-    @pytest.mark.filterwarnings("ignore::FutureWarning")
-    def test_an_error_names_the_present_key_and_its_override(self):
-        with pytest.raises(ConfigError) as caught:
-            load_settings(Renamed, None, ("clipping.epsilon=-1",))
-        assert str(caught.value) == "--set ppo.clip=-1: `ppo.clip` is -1, but must be at least 0"
-
-    def test_a_former_name_is_never_written(self):
-        assert format_settings(Renamed()) == "seed: 0\nppo:\n  clip: 0.2\n  epochs: 4\nstages: []\n"
 
 
 class TestDumping:

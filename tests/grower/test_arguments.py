@@ -88,7 +88,7 @@ def test_every_argument_of_every_method_is_looked_at() -> None:
     methods = {
         name: set(named(method))
         for name, method in inspect.getmembers(Grower, inspect.isfunction)
-        if name != "learn_apart" and (name == "__init__" or not name.startswith("_"))  # test_former_arguments.py
+        if name == "__init__" or not name.startswith("_")
     }
     methods["__init__"] |= GrowerConfig.model_fields.keys()
     assert methods == {name: set(arguments) for name, arguments in FITS.items()}

@@ -1,20 +1,24 @@
-"""The governor of one model, in a loop that its user wrote."""
+"""The snapshot of one model, and the governor that restores it."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.engine.governor import GovernorSettings, Trouble
+from esper.engine.governor import Governor, GovernorSettings, Trouble, Vitals, skill
 from esper.errors import DivergedError
-from esper.grower.governor import ModelSnapshot, Rollback, TrainingGovernor
+from esper.grower.governor import ModelSnapshot, Rollback, describe_rollback, require_rollbacks_left
 from esper.growth.model import GrowingModel
+from esper.lifecycle.transitions import Transitions
 
+EVERYONE, NOBODY = np.ones(1, np.bool_), np.zeros(1, np.bool_)
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
@@ -52,6 +56,47 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, spoil: 
     return loss.item()
 
 
+class ModelGovernor:
+    """A governor of one model without a lifecycle table, as its own network."""
+
+    size = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        settings: GovernorSettings | None = None,
+        classes: int | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> None:
+        self.copies, self.classes = ModelSnapshot(model, optimizer, generators), classes
+        self.governor = Governor(self, settings or GovernorSettings())
+        self.pruned: tuple[str, ...] = ()
+
+    def snapshot(self, rows: np.ndarray) -> None:
+        self.copies.take()
+
+    def restore(self, rows: np.ndarray) -> Transitions:
+        self.pruned = self.copies.restore()
+        return Transitions.none()
+
+    def check(self, loss: float, accuracy: float = math.nan) -> Rollback | None:
+        finite = self.copies.is_finite() and math.isfinite(loss)
+        found = skill(np.array([[accuracy if self.classes else math.nan]]), self.classes or 2)
+        intervention = self.governor.check(Vitals(np.array([loss]), found, np.array([finite])), EVERYONE)
+        if intervention.rows[0] and self.pruned:
+            self.governor.expect_change(EVERYONE, forget_skill=NOBODY)
+        require_rollbacks_left(intervention, self.governor)
+        return describe_rollback(intervention, loss, self.pruned)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"snapshot": self.copies.state_dict(), "governor": self.governor.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.copies.load_state_dict(state["snapshot"])
+        self.governor.load_state_dict(state["governor"])
+
+
 @pytest.fixture(params=OPTIMIZERS)
 def make(request: pytest.FixtureRequest) -> MakeOptimizer:
     return OPTIMIZERS[request.param]
@@ -61,7 +106,7 @@ def test_a_blow_up_is_undone_in_place(make: MakeOptimizer) -> None:
     torch.manual_seed(0)
     model = Host()
     optimizer = make(model)
-    governor = TrainingGovernor(model, optimizer)
+    governor = ModelGovernor(model, optimizer)
     for seed in range(3):
         assert not governor.check(learn(model, optimizer, seed))
     kept, identities = copy.deepcopy(model.state_dict()), [id(parameter) for parameter in model.parameters()]
@@ -87,7 +132,7 @@ def test_the_first_step_after_a_rollback_is_that_of_a_new_optimizer(make: MakeOp
     torch.manual_seed(0)
     model = Host()
     optimizer = make(model)
-    governor = TrainingGovernor(model, optimizer)
+    governor = ModelGovernor(model, optimizer)
     for seed in range(4):
         governor.check(learn(model, optimizer, seed))
     assert governor.check(learn(model, optimizer, 4, spoil=math.inf))
@@ -120,7 +165,7 @@ def test_moments_that_survived_would_have_made_another_step(make: MakeOptimizer)
 def test_snapshots_are_taken_on_good_vitals_only() -> None:
     model = Host()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    governor = TrainingGovernor(model, optimizer)
+    governor = ModelGovernor(model, optimizer)
     for value, loss in ((1.0, 1.0), (2.0, 1.0), (3.0, 0.9), (4.0, 1.5), (5.0, 9.0)):
         nn.init.constant_(model.last.bias, value)
         assert governor.check(loss) is None
@@ -133,7 +178,7 @@ def test_snapshots_are_taken_on_good_vitals_only() -> None:
 def test_an_explosion_and_a_collapse_are_told_apart() -> None:
     model = Host()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    exploding, collapsing = (TrainingGovernor(model, optimizer, classes=3) for _ in range(2))
+    exploding, collapsing = (ModelGovernor(model, optimizer, classes=3) for _ in range(2))
     for _ in range(4):
         assert not exploding.check(1.0, 0.8)
         assert not collapsing.check(1.0, 0.8)
@@ -143,7 +188,7 @@ def test_an_explosion_and_a_collapse_are_told_apart() -> None:
 
 def test_after_a_rollback_the_losses_and_the_skill_are_usual_that_were_so_at_the_snapshot() -> None:
     model = Host()
-    governor = TrainingGovernor(model, torch.optim.SGD(model.parameters(), lr=0.0), classes=3)
+    governor = ModelGovernor(model, torch.optim.SGD(model.parameters(), lr=0.0), classes=3)
     for _ in range(4):
         assert not governor.check(1.0, 0.8)
     assert troubles([governor.check(math.nan, 0.8)]) == [Trouble.NOT_FINITE]
@@ -158,7 +203,7 @@ def troubles(rollbacks: list[Rollback | None]) -> list[Trouble | None]:
 def test_an_optimizer_that_overflowed_is_seen() -> None:
     model = Host()
     optimizer = torch.optim.AdamW(model.parameters())
-    governor = TrainingGovernor(model, optimizer)
+    governor = ModelGovernor(model, optimizer)
     loss = learn(model, optimizer, 0)
     optimizer.state[model.last.bias]["exp_avg_sq"].fill_(math.inf)
     assert troubles([governor.check(loss)]) == [Trouble.NOT_FINITE]
@@ -167,10 +212,10 @@ def test_an_optimizer_that_overflowed_is_seen() -> None:
 def test_rollbacks_are_bounded() -> None:
     model = Host()
     optimizer = torch.optim.AdamW(model.parameters())
-    governor = TrainingGovernor(model, optimizer, GovernorSettings(max_rollbacks=2))
+    governor = ModelGovernor(model, optimizer, GovernorSettings(max_rollbacks=2))
     for _ in range(2):
         assert governor.check(math.nan)
-    assert governor.rollbacks == 2
+    assert governor.governor.rollbacks.tolist() == [2]
     learn(model, optimizer, 0, spoil=math.nan)
     message = r"again \(.* is infinite or not a number\) after 2 rollbacks: .* lower the learning rate"
     with pytest.raises(DivergedError, match=message):
@@ -180,7 +225,7 @@ def test_rollbacks_are_bounded() -> None:
 
 def test_generators_of_ones_own_are_put_back() -> None:
     model, generator = Host(), torch.Generator().manual_seed(5)
-    governor = TrainingGovernor(model, torch.optim.AdamW(model.parameters()), generators=[generator])
+    governor = ModelGovernor(model, torch.optim.AdamW(model.parameters()), generators=[generator])
     first, everyone = torch.rand(3, generator=generator), torch.get_rng_state()
     torch.rand(3)
     assert governor.check(math.nan)
@@ -212,7 +257,7 @@ class Growing:
     def __init__(self) -> None:
         self.model = GrowingModel(Host(), ("first", "norm"), torch.randn(4, 6))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.governor = TrainingGovernor(self.model, self.optimizer)
+        self.governor = ModelGovernor(self.model, self.optimizer)
 
     def germinate(self, slot: str, alpha: float = 1.0) -> None:
         seed = self.model.slots[slot].germinate("mlp", torch.Generator().manual_seed(3))
@@ -285,6 +330,6 @@ def test_it_goes_on_where_it_was_saved() -> None:
     first, other = ([one.governor.check(loss) for loss in (1.0, 40.0, 40.0, 40.0, 40.0)] for one in (grown, twin))
     assert [rollback is not None for rollback in first].count(True) == 1
     assert first == other
-    assert twin.governor.rollbacks == grown.governor.rollbacks == 2
+    assert twin.governor.governor.rollbacks.tolist() == grown.governor.governor.rollbacks.tolist() == [2]
     for name, tensor in grown.model.state_dict().items():
         assert torch.equal(tensor, twin.model.state_dict()[name]), name

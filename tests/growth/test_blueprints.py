@@ -18,10 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.errors import ConfigError, SlotError, UnknownBlueprintError
-from esper.former import REMOVED_IN
 from esper.growth.blueprints import registry
-from esper.growth.blueprints.channels import LowRank
-from esper.growth.blueprints.registry import Blueprint, Context, Family, for_site, get, names, register
+from esper.growth.blueprints.registry import Blueprint, Family, for_site, get, names, register
 from esper.growth.site import Layout, Site
 from esper.numerics.stacking import Stackable
 from esper.population.execution import make_stacked_call
@@ -538,33 +536,6 @@ def test_users_register_their_own(monkeypatch: pytest.MonkeyPatch):
     assert get("shift") is Shift
     assert Shift in for_site(SITES[0])
     assert Shift not in for_site(SITES[2])
-
-
-def test_former_names_of_class_members_work_with_a_warning():
-    former = {
-        "looks_ahead": False,
-        "reads": Context.NETWORK,
-        "serves": classmethod(lambda cls, site: super(Former, cls).serves(site) and site.width == 4),
-        "silences": True,
-    }
-    with pytest.warns(DeprecationWarning, match=r"^Former\.\w+: rename it to") as warned:
-        Former = type("Former", (LowRank,), former)
-    assert [str(one.message) for one in warned] == [
-        f"Former.{former}: rename it to {name}; the former way goes in version {REMOVED_IN}"
-        for former, name in (
-            ("looks_ahead", "is_causal"),
-            ("reads", "context"),
-            ("serves", "supports"),
-            ("silences", "needs_branch_outputs"),
-        )
-    ]
-    assert Former.is_causal
-    assert Former.context is Context.NETWORK
-    assert Former.needs_branch_outputs
-    site = Site(Layout.FEATURES, 4, (), ())
-    assert Former.supports(site)
-    assert not Former.supports(site.with_width(5))  # its own condition
-    assert not Former.supports(Site(Layout.IMAGE, 4, (5, 5), ()))  # that of its base
 
 
 def test_a_taken_name_raises_and_keeps_the_first_holder(monkeypatch: pytest.MonkeyPatch):

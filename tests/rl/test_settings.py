@@ -12,7 +12,6 @@ from esper.control.policy import PolicySettings
 from esper.errors import ConfigError
 from esper.lifecycle.actions import Head, Op, PerHead
 from esper.rl.settings import PPOSettings
-from esper.train.settings import TrainSettings
 
 PER_HEAD = [
     (model, name)
@@ -32,15 +31,6 @@ def with_one(model: type[Settings], name: str, leaf: str) -> Settings:
 
 def test_floors_of_entropy_and_probability_are_per_head() -> None:
     assert [name for _, name in PER_HEAD] == ["entropy_start", "entropy_floor", "probability_floor"]
-
-
-def test_the_former_key_of_the_no_growth_baseline_works_and_warns(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("ppo: {twin: true}")
-    with pytest.warns(FutureWarning, match=r"`ppo.twin` is called `ppo.no_growth_baseline` now"):
-        assert load_settings(TrainSettings, path).ppo.no_growth_baseline
-    with pytest.warns(FutureWarning, match=r"`ppo.twin` is called `ppo.no_growth_baseline` now"):
-        assert load_settings(TrainSettings, None, ["ppo.twin=true"]).ppo.no_growth_baseline
 
 
 @pytest.mark.parametrize("head", HEADS)

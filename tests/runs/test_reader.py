@@ -11,9 +11,9 @@ import pytest
 from docs.write_events import view_columns
 from esper.errors import RunError
 from esper.runs import database
-from esper.runs.events import CheckpointWritten, PPOUpdated, RunStarted
+from esper.runs.events import CheckpointWritten, RunStarted
 from esper.runs.reader import RunReader
-from esper.runs.store import EventRow, RunStore
+from esper.runs.store import RunStore
 from esper.runs.views import VIEWS
 from runs.hostile import plant_endless_tree
 
@@ -83,20 +83,6 @@ def test_every_view_can_be_queried_and_its_columns_are_known(reader: RunReader):
     assert list(columns) == list(VIEWS)
     for view in VIEWS:
         assert reader.query(f"SELECT * FROM {view}").columns == columns[view]
-
-
-def test_views_know_the_names_that_fields_had_in_earlier_versions(store: RunStore, reader: RunReader):
-    store.append([EventRow(0.0, PPOUpdated.name, 2, 1, '{"iteration": 1, "epochs": 7}')])
-    store.emit(PPOUpdated(iteration=2, optimizer_steps=9, stopped_early=False, kl=0.0, anomalies=(), metrics={}))
-    store.flush()
-    assert reader.query("SELECT iteration, optimizer_steps FROM ppo").rows == [(1, 7), (2, 9)]
-    store.append([EventRow(0.0, "step_taken", 1, 77, '{"iteration": 77, "accuracy": 0.5}')])
-    store.append([EventRow(0.0, "step_taken", 2, 78, '{"iteration": 78, "metric": 0.25}')])
-    store.append([EventRow(0.0, "rolled_back", 2, 77, '{"accuracy_before": 0.1, "accuracy_after": 0.2}')])
-    store.flush()
-    decided = reader.query("SELECT iteration, metric FROM decisions WHERE iteration > 76").rows
-    assert decided == [(77, 0.5), (78, 0.25)]
-    assert reader.query("SELECT metric_before, metric_after FROM rollbacks WHERE iteration = 77").rows == [(0.1, 0.2)]
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,6 @@ from esper.config.settings import (
     Settings,
     describe_first_error,
     find_models,
-    find_present_key,
-    rename_keys,
-    warn_of_former_key,
 )
 from esper.errors import ConfigError
 from esper.files import read_bounded, write_atomically
@@ -154,15 +151,12 @@ def merge_override(model: type[Settings], values: dict[str, Any], override: str)
     if not equals:
         raise ConfigError(f"--set {override}: write it as dotted.key=value")
     source = f"--set {override}"
-    return f"{put_value(model, values, key, parse_yaml(text, source), source)}={text}"
+    put_value(model, values, key, parse_yaml(text, source), source)
+    return f"{key.strip()}={text}"
 
 
-def put_value(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> str:
-    """Put a value at a dotted key of ``model``. Where nested settings are, a mapping changes the keys that it names.
-
-    Returns:
-        The present name of the key, where ``key`` is a former one.
-    """
+def put_value(model: type[Settings], values: dict[str, Any], key: str, value: Any, source: str) -> None:
+    """Put a value at a dotted key of ``model``. Where nested settings are, a mapping changes the keys that it names."""
     parts = key.strip().split(".")
     if not all(parts):
         raise ConfigError(f"{source}: write it as dotted.key=value")
@@ -170,40 +164,22 @@ def put_value(model: type[Settings], values: dict[str, Any], key: str, value: An
     models: Sequence[type[BaseModel]] = [model]
     prefix = ""
     for part in parts[:-1]:
-        part = _use_present_key(models, values, part, prefix)
         is_field, inner = any(part in holder.model_fields for holder in models), _find_models_below(models, part)
         if not isinstance(_get_inner(values, part), dict) or (is_field and not inner):
             raise ConfigError(f"{source}: `{prefix}{part}` is a value, it has no keys below it; give it whole")
         models, values, prefix = inner, _copy_inner(values, part), f"{prefix}{part}."
-    try:
-        return prefix + _put(models, values, parts[-1], value, prefix)
-    except ValueError as error:
-        raise ConfigError(f"{source}: {error}") from error
+    _put(models, values, parts[-1], value)
 
 
-def _put(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, value: Any, prefix: str) -> str:
-    """Put the value at a key of ``values``, which ``models`` describe if there are any; returns its present name."""
-    key = _use_present_key(models, values, key, prefix)
+def _put(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, value: Any) -> None:
+    """Put the value at a key of ``values``, which ``models`` describe if there are any."""
     inner = _find_models_below(models, key)
     if inner and isinstance(value, dict) and isinstance(values.get(key), dict):
-        below, prefix = _copy_inner(values, key), f"{prefix}{key}."
-        for name, part in rename_keys(inner, cast("dict[str, Any]", value), prefix).items():
-            _put(inner, below, name, part, prefix)
+        below = _copy_inner(values, key)
+        for name, part in cast("dict[str, Any]", value).items():
+            _put(inner, below, name, part)
     else:
         values[key] = value
-    return key
-
-
-def _use_present_key(models: Sequence[type[BaseModel]], values: dict[str, Any], key: str, prefix: str) -> str:
-    """The present name of ``key``; a value that ``values`` hold under a former name moves to it."""
-    present = find_present_key(models, key)
-    if key != present:
-        warn_of_former_key(prefix + key, prefix + present)
-    former = next((name for name in values if name != present and find_present_key(models, name) == present), None)
-    if former is not None and present not in values:
-        warn_of_former_key(prefix + former, prefix + present)
-        values[present] = values.pop(former)
-    return present
 
 
 def _find_models_below(models: Sequence[type[BaseModel]], key: str) -> list[type[BaseModel]]:

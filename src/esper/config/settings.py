@@ -6,9 +6,9 @@ Settings can be compared with others, and every mistake in them becomes one sent
 """
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast, get_args
+from typing import Any, cast, get_args
 
 import annotated_types
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from esper.errors import did_you_mean
-from esper.former import warn_of_former
 
 MOST_AT_ONCE = 100_000
 """Bound of settings and options that say how much is made at once, such as networks."""
@@ -28,13 +27,11 @@ class Settings(BaseModel):
     """Immutable, strictly keyed settings; each field's attribute docstring is its help text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Former key to present key. A former key still works, with a FutureWarning."""
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in_defaults(cls, values: Any) -> Any:
-        """Rename former keys, and complete nested mappings by the defaults of the fields that they are for."""
+        """Complete nested mappings by the defaults of the fields that they are for."""
         if not isinstance(values, Mapping):
             return values
         return _complete(cls, cast("Mapping[str, Any]", values), {})
@@ -47,12 +44,8 @@ def find_models(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in find_models(argument)]
 
 
-def _complete(
-    model: type[BaseModel], changes: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
-) -> dict[str, Any]:
+def _complete(model: type[BaseModel], changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """``defaults`` of a model, or those of its fields, with ``changes`` at any depth."""
-    # Before the defaults are added: beside them, a former key would stand for a second value.
-    changes = rename_keys([model], changes, prefix)
     values = {**defaults, **changes}
     for name, field in model.model_fields.items():
         default, change = defaults.get(name, field.default), changes.get(name)
@@ -60,37 +53,8 @@ def _complete(
         has_one_model = find_models(field.annotation) == [type(default)]
         if has_one_model and isinstance(default, Settings) and isinstance(change, Mapping):
             inner = cast("Mapping[str, Any]", change)
-            values[name] = _complete(type(default), inner, dict(default), f"{prefix}{name}.")
+            values[name] = _complete(type(default), inner, dict(default))
     return values
-
-
-# Former names of keys.
-
-
-def find_present_key(models: Sequence[type[BaseModel]], key: str) -> str:
-    """The present name of a key of one of ``models``; ``key`` itself unless it is a former name."""
-    if any(key in model.model_fields for model in models):
-        return key
-    renamed = (model.renamed for model in models if issubclass(model, Settings))
-    return next((names[key] for names in renamed if key in names), key)
-
-
-def warn_of_former_key(former: str, present: str) -> None:
-    """Warn that a file or an override still has the former name of a setting; both are dotted keys."""
-    warn_of_former(f"the setting `{former}` is called `{present}` now: rename it", FutureWarning)
-
-
-def rename_keys(models: Sequence[type[BaseModel]], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``values`` of one of ``models`` under their present keys, with a FutureWarning for each former key."""
-    present: dict[str, Any] = {}
-    for key, value in values.items():
-        name = find_present_key(models, key)
-        if name != key:
-            if name in values:
-                raise ValueError(f"`{prefix}{key}` is the former name of `{prefix}{name}`: give `{prefix}{name}` only")
-            warn_of_former_key(f"{prefix}{key}", f"{prefix}{name}")
-        present[name] = value
-    return present
 
 
 # Mistakes as sentences.

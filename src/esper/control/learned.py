@@ -28,8 +28,6 @@ from esper.serialization.state_files import from_plain, require_in_range, strip_
 
 POLICY = "policy"
 """The name of a run's policy in results."""
-_FORMER = "esper"
-"""The name of a policy that came with Esper before version 0.3."""
 
 
 class LearnedState(NamedTuple):
@@ -143,11 +141,6 @@ def open_policy(name: str, rules: Sequence[str] = ()) -> RunDirectory:
     """
     if Path(name).is_dir():
         return RunDirectory.open_training_run(Path(name))
-    if name == _FORMER:
-        raise ConfigError(
-            f"policy {name!r} was removed in version 0.3: use the default rule {LookRule.name!r}, or train a policy "
-            "with `esper train` and give the directory of its run"
-        )
     if not rules:
         raise ConfigError(f"no policy {name!r}: give the directory of a run of `esper train`")
     raise ConfigError(

@@ -4,7 +4,6 @@ from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecision
 from esper.grower.config import GrowerConfig
 from esper.grower.decision import Decision, Ending
 from esper.grower.evaluators import Constrained, Metric, Refit
-from esper.grower.governor import TrainingGovernor
 from esper.grower.grower import Grower
 from esper.grower.run_recorder import RunRecorder
 
@@ -20,5 +19,4 @@ __all__ = [
     "PrintDecisions",
     "Refit",
     "RunRecorder",
-    "TrainingGovernor",
 ]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.engine.governor import Governor, GovernorSettings, Intervention, Trouble, Vitals, skill
+from esper.engine.governor import Governor, Intervention, Trouble
 from esper.errors import CheckpointError, DivergedError
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
-from esper.lifecycle.transitions import Transitions
-from esper.numerics.arrays import Bools
 from esper.numerics.module_state import global_generators
 from esper.serialization.state_files import from_plain, to_plain
 
@@ -173,101 +169,6 @@ class ModelSnapshot:
         )
 
 
-class _SingleNetwork:
-    """A model without a lifecycle table as the only network of a `Governor`."""
-
-    size = 1
-
-    def __init__(self, snapshot: ModelSnapshot) -> None:
-        self._snapshot = snapshot
-        self.pruned: tuple[str, ...] = ()
-        """Slots that lost their module in the last rollback."""
-
-    def snapshot(self, rows: Bools) -> None:
-        self._snapshot.take()
-
-    def restore(self, rows: Bools) -> Transitions:
-        self.pruned = self._snapshot.restore()
-        return Transitions.none()
-
-
-class TrainingGovernor:
-    """Checks one model in your own training loop, and restores it when training blows up.
-
-    ```python
-    governor = TrainingGovernor(model, optimizer, classes=10)
-    for epoch in range(100):
-        loss, accuracy = train_one_epoch(model, optimizer)
-        if rollback := governor.check(loss, accuracy):
-            print(rollback)
-    ```
-
-    A check reads all parameters and, if they are in good condition, copies them: do it once per epoch, or every hundred
-    steps. An `esper.Grower` has a governor of its own.
-
-    Args:
-        model: Any module.
-        optimizer: The one that trains it.
-        settings: Parameters of the detectors.
-        classes: Number of classes, for the detection of a collapse to guessing; None: no such detection.
-        generators: As for `ModelSnapshot`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        settings: GovernorSettings | None = None,
-        classes: int | None = None,
-        generators: Sequence[torch.Generator] | None = None,
-    ) -> None:
-        self._snapshot = ModelSnapshot(model, optimizer, generators)
-        self._classes = classes
-        self._network = _SingleNetwork(self._snapshot)
-        self._governor = Governor(self._network, settings or GovernorSettings())
-
-    @property
-    def rollbacks(self) -> int:
-        """Rollbacks so far."""
-        return int(self._governor.rollbacks[0])
-
-    def check(self, loss: float | Tensor, accuracy: float | Tensor | None = None) -> Rollback | None:
-        """Check the model after training, and restore its last good state if training blew up.
-
-        Args:
-            loss: Training loss since the last check, in any unit.
-            accuracy: Fraction classified correctly, in [0, 1]; needed to detect a collapse.
-
-        Raises:
-            DivergedError: there have been `GovernorSettings.max_rollbacks` before; the model is restored all the same.
-        """
-        loss = _to_float(loss)
-        accuracy = math.nan if accuracy is None or self._classes is None else _to_float(accuracy)
-        vitals = Vitals(
-            np.array([loss]),
-            skill(np.array([[accuracy]]), self._classes or 2),
-            np.array([self._snapshot.is_finite() and math.isfinite(loss)]),
-        )
-        intervention = self._governor.check(vitals, np.ones(1, np.bool_))
-        if intervention.rows[0] and self._network.pruned:
-            self._governor.expect_change(np.ones(1, np.bool_), forget_skill=np.zeros(1, np.bool_))
-        require_rollbacks_left(intervention, self._governor)
-        return describe_rollback(intervention, loss, self._network.pruned)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The snapshot and what the detectors remember, as plain values."""
-        return {"snapshot": self._snapshot.state_dict(), "governor": self._governor.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called; the model has the structure that it had then.
-
-        Raises:
-            CheckpointError: the state is of another model or another window.
-        """
-        self._snapshot.load_state_dict(state["snapshot"])
-        self._governor.load_state_dict(state["governor"])
-
-
 def describe_rollback(intervention: Intervention, loss: float, pruned: Sequence[str]) -> Rollback | None:
     """The rollback of a single model at that training loss; None if there was none."""
     if not intervention.rows[0]:
@@ -288,10 +189,6 @@ def require_rollbacks_left(intervention: Intervention, governor: Governor) -> No
             f"{governor.settings.max_rollbacks} rollbacks: the model is in its last good state; lower the learning "
             "rate, or check the data and the loss"
         )
-
-
-def _to_float(value: float | Tensor) -> float:
-    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _list_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

@@ -21,7 +21,6 @@ from esper.engine.engine import GrowthEngine, Situation
 from esper.engine.governor import Governor, Intervention, Vitals
 from esper.engine.measurements import TrainingReport
 from esper.errors import CheckpointError, ConfigError, DivergedError
-from esper.former import warn_of_former
 from esper.grower.backend import ModelBackend
 from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
 from esper.grower.config import GrowerConfig, StepInputs, check_step, require_rules, require_same
@@ -41,7 +40,6 @@ from esper.grower.decision import (
 from esper.grower.distributed import Processes
 from esper.grower.evaluation import DependenceMeasurement, Evaluate, Number, store_contributions
 from esper.grower.evaluators import EVALUATE_ADVICE, read_criterion
-from esper.grower.former_arguments import accept_former_arguments
 from esper.grower.governor import ModelSnapshot, describe_rollback, require_rollbacks_left
 from esper.grower.gradients import GradientRecorder
 from esper.grower.learning_check import LearningCheck, OptimizerCheck
@@ -108,7 +106,6 @@ class Grower:
         RunError: the folder for the run holds something else, is in use, or cannot be written.
     """
 
-    @accept_former_arguments
     @check_arguments(ConfigError, model=MODEL_ADVICE, optimizer=OPTIMIZER_ADVICE, evaluate=EVALUATE_ADVICE)
     def __init__(
         self,
@@ -435,17 +432,6 @@ class Grower:
             ConfigError: the configured loss does not depend on a fork, or ``loss`` is from another minibatch.
         """
         self.forks.add_gradients(loss, minibatch, named)
-
-    def learn_apart(self, loss: Tensor, *minibatch: Any, **named: Any) -> None:
-        """The former name of `isolated_backward`."""
-        warn_of_former("Grower.learn_apart was renamed to isolated_backward")
-        self.isolated_backward(loss, *minibatch, **named)
-
-    @property
-    def learns_apart(self) -> bool:
-        """The former name of `needs_isolated_backward`."""
-        warn_of_former("Grower.learns_apart was renamed to needs_isolated_backward")
-        return self.needs_isolated_backward
 
     def finish(self) -> Ending:
         """End growth: measure all unfinished modules, keep those worth keeping, and prune the others.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -17,8 +16,6 @@ class PPOSettings(Settings):
     The defaults suit few, noisy episodes: each rollout is used until the KL limit, which usually stops an update before
     its last epoch.
     """
-
-    renamed: ClassVar[Mapping[str, str]] = {"twin": "no_growth_baseline"}
 
     # Returns and advantages
     gamma: float = Field(default=1.0, gt=0, le=1)

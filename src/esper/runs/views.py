@@ -18,19 +18,10 @@ class View:
 
 def _columns(event: str, *names: str) -> str:
     """SQL that selects fields of the events of a type, one row per event."""
-    fields = ",\n    ".join(f"{_field(name)} AS {name}" for name in names)
+    fields = ",\n    ".join(f"json_extract(payload, '$.{name}') AS {name}" for name in names)
     return f"SELECT id, time, iteration,\n    {fields}\nFROM events WHERE type = '{event}'"
 
 
-def _field(name: str) -> str:
-    """SQL for a field, under its current name or the name that it had in earlier versions."""
-    value = f"json_extract(payload, '$.{name}')"
-    former = _FORMER.get(name)
-    return value if former is None else f"COALESCE({value}, json_extract(payload, '$.{former}'))"
-
-
-_FORMER = {"metric": "accuracy", "metric_before": "accuracy_before", "metric_after": "accuracy_after"}
-"""Names that fields had in earlier versions."""
 _NETWORK = ("episode", "environment", "step")
 
 # A seed's row covers the changes of its slot since the last germination; fossils of a deeper host start with the run.
@@ -146,10 +137,9 @@ _PPO_METRICS = (
     "learning_rate",
 )
 
-# Up to version 2 of the event, steps were called epochs.
 _PPO = """
 SELECT id, time, iteration,
-    COALESCE(json_extract(payload, '$.optimizer_steps'), json_extract(payload, '$.epochs')) AS optimizer_steps,
+    json_extract(payload, '$.optimizer_steps') AS optimizer_steps,
     json_extract(payload, '$.stopped_early') AS stopped_early,
     json_extract(payload, '$.kl') AS kl,
     {metrics},

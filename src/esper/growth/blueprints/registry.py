@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ConfigError, SlotError, UnknownBlueprintError, did_you_mean
-from esper.former import warn_of_former
 from esper.growth.site import Layout, Site
 
 
@@ -131,17 +130,6 @@ class Blueprint(nn.Module, ABC):
     needs_branch_outputs: ClassVar[bool] = False
     """Whether it needs the layer's `Layer.branch_outputs`; finding them takes a few calls of the layer."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Accept class members under their former names, with a warning."""
-        super().__init_subclass__(**options)
-        for former, name in _RENAMED_MEMBERS.items():
-            if former in vars(cls):
-                warn_of_former(f"{cls.__qualname__}.{former}: rename it to {name}")
-                value = vars(cls)[former]
-                setattr(cls, name, not value if name == "is_causal" else value)
-        if "supports" in vars(cls):
-            cls.serves = vars(cls)["supports"]  # for subclasses that call super().serves(site)
-
     def __init__(self, site: Site, generator: torch.Generator) -> None:
         super().__init__()
         if not self.supports(site):
@@ -201,16 +189,6 @@ class Blueprint(nn.Module, ABC):
         looks_ahead = cls.mixes_positions and not cls.is_causal
         return site.layout in cls.layouts and not (site.causal and looks_ahead)
 
-    serves = supports  # its former name
-
-
-_RENAMED_MEMBERS = {
-    "looks_ahead": "is_causal",
-    "reads": "context",
-    "serves": "supports",
-    "silences": "needs_branch_outputs",
-}
-"""Former names of class members with their current names; ``is_causal`` is the opposite of ``looks_ahead``."""
 
 _registry: dict[str, type[Blueprint]] = {}
 _sizes: dict[str, Callable[[int], type[Blueprint]]] = {}
