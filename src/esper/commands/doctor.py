@@ -161,9 +161,6 @@ def compare_strategies(
     """The largest difference of a parameter between the same networks trained and grown stacked and looped.
 
     ``report`` is called with how many decisions are done, of how many.
-
-    Raises:
-        RuntimeError: torch cannot compute on the device.
     """
     prepare_process()
     suite = get_suite(suite_names()[0])

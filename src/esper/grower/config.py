@@ -149,12 +149,7 @@ class GrowerConfig(Settings):
 
 
 def require_rules(rules: Rules, kinds: Iterable[type[Blueprint]], *, constrained: bool) -> None:
-    """Refuse rules that a grower cannot carry out, that do not fit the blueprints, or that break constraints.
-
-    Raises:
-        ConfigError: they isolate modules; they allow another blend than ``add``, and a blueprint takes no other; or
-            they forbid pruning.
-    """
+    """Refuse rules that a grower cannot carry out, that do not fit the blueprints, or that break constraints."""
     if rules.isolation is not Isolation.NONE:
         raise ConfigError(
             f"a Grower does not train modules in isolation {rules.isolation}, only `esper train` does: give "
@@ -183,11 +178,7 @@ def check_step(
     metrics: Mapping[str, Any] | None,
     constraints: ConstraintSet,
 ) -> StepInputs:
-    """Check the arguments of `Grower.step`.
-
-    Raises:
-        ConfigError: one is no number, an accuracy no fraction, or figures are given without the validation loss.
-    """
+    """Check the arguments of `Grower.step`."""
     loss = check_number(train_loss, "train_loss")
     fraction = None if train_accuracy is None else check_number(train_accuracy, "train_accuracy")
     if fraction is not None and not 0 <= fraction <= 1 + ROUNDING:
@@ -211,11 +202,7 @@ def check_step(
 
 
 def require_same(state: Mapping[str, Any], signature: Mapping[str, Any], parts: Sequence[str]) -> None:
-    """Refuse a saved ``state`` with another ``signature`` than the grower's, or without one of its ``parts``.
-
-    Raises:
-        CheckpointError: the state does not fit.
-    """
+    """Refuse a saved ``state`` with another ``signature`` than the grower's, or without one of its ``parts``."""
     for key, value in signature.items():
         if key not in state or state[key] != value:
             saved = f"was saved with {key} {state[key]!r}" if key in state else f"has no {key}"

@@ -68,11 +68,7 @@ class Timing:
         return min(decision / self.horizon, MAX_UNPLANNED_PROGRESS if self.planned is None else 1.0)
 
     def require_growth(self) -> None:
-        """Refuse a plan in which no module could germinate, count and learn.
-
-        Raises:
-            ConfigError: there are too few decisions.
-        """
+        """Refuse a plan in which no module could germinate, count and learn."""
         needed = 1 + _BEFORE_BLENDING + _BEFORE_END
         if self.horizon < needed:
             raise ConfigError(
@@ -134,10 +130,6 @@ def choose_controller(
     """The controller of that name, from that run, in that file as ``FILE.py:NAME``, or as it is; and its timing.
 
     Without ``rules``, a policy has those that it was trained with, and any other controller the default ones.
-
-    Raises:
-        ConfigError: no rule of that name and no such run or file, or nothing can grow within the horizon.
-        RunError, CheckpointError: the run has no usable policy.
     """
     if not isinstance(controller, str | Path):
         return controller, Timing(horizon, rules or Rules())
@@ -202,11 +194,7 @@ def _make_look(timing: Timing, spec: ModelSpec, default: LookSettings) -> LookRu
 
 
 def require_time_to_plant(controller: Controller, plateau: int | None) -> None:
-    """Refuse a ``plateau``, the decisions without progress that end growth, before the controller reacts to one.
-
-    Raises:
-        ConfigError: the controller plants later than that.
-    """
+    """Refuse a ``plateau``, the decisions without progress that end growth, before the controller reacts to one."""
     if isinstance(controller, Schedule) and plateau is not None and plateau <= controller.patience:
         raise ConfigError(
             f"conduct.plateau {plateau} ends growth before controller {controller.name!r} plants, which is after "
@@ -215,11 +203,7 @@ def require_time_to_plant(controller: Controller, plateau: int | None) -> None:
 
 
 def choose_promise_settings(controller: Controller, requested: PromiseSettings | None) -> PromiseSettings | None:
-    """How promises are measured for the controller: as ``requested``, or by its own settings; None: they are not.
-
-    Raises:
-        ConfigError: they are requested for a controller that does not use them, or uses the other kind.
-    """
+    """How promises are measured for the controller: as ``requested``, or by its own settings; None: they are not."""
     settings = get_promise_settings(controller)
     if requested is None:
         return settings

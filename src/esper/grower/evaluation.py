@@ -78,9 +78,6 @@ def measure_model(
         baseline: Metrics of the model as it is, if they are known.
         due: The slots.
         forks: Forks of modules on trial, by slot.
-
-    Raises:
-        ConfigError: ``evaluate`` returns something else than it may.
     """
     detector, ablated = ConstantOutputDetector(), dict[str, Metrics]()
     with keep_modes(model):

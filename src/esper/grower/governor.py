@@ -144,9 +144,6 @@ class ModelSnapshot:
         """Continue where `state_dict` was called; the model has the structure that it had then.
 
         It may be on another device: a rollback then leaves the generator of that device as it is.
-
-        Raises:
-            CheckpointError: it is of another model.
         """
         parameters = dict(self.model.named_parameters())
         buffers = {path: (module, name) for path, module, name in _list_buffers(self.model)}
@@ -177,11 +174,7 @@ def describe_rollback(intervention: Intervention, loss: float, pruned: Sequence[
 
 
 def require_rollbacks_left(intervention: Intervention, governor: Governor) -> None:
-    """Stop the training of a single model that has used up its rollbacks.
-
-    Raises:
-        DivergedError: there was trouble after the last rollback that is allowed.
-    """
+    """Stop the training of a single model that has used up its rollbacks."""
     if intervention.exhausted[0]:
         assert governor.settings is not None
         raise DivergedError(

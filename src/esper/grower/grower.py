@@ -494,11 +494,7 @@ class Grower:
         self._notify(lambda callback: callback.on_close(self))
 
     def _read_look(self, look: Look | None) -> Promises | None:
-        """The promises of ``look`` in free slots.
-
-        Raises:
-            ConfigError: it is of no use, or promises are due and neither it nor training can give them.
-        """
+        """The promises of ``look`` in free slots."""
         if not isinstance(look, Look | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"look is {describe_value(look)}: give what model.look(loss, batches) returned")
         if self._promise_recorder is None:

@@ -40,9 +40,6 @@ class OptimizerCheck:
 
         Args:
             stacklevel: Of the warning.
-
-        Raises:
-            ConfigError: another optimizer has trained the host.
         """
         # Training changes the sums of parameters; keeping a copy of them all is not needed to notice it.
         sums, before = self._sum_parameters(), self._sums
@@ -187,11 +184,7 @@ class LearningCheck:
         return to_plain(self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called.
-
-        Raises:
-            CheckpointError: the state lacks a value, or holds one of another type.
-        """
+        """Continue where `state_dict` was called."""
         for name, value in from_plain(self._state(), state, "the learning check").items():
             setattr(self, f"_{name}", value)
 

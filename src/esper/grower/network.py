@@ -84,9 +84,6 @@ class GrowingNetwork:
         rent_on: The currency of rent, and of the costs that controllers see.
         rules: What may happen to modules.
         random_seed: Initial values of modules follow from it.
-
-    Raises:
-        ConfigError: rent is on FLOPs, and those of the host could not all be counted.
     """
 
     def __init__(
@@ -157,11 +154,7 @@ class GrowingNetwork:
         return legal_actions(self.table, self.evidence, self.rules, self.specs.compatible, self.affordable())
 
     def decide(self, actions: Ints) -> Step:
-        """Carry out one action ``[1, 8]``, and advance all other slots by a step; all of it or nothing.
-
-        Raises:
-            IllegalActionError: the action is not legal.
-        """
+        """Carry out one action ``[1, 8]``, and advance all other slots by a step; all of it or nothing."""
         result = step(self.table, self.evidence, actions, self.rules, self.specs.compatible, self.affordable())
         blueprint, blend = int(actions[0, Head.BLUEPRINT]), Blend(int(actions[0, Head.BLEND]))
         self.change_slots(result.table, result.transitions, blueprint, blend)
@@ -213,11 +206,7 @@ class GrowingNetwork:
         return to_plain(self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called.
-
-        Raises:
-            CheckpointError: the state is of other slots, or a number in it is out of its range.
-        """
+        """Continue where `state_dict` was called."""
         values = from_plain(self._state(), state, "the network")
         table: SeedTable = values["table"]
         for name, numbers in cast("dict[str, Floats]", vars(table)).items():

@@ -220,11 +220,7 @@ class PromiseRecorder:
             warnings.warn(f"{reason}: rules that use promises plant nothing there", stacklevel=_CALLER)
 
     def read_look(self, look: Look, free: Bools) -> Promises:
-        """The promises that `GrowingModel.look` has measured in the slots ``free``, bool ``[1, S]``.
-
-        Raises:
-            ConfigError: ``look`` is of another model.
-        """
+        """The promises that `GrowingModel.look` has measured in the slots ``free``, bool ``[1, S]``."""
         fitted, held_out = np.full((2, 1, len(self._model.slots), len(self._kinds)), np.nan)
         slots, names = list(self._model.slots), [kind.name for kind in self._kinds]
         for row in look.rows:

@@ -64,12 +64,7 @@ class Counterfactual(StrEnum):
 def require_loss(
     evidence: Counterfactual, controller: Controller, loss: Loss | None, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Refuse forks that cannot be trained, or that nothing uses.
-
-    Raises:
-        ConfigError: ``loss`` is missing, the controller plants nothing that could be judged by the evidence, or the
-            optimizer computes losses by itself, which that of a fork cannot.
-    """
+    """Refuse forks that cannot be trained, or that nothing uses."""
     if evidence is not Counterfactual.REFIT:
         return
     if isinstance(controller, Never):
@@ -176,11 +171,7 @@ class SeedlessFork:
         return result
 
     def compute_gradients(self, loss: Callable[[], Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Gradients of ``loss``, which calls the model, with respect to the fork's parameters.
-
-        Raises:
-            ConfigError: the loss does not depend on the fork, or depends on the model as well.
-        """
+        """Gradients of ``loss``, which calls the model, with respect to the fork's parameters."""
         for parameter, duplicate in self._parameters.items():
             duplicate.requires_grad_(parameter.requires_grad)
         learning = [duplicate for duplicate in self._parameters.values() if duplicate.requires_grad]
@@ -238,11 +229,7 @@ class SeedlessFork:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was called; the model has the structure that it had then.
-
-        Raises:
-            CheckpointError: the model has another structure.
-        """
+        """Continue where `state_dict` was called; the model has the structure that it had then."""
         parameters = self._name_parameters()
         like = {"parameters": parameters, "buffers": self._buffers}
         values = from_plain(like, {name: state[name] for name in like}, "the state of a fork")
@@ -308,11 +295,7 @@ class ForkTrainer:
         return {name: fork for name, fork in self._forks.items() if fork.seed is trials.get(name)}
 
     def get_comparable(self) -> dict[str, SeedlessFork | None]:
-        """The forks of modules on trial, by slot; None for one that is too young to be compared with.
-
-        Raises:
-            ConfigError: no fork has learned since the last decision.
-        """
+        """The forks of modules on trial, by slot; None for one that is too young to be compared with."""
         forks = self.forks
         if forks and not self._minibatches:
             raise ConfigError(
@@ -355,11 +338,7 @@ class ForkTrainer:
         return evidence.without(forked)
 
     def add_gradients(self, loss: Tensor, minibatch: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """Add the gradients of forks on this minibatch in the backward pass of ``loss``.
-
-        Raises:
-            ConfigError: the configured loss does not depend on a fork alone, or ``loss`` is of another minibatch.
-        """
+        """Add the gradients of forks on this minibatch in the backward pass of ``loss``."""
         compute, forks = self._loss, self.forks
         if compute is None or not forks or not loss.requires_grad:
             return
@@ -388,9 +367,6 @@ class ForkTrainer:
         """Refuse a ``loss`` of another minibatch than ``compute`` computes it of.
 
         Two passes of the model as it is show what the loss of the minibatch is, and whether it draws random numbers.
-
-        Raises:
-            ConfigError: the model was called with other inputs for ``loss``.
         """
         tap = self._model.tap
         inputs, value = tap.get_inputs().detach() if tap.called else None, float(loss.detach())
@@ -423,11 +399,7 @@ class ForkTrainer:
         return {"forks": forks, "minibatches": self._minibatches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called, after `update` with the table of then.
-
-        Raises:
-            CheckpointError: the state is of another model.
-        """
+        """Continue where `state_dict` was called, after `update` with the table of then."""
         for name, fork in self.forks.items():
             fork.load_state_dict(state["forks"][name])
         self._minibatches = state["minibatches"]

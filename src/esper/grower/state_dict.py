@@ -37,10 +37,6 @@ def plant_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, An
     """Plant the modules of ``structure`` in ``model``, and remove all others; after an error nothing has changed.
 
     New modules have alpha 0 and arbitrary values, which are to be loaded.
-
-    Raises:
-        CheckpointError: the model lacks a slot.
-        SlotError, UnknownBlueprintError: a slot does not offer the blueprint, or is switched off by a block.
     """
     missing = [name for name in structure if name not in model.slots]
     if missing:
@@ -60,11 +56,7 @@ def plant_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, An
 
 
 def replace_seeds(model: GrowingModel, seeds: Mapping[str, Seed]) -> None:
-    """Replace all seeds of a model with ``seeds``, by slot. A seed that stays in its slot is not touched.
-
-    Raises:
-        SlotError: growth is switched off, or a seed cannot be planted; the model then keeps its former seeds.
-    """
+    """Replace all seeds of a model with ``seeds``, by slot. A seed that stays in its slot is not touched."""
     slots = model.slots.values()
     for slot in slots:
         slot.require_not_disabled()
@@ -91,11 +83,7 @@ def replace_seeds(model: GrowingModel, seeds: Mapping[str, Seed]) -> None:
 
 
 def require_structure(model: GrowingModel, structure: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a model of another structure.
-
-    Raises:
-        CheckpointError: a slot holds another module than in ``structure``, or none.
-    """
+    """Refuse a model of another structure."""
     current = describe_structure(model)
     for name in (*model.slots, *structure):
         if current.get(name) != structure.get(name):
@@ -113,11 +101,7 @@ def _describe_module(module: Mapping[str, Any] | None) -> str:
 
 
 def require_same_slots(model: GrowingModel, table: SeedTable) -> None:
-    """Refuse a model in which something else than its grower has planted or pruned.
-
-    Raises:
-        ConfigError: a slot holds a module where the lifecycle table ``[1, S]`` has none, or the reverse.
-    """
+    """Refuse a model in which something else than its grower has planted or pruned."""
     for owns, slot in zip(table.owning[0].tolist(), model.slots.values(), strict=True):
         if owns != (slot.seed is not None):
             raise ConfigError(

@@ -113,11 +113,7 @@ class TrialLog:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            CheckpointError: the state is damaged.
-        """
+        """Restore what `state_dict` returned."""
         try:
             self.modules = _MODULES.validate_python(state["modules"])
             self.best = _BEST.validate_python(state["best"])

@@ -100,11 +100,7 @@ def _list_by_place(arguments: Arguments) -> dict[int | str, Any]:
 
 
 def find_input_place(arguments: Arguments) -> int | str:
-    """Index or keyword of the network's input, which is the first tensor among the arguments.
-
-    Raises:
-        SlotError: there is no tensor.
-    """
+    """Index or keyword of the network's input, which is the first tensor among the arguments."""
     for place, argument in _list_by_place(arguments).items():
         if isinstance(argument, Tensor):
             return place

@@ -72,11 +72,6 @@ class Ownership:
 
         At its first step, and at its first step after each germination, there is a warning if it lacks parameters of
         the host. If the model is converted to another dtype, as by ``model.double()``, so is the optimizer's state.
-
-        Raises:
-            SlotError: a slot has no group or several, the groups belong to another model, an optimizer inside this one
-                does not share its groups, or the optimizer does not support step hooks. The optimizer's steps raise it
-                if the optimizer lacks the parameters of a seed.
         """
         # Every slot needs exactly one group.
         groups = Counter(group.get(SLOT_KEY) for group in optimizer.param_groups)

@@ -98,11 +98,7 @@ class FrozenParts:
 
 
 def require_no_checkpointing(host: nn.Module, names: Sequence[str]) -> None:
-    """Reject gradient checkpointing in frozen submodules, where Hugging Face's blocks do not checkpoint.
-
-    Raises:
-        SlotError: it is enabled in one of them.
-    """
+    """Reject gradient checkpointing in frozen submodules, where Hugging Face's blocks do not checkpoint."""
     for name, module in list_named_modules(host):
         if is_frozen(f"{name}.", names) and vars(module).get("gradient_checkpointing") is True:
             raise SlotError(

@@ -22,11 +22,7 @@ _FAST_PATH_MODULES = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
 def require_attachable(host: nn.Module) -> None:
-    """Reject a host that cannot get slots.
-
-    Raises:
-        SlotError: the host has slots already, or its parameters are sharded.
-    """
+    """Reject a host that cannot get slots."""
     require_unsharded(host)
     name = find_attached(host)
     if name is not None:
@@ -52,12 +48,7 @@ def require_attached(model: GrowingModel) -> None:
 
 
 def require_savable(model: GrowingModel) -> None:
-    """Reject a model that is sharded, without its growth, or whose host no longer calls its slots.
-
-    Raises:
-        SlotError: a submodule was replaced since slots were attached, the model was released or sharded, or growth is
-            switched off.
-    """
+    """Reject a model that is sharded, without its growth, or whose host no longer calls its slots."""
     for slot in model.slots.values() if model.hidden else ():
         slot.require_not_disabled()
     require_unsharded(model)

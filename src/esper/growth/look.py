@@ -249,9 +249,6 @@ def measure_promise(
         record: Features and functional gradients after the slot.
         inputs: The network's inputs, batch by batch.
         draws: Keys of random streams, one per draw; only the first is used if the blueprint draws nothing.
-
-    Raises:
-        LookError: the blueprint does not work under ``vmap``.
     """
     # The newborn's arguments and the functional gradients, batch by batch.
     contexts = _find_contexts(slot, kind, record, inputs)

@@ -127,11 +127,7 @@ class CallRecorder:
 
 
 def refuse_to_mix(slot: str, blueprint: str, found: str) -> NoReturn:
-    """Reject a blueprint that mixes positions, where the model is called with the argument ``found``.
-
-    Raises:
-        SlotError: always.
-    """
+    """Reject a blueprint that mixes positions, where the model is called with the argument ``found``."""
     raise SlotError(
         f"blueprint {blueprint!r} in slot {slot!r} mixes positions, but would get no mask, lengths or cache, and the "
         f"model uses {found!r}: call it without that (use_cache=False for a cache), or choose a blueprint that treats "

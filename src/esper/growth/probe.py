@@ -126,12 +126,6 @@ def probe(
         with_branch_outputs: Names of the submodules for which to find the `Layer.branch_outputs`, too.
         chains: Names of modules between which hidden units may grow, to find the `Site.hidden` of the last one, too.
         frozen: Names of the submodules that will stay in evaluation mode; ``""`` is the host itself.
-
-    Raises:
-        SlotError: the example input is not a batch of at least two, or the host fails on it; a name matches no
-            submodule or is listed twice; a submodule does not run exactly once in a forward pass; its output is neither
-            a tensor of rank 2 to 4 with the batch first, nor a tuple whose first element is such a tensor and affects
-            the host's output; or no units can be added between ``chains``.
     """
     modules = _resolve_modules(host, names)
     inputs = first_tensor(example_input)

@@ -103,11 +103,7 @@ def blend_blueprint(blueprint: Blueprint, site: Site, blend: Blend) -> Blueprint
 
 
 def require_blends(blends: Sequence[Blend], kinds: Iterable[type[Blueprint]]) -> None:
-    """Reject blends that one of the blueprints does not support.
-
-    Raises:
-        ConfigError: a blueprint that is made for one layer has a blend other than ``add``.
-    """
+    """Reject blends that one of the blueprints does not support."""
     only_adding = next((kind.name for kind in kinds if kind.context in LAYER_CONTEXTS), None)
     if only_adding is not None and tuple(blends) != (Blend.ADD,):
         raise ConfigError(f"rules.blends: blueprint {only_adding!r} only adds to the features: allow only 'add'")

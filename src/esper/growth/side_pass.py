@@ -176,9 +176,6 @@ def record_gradients(
     """Run ``loss(model, batch)`` forward and backward on at least ``examples`` examples; returns their number and loss.
 
     Call it within `eval_without_side_effects`. ``after_batch`` is called after each batch.
-
-    Raises:
-        LookError: the loss is not one number per example, is not finite or has no gradient; or there are no batches.
     """
     recorders, seen, total = list(recorders), 0, 0.0
     for batch in batches:

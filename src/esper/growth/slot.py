@@ -57,11 +57,6 @@ class Slot(GrowthHook):
         blueprints: Names of the blueprints that may germinate here; None: all that support the site, for tokens only
             those that treat each position separately.
         mask_or_cache: Name of a mask, lengths or a cache that the host uses; there nothing mixes positions.
-
-    Raises:
-        UnknownBlueprintError: a blueprint is not registered.
-        SlotError: a blueprint does not support the site, it mixes positions where the host uses a mask or cache, or
-            the list is empty.
     """
 
     anchor: Tensor
@@ -208,11 +203,6 @@ class Slot(GrowthHook):
             generator: Source of the initial values; None: a generator seeded from torch's global one.
             blend: How the seed's output is combined with the features.
             alpha: Weight of the seed. A seed planted by hand has no effect until `set_alpha` gives it weight.
-
-        Raises:
-            UnknownBlueprintError: the blueprint does not exist.
-            SlotError: the slot is taken or disabled, the blueprint is not available here, or an argument is invalid.
-            DistributedError: there are several processes.
         """
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             raise DistributedError(
@@ -229,12 +219,7 @@ class Slot(GrowthHook):
         return self.plant(seed)
 
     def make_seed(self, blueprint: str, generator: torch.Generator | None, blend: Blend) -> Seed:
-        """Make a new seed for this slot, with weight 0, without planting it; arguments are as for `germinate`.
-
-        Raises:
-            UnknownBlueprintError: the blueprint does not exist.
-            SlotError: the blueprint is not available here, or an argument is invalid.
-        """
+        """Make a new seed for this slot, with weight 0, without planting it; arguments are as for `germinate`."""
         # Reject what does not fit here.
         kind = get(blueprint)
         if not kind.supports(self.site):
@@ -252,12 +237,7 @@ class Slot(GrowthHook):
         return Seed(kind(self.site, generator), self.site, blend)
 
     def plant(self, seed: Seed) -> Seed:
-        """Put a seed that was made for the site into this slot, and add its parameters to the optimizer.
-
-        Raises:
-            SlotError: the slot is taken or switched off; the host is sharded; or its configuration cannot count another
-                block.
-        """
+        """Put a seed that was made for the site into this slot, and add its parameters to the optimizer."""
         self.require_not_disabled()
         if self.occupant is not None:
             raise SlotError(f"slot {self.name!r} is taken; prune its seed first")
@@ -281,22 +261,14 @@ class Slot(GrowthHook):
         return seed.train(self.training)
 
     def prune(self) -> None:
-        """Remove the seed, if there is one, and its optimizer state; a fossil stays.
-
-        Raises:
-            SlotError: the seed is fossilized, or the slot is switched off.
-        """
+        """Remove the seed, if there is one, and its optimizer state; a fossil stays."""
         self.require_not_disabled()
         if self.seed is not None and self.seed.fossilized:
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: it is a permanent part of the model")
         self.remove()
 
     def remove(self) -> None:
-        """Remove the seed, if there is one, even if it is a fossil; for rollbacks.
-
-        Raises:
-            SlotError: the slot is switched off.
-        """
+        """Remove the seed, if there is one, even if it is a fossil; for rollbacks."""
         self.require_not_disabled()
         if self.seed is not None:
             self.ownership.remove_parameters(self.name, list(self.seed.parameters()))
@@ -305,21 +277,13 @@ class Slot(GrowthHook):
             self.copies.sync_seed_change(self)
 
     def fossilize(self) -> None:
-        """Make the seed a permanent part of the model; its parameters continue to learn.
-
-        Raises:
-            SlotError: there is no seed.
-        """
+        """Make the seed a permanent part of the model; its parameters continue to learn."""
         self._require_seed().fossilized = True
         self.copies.sync_slot(self)
 
     @check_arguments(SlotError, alpha=_WEIGHT_ADVICE)
     def set_alpha(self, alpha: Weight) -> None:
-        """Set the seed's weight.
-
-        Raises:
-            SlotError: there is no seed, it is fossilized, or the weight is invalid.
-        """
+        """Set the seed's weight."""
         seed = self._require_seed()
         if seed.fossilized:
             raise SlotError(f"the seed in slot {self.name!r} is fossilized: its alpha is fixed")
@@ -349,11 +313,7 @@ class Slot(GrowthHook):
         return self.training, self.anchor.dtype, self.anchor.device
 
     def require_not_disabled(self) -> None:
-        """Reject changes of the slot while it is `disabled`, because the end of that context would undo them.
-
-        Raises:
-            SlotError: the slot is switched off.
-        """
+        """Reject changes of the slot while it is `disabled`, because the end of that context would undo them."""
         if self._disabled:
             raise SlotError(
                 f"slot {self.name!r} is switched off, as within model.without_growth(): leave that block before you "
@@ -361,11 +321,7 @@ class Slot(GrowthHook):
             )
 
     def temporary_alpha(self, alpha: float) -> AbstractContextManager[None]:
-        """Context manager in which the seed takes part with ``alpha``.
-
-        Raises:
-            SlotError: there is no seed.
-        """
+        """Context manager in which the seed takes part with ``alpha``."""
         return self._require_seed().temporary_alpha(alpha)
 
     @contextmanager

@@ -52,21 +52,13 @@ GROWING_ADVICE = (
 
 
 def require_untraced() -> None:
-    """Reject exporting or tracing a growing model.
-
-    Raises:
-        ExportError: `torch.export`, `torch.onnx` or `torch.jit` is tracing.
-    """
+    """Reject exporting or tracing a growing model."""
     if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         raise ExportError(GROWING_ADVICE)
 
 
 def require_unsharded(model: nn.Module) -> None:
-    """Reject a model of whose parameters this process holds a part.
-
-    Raises:
-        SlotError: the model went through `torch.distributed.fsdp.fully_shard`, or a parameter is a DTensor.
-    """
+    """Reject a model of whose parameters this process holds a part."""
     # Both modules are slow to import, and loaded wherever there is such a model.
     fsdp, tensor = sys.modules.get("torch.distributed.fsdp"), sys.modules.get("torch.distributed.tensor")
     wrapped = fsdp is not None and any(isinstance(part, fsdp.FSDPModule) for part in model.modules())
@@ -147,11 +139,7 @@ class InputTap(nn.Module):
         return self._inputs is not None
 
     def get_inputs(self) -> Tensor:
-        """The input of the last forward pass.
-
-        Raises:
-            SlotError: the host was not called yet.
-        """
+        """The input of the last forward pass."""
         if self._inputs is None:
             raise SlotError("a seed needs the network's input, but the host has not been called: call the whole host")
         return self._inputs
@@ -217,11 +205,7 @@ class IncomparableError(Exception):
 
 
 def flatten(value: Any) -> list[Any]:
-    """The tensors and plain values in an argument or output of a network, with the types of their containers.
-
-    Raises:
-        IncomparableError: the value contains an object of another type.
-    """
+    """The tensors and plain values in an argument or output of a network, with the types of their containers."""
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return [value]
     # Only dense tensors can be compared element by element.

@@ -97,12 +97,7 @@ class Contrast:
 
     @property
     def tables(self) -> list[Floats]:
-        """Tables whose means add up to the difference, and whose seeds are independent of each other.
-
-        Raises:
-            ValueError: the shapes of the two tables do not match.
-            RunError: a score is not finite.
-        """
+        """Tables whose means add up to the difference, and whose seeds are independent of each other."""
         for scores in (self.first, self.second):
             _require_finite(scores)
         if self.second.shape[1] != self.first.shape[1] or len(self.second) not in (1, len(self.first)):
@@ -130,13 +125,7 @@ class Difference:
 
 
 def judge(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> list[Difference]:
-    """The verdict on each contrast, corrected for the number of contrasts.
-
-    Raises:
-        ValueError: the number of families is not that of instances, there are fewer than two instances (without
-            families: seeds), the shapes of two tables do not match, or a claim about one policy has several seeds.
-        RunError: a score is not finite.
-    """
+    """The verdict on each contrast, corrected for the number of contrasts."""
     # A claim about a policy requires one seed, a claim about a way of training several.
     seeds = [len(contrast.first) for contrast in contrasts]
     if claim is not Claim.TRAINING and any(count != 1 for count in seeds):
@@ -161,11 +150,7 @@ def judge(contrasts: Sequence[Contrast], families: Families, claim: Claim) -> li
 
 
 def mean_interval(values: Floats, families: Families) -> Interval:
-    """Confidence interval of the mean of ``values [N, M]``; with one seed, only over instances.
-
-    Raises:
-        ValueError, RunError: see `judge`.
-    """
+    """Confidence interval of the mean of ``values [N, M]``; with one seed, only over instances."""
     _require_finite(values)
     return _estimate_sum([values], families)[0]
 

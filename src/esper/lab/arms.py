@@ -87,11 +87,7 @@ class _Job:
 
 
 def load_own_controllers(experiment: Experiment, addresses: Sequence[str]) -> dict[str, Controller]:
-    """Load the user's controllers for the experiment's suite, by their ``FILE.py:NAME``.
-
-    Raises:
-        ConfigError: one of them is not in a file, cannot be created, or has the name of another arm.
-    """
+    """Load the user's controllers for the experiment's suite, by their ``FILE.py:NAME``."""
     suite = get_suite(experiment.suite)
     taken = [POLICY, *(rule.name for rule in create_baselines(suite)), SHUFFLED, SEQUENCE]
     taken += [STATIC, STATIC_EQUAL_FLOPS, NONE_EQUAL_FLOPS]
@@ -113,9 +109,6 @@ def run_arms(
     """The arms of an experiment: the first configuration's policy, then all others; stored results are reused.
 
     The experiment's trials must be done. ``own`` are the user's controllers, by their ``FILE.py:NAME``.
-
-    Raises:
-        CheckpointError, RunError: a trial has no usable policy, or a file cannot be written.
     """
     instances, name = experiment.sample_instances(), next(iter(experiment.arms))
     settings, folder, suite = experiment.arms[name], experiment.folder / name, get_suite(experiment.suite)
@@ -194,9 +187,6 @@ def _list_followers(
     """The arms that depend on the policy of one training seed, in order.
 
     ``environment_steps`` is the cost of training that policy.
-
-    Raises:
-        CheckpointError: the run has no usable policy.
     """
     suite, config, policy = get_suite(settings.suite), make_evaluation_config(settings), load_policy(run, settings)
 

@@ -148,11 +148,7 @@ def write_behaviour(path: Path, behaviour: Behaviour) -> None:
 
 
 def read_behaviour(path: Path) -> Behaviour:
-    """Read a file written by `write_behaviour`.
-
-    Raises:
-        RunError: the file is missing or has another format.
-    """
+    """Read a file written by `write_behaviour`."""
     return read_json(path, _FILE)
 
 

@@ -85,9 +85,6 @@ def bench_suite(
 
     Single plantings are tried first. Then those that were best in some family are combined, up to ``plantings`` in a
     schedule. ``show`` is called with a line about each step.
-
-    Raises:
-        ConfigError: there are too few instances.
     """
     if search < 1 or score < FEWEST_SCORED:
         raise ConfigError(

@@ -66,9 +66,6 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
 
     With ``paired``, equal seeds mean the same training in all entries (arms that depend on a policy), otherwise
     different ones (ways of training). With ``own_instances``, each seed has its own instances.
-
-    Raises:
-        ValueError: the entries do not have the same instances, or `judge` rejects their scores.
     """
     # A difference is meaningful only on the same instances.
     reference, *others = entries
@@ -138,11 +135,7 @@ def _describe_verdict(verdict: Verdict, reference: str, other: str) -> str:
 
 
 def compare_evaluated(results: Sequence[Result], reference: str = POLICY, claim: Claim = Claim.POLICY) -> Comparison:
-    """Compare a run's policy, or another reference, with all other controllers on one split, best first.
-
-    Raises:
-        ValueError: the reference is missing, or a controller has other instances.
-    """
+    """Compare a run's policy, or another reference, with all other controllers on one split, best first."""
     return _compare_controllers([results], reference, claim)
 
 
@@ -153,12 +146,7 @@ def compare_splits(results: Sequence[Result]) -> dict[Split, Comparison]:
 
 
 def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
-    """Compare controllers over several runs, which have different training seeds and their own instances.
-
-    Raises:
-        ValueError: there are fewer than two runs, the runs differ in controllers or numbers of instances, or as for
-            `compare_evaluated`.
-    """
+    """Compare controllers over several runs, which have different training seeds and their own instances."""
     return _compare_controllers(runs, POLICY, Claim.TRAINING, own_instances=True)
 
 

@@ -83,11 +83,7 @@ class RunEvaluation:
 
 
 def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
-    """The policy of the newest checkpoint.
-
-    Raises:
-        CheckpointError: there is no usable checkpoint, or it belongs to other settings.
-    """
+    """The policy of the newest checkpoint."""
     checkpoint = Checkpoints(run.checkpoints).latest()
     policy = restore_policy(checkpoint.tensors, settings.policy, settings.promise, settings.rules)
     return LoadedPolicy(create_greedy_controller(policy, settings), checkpoint.iteration, checkpoint.sha256)
@@ -98,10 +94,6 @@ def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConf
 
     Returns:
         The controller, and the configuration of its episodes on the suite.
-
-    Raises:
-        ConfigError: there is no such controller.
-        RunError, CheckpointError: the run is unusable.
     """
     rules = {rule.name: rule for rule in create_baselines(suite)}
     if name in rules:
@@ -119,10 +111,6 @@ def count_trainings(name: str, suite: Suite) -> float:
 
     For a policy, this includes its own training with all baseline episodes, and the current cost of the policy that it
     started from. Policies among which it was selected are not counted. For a controller in a file, the cost is 0.
-
-    Raises:
-        ConfigError: there is no such controller.
-        RunError, CheckpointError: the run is unusable.
     """
     if name in {rule.name for rule in create_baselines(suite)}:
         return load_baseline_settings(suite).environment_steps.get(name, 0) / suite.steps
@@ -170,11 +158,6 @@ def evaluate_run(
 
     ``heldout`` is the number of instances of the families trained on, ``transfer`` that of other families; 0 omits
     transfer. Results of the same evaluation from before an interruption are reused.
-
-    Raises:
-        ConfigError: there are too few instances.
-        CheckpointError: the run has no usable policy.
-        RunError: the results cannot be written.
     """
     _check_counts(heldout, transfer)
     settings = load_settings(TrainSettings, run.config)
@@ -242,11 +225,6 @@ def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: in
     """Compare a controller with the suite's baselines on ``count`` instances, which are drawn with ``seed``.
 
     ``name`` is the name of a baseline, the directory of a run on this or another suite, or ``FILE.py:NAME``.
-
-    Raises:
-        ConfigError: there is no such controller, or there are too few instances.
-        TaskError: the suite has no families for that split.
-        RunError, CheckpointError: the run is unusable.
     """
     _check_counts(count, 0)
     controller, config = find_controller(name, suite)
@@ -259,13 +237,7 @@ def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: in
 
 
 def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
-    """Compare controllers over evaluated runs that differ only in their training seed, by split common to all.
-
-    Raises:
-        RunError: a path is not a run, a run is not evaluated, or runs were evaluated differently or after different
-            numbers of iterations.
-        ConfigError: runs differ in more than their seed, or two have the same seed.
-    """
+    """Compare controllers over evaluated runs that differ only in their training seed, by split common to all."""
     # One way of training: the same settings except for the seed.
     runs = [RunDirectory.open_training_run(path) for path in paths]
     settings = [load_settings(TrainSettings, run.config) for run in runs]

@@ -100,12 +100,7 @@ class Experiment:
 
 
 def run_experiment(experiment: Experiment, progress: Progress, backend: Backend = LOCAL) -> list[Arm]:
-    """The results of each configuration's policies, computed by ``backend``; finished trials are only read.
-
-    Raises:
-        ConfigError: the folder contains trials with other settings.
-        RunError: the folder cannot be written.
-    """
+    """The results of each configuration's policies, computed by ``backend``; finished trials are only read."""
     # Check policies to start from before hours of training, not after.
     for settings in experiment.arms.values():
         check_start_policy(settings)
@@ -126,11 +121,7 @@ def run_experiment(experiment: Experiment, progress: Progress, backend: Backend 
 def play_policy(
     run: RunDirectory, settings: TrainSettings, instances: Sequence[Instance], workers: Workers
 ) -> ArmResults:
-    """The results of a trained run's policy on the instances, read from its file if they exist.
-
-    Raises:
-        CheckpointError, RunError: the run has no usable policy, or the file cannot be written.
-    """
+    """The results of a trained run's policy on the instances, read from its file if they exist."""
     policy, suite = load_policy(run, settings), get_suite(settings.suite)
 
     def play() -> ArmResults:
@@ -163,9 +154,6 @@ def read_experiment(folder: Path) -> tuple[Comparison, Comparison | None]:
     """Read a comparison, even while it is running, over the seeds that all configurations have finished.
 
     The first configuration is compared with each other one, and its policies with all other arms that are finished.
-
-    Raises:
-        RunError: nothing is finished yet, or a file is damaged.
     """
     # Only seeds that every configuration has finished can be compared.
     done: dict[str, set[int]] = {}

@@ -86,13 +86,7 @@ class SearchReport:
 
 
 def search_beside(name: str, suite: Suite, split: Split, count: int, seed: int, workers: Workers) -> SearchReport:
-    """Compare a controller with searches on ``count`` instances of the suite, which are drawn with ``seed``.
-
-    Raises:
-        ConfigError: there is no such controller.
-        TaskError: the suite has no families for that split.
-        RunError, CheckpointError: the run is unusable.
-    """
+    """Compare a controller with searches on ``count`` instances of the suite, which are drawn with ``seed``."""
     controller, config = find_controller(name, suite)
     trainings = count_trainings(name, suite)
     instances = sample_for_evaluation(suite, split, count, seed)
@@ -138,11 +132,7 @@ class _PoolTask(DeviceTask):
 
 
 def train_pool(config: EvaluationConfig, instances: Sequence[Instance], seed: int, workers: Workers) -> Pool:
-    """Draw networks for every instance and train them all, side by side, within the controller's caps.
-
-    Raises:
-        ConfigError: there is a cap on memory, which does not apply to networks that never change.
-    """
+    """Draw networks for every instance and train them all, side by side, within the controller's caps."""
     if config.conduct.budget.memory is not None:
         raise ConfigError("a search does not support conduct.budget.memory: use budget.parameters or budget.flops")
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.STATIC_SEARCH)

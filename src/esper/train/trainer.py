@@ -277,13 +277,6 @@ def train_controller(
 
     Returns:
         The figures of the run so far.
-
-    Raises:
-        ConfigError: a setting is not usable, a device or the policy to start from is missing, or the run has other
-            settings.
-        RunError: another process uses the run, the directory holds something else, or it cannot be written.
-        CheckpointError: the run has no usable checkpoint.
-        DivergedError: an update had an anomaly, and ``ppo.on_anomaly`` is ``stop``.
     """
     settings = build_settings(settings)
     # All that can be refused is refused before there is a directory.

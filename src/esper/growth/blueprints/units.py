@@ -78,11 +78,7 @@ class Units(Blueprint):
 
     @torch.no_grad()
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
-        """Add the units to the layers of the host.
-
-        Raises:
-            ExportError: a weight is no longer a parameter.
-        """
+        """Add the units to the layers of the host."""
         first, last = host.get_submodule(self._first_name), host.get_submodule(name)
         for path, layer in ((self._first_name, first), (name, last)):
             if not _is_wide_layer(layer):
@@ -185,9 +181,6 @@ def find_hidden(host: nn.Module, names: Sequence[str], run: Callable[[], object]
         host: Any module.
         names: Names of the first layer, of the modules between in the order of their calls, and of the last layer.
         run: Calls the host with its example input.
-
-    Raises:
-        SlotError: there is no such module, or no units can be added there.
     """
     modules = dict(list_named_modules(host, remove_duplicate=False))
     for name in names:

@@ -115,9 +115,6 @@ def export_exhibits(
     """Write all that can be shown into the folder, figures and tables in folders of their own, made if need be.
 
     ``report`` is called with how many are written, of how many.
-
-    Raises:
-        RunError: a file cannot be written.
     """
     shown = [exhibit for exhibit in exhibits if exhibit.rows]
     for done, exhibit in enumerate(shown):

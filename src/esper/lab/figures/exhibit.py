@@ -185,9 +185,6 @@ def run_queries(store: Path, exhibits: Sequence[Exhibit]) -> list[Exhibit]:
     """Figures and tables whose sources are queries, with the rows that these give on the run store at that path.
 
     Each query reads in a short transaction of its own.
-
-    Raises:
-        RunError: the store is missing, damaged or not ours.
     """
     with RunReader.open(store) as reader:
         results = [reader.query(exhibit.source.text) for exhibit in exhibits]

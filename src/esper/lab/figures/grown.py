@@ -74,11 +74,7 @@ _MARGIN, _ROW = 0.75, 0.42
 
 
 def grown_exhibits(store: Path, metadata: Mapping[str, Any]) -> list[Exhibit]:
-    """All figures and tables of a run of a `Grower`.
-
-    Raises:
-        RunError: its store is missing, damaged or not ours.
-    """
+    """All figures and tables of a run of a `Grower`."""
     return run_queries(store, [*grown_figures(metadata), *grown_tables(metadata)])
 
 
@@ -259,11 +255,7 @@ FROM rollbacks ORDER BY id
 
 
 def compare_with_bare(store: Path, metadata: Mapping[str, Any], bare_store: Path) -> list[Exhibit]:
-    """The figure and the table that compare a run of a `Grower` with a run of the same host without growth.
-
-    Raises:
-        RunError: a store is missing, damaged or not ours.
-    """
+    """The figure and the table that compare a run of a `Grower` with a run of the same host without growth."""
     metric = Metric.from_metadata(metadata)
     source = Files(
         f"run.db of both runs: the scalars validation_{metric.metric} and validation_loss by iteration. The table has "

@@ -26,10 +26,6 @@ def report_grown(run: RunDirectory, bare: RunDirectory | None = None) -> Report:
     Args:
         run: The run.
         bare: A run of the same training loop with the same host in which nothing grew, to compare with.
-
-    Raises:
-        RunError: a file of the run is missing or damaged.
-        ConfigError: ``bare`` cannot be compared with the run.
     """
     with RunReader.open(run.store) as reader:
         metadata, progress, platforms = reader.metadata(), read_progress(run, reader), list_platforms(reader)

@@ -127,11 +127,7 @@ class Report:
         return _ENVIRONMENT.get_template("page.html").render(page=self, svg=_draw_markup)
 
     def write(self, folder: Path) -> Path:
-        """Write the page into the folder, and beside it the verdicts if there are any; the page's path.
-
-        Raises:
-            RunError: a file cannot be written.
-        """
+        """Write the page into the folder, and beside it the verdicts if there are any; the page's path."""
         run, page = RunDirectory(folder), self.render()
         with lock_folder(folder):
             if self.verdicts:

@@ -53,9 +53,6 @@ def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
     Args:
         paths: Folders of runs, or of a comparison.
         bare: Of a grown model: a run of the same training loop in which nothing grew, to compare with.
-
-    Raises:
-        RunError, ConfigError: they are something else, nothing is done yet, or a file is damaged.
     """
     if bare is not None:
         return _report_beside_bare(paths, bare)
@@ -92,11 +89,7 @@ def _is_grown(run: RunDirectory) -> bool:
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write the report of a training run, and its verdicts if it was evaluated; the report's path.
-
-    Raises:
-        RunError, ConfigError: a file of the run is damaged, or the report cannot be written.
-    """
+    """Write the report of a training run, and its verdicts if it was evaluated; the report's path."""
     # No evaluation may end between the results that are read and the verdicts that are written.
     with lock_folder(run.path):
         return _report_training(run).write(run.path)
