@@ -91,7 +91,7 @@ MUTATIONS = (
     Mutation(
         "a rollback replaces parameters, which orphans the optimizer",
         "grower/governor.py",
-        "                local_part(parameter).copy_(saved)",
+        "                parameter.copy_(saved)",
         "                (name,) = (name for name, owned in self.model.named_parameters() if owned is parameter)\n"
         "                self.model.load_state_dict({name: saved}, strict=False, assign=True)",
         "D5",

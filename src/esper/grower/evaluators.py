@@ -139,7 +139,7 @@ class Criterion:
 
 
 def read_criterion(evaluate: Evaluate) -> Criterion:
-    """The criterion of an evaluator. For a plain function the metric is accuracy where there is one, or else the loss."""
+    """The criterion of an evaluator; of a plain function accuracy where there is one, or else the loss."""
     fields: dict[str, Any] = {}
     kinds: set[type] = set()
     while isinstance(evaluate, Evaluator):

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def copy_with(module: nn.Module, value: T, error: type[EsperError], shared: Iterable[object] = ()) -> T:
-    """A deep copy of ``value``, the module or something that contains it, in which ``shared`` objects are not copied."""
+    """A deep copy of ``value``, the module or what contains it, in which ``shared`` objects are not copied."""
     # Layers with the old `torch.nn.utils.weight_norm` or `spectral_norm` keep a weight that they compute before each
     # pass. The copy gets its values without the graph.
     memo: dict[int, Any] = {

@@ -62,7 +62,7 @@ class LoRA(Blueprint):
 
     @torch.no_grad()
     def fold(self, host: nn.Module, name: str, weight: float) -> Folded:
-        """Add the update to the layer's weight, as a new parameter: a module that shares the weight keeps the old one."""
+        """Add the update to the layer's weight, as a new parameter."""
         layer = host.get_submodule(name)
         old = dict(layer.named_parameters(recurse=False)).get("weight")
         if old is None:
