@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from itertools import count, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ pytestmark = pytest.mark.landing
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = README.with_name("docs") / "grow-your-model.md"
 BLOCK_OF_TEXT = re.compile(r"(?<=\n\n)```\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LOOK, LANGUAGE, LADDER, INTEROP, RELIABILITY = (
-    GUIDE.with_name(f"{name}.md") for name in ("look", "language", "ladder", "interop", "reliability")
-)
+LOOK, LANGUAGE, LADDER, INTEROP = (GUIDE.with_name(f"{name}.md") for name in ("look", "language", "ladder", "interop"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -153,24 +150,3 @@ def test_the_page_on_other_libraries_runs() -> None:
     names = run_blocks(INTEROP)
     assert names["envs"].table.shape == (28, 8)
     assert names["observation"]["action_mask"].shape == (16, 28)
-
-
-@pytest.mark.slow
-def test_the_governor_of_the_page_on_reliability_watches_over_a_loop() -> None:
-    model = Convolutions()
-
-    epochs = count()
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
-        loss = train_one_epoch(model, optimizer)
-        if next(epochs) == 50:
-            with torch.no_grad():
-                model.head.weight.fill_(torch.nan)
-            loss = math.nan
-        return loss, validate(model)[1]
-
-    given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), "train_one_epoch": train}
-    names = run_blocks(RELIABILITY, given)
-    assert names["epoch"] == 99
-    assert names["governor"].rollbacks == 1
-    assert all(parameter.isfinite().all() for parameter in model.parameters())

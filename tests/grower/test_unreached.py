@@ -147,7 +147,10 @@ def find_places(host: Host) -> dict[str, str | tuple[str, ...]]:
     """By blueprint, a slot of the host that can have it, or the modules that it grows between."""
     probed = esper.attach(host.network(), host.places, host.arguments())
     places: dict[str, str | tuple[str, ...]] = {
-        kind.name: name for name in host.slots for kind in for_site(probed.slots[name].site)
+        kind.name: name
+        for name in host.slots
+        for kind in for_site(probed.slots[name].site)
+        if not (kind.mixes_positions and probed.slots[name].mask_or_cache)
     }
     for slot in host.slots:  # where it is offered only on request, as attaching takes longer then
         with contextlib.suppress(SlotError):
