@@ -33,8 +33,8 @@ GROUND = 2_497
 LINES = 50_749
 MEGABYTES = 2.30
 TEST_LINES = 63_990
-WORDS = 53_700
-GENERATED = ("docs/gallery/*.md", "docs/reference/events.md")
+WORDS = 44_000
+GENERATED = ("docs/architecture/rooms.md", "docs/gallery/*.md", "docs/reference/events.md")
 
 
 def main() -> int:

@@ -143,6 +143,14 @@ CHAIN = ("0", "1", "2")
 """Two layers of a host, and what lies between."""
 
 
+def can_grow(host: Host, slot: str, blueprint: str) -> bool:
+    """Whether the blueprint may be named there: where there is a mask, nothing mixes positions."""
+    with contextlib.suppress(SlotError):
+        esper.attach(host.network(), {slot: [blueprint]}, host.arguments())
+        return True
+    return False
+
+
 def find_places(host: Host) -> dict[str, str | tuple[str, ...]]:
     """By blueprint, a slot of the host that can have it, or the modules that it grows between."""
     probed = esper.attach(host.network(), host.places, host.arguments())
@@ -150,12 +158,10 @@ def find_places(host: Host) -> dict[str, str | tuple[str, ...]]:
         kind.name: name
         for name in host.slots
         for kind in for_site(probed.slots[name].site)
-        if not (kind.mixes_positions and probed.slots[name].mask_or_cache)
+        if not kind.mixes_positions or can_grow(host, name, kind.name)
     }
-    for slot in host.slots:  # where it is offered only on request, as attaching takes longer then
-        with contextlib.suppress(SlotError):
-            esper.attach(host.network(), {slot: ["block_zero"]}, host.arguments())
-            places["block_zero"] = slot
+    # It is offered only on request, as attaching takes longer then.
+    places |= [("block_zero", slot) for slot in host.slots if can_grow(host, slot, "block_zero")]
     with contextlib.suppress(SlotError):
         esper.attach(host.network(), {CHAIN: ["units"]}, host.arguments())
         places["units"] = CHAIN
