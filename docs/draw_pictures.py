@@ -15,7 +15,7 @@ from pathlib import Path
 from esper.cli import main
 from esper.lab.figures.drawing import export_exhibits
 from esper.lab.figures.exhibit import Figure, group_rows
-from esper.lab.report.grown import report_grown
+from esper.lab.report import report_grown
 from esper.runs.run_directory import RunDirectory
 
 IMAGES = Path(__file__).parent / "images"

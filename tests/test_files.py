@@ -15,7 +15,7 @@ from esper import files
 from esper.cli import main
 from esper.errors import RunError
 from esper.files import LOCK_FILE, lock_folder, write_atomically
-from esper.lab.report.training import write_report
+from esper.lab.report import write_report
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
 from lab.figures_cases import evaluated

@@ -19,7 +19,7 @@ from esper.config.loading import dump_settings
 from esper.dash.app import Access, dashboard
 from esper.dash.pages import PAGE, late_level
 from esper.dash.run_view import RunFinder
-from esper.lab.report.training import write_report
+from esper.lab.report import write_report
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.train.results import write_results

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from dash.planted_run import Plan, accuracy, advance, begin, learn, plant
 from esper.config.loading import dump_settings
-from esper.lab.report.training import write_report
+from esper.lab.report import write_report
 from esper.runs.events import LifecycleTransition, StepTaken
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory

@@ -16,7 +16,7 @@ from esper import Decision
 from esper.cli import main
 from esper.dash import formats
 from esper.dash.pages import describe_comparison, describe_model
-from esper.lab.report.training import report_on
+from esper.lab.report import report_on
 from esper.runs.events import StepTaken
 from esper.runs.loggers import read_metrics
 from esper.runs.reader import RunReader

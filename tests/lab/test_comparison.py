@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Verdict
-from esper.lab.comparison import Comparison, Entry, compare, compare_evaluated, compare_over_seeds
+from esper.lab.comparison import Comparison, Entry, compare, compare_controllers
 from esper.train.results import ArmRecord
 from train.results_cases import FAMILIES, planted
 
@@ -18,7 +18,7 @@ MEANS = {"policy": 0.65, "none": 0.5, "better": 0.7, "equal": 0.65}
 
 @pytest.fixture(scope="module")
 def comparison() -> Comparison:
-    return compare_evaluated(planted(MEANS))
+    return compare_controllers([planted(MEANS)])
 
 
 def named(comparison: Comparison, name: str) -> ArmRecord:
@@ -60,9 +60,9 @@ def test_means_by_family(comparison: Comparison):
 
 
 def test_more_rivals_make_a_claim_harder():
-    few = compare_evaluated(planted({"policy": 0.5, "none": 0.492}))
+    few = compare_controllers([planted({"policy": 0.5, "none": 0.492})])
     rivals = {f"rival{index}": 0.5 for index in range(8)}
-    many = compare_evaluated(planted({"policy": 0.5, "none": 0.492, **rivals}))
+    many = compare_controllers([planted({"policy": 0.5, "none": 0.492, **rivals})])
     few_p, many_p = (named(found, "none").p for found in (few, many))
     assert few_p is not None
     assert many_p is not None
@@ -71,27 +71,27 @@ def test_more_rivals_make_a_claim_harder():
 
 def test_a_small_effect_in_one_of_many_questions_is_no_claim():
     means = {"policy": 0.5} | {f"rival{index}": 0.5 for index in range(10)}
-    found = compare_evaluated(planted(means, noise=0.05))
+    found = compare_controllers([planted(means, noise=0.05)])
     assert set(found.verdicts.values()) == {Verdict.OPEN}
 
 
 def test_equal_results_are_no_claim():
-    found = compare_evaluated(planted({"policy": 0.5, "none": 0.5}, noise=0))
+    found = compare_controllers([planted({"policy": 0.5, "none": 0.5}, noise=0)])
     (other,) = found.others
     assert (other.difference, other.p, other.probability_of_improvement) == (0, 1, 0.5)
     assert found.verdicts == {"none": Verdict.OPEN}
 
 
 def test_the_same_results_give_the_same_comparison(comparison: Comparison):
-    assert compare_evaluated(planted(MEANS)) == comparison
+    assert compare_controllers([planted(MEANS)]) == comparison
 
 
 def test_results_that_cannot_be_paired_are_refused():
     results = planted(MEANS)
     with pytest.raises(ValueError, match="no results of 'policy'"):
-        compare_evaluated([one for one in results if one.controller != "policy"])
+        compare_controllers([[one for one in results if one.controller != "policy"]])
     with pytest.raises(ValueError, match="equal did not play the same instances"):
-        compare_evaluated([*results[:-1], replace(results[-1], instance="bott/only/999")])
+        compare_controllers([[*results[:-1], replace(results[-1], instance="bott/only/999")]])
 
 
 def seeds(mean: float, count: int, stream: int) -> Entry:
@@ -127,9 +127,9 @@ def test_other_instances_are_refused():
 def test_runs_with_instances_of_their_own_are_compared_by_their_means():
     means = [{"policy": 0.6 + luck, "none": 0.5} for luck in (0.0, 0.01, -0.02, 0.015, 0.005)]
     runs = [planted(one, noise=0.02, stream=number) for number, one in enumerate(means)]
-    found = compare_over_seeds(runs)
+    found = compare_controllers(runs, claim=Claim.TRAINING)
     (other,) = found.others
     differences = np.subtract(found.reference.by_seed, other.by_seed)
     expected = stats.ttest_1samp(differences, 0)
     assert other.p == pytest.approx(expected.pvalue)
-    assert compare_over_seeds(runs[:4]).verdicts == {"none": Verdict.TOO_FEW}
+    assert compare_controllers(runs[:4], claim=Claim.TRAINING).verdicts == {"none": Verdict.TOO_FEW}

@@ -25,12 +25,11 @@ from matplotlib.figure import Figure as Canvas
 from esper.dash.formats import difference, measure, signed_percent
 from esper.dash.pages import describe_learning
 from esper.dash.progress import moving_average
-from esper.lab.figures.drawing import draw_svg
+from esper.lab.figures.drawing import STAGE_STYLES, draw_svg
 from esper.lab.figures.exhibit import Figure, Query, run_queries
 from esper.lab.figures.grown import MOMENTS, grown_figures
-from esper.lab.figures.lanes import STAGE_STYLES
-from esper.lab.figures.training import LEARNING, health_figure
-from esper.lab.report.training import report_on
+from esper.lab.figures.policies import LEARNING, health_figure
+from esper.lab.report import report_on
 from esper.lifecycle.stages import Stage
 from esper.rl.diagnostics import Anomaly
 from esper.runs.reader import RunReader

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from esper.dash.formats import EN_DASH, MINUS, signed_score
-from esper.lab.comparison import Comparison, compare_evaluated
+from esper.lab.comparison import Comparison, compare_controllers
 from esper.lab.standings import (
     ARM_MEANINGS,
     HEADING_WIDTH,
@@ -88,7 +88,7 @@ def test_no_heading_is_wider_than_the_figures_below_it(name: str) -> None:
 
 
 def compared(means: Mapping[str, float], noise: float = 0.02) -> Comparison:
-    return compare_evaluated(planted(means, noise=noise))
+    return compare_controllers([planted(means, noise=noise)])
 
 
 def answered(means: Mapping[str, float], noise: float = 0.02) -> Conclusion:
@@ -122,7 +122,7 @@ def test_below_is_said():
 def test_a_policy_that_never_grows_is_told():
     results = planted({"policy": 0.5, "none": 0.5}, noise=0)
     idle = [type(one)(**{**vars(one), "added_parameters": 0}) for one in results]
-    found = judge_learning(compare_evaluated(idle))
+    found = judge_learning(compare_controllers([idle]))
     assert found.short == "Not shown"
     assert found.sentence.endswith("It keeps no seed at all.")
 

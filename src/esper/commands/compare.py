@@ -24,7 +24,7 @@ from esper.lab.analysis import FEWEST_SEEDS
 from esper.lab.arms import load_own_controllers, run_arms
 from esper.lab.comparison import Comparison, compare_arms, compare_configurations
 from esper.lab.experiment import Experiment, Trial, run_experiment
-from esper.lab.report.training import report_configurations
+from esper.lab.report import report_configurations
 from esper.lab.standings import record_comparison, show_comparison
 from esper.train.iteration import Iteration
 from esper.train.results import Arm

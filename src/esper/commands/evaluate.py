@@ -15,20 +15,13 @@ from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress
 from esper.errors import ConfigError, plural
 from esper.lab.comparison import compare_splits
-from esper.lab.evaluate import (
-    HELDOUT_INSTANCES,
-    TRANSFER_INSTANCES,
-    RunEvaluation,
-    evaluate_by_name,
-    evaluate_run,
-)
-from esper.lab.report.training import write_report
+from esper.lab.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, RunEvaluation, evaluate_by_name, evaluate_run
+from esper.lab.report import write_report
 from esper.lab.standings import (
     describe_basis,
     judge_learning,
     name_instances,
     record_evaluation,
-    record_scores,
     standings_table,
 )
 from esper.runs.run_directory import RunDirectory
@@ -97,7 +90,8 @@ def command(
         print_line(console, judge_learning(comparison, families).sentence)
         print_line(console, describe_basis(comparison))
         if json:
-            print_json(record_scores(comparison))
+            scores = {arm.name: (arm.score, arm.score_interval) for arm in comparison.standings}
+            print_json({name: {"score": mean, "score_interval": ends} for name, (mean, ends) in scores.items()})
         return
 
     # A run: its directory keeps the results, and its report shows them.
@@ -122,11 +116,7 @@ def command(
 def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> RunEvaluation:
     cohorts = math.ceil(max(instances, transfer) / COHORT)
     hint = hint_if_stopped(console, "finished cohorts are kept: run the same command again to continue")
-    with (
-        hint,
-        computing.open_workers(cohorts) as workers,
-        report_progress(console, "loading the policy") as progress,
-    ):
+    with hint, computing.open_workers(cohorts) as workers, report_progress(console, "loading the policy") as progress:
 
         def show_cached(done: int, total: int) -> None:
             if done:

@@ -15,8 +15,8 @@ from esper.dash.reporter import report_progress
 from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder
 from esper.lab.figures.drawing import export_exhibits
-from esper.lab.figures.exhibit import Figure, Table
-from esper.lab.report.training import report_on
+from esper.lab.figures.exhibit import Exhibit, Figure, Table
+from esper.lab.report import report_on
 from esper.lab.standings import show_comparison
 
 
@@ -55,15 +55,17 @@ def command(
         # The page, its figures and its tables are of one report, also if another is written here at the same time.
         locks.enter_context(lock_folder(folder))
         page = report.write(folder)
-        exported = None
+        written: list[Exhibit] = []
         if out is not None:
             with report_progress(console, "writing figures and tables") as progress:
-                exported = export_exhibits(out, report.exhibits, progress.update)
+                written = export_exhibits(out, report.exhibits, progress.update)
     for title, comparison in report.comparisons.items():
         show_comparison(console, comparison, title)
     print_line(console, f"report: {page}")
-    if out is not None and exported is not None:
-        for reason in exported.absent:
-            print_line(console, f"left out {reason}")
-        print_line(console, f"{plural(exported.figures, 'figure')}: {out / Figure.folder}")
-        print_line(console, f"{plural(exported.tables, 'table')}: {out / Table.folder}")
+    if out is not None:
+        for exhibit in report.exhibits:
+            if not exhibit.rows:
+                print_line(console, f"left out {exhibit.name}: {exhibit.absent}")
+        figures = sum(isinstance(exhibit, Figure) for exhibit in written)
+        print_line(console, f"{plural(figures, 'figure')}: {out / Figure.folder}")
+        print_line(console, f"{plural(len(written) - figures, 'table')}: {out / Table.folder}")

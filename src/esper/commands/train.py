@@ -19,7 +19,7 @@ from esper.dash.formats import duration, score
 from esper.dash.output import console_beside, print_differences, print_json, print_line
 from esper.dash.progress import TrainingProgress, view_training
 from esper.errors import ConfigError, plural
-from esper.lab.report.training import write_report
+from esper.lab.report import write_report
 from esper.runs.loggers import Tool, open_loggers, require_logger
 from esper.runs.run_directory import RunDirectory
 from esper.train.iteration import Iteration
@@ -79,10 +79,7 @@ def command(
         if trainer.done:
             print_line(console, f"resuming after iteration {trainer.done} of {settings.iterations}")
         name, values = run.path.absolute().name, settings.model_dump(mode="json")
-        with (
-            open_loggers(logger, run.loggers, name, values) as log_iteration,
-            view_training(console, progress) as view,
-        ):
+        with open_loggers(logger, run.loggers, name, values) as log_iteration, view_training(console, progress) as view:
             with workers.report_to(view.count_baseline_tasks):
                 levels = trainer.measure_baseline_levels()
             view.show_baselines(levels)

@@ -114,28 +114,18 @@ def run_arms(
     settings, folder, suite = experiment.arms[name], experiment.folder / name, get_suite(experiment.suite)
     results: dict[str, list[ArmResults]] = {}
     with hold_lock(folder / "arms.lock", LOCK_OWNER), backend.open_workers(settings.shards) as workers:
-        # Baselines run once; all other arms depend on the policy of each training seed.
+        # Baselines and the user's controllers run once; all other arms depend on the policy of each training seed.
+        players = [("", controller) for controller in create_baselines(suite)] + list(own.items())
         jobs = [
             _Job(
                 arm=controller.name,
                 run=RunDirectory(folder),
-                key=arm_key(controller.name, settings, "", instances),
+                key=arm_key(controller.name, settings, hash_file(address) if address else "", instances),
                 steps=len(instances) * suite.steps,
-                compute=partial(_play_baseline, controller, settings, instances, workers),
+                compute=partial(_play_baseline, controller, address or controller.name, settings, instances, workers),
                 label=controller.name,
             )
-            for controller in create_baselines(suite)
-        ]
-        jobs += [
-            _Job(
-                arm=controller.name,
-                run=RunDirectory(folder),
-                key=arm_key(controller.name, settings, hash_file(address), instances),
-                steps=len(instances) * suite.steps,
-                compute=partial(_play_baseline, controller, settings, instances, workers, name=address),
-                label=controller.name,
-            )
-            for address, controller in own.items()
+            for address, controller in players
         ]
         for seed in range(experiment.seeds):
             trial = Trial(name, seed)
@@ -164,25 +154,21 @@ def run_arms(
 
 def _play_baseline(
     controller: Controller,
+    name: str,
     settings: TrainSettings,
     instances: Sequence[Instance],
     workers: Workers,
     _: CountSteps,
-    name: str | None = None,
 ) -> ArmResults:
     suite = get_suite(settings.suite)
     # The search for a tuned baseline's settings counts as its cost.
-    searched = round(count_trainings(name or controller.name, suite) * suite.steps)
+    searched = round(count_trainings(name, suite) * suite.steps)
     played = evaluate_controllers(workers, [controller], make_evaluation_config(settings), instances)[0]
     return ArmResults(searched, measure_arm(played, suite).outcomes)
 
 
 def _list_followers(
-    run: RunDirectory,
-    settings: TrainSettings,
-    instances: Sequence[Instance],
-    workers: Workers,
-    environment_steps: int,
+    run: RunDirectory, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, environment_steps: int
 ) -> list[_Job]:
     """The arms that depend on the policy of one training seed, in order.
 
@@ -230,22 +216,20 @@ def _list_followers(
         lengths = np.concatenate([np.sum(log.running, axis=0) for log in play_again().logs])
         return ArmResults(environment_steps, train(STATIC, measure_policy().fossils, lengths.tolist()))
 
-    def train_final_for_equal_flops(_: CountSteps) -> ArmResults:
-        """The policy's final networks, trained from scratch with the training FLOPs of the policy's networks."""
-        networks = measure_policy().fossils
-        return ArmResults(environment_steps, train(STATIC_EQUAL_FLOPS, networks, afford(networks)))
+    def train_for_equal_flops(arm: str) -> ArmResults:
+        """Those networks or hosts that never grow, trained with the training FLOPs of the policy's networks."""
+        if arm == NONE_EQUAL_FLOPS:
+            networks, steps = [()] * len(instances), 0
+        else:
+            networks, steps = measure_policy().fossils, environment_steps
+        return ArmResults(steps, train(arm, networks, afford(networks)))
 
-    def train_hosts_for_equal_flops(_: CountSteps) -> ArmResults:
-        """Hosts that never grow, trained with the training FLOPs of the policy's networks."""
-        hosts: list[Fossils] = [()] * len(instances)
-        return ArmResults(0, train(NONE_EQUAL_FLOPS, hosts, afford(hosts)))
-
-    followers = {
+    followers: dict[str, Callable[[CountSteps], ArmResults]] = {
         SHUFFLED: shuffle,
         SEQUENCE: search,
         STATIC: train_final,
-        STATIC_EQUAL_FLOPS: train_final_for_equal_flops,
-        NONE_EQUAL_FLOPS: train_hosts_for_equal_flops,
+        STATIC_EQUAL_FLOPS: lambda _: train_for_equal_flops(STATIC_EQUAL_FLOPS),
+        NONE_EQUAL_FLOPS: lambda _: train_for_equal_flops(NONE_EQUAL_FLOPS),
     }
     return [
         _Job(

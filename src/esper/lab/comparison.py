@@ -93,6 +93,7 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
         if all(result.flops is not None for results in entry.seeds for result in results):
             flops, flops_interval = estimate(lambda result: result.flops or 0)
         interval = difference and difference.interval
+        winners = {Verdict.ABOVE: f"{reference.name} better", Verdict.BELOW: f"{entry.name} better"}
         return ArmRecord(
             name=entry.name,
             score=score,
@@ -110,7 +111,7 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
             difference_interval=interval and (interval.low, interval.high),
             p=difference and difference.p,
             probability_of_improvement=difference and difference.better,
-            verdict=difference and _describe_verdict(difference.verdict, reference.name, entry.name),
+            verdict=difference and winners.get(difference.verdict, str(difference.verdict)),
         )
 
     standings = list(map(summarise_arm, entries, scores, [None, *differences]))
@@ -128,32 +129,19 @@ def compare(entries: Sequence[Entry], claim: Claim, *, paired: bool, own_instanc
     return Comparison(claim, len(played), len(played[0]), standings, verdicts, family_scores)
 
 
-def _describe_verdict(verdict: Verdict, reference: str, other: str) -> str:
-    """The verdict by the name of the better arm."""
-    winners = {Verdict.ABOVE: reference, Verdict.BELOW: other}
-    return f"{winners[verdict]} better" if verdict in winners else str(verdict)
-
-
-def compare_evaluated(results: Sequence[Result], reference: str = POLICY, claim: Claim = Claim.POLICY) -> Comparison:
-    """Compare a run's policy, or another reference, with all other controllers on one split, best first."""
-    return _compare_controllers([results], reference, claim)
-
-
 def compare_splits(results: Sequence[Result]) -> dict[Split, Comparison]:
     """The comparison on each split on which a run was evaluated."""
     by_split: dict[Split, list[Result]] = {split: select_split(results, split) for split in SPLITS}
-    return {split: compare_evaluated(played) for split, played in by_split.items() if played}
+    return {split: compare_controllers([played]) for split, played in by_split.items() if played}
 
 
-def compare_over_seeds(runs: Sequence[Sequence[Result]]) -> Comparison:
-    """Compare controllers over several runs, which have different training seeds and their own instances."""
-    return _compare_controllers(runs, POLICY, Claim.TRAINING, own_instances=True)
-
-
-def _compare_controllers(
-    runs: Sequence[Sequence[Result]], reference: str, claim: Claim, *, own_instances: bool = False
+def compare_controllers(
+    runs: Sequence[Sequence[Result]], reference: str = POLICY, claim: Claim = Claim.POLICY
 ) -> Comparison:
-    """Compare the reference with every other controller of the same runs, best mean score first."""
+    """Compare the reference with every other controller of the same runs on one split, best mean score first.
+
+    Several runs have different training seeds and their own instances.
+    """
     # In the order of the results, so that equal scores keep it.
     names = dict.fromkeys(result.controller for results in runs for result in results)
     if reference not in names:
@@ -164,9 +152,8 @@ def _compare_controllers(
     ]
     if len({len(results) for results in entries[0].seeds}) > 1:
         raise ValueError("the runs have played different numbers of instances")
-    comparison = compare(entries, claim, paired=True, own_instances=own_instances)
-    standings = sorted(comparison.standings, key=lambda arm: arm.score, reverse=True)
-    return replace(comparison, standings=standings)
+    comparison = compare(entries, claim, paired=True, own_instances=claim is Claim.TRAINING)
+    return replace(comparison, standings=sorted(comparison.standings, key=lambda arm: arm.score, reverse=True))
 
 
 def compare_configurations(arms: Sequence[Arm]) -> Comparison:

@@ -17,7 +17,7 @@ from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder
 from esper.lab.analysis import Claim
 from esper.lab.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
-from esper.lab.comparison import Comparison, compare_evaluated, compare_over_seeds
+from esper.lab.comparison import Comparison, compare_controllers
 from esper.lifecycle.rules import Rules
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.run_directory import RunDirectory
@@ -233,7 +233,7 @@ def evaluate_by_name(name: str, suite: Suite, split: Split, count: int, seed: in
     instances = sample_for_evaluation(suite, split, count, seed)
     played = evaluate_controllers(workers, [controller, *others], config, instances)
     records = [record for result in played for record in result.records]
-    return compare_evaluated(records, controller.name, Claim.CONTROLLER)
+    return compare_controllers([records], controller.name, Claim.CONTROLLER)
 
 
 def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
@@ -268,7 +268,7 @@ def read_over_seeds(paths: Sequence[Path]) -> dict[Split, Comparison]:
         played = [select_split(evaluated, split) for evaluated in results]
         if all(played):
             try:
-                comparisons[split] = compare_over_seeds(played)
+                comparisons[split] = compare_controllers(played, claim=Claim.TRAINING)
             except ValueError as error:
                 raise RunError(f"{error}: evaluate them all with the same --instances and --transfer") from error
     return comparisons

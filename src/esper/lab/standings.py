@@ -11,17 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper.dash.formats import (
-    EN_DASH,
-    count,
-    join_words,
-    mega,
-    p_value,
-    percent,
-    score,
-    signed_percent,
-    signed_score,
-)
+from esper.dash.formats import EN_DASH, count, join_words, mega, p_value, percent, score, signed_percent, signed_score
 from esper.dash.output import print_line
 from esper.errors import plural
 from esper.lab.analysis import FEWEST_SEEDS, Claim, Verdict
@@ -186,11 +176,6 @@ def record_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[str, Any]
     }
 
 
-def record_scores(comparison: Comparison) -> dict[str, Any]:
-    """Mean scores with their intervals by controller, for JSON."""
-    return {arm.name: {"score": arm.score, "score_interval": arm.score_interval} for arm in comparison.standings}
-
-
 def record_comparison(comparison: Comparison) -> ComparisonRecord:
     """All figures and verdicts."""
     return ComparisonRecord(
@@ -269,12 +254,7 @@ def standings_columns(comparison: Comparison) -> tuple[Column, ...]:
 def standings_table(comparison: Comparison, title: str | None = None) -> Table:
     """A table for a terminal of 80 columns: one row each, with the 95% interval below a figure."""
     table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 1, 0, 0),
-        header_style="underline",
+        title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0), header_style="underline"
     )
     # Only columns that fit on a terminal; reports have all columns. FLOPs replace the probability of improvement.
     columns = [column for column in standings_columns(comparison) if column.name in _NARROW]

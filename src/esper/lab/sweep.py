@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from esper.errors import ConfigError, RunError
 from esper.lab.experiment import play_policy
-from esper.lab.report.training import write_report
+from esper.lab.report import write_report
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.run_directory import STUDY, RunDirectory
 from esper.tasks.registry import get_suite

@@ -7,9 +7,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from esper.lab.figures.drawing import WIDTHS
+from esper.lab.figures.drawing import STAGE_STYLES, WIDTHS, Span, explain_stages, find_spans
 from esper.lab.figures.exhibit import Row
-from esper.lab.figures.lanes import STAGE_STYLES, Span, explain_stages, find_spans
 from esper.lifecycle.stages import Stage
 
 TRIED_AND_PRUNED = [

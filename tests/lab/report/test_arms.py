@@ -12,7 +12,7 @@ import pytest
 from esper.lab.analysis import Verdict
 from esper.lab.comparison import Comparison
 from esper.lab.figures.drawing import COLOURS, INK
-from esper.lab.report.training import report_configurations
+from esper.lab.report import report_configurations
 from esper.lab.standings import ARM_MEANINGS
 from esper.runs.metric import SCORE_MEANING
 from lab.arms_cases import ARMS, STANDINGS

@@ -14,8 +14,7 @@ from esper.dash.formats import MINUS
 from esper.errors import RunError
 from esper.lab.behaviour import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
 from esper.lab.figures.exhibit import Column, Figure, Files, Table
-from esper.lab.report.page import Report, Section
-from esper.lab.report.training import report_on, write_report
+from esper.lab.report import Report, Section, report_on, write_report
 from esper.runs.events import PPOUpdated, RolledBack, RunStarted
 from esper.runs.metric import J_MEANING, SCORE_MEANING
 from esper.runs.run_directory import RunDirectory
@@ -149,7 +148,7 @@ def evaluated(run: RunDirectory) -> RunDirectory:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without drawings, which take time, for tests of the texts."""
-    monkeypatch.setattr("esper.lab.report.page.draw_svg", lambda figure: "")
+    monkeypatch.setattr("esper.lab.report.draw_svg", lambda figure: "")
 
 
 def page_of(run: RunDirectory) -> Page:

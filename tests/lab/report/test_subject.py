@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from esper.dash.formats import measure
 from esper.errors import ConfigError, RunError
 from esper.lab.figures.exhibit import group_rows, read_texts
-from esper.lab.report.training import report_on
+from esper.lab.report import report_on
 from esper.runs.events import LifecycleTransition, RunStarted
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
@@ -94,7 +94,7 @@ def test_a_model_that_grew_in_its_owners_loop_has_that_page_too(tmp_path: Path) 
     assert "; 1 rollback." in page
     assert "G3 held back: alpha moving" in page
     assert "blending to holding" in page
-    assert "horizon: 20" in page
+    assert "&#34;horizon&#34;: 20" in page
     assert 'id="figure-snapshots"' in page
     assert {exhibit.name for exhibit in report.exhibits if exhibit.rows} == {
         *("curves", "stages", "contributions", "snapshots", "seeds", "decisions", "rollbacks")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
@@ -24,7 +24,8 @@ from matplotlib.figure import Figure as Canvas
 from esper.dash.formats import score
 from esper.errors import RunError
 from esper.files import write_atomically
-from esper.lab.figures.exhibit import Exhibit, Figure, Value, write_csv
+from esper.lab.figures.exhibit import Exhibit, Figure, Row, Value, group_rows, read_numbers, write_csv
+from esper.lifecycle.stages import COOLDOWN, Stage
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
 SKY, PURPLE, YELLOW = "#56b4e9", "#cc79a7", "#f0e442"
@@ -99,20 +100,10 @@ _LABEL_GAP = 0.075
 """Between labels of levels, as a share of the height."""
 
 
-@dataclass(frozen=True)
-class ExportCounts:
-    """Counts of the figures and tables that were written, and what there was nothing to show of."""
-
-    figures: int
-    tables: int
-    absent: tuple[str, ...]
-    """A name and a reason each."""
-
-
 def export_exhibits(
     folder: Path, exhibits: Sequence[Exhibit], report: Callable[[int, int], None] = lambda _done, _total: None
-) -> ExportCounts:
-    """Write all that can be shown into the folder, figures and tables in folders of their own, made if need be.
+) -> list[Exhibit]:
+    """Write all that can be shown into the folder, figures and tables in folders of their own; returns these.
 
     ``report`` is called with how many are written, of how many.
     """
@@ -135,9 +126,7 @@ def export_exhibits(
         files |= {".csv": write_csv(exhibit.rows), exhibit.source.suffix: exhibit.source.text}
         for suffix, content in files.items():
             write_atomically(inside / f"{exhibit.name}{suffix}", content)
-    figures = sum(isinstance(exhibit, Figure) for exhibit in shown)
-    absent = tuple(f"{exhibit.name}: {exhibit.absent}" for exhibit in exhibits if not exhibit.rows)
-    return ExportCounts(figures, len(shown) - figures, absent)
+    return shown
 
 
 def draw_svg(figure: Figure) -> str:
@@ -194,11 +183,6 @@ def _make_drawable(value: Value) -> Value:
 
 def _make_printable(text: str) -> str:
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def pick_colour(place: int) -> str:
-    """The colour of the arm in this place, different for each of the first `len(COLOURS)` places."""
-    return COLOURS[place % len(COLOURS)]
 
 
 def add_legend(canvas: Canvas, columns: int = 4) -> None:
@@ -260,3 +244,103 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
+
+
+LANE_HEIGHT = 0.3
+"""Inches per slot."""
+
+
+class StageStyle(NamedTuple):
+    """How a stage is drawn and explained."""
+
+    colour: str
+    letter: str
+    meaning: str
+
+
+STAGE_STYLES = {
+    Stage.GERMINATED: StageStyle("#b3bccb", "g", "germinated"),
+    Stage.TRAINING: StageStyle(YELLOW, "t", "training in isolation"),
+    Stage.BLENDING: StageStyle(ORANGE, "b", "blending in"),
+    Stage.HOLDING: StageStyle(SKY, "h", "held on trial"),
+    Stage.FOSSILIZED: StageStyle(GREEN, "F", "fossilized: kept for good"),
+    Stage.PRUNED: StageStyle(VERMILION, "x", "pruned, slot cooling down"),
+}
+ON_BARS = "#1c2431"
+"""For letters: dark on every page, as the bars are light on every page."""
+_BAR = 0.42
+_ROOM_FOR_LETTER = 0.02
+"""A bar that takes a smaller share of the whole lane has no letter."""
+_SMALL = LABEL_SIZE - 1
+
+
+@dataclass(frozen=True)
+class Span:
+    """A slot's time in one stage: decisions ``start`` to ``end``, the first and the last, counted from 1."""
+
+    stage: Stage
+    start: int
+    end: int
+    blueprint: str | None
+
+
+def find_spans(rows: Sequence[Row]) -> list[Span]:
+    """One slot's times in each stage, of rows with ``decision``, ``stage`` and ``blueprint`` in order.
+
+    Dormant times are left out; the stages of a cooldown are one.
+    """
+    spans: list[Span] = []
+    before = Stage.DORMANT
+    for row in rows:
+        stage, decision = Stage[str(row["stage"]).upper()], int(str(row["decision"]))
+        blueprint = None if row["blueprint"] is None else str(row["blueprint"])
+        # The stages of a cooldown are drawn as one, without a blueprint.
+        if stage in COOLDOWN:
+            stage, blueprint = Stage.PRUNED, None
+        # The same seed in the same stage: the span goes on.
+        if before is not Stage.DORMANT and (spans[-1].stage, spans[-1].blueprint) == (stage, blueprint):
+            spans[-1] = Span(stage, spans[-1].start, decision, blueprint)
+        elif stage is not Stage.DORMANT:
+            spans.append(Span(stage, decision, decision, blueprint))
+        before = stage
+    return spans
+
+
+def draw_lanes(axes: Axes, rows: Sequence[Row]) -> set[Stage]:
+    """Draw a lane per ``slot_name``; returns the stages that were drawn."""
+    slots = group_rows(rows, "slot_name")
+    decisions = read_numbers(rows, "decision")
+    first, last = min(decisions), max(decisions)
+    stages: set[Stage] = set()
+    for place, slot_rows in enumerate(slots.values()):
+        blueprint: str | None = None
+        for span in find_spans(slot_rows):
+            stages.add(span.stage)
+
+            # The bar, with the stage's letter if there is room.
+            start, width, style = span.start - 0.5, span.end - span.start + 1.0, STAGE_STYLES[span.stage]
+            axes.barh(place, width, _BAR, left=start, color=style.colour, linewidth=0)
+            if width >= _ROOM_FOR_LETTER * (last - first + 1):
+                middle = start + width / 2
+                axes.text(
+                    middle, place, style.letter, fontsize=_SMALL, color=ON_BARS, ha="center", va="center_baseline"
+                )
+
+            # The blueprint, where a seed begins.
+            if span.blueprint is not None and (span.blueprint != blueprint or span.stage is Stage.GERMINATED):
+                above = place - _BAR / 2 - 0.02
+                axes.text(start, above, span.blueprint, fontsize=_SMALL, color=INK, va="bottom", clip_on=True)
+            blueprint = span.blueprint
+    name_rows(axes, list(slots))
+    axes.set_xlim(first - 0.5, last + 0.5)
+    return stages
+
+
+def explain_stages(canvas: Canvas, axes: Axes, stages: set[Stage]) -> None:
+    """A legend above the whole figure of the stages that were drawn."""
+    styles = [style for stage, style in STAGE_STYLES.items() if stage in stages]
+    bars = [axes.barh(0, 0, color=style.colour).patches[0] for style in styles]
+    meanings = [f"{style.letter}: {style.meaning}" for style in styles]
+    if styles:
+        ncols = 3 if canvas.get_figwidth() > WIDTHS[1] else 2
+        canvas.legend(bars, meanings, loc="outside upper center", ncols=ncols, columnspacing=0.6, handlelength=1.2)

@@ -19,12 +19,17 @@ from esper.lab.figures.drawing import (
     GREY,
     INK,
     LABEL_SIZE,
+    LANE_HEIGHT,
     LINE,
+    ON_BARS,
     ORANGE,
     SOFT,
+    STAGE_STYLES,
     VERMILION,
     WIDTHS,
     add_legend,
+    draw_lanes,
+    explain_stages,
     name_rows,
     set_integer_axis,
 )
@@ -40,7 +45,6 @@ from esper.lab.figures.exhibit import (
     read_numbers,
     run_queries,
 )
-from esper.lab.figures.lanes import LANE_HEIGHT, ON_BARS, STAGE_STYLES, draw_lanes, explain_stages
 from esper.lifecycle.stages import OWNING, Stage
 from esper.runs.metric import LOSS, METRIC_NAME, Metric, describe_contributions
 from esper.runs.reader import RunReader
@@ -402,7 +406,7 @@ def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
     for axes, moment in zip(panels, moments, strict=True):
         # Figures of the whole network, which are the same in every row of a moment.
         first = moment[0]
-        value, added = measure(_to_number(first["value"])), signed_percent(_to_number(first["added"]))
+        value, added = measure(read_numbers([first], "value")[0]), signed_percent(read_numbers([first], "added")[0])
         axes.set_title(f"decision {first['decision']}", fontsize=LABEL_SIZE + 0.5, loc="center")
         axes.set_xlabel(f"{first['measure']} {value}\n{added} parameters", fontsize=LABEL_SIZE)
         axes.set_xlim(-0.04, 1.04)
@@ -425,7 +429,7 @@ def _draw_snapshots(canvas: Canvas, rows: Sequence[Row]) -> None:
             # A seed: a box filled by its alpha, with its blueprint and its contribution.
             stages.add(stage)
             axes.plot([_HOST[1], _SEED[0]], [place, place], color=SOFT, linewidth=0.8, zorder=1)
-            alpha, contribution = _to_number(row["alpha"]), _to_number(row["contribution"])
+            alpha, contribution = (read_numbers([row], name)[0] for name in ("alpha", "contribution"))
             axes.add_patch(_make_box(_SEED, top, STAGE_STYLES[stage].colour, max(alpha, _LEAST)))
             axes.add_patch(_make_frame(top, SOFT))
             ink = ON_BARS if alpha > 0.5 else INK
@@ -448,7 +452,3 @@ def _make_box(sides: tuple[float, float], top: float, colour: str, share: float 
 def _make_frame(top: float, colour: str) -> Rectangle:
     left, right = _SEED
     return Rectangle((left, top), right - left, _HEIGHT, fill=False, edgecolor=colour, linewidth=0.6)
-
-
-def _to_number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan

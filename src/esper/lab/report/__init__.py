@@ -1,1 +1,0 @@
-"""The report of a run or a comparison, as one self-contained HTML file."""
