@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from esper.errors import EsperError
-from grower.training_loop import growing
+from factories import make_growing
 
 NONE, TRUTH, ZERO, NEGATIVE, NUMBER, FRACTION = "None", "truth", "zero", "a negative number", "a number", "a fraction"
 NAN, TEXT, MAPPING, LIST, VECTOR, AVERAGE = "not a number", "text", "a mapping", "a list", "a vector", "an average"
@@ -25,7 +25,7 @@ Fits = Collection[str]
 
 def strangers() -> dict[str, Any]:
     """Fresh ones, by name."""
-    model = growing()
+    model = make_growing()
     return {
         NONE: None,
         TRUTH: True,

@@ -14,7 +14,7 @@ from esper.cli import main
 from esper.control.own import load_controller
 from esper.errors import ConfigError
 from esper.tasks.suite_files import FILES
-from grower.training_loop import Loop
+from factories import Loop
 from train.runs import TINY, short_suite
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "own-controller.md"

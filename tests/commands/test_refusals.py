@@ -19,7 +19,7 @@ from esper.commands.options import find_interval
 from esper.dash import app
 from esper.runs.run_directory import RUN_ADVICE, RunDirectory
 from esper.train.workers import Backend
-from grower.training_loop import Loop
+from factories import Loop
 from train.runs import TINY, short_suite
 
 Capture = pytest.CaptureFixture[str]

@@ -21,7 +21,7 @@ from esper.control.rules import LookRule, LookSettings
 from esper.engine.observation import Observation
 from esper.engine.promises import PromiseSettings
 from esper.lifecycle.legality import ActionMasks
-from grower.training_loop import SLOTS, data, host
+from factories import SLOTS, make_data, make_host
 
 lightning = pytest.importorskip("lightning.pytorch")
 pytest.importorskip("accelerate")
@@ -63,7 +63,7 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = host()
+        self.net = make_host()
 
     def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.net(inputs)
@@ -88,7 +88,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=RATE))
 
     def data(self, *arguments: int) -> tuple[Tensor, Tensor]:
-        inputs, labels = data(*arguments)
+        inputs, labels = make_data(*arguments)
         return inputs.to(self.dtype), labels
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from esper import Decision
-from grower.training_loop import CLASSES, Loop, data, validate
+from factories import RINGS, Loop, make_data, validate
 
 DECISIONS = 10
 
@@ -25,8 +25,8 @@ def loss_alone(model: nn.Module) -> float:
 def with_mae(model: nn.Module) -> dict[str, float]:
     """A metric of a size of its own, better the lower it is."""
     model.eval()
-    inputs, labels = data(64, seed=1)
-    wrong = (model(inputs).softmax(1) - nn.functional.one_hot(labels, CLASSES)).abs().mean()
+    inputs, labels = make_data(64, seed=1)
+    wrong = (model(inputs).softmax(1) - nn.functional.one_hot(labels, RINGS)).abs().mean()
     return {"loss": validate(model)[0], "mae": 5000 * float(wrong)}
 
 

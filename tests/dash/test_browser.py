@@ -26,7 +26,7 @@ from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
 from esper.train.results import write_results
 from esper.train.settings import TrainSettings
-from grower.training_loop import Loop
+from factories import Loop
 from train.results_cases import planted
 
 CHROMIUM = shutil.which("chromium")

@@ -22,7 +22,7 @@ from esper.numerics.deferred import Deferred
 from esper.population.backend import PopulationBackend
 from esper.population.learning import start_training
 from esper.population.population import Population
-from grower.training_loop import Loop
+from factories import Loop
 from open_rules import open_rules
 from population.scenes import SUITE, VALIDATION, Draws, instances, networks, plan
 

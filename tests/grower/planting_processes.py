@@ -17,7 +17,7 @@ import esper
 from esper.errors import DistributedError
 from esper.grower.state_dict import plant_structure
 from esper.growth.model import GrowingModel
-from grower.training_loop import SLOTS, data, host, validate
+from factories import SLOTS, make_data, make_host, validate
 
 RANKS = 2
 STEPS = 5
@@ -31,15 +31,15 @@ def make(how: str, several: bool) -> tuple[GrowingModel, nn.Module]:
     def wrap(module: nn.Module) -> nn.Module:
         return DistributedDataParallel(module, find_unused_parameters=how == "regrown") if several else module
 
-    inputs = data()[0][:2]
+    inputs = make_data()[0][:2]
     if how == "inside":
-        network = wrap(host())
+        network = wrap(make_host())
         return esper.attach(network.module if several else network, {"0": ["mlp"]}, inputs), network
     if how == "block":
         network = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)), nn.Linear(4, 3))
         model = esper.attach(network, {"0": ["block_copy"]}, inputs)
         return model, wrap(model)
-    model = esper.attach(host(), SLOTS, inputs)
+    model = esper.attach(make_host(), SLOTS, inputs)
     if how == "regrown":
         plant_structure(model, {"0": {"blueprint": "norm", "blend": 0, "fossilized": False}})
         parallel = wrap(model)
@@ -55,7 +55,7 @@ def train(how: str, rank: int, *, several: bool) -> dict[str, torch.Tensor]:
     model, network = make(how, several)
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.3))
     grower = esper.Grower(model, optimizer, validate, controller="all_at_start", horizon=10, seed=1)
-    inputs, labels = data()
+    inputs, labels = make_data()
     mine = slice(rank * 48, rank * 48 + 48) if several else slice(96)
     at_birth: dict[str, torch.Tensor] = {}
     for _ in range(STEPS):
@@ -77,7 +77,7 @@ def refuse() -> list[str]:
     """The sentences about a seed planted by hand in a wrapped model, and in one that is not wrapped yet."""
     sentences: list[str] = []
     for wrap in (DistributedDataParallel, nn.Identity):
-        model = esper.attach(host(), SLOTS, torch.zeros(2, 4))
+        model = esper.attach(make_host(), SLOTS, torch.zeros(2, 4))
         _ = wrap(model)
         try:
             model.slots["0"].germinate("mlp", alpha=1.0)
@@ -91,12 +91,12 @@ def follow(folder: Path, rank: int) -> list[bool]:
     """Whether copies, averages and saved models have what grew before, in one process without the others."""
     if rank:
         return []
-    model = esper.attach(host(), SLOTS, torch.zeros(2, 4))
+    model = esper.attach(make_host(), SLOTS, torch.zeros(2, 4))
     average = copy.deepcopy(model)
     model.mirror(average)
     plant_structure(model, {"0": {"blueprint": "mlp", "blend": 0, "fossilized": True}})
     esper.save(model, folder / "saved")
-    loaded = esper.load(folder / "saved", host(), torch.zeros(2, 4))
+    loaded = esper.load(folder / "saved", make_host(), torch.zeros(2, 4))
     return [list(other.seeds) == ["0"] for other in (average, copy.deepcopy(model), loaded)]
 
 

@@ -21,7 +21,7 @@ from esper.engine.promises import PromiseSettings
 from esper.grower.evaluation import Evaluate
 from esper.grower.state_dict import GrowthInStateDict
 from esper.lifecycle.rules import Rules
-from grower.training_loop import CLASSES, HELD, data, growing, host, packed, validate
+from factories import HELD, RINGS, make_data, make_growing, make_host, packed, validate
 
 RANKS = 2
 DECISIONS = 12
@@ -49,7 +49,9 @@ def main(folder: Path, rank: int, how: str) -> None:
     resume, rules = how == "resume", HELD if how == "refit" else Rules()
     store = distributed.FileStore(str(folder / f"store-{how}"), RANKS)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    model = esper.attach(host(), UNITS, torch.zeros(2, 4)) if how == "units" else growing(frozen=how == "frozen")
+    model = (
+        esper.attach(make_host(), UNITS, torch.zeros(2, 4)) if how == "units" else make_growing(frozen=how == "frozen")
+    )
     carrier = GrowthInStateDict(model)
     saved = torch.load(folder / "checkpoint.pt", weights_only=True) if resume else None
     if saved is not None:
@@ -107,7 +109,7 @@ def main(folder: Path, rank: int, how: str) -> None:
 
 def train(network: nn.Module, grower: Grower, part: slice, *, blown_up: bool) -> tuple[float, str]:
     """One minibatch and one decision: the norm of the gradient, which is clipped, and the decision."""
-    inputs, labels = data()
+    inputs, labels = make_data()
     network.train()
     grower.optimizer.zero_grad()
     loss = F.cross_entropy(network(inputs[part]), labels[part])
@@ -141,10 +143,10 @@ def _only_first(rank: int, *, constrained: bool) -> Evaluate:
 @torch.no_grad()
 def _validate_sets(model: nn.Module) -> dict[str, Score]:
     """Two sets that ask for different answers to the same."""
-    inputs, labels = data(64, seed=1)
+    inputs, labels = make_data(64, seed=1)
     logits = model.eval()(inputs)
     return {
-        name: Score(F.cross_entropy(logits, (labels + turned) % CLASSES))
+        name: Score(F.cross_entropy(logits, (labels + turned) % RINGS))
         for name, turned in {"target": 0, "source": 1}.items()
     }
 

@@ -15,7 +15,7 @@ import torch
 from esper.control.rules import Heuristic
 from esper.errors import CheckpointError, ConfigError
 from esper.grower import Constrained, Grower, GrowerConfig, Metric, Refit, RunRecorder
-from grower.training_loop import Loop, growing, validate
+from factories import Loop, make_growing, validate
 from strangers import (
     CALLABLE,
     FRACTION,
@@ -79,7 +79,7 @@ FITS: dict[str, dict[str, Fits]] = {
 
 
 def given() -> dict[str, Any]:
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     return {"model": model, "optimizer": optimizer, "controller": "none", "evaluate": validate}
 

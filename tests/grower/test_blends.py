@@ -16,7 +16,7 @@ from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import ALPHA_TARGETS, Blend, Head, Op, make_wait_actions
 from esper.lifecycle.legality import ActionMasks
 from esper.lifecycle.rules import Rules
-from grower.training_loop import Loop, growing
+from factories import Loop, make_growing
 
 every_blend = pytest.mark.parametrize("blend", Blend)
 CAP = 1000
@@ -54,7 +54,7 @@ def test_budget_and_rent_count_what_the_model_really_has(blend: Blend) -> None:
 
 @every_blend
 def test_fossils_from_before_are_counted_with_their_blend(blend: Blend) -> None:
-    model = growing()
+    model = make_growing()
     model.slots["0"].germinate("mlp", blend=blend, alpha=1.0)
     model.slots["0"].fossilize()
     loop = Loop("none", model, conduct=CAPPED)

@@ -16,11 +16,11 @@ import esper
 from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError, SlotError
 from esper.grower.spending import Spending
-from grower.training_loop import HELD, data, growing, validate
+from factories import HELD, make_data, make_growing, validate
 
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[float]:
-    inputs, labels = data()
+    inputs, labels = make_data()
     losses: list[float] = []
     model.train()
     for _ in range(steps):
@@ -33,7 +33,7 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) ->
 
 
 def grown() -> tuple[esper.GrowingModel, torch.optim.Optimizer]:
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
     model.link(optimizer)
     model.slots["0"].germinate("mlp", alpha=1.0)
@@ -60,13 +60,13 @@ def test_both_grow_by_themselves_without_a_warning() -> None:
         learn(rung.model, rung.optimizer)
         learn(model, optimizer)
     assert (set(rung.model.seeds), set(model.seeds)) == ({"0", "2"}, set())
-    inputs, _ = data()
+    inputs, _ = make_data()
     plain = rung.model.eval().finalize()
     torch.testing.assert_close(plain(inputs), rung.model(inputs))
 
 
 def test_it_is_trained_to_its_end_within_a_budget_that_the_growth_pays() -> None:
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=0.01))
     plan = Schedule([Planting(0, 0, 0)], horizon=10, keep_after=1000)
     grower = esper.Grower(model, optimizer, controller=plan, evaluate=validate, rules=HELD, classes=3, horizon=10)
@@ -124,8 +124,8 @@ def test_that_of_a_compiled_model_is_counted() -> None:
 
 
 def test_spending_is_handed_on() -> None:
-    model = growing()
-    whole, part = Spending(growing()), Spending(model)
+    model = make_growing()
+    whole, part = Spending(make_growing()), Spending(model)
     counted = Spending(model, counted_in=whole)
     counted.add(5.0)
     assert (whole.flops, counted.flops, part.flops) == (5.0, 5.0, 0.0)

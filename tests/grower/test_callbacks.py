@@ -12,7 +12,7 @@ from esper.engine.config import EpisodeConfig
 from esper.errors import DivergedError
 from esper.grower import DecisionRecord, Ending, Grower, GrowerCallback, PrintDecisions, RunRecorder
 from esper.grower.state_dict import plant_structure
-from grower.training_loop import Loop, growing
+from factories import Loop, make_growing
 
 
 class Diary(GrowerCallback):
@@ -104,7 +104,7 @@ def test_its_state_comes_back_to_it() -> None:
     state = loop.saved()
     assert state["grower"]["callbacks"] == {"Diary": {"calls": 9}}
     again, newcomer = Diary(), Newcomer()
-    model = growing()
+    model = make_growing()
     plant_structure(model, state["grower"]["seeds"])
     model.load_state_dict(state["model"])
     resumed = Loop("all_at_start", model, callbacks=[newcomer, again])
@@ -126,7 +126,7 @@ def test_each_of_several_of_one_kind_gets_its_own_state_back() -> None:
     loop.epoch()
     second.calls.append("one more")
     state = loop.saved()
-    model, again = growing(), [Diary(), Diary()]
+    model, again = make_growing(), [Diary(), Diary()]
     plant_structure(model, state["grower"]["seeds"])
     model.load_state_dict(state["model"])
     resumed = Loop("all_at_start", model, callbacks=again)

@@ -26,7 +26,7 @@ from esper.population.backend import PopulationBackend
 from esper.population.learning import Batch
 from esper.population.population import NetworkSpec, Population, PopulationConfig
 from esper.tasks.registry import get_suite
-from grower.training_loop import HELD, SLOTS, Loop, growing, validate
+from factories import HELD, SLOTS, Loop, make_growing, validate
 
 SUITE = get_suite("tokens")
 CLASSES = SUITE.classes
@@ -102,7 +102,7 @@ def in_a_population(settings: GovernorSettings, course: Course) -> list[Any]:
 
 def in_a_grower(settings: GovernorSettings, course: Course) -> list[Any]:
     """As `in_a_population`."""
-    model = growing()
+    model = make_growing()
     weight = next(model.host.parameters())
     grower = Grower(
         model,
@@ -223,7 +223,7 @@ def test_seeds_are_measured_in_turns(every: int) -> None:
         calls += 1
         return validate(model)
 
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     grower = Grower(
         model,
@@ -246,7 +246,7 @@ def test_seeds_are_measured_in_turns(every: int) -> None:
 
 
 def test_what_is_kept_for_good_is_measured_at_every_fourth_decision_and_at_the_end() -> None:
-    model, calls = growing(), []
+    model, calls = make_growing(), []
     for name in SLOTS:
         model.slots[name].germinate("mlp", torch.Generator().manual_seed(1), alpha=1.0)
         model.slots[name].fossilize()

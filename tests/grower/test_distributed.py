@@ -17,8 +17,8 @@ from esper import Grower
 from esper.grower.distributed import Processes
 from esper.runs.events import RunResumed, StepTaken
 from esper.runs.reader import RunReader
+from factories import HELD, make_growing, validate
 from grower.processes import BLOWN_UP, DECISIONS, EARLY, RANKS, RUN, SAVED_AFTER, SEED, copy_forks, train
-from grower.training_loop import HELD, growing, validate
 
 TESTS = Path(__file__).parent.parent
 
@@ -99,7 +99,7 @@ def test_all_processes_finish_alike_as_one_does(tmp_path: Path):
     first, second = run(tmp_path, "early")
     assert first["ending"] == second["ending"]
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     grower = Grower(model, optimizer, controller="random", evaluate=validate, horizon=20, seed=SEED)
     for _ in range(EARLY):
@@ -133,7 +133,7 @@ def test_training_resumes_on_all_processes(trained: tuple[Path, list[dict[str, A
 
 @pytest.mark.slow
 def test_they_do_what_one_process_does_with_all_the_data(trained: tuple[Path, list[dict[str, Any]]]):
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     grower = Grower(model, optimizer, controller="random", evaluate=validate, horizon=20, seed=SEED)
     alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
@@ -145,8 +145,8 @@ def test_they_do_what_one_process_does_with_all_the_data(trained: tuple[Path, li
 def test_what_grows_on_a_frozen_host_learns_alike_in_all_processes_as_in_one(tmp_path: Path):
     first, second = run(tmp_path, "frozen")
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
-    model = growing(frozen=True)
-    untouched = growing()
+    model = make_growing(frozen=True)
+    untouched = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     grower = Grower(model, optimizer, controller="random", evaluate=validate, horizon=20, seed=SEED)
     alone = [train(model, grower, slice(96), blown_up=number == BLOWN_UP) for number in range(DECISIONS)]
@@ -162,7 +162,7 @@ def test_forks_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
     first, second = run(tmp_path, "refit")
     torch.testing.assert_close(first["model"], second["model"], rtol=0, atol=0)
     torch.testing.assert_close(first["forks"], second["forks"], rtol=0, atol=0)
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     grower = Grower(
         model,
@@ -186,7 +186,7 @@ def test_forks_learn_alike_in_all_processes_as_in_one(tmp_path: Path):
 
 def test_alone_nothing_is_sent():
     processes = Processes()
-    model = growing()
+    model = make_growing()
     processes.synchronize([model.slots["0"].germinate("mlp", alpha=1.0)])
     assert processes.broadcast(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):

@@ -13,7 +13,7 @@ from torch import nn
 
 import esper
 from esper.grower.example_means import ExampleMean, compute_difference_error
-from grower.training_loop import Loop, data
+from factories import Loop, make_data
 
 COUNT = 400
 
@@ -110,7 +110,7 @@ def test_tokens_that_do_not_count_are_left_out_of_the_mean() -> None:
 
 @pytest.mark.parametrize("form", ["pair", "mapping", "Validation"])
 def test_a_grower_measures_errors_where_examples_are_known(form: str) -> None:
-    inputs, labels = data(200)
+    inputs, labels = make_data(200)
     validate = esper.Validation("classification", [(inputs, labels)])
 
     @torch.no_grad()

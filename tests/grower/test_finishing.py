@@ -22,8 +22,8 @@ from esper.grower.decision import Ending
 from esper.grower.state_dict import plant_structure
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
+from factories import Loop, make_data, make_growing, validate
 from grower.divergence import WAYS, Training
-from grower.training_loop import Loop, data, growing, validate
 from open_rules import open_rules
 
 CONTROLLERS = ("heuristic", "periodic", "all_at_start", "random", "none")
@@ -31,7 +31,7 @@ CONTROLLERS = ("heuristic", "periodic", "all_at_start", "random", "none")
 
 def same(model: GrowingModel, **options: Any) -> bool:
     """Whether the plain model computes what the growing one does, with nothing to warn of."""
-    inputs, _ = data()
+    inputs, _ = make_data()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plain = model.finalize(**options)
@@ -219,7 +219,7 @@ def test_training_may_go_on_also_from_a_state_that_was_saved():
     assert whole.grower.finish().changes
     saved = copy.deepcopy(whole.saved())
 
-    model = growing(seed=5)
+    model = make_growing(seed=5)
     plant_structure(model, saved["grower"]["seeds"])
     model.load_state_dict(saved["model"])
     half = Loop("heuristic", model, rules=open_rules())
@@ -236,7 +236,7 @@ def test_what_a_resumed_grower_knows_finalize_knows():
     whole = Loop("all_at_start")
     for _ in range(3):
         whole.epoch()
-    model = growing(seed=5)
+    model = make_growing(seed=5)
     plant_structure(model, whole.grower.state_dict()["seeds"])
     half = Loop("all_at_start", model)
     half.grower.load_state_dict(whole.grower.state_dict())

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import esper
 from esper.grower.state_dict import plant_structure
+from factories import RINGS, SLOTS, make_data, make_host
 from gpu import CPU, GPU, needs_gpu
-from grower.training_loop import CLASSES, SLOTS, data, host
 
 EPOCHS = 24
 RULES = ("look", "heuristic", "periodic", "all_at_start", "all_at_plateau", "random", "none")
@@ -25,11 +25,11 @@ class Loop:
 
     def __init__(self, device: torch.device, controller: str, **options: Any) -> None:
         self.device = device
-        inputs, self.labels = (part.to(device) for part in data())
+        inputs, self.labels = (part.to(device) for part in make_data())
         self.inputs = inputs.double()
-        self.model = esper.attach(host().double().to(device), SLOTS, self.inputs[:2])
+        self.model = esper.attach(make_host().double().to(device), SLOTS, self.inputs[:2])
         self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=1e-2))
-        held_out, labels = data(64, seed=1)
+        held_out, labels = make_data(64, seed=1)
         batch = held_out.double().to(device), labels.to(device)
         self.grower = esper.Grower(
             self.model,
@@ -37,7 +37,7 @@ class Loop:
             esper.Validation("classification", [batch]),
             controller=controller,
             horizon=EPOCHS,
-            classes=CLASSES,
+            classes=RINGS,
             **options,
         )
 

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 import esper
 from esper.grower.gradients import GradientRecorder
-from grower.training_loop import SLOTS, WIDTH, data, host
+from factories import SLOTS, WIDTH, make_data, make_host
 from population.gradient_reference import GradientReference, health_at
 
 CLIPPED = 1e-3
@@ -33,7 +33,7 @@ class Quantised(nn.Module):
 
 
 def test_a_quantised_host_grows() -> None:
-    inputs, labels = data()
+    inputs, labels = make_data()
     model = esper.attach(Quantised(), {"head": ["lora"]}, inputs[:2], freeze_host=True)
     optimizer = torch.optim.Adam(model.parameter_groups(lr=0.1))
 
@@ -57,7 +57,7 @@ class Branching(nn.Sequential):
     """Of its two ends a forward pass uses one, and it can begin late."""
 
     def __init__(self) -> None:
-        super().__init__(*host())
+        super().__init__(*make_host())
         self.other = nn.Linear(WIDTH, 3)
         self.elsewhere = False
 
@@ -80,7 +80,7 @@ class Loop:
         self.expected: list[Tensor] = []
 
     def step(self, passes: int = 1) -> None:
-        inputs, labels = data()
+        inputs, labels = make_data()
         self.optimizer.zero_grad()
         for part in range(passes):
             F.cross_entropy(self.model(inputs[part::passes]), labels[part::passes]).backward()
@@ -160,7 +160,7 @@ def test_health_is_what_the_gradients_of_separate_modules_give(change: Callable[
     loop = Loop()
     if change is not None:
         change(loop)
-    inputs, labels = data()
+    inputs, labels = make_data()
     learning = dict(enumerate(loop.seeds))
     fossils = [seed for seed in loop.seeds if seed.fossilized]
     for decision in range(3):

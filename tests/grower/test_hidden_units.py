@@ -15,13 +15,13 @@ import esper
 from esper import Grower, GrowingModel
 from esper.engine.promises import PromiseSettings
 from esper.growth.blueprints.units import Units
-from grower.training_loop import data, host, validate
+from factories import make_data, make_host, validate
 
 PLACES: Any = {("0", "1", "2"): ["units_8"], ("2", "3", "4"): ["units_8"]}
 
 
 def train(model: GrowingModel, grower: Grower, epochs: int) -> None:
-    optimizer, (inputs, labels) = grower.optimizer, data()
+    optimizer, (inputs, labels) = grower.optimizer, make_data()
     for _ in range(epochs):
         model.train()
         for x, y in zip(inputs.split(16), labels.split(16), strict=True):
@@ -33,7 +33,7 @@ def train(model: GrowingModel, grower: Grower, epochs: int) -> None:
 
 
 def growing(controller: str = "all_at_start", **options: Any) -> tuple[GrowingModel, Grower]:
-    model = esper.attach(host(), PLACES, torch.zeros(2, 4))
+    model = esper.attach(make_host(), PLACES, torch.zeros(2, 4))
     optimizer = torch.optim.Adam(model.parameter_groups(lr=0.02))
     return model, Grower(model, optimizer, controller=controller, evaluate=validate, horizon=12, **options)
 
@@ -44,7 +44,7 @@ def test_controllers_grow_units(controller: str) -> None:
     train(model, grower, 12)
     grower.finish()
     assert controller != "all_at_start" or any(isinstance(seed.blueprint, Units) for seed in model.seeds.values())
-    inputs, _ = data()
+    inputs, _ = make_data()
     torch.testing.assert_close(model.finalize().eval()(inputs), model.eval()(inputs))
 
 
@@ -67,7 +67,7 @@ def test_training_shows_what_looking_promises() -> None:
     recorder = grower._promise_recorder
     assert recorder is not None
     recorder.set_recording(True)
-    inputs, labels = data()
+    inputs, labels = make_data()
     F.cross_entropy(model.eval()(inputs), labels).backward()
     measured = recorder.measure(np.ones((1, 2), np.bool_))
     looked = model.look(
@@ -86,7 +86,7 @@ def test_an_average_of_weights_grows_along() -> None:
     train(model, grower, 2)
     average.update_parameters(model)
     assert list(average.module.seeds) == list(model.seeds) == ["2", "4"]
-    inputs, _ = data()
+    inputs, _ = make_data()
     with pytest.warns(UserWarning, match="unfinished"):
         plain = average.module.finalize("keep")
     torch.testing.assert_close(plain.eval()(inputs), average.module.eval()(inputs), rtol=0, atol=1e-5)

@@ -17,7 +17,7 @@ from esper.grower.evaluation import compute_contributions, measure_model
 from esper.grower.scores import parse_metrics
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Op
-from growth.hosts import CLASSES, RESNET, Host, every_host, loss, score
+from factories import CLASSES, RESNET, Host, every_host, loss, score
 
 DECISIONS = 10
 

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from esper import Grower
 from esper.errors import ConfigError, SlotError
 from esper.growth.attach import attach
-from grower.training_loop import Loop, validate
+from factories import Loop, validate
 
 
 def replaced(loop: Loop) -> None:

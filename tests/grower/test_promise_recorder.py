@@ -24,7 +24,7 @@ from esper.growth.blueprints import registry
 from esper.growth.blueprints.registry import Blueprint, Family
 from esper.growth.look import Look
 from esper.growth.site import Layout, Site
-from grower.training_loop import CLASSES, HELD, WIDTH, Loop, data, growing, host, validate
+from factories import HELD, RINGS, WIDTH, Loop, make_data, make_growing, make_host, validate
 
 EXAMPLES = 40
 PROMISE = PromiseSettings(every=2, first=1, examples=EXAMPLES)
@@ -99,7 +99,7 @@ NEWEST = {scaled: [*range(EXAMPLES)], accumulated: [*range(48, 64), *range(72, 9
 
 @pytest.mark.parametrize("loop", [plainly, accumulated, scaled, between_evaluations], ids=lambda loop: loop.__name__)
 def test_what_is_heard_is_what_looking_finds(loop: Callable[..., None]) -> None:
-    model, (inputs, labels) = growing(), data()
+    model, (inputs, labels) = make_growing(), make_data()
     grower, optimizer = grower_of(model, scaler=SCALER if loop is scaled else None)
     loop(model, optimizer, inputs, labels)
     grower.step(train_loss=1.0)
@@ -111,10 +111,10 @@ def test_what_is_heard_is_what_looking_finds(loop: Callable[..., None]) -> None:
 
 def test_what_comes_after_may_work_in_place_and_what_comes_before_may_be_frozen() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, CLASSES))
+    net = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, RINGS))
     net[0].requires_grad_(False)
     model = esper.attach(net, {"0": ["mlp", "norm", "lowrank"]}, torch.zeros(2, 4))
-    (inputs, labels), (grower, optimizer) = data(), grower_of(model)
+    (inputs, labels), (grower, optimizer) = make_data(), grower_of(model)
     plainly(model, optimizer, inputs, labels)
     grower.step(train_loss=1.0)
     require_equal(grower, look(model, inputs[LAST], labels[LAST]))
@@ -122,7 +122,7 @@ def test_what_comes_after_may_work_in_place_and_what_comes_before_may_be_frozen(
 
 @pytest.mark.parametrize("given", [False, True], ids=["heard", "given"])
 def test_slots_that_are_taken_are_not_measured(given: bool) -> None:
-    model, (inputs, labels) = growing(), data()
+    model, (inputs, labels) = make_growing(), make_data()
     eager = LookRule(LookSettings(promise=PROMISE, threshold=-1.0, early=0.0, trial=100), 20)
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
     grower = Grower(model, optimizer, controller=eager, evaluate=validate, horizon=20)
@@ -136,7 +136,7 @@ def test_slots_that_are_taken_are_not_measured(given: bool) -> None:
 
 
 def test_where_no_free_slot_is_enabled_it_is_not_due_forever() -> None:
-    model, (inputs, labels) = growing(), data()
+    model, (inputs, labels) = make_growing(), make_data()
     for slot in model.slots.values():
         slot.enabled = False
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
@@ -148,10 +148,10 @@ def test_where_no_free_slot_is_enabled_it_is_not_due_forever() -> None:
 
 
 def test_passes_on_the_side_are_not_heard() -> None:
-    inputs, labels = data()
+    inputs, labels = make_data()
     heard: list[dict[Any, Any]] = []
     for aside in (False, True):
-        model = growing()
+        model = make_growing()
 
         def loss(some: Tensor, others: Tensor, model: GrowingModel = model) -> Tensor:
             return F.cross_entropy(model(some), others)
@@ -172,8 +172,8 @@ def test_passes_on_the_side_are_not_heard() -> None:
 
 
 def test_what_learns_apart_is_not_heard() -> None:
-    inputs, labels = data()
-    model = growing()
+    inputs, labels = make_data()
+    model = make_growing()
 
     def loss(some: Tensor, others: Tensor) -> Tensor:
         return F.cross_entropy(model(some), others)
@@ -205,7 +205,7 @@ def test_it_listens_only_before_decisions_at_which_it_is_due() -> None:
 
 
 def test_no_more_is_kept_than_it_takes() -> None:
-    model, (inputs, labels) = growing(), data()
+    model, (inputs, labels) = make_growing(), make_data()
     grower, optimizer = grower_of(model)
     for _ in range(5):
         plainly(model, optimizer, inputs, labels)
@@ -215,7 +215,7 @@ def test_no_more_is_kept_than_it_takes() -> None:
 
 
 def test_nothing_is_kept_of_a_minibatch_that_blew_up() -> None:
-    model, (inputs, labels) = growing(), data()
+    model, (inputs, labels) = make_growing(), make_data()
     grower, optimizer = grower_of(model, conduct=EpisodeConfig(promise=PROMISE, governor=None))
     plainly(model, optimizer, inputs, labels)
     bad = F.cross_entropy(model(inputs[:16]), labels[:16]) * float("inf")
@@ -225,7 +225,7 @@ def test_nothing_is_kept_of_a_minibatch_that_blew_up() -> None:
 
 
 def test_copies_and_pickles_do_not_listen() -> None:
-    model = growing()
+    model = make_growing()
     grower_of(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert all(slot.feature_hook is None for slot in other.slots.values())
@@ -234,18 +234,18 @@ def test_copies_and_pickles_do_not_listen() -> None:
 
 @pytest.mark.parametrize("first", [1, 2], ids=["of the first epoch", "of one that begins anew"])
 def test_it_goes_on_from_the_midst(first: int) -> None:
-    inputs, labels = data()
+    inputs, labels = make_data()
     outcomes = []
     conduct = EpisodeConfig(promise=PROMISE.model_copy(update={"first": first}))
     for cut in (False, True):
-        model = growing()
+        model = make_growing()
         grower, optimizer = grower_of(model, rate=0.05, conduct=conduct)
         plainly(model, optimizer, inputs, labels)
         if first == 2:
             grower.step(train_loss=1.0)
         if cut:
             state, values = grower.state_dict(), copy.deepcopy(model.state_dict())
-            model = growing()
+            model = make_growing()
             grower, optimizer = grower_of(model, rate=0.05, conduct=conduct)
             model.load_state_dict(values)
             grower.load_state_dict(state)
@@ -258,7 +258,7 @@ def test_it_goes_on_from_the_midst(first: int) -> None:
 
 
 def test_a_grower_that_was_never_trained_is_told_of_no_promises() -> None:
-    grower, _ = grower_of(growing())
+    grower, _ = grower_of(make_growing())
     grower.step(train_loss=1.0)
     assert not promises(grower)
 
@@ -286,25 +286,25 @@ class Rounded(Blueprint):
 
 def test_a_blueprint_that_cannot_be_measured_is_named_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._registry, Rounded.name, Rounded)
-    model = esper.attach(host(), {"0": ["mlp", "rounded"]}, torch.zeros(2, 4))
+    model = esper.attach(make_host(), {"0": ["mlp", "rounded"]}, torch.zeros(2, 4))
     grower, optimizer = grower_of(model)
-    plainly(model, optimizer, *data())
+    plainly(model, optimizer, *make_data())
     with pytest.warns(UserWarning, match="rounded"):
         grower.step(train_loss=1.0)
     assert set(promises(grower)) == {("0", "mlp")}
 
 
 def test_what_nobody_goes_by_is_refused() -> None:
-    model = growing()
+    model = make_growing()
     with pytest.raises(ConfigError, match=r"conduct\.promise"):
         Loop("heuristic", conduct=CONDUCT)
     with pytest.raises(ConfigError, match="shown"):
         Loop("look", conduct=EpisodeConfig(promise=PromiseSettings(shown="fitted")))
     with pytest.raises(ConfigError, match="look"):
-        Loop("heuristic", model).grower.step(train_loss=1.0, look=look(model, *data()))
-    other = esper.attach(host(), {"4": ["mlp"]}, torch.zeros(2, 4))
+        Loop("heuristic", model).grower.step(train_loss=1.0, look=look(model, *make_data()))
+    other = esper.attach(make_host(), {"4": ["mlp"]}, torch.zeros(2, 4))
     with pytest.raises(ConfigError, match="which this model lacks"):
-        grower_of(model)[0].step(train_loss=1.0, look=look(other, *data()))
+        grower_of(model)[0].step(train_loss=1.0, look=look(other, *make_data()))
 
 
 def test_the_rule_finds_the_bottleneck_that_was_built() -> None:
@@ -338,7 +338,7 @@ def validate_on(net: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, 
 
 @pytest.mark.parametrize("horizon", [3, 4, 5, 6, 9, 12, 15, 20, 30, 100, None])
 def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horizon: int | None) -> None:
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     controller, timing, _ = choose_controller("look", ModelSpec(model, optimizer), horizon, None)
     assert isinstance(controller, LookRule)
@@ -366,7 +366,7 @@ def test_one_that_goes_on_with_other_plans_listens_by_these() -> None:
 
 
 def test_losses_scaled_near_the_end_of_half_precision_are_heard() -> None:
-    model, (inputs, labels) = growing(), data()
+    model, (inputs, labels) = make_growing(), make_data()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17)
     grower, optimizer = grower_of(model, scaler=scaler)
     largest: list[Tensor] = []
@@ -383,7 +383,7 @@ def test_losses_scaled_near_the_end_of_half_precision_are_heard() -> None:
 
 
 def test_several_losses_of_one_forward_pass_are_one_wish() -> None:
-    model, (inputs, labels) = growing(), data()
+    model, (inputs, labels) = make_growing(), make_data()
     grower, optimizer = grower_of(model)
     logits = model(inputs[:EXAMPLES])
     F.cross_entropy(logits, labels[:EXAMPLES]).backward(retain_graph=True)
@@ -400,11 +400,11 @@ def test_several_losses_of_one_forward_pass_are_one_wish() -> None:
 
 def test_evaluations_that_differentiate_are_not_heard() -> None:
     def adversarially(net: nn.Module) -> tuple[float, float]:
-        some, theirs = data(64, seed=1)
+        some, theirs = make_data(64, seed=1)
         F.cross_entropy(net(some.requires_grad_()), theirs).backward()
         return validate(net)
 
-    model, (inputs, labels) = growing(), data()
+    model, (inputs, labels) = make_growing(), make_data()
     grower, optimizer = grower_of(model, evaluate=adversarially)
     plainly(model, optimizer, inputs, labels)
     grower.step(train_loss=1.0)
@@ -412,7 +412,7 @@ def test_evaluations_that_differentiate_are_not_heard() -> None:
 
 
 def test_a_part_that_is_called_alone_is_heard_without_the_network_s_input() -> None:
-    model, (inputs, labels) = esper.attach(host(), {"0": ["mlp", "input_skip"]}, torch.zeros(2, 4)), data()
+    model, (inputs, labels) = esper.attach(make_host(), {"0": ["mlp", "input_skip"]}, torch.zeros(2, 4)), make_data()
     grower, optimizer = grower_of(model)
     hidden = model.host[0](inputs)
     F.cross_entropy(model.host[4](F.relu(model.host[2](F.relu(hidden)))), labels).backward()
@@ -423,7 +423,7 @@ def test_a_part_that_is_called_alone_is_heard_without_the_network_s_input() -> N
 
 
 def test_a_look_that_could_not_be_taken_is_taken_next_time() -> None:
-    model, (inputs, labels) = growing(), data()
+    model, (inputs, labels) = make_growing(), make_data()
     grower, optimizer = grower_of(model, conduct=EpisodeConfig(promise=PROMISE, governor=None))
     (F.cross_entropy(model(inputs), labels) * float("inf")).backward()
     optimizer.zero_grad()

@@ -26,7 +26,7 @@ from esper.grower.refit import REFIT_DECISIONS, SeedlessFork
 from esper.grower.state_dict import plant_structure
 from esper.lifecycle.rules import Reason, Rules, evaluate_gates
 from esper.lifecycle.stages import Stage
-from grower.training_loop import CLASSES, HELD, SLOTS, WIDTH, data, packed, validate, with_evidence
+from factories import HELD, RINGS, SLOTS, WIDTH, make_data, packed, validate, with_evidence
 
 HORIZON = 20
 DECISIONS = 9
@@ -37,7 +37,7 @@ class Batched(nn.Sequential):
 
     def __init__(self) -> None:
         first, second = nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH)
-        super().__init__(first, nn.BatchNorm1d(WIDTH), second, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+        super().__init__(first, nn.BatchNorm1d(WIDTH), second, nn.ReLU(), nn.Linear(WIDTH, RINGS))
 
 
 class Dropping(nn.Sequential):
@@ -45,7 +45,7 @@ class Dropping(nn.Sequential):
 
     def __init__(self) -> None:
         first, second = nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH)
-        super().__init__(first, nn.Dropout(0.3), second, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+        super().__init__(first, nn.Dropout(0.3), second, nn.ReLU(), nn.Linear(WIDTH, RINGS))
 
 
 class Tied(nn.Sequential):
@@ -54,7 +54,7 @@ class Tied(nn.Sequential):
     def __init__(self) -> None:
         first, second, last = nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         last.weight = second.weight
-        super().__init__(first, nn.ReLU(), second, nn.ReLU(), last, nn.Linear(WIDTH, CLASSES))
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), last, nn.Linear(WIDTH, RINGS))
 
 
 class Normed(nn.Sequential):
@@ -62,7 +62,7 @@ class Normed(nn.Sequential):
 
     def __init__(self) -> None:
         first, second = weight_norm(nn.Linear(4, WIDTH)), weight_norm(nn.Linear(WIDTH, WIDTH))
-        super().__init__(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(WIDTH, RINGS))
 
 
 class Counting(nn.Sequential):
@@ -70,7 +70,7 @@ class Counting(nn.Sequential):
 
     def __init__(self) -> None:
         first, second = nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH)
-        super().__init__(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(WIDTH, RINGS))
         self.register_buffer("mean", torch.zeros(WIDTH))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class Training:
     def learn(self, beside: Callable[[Tensor, Tensor, Tensor], None]) -> None:
         """Two steps; ``beside`` is told of each loss and its minibatch before it is differentiated."""
         self.model.train()
-        inputs, labels = data()
+        inputs, labels = make_data()
         for part in (slice(0, 48), slice(48, 96)):
             self.optimizer.zero_grad()
             for half in (slice(0, 24), slice(24, 48)) if self.how == "accumulated" else (slice(48),):
@@ -286,13 +286,13 @@ def test_the_model_does_not_notice(host: Build, how: str) -> None:
 def separable(examples: int, seed: int) -> tuple[Tensor, Tensor]:
     """What the host learns well by itself: the largest of three linear functions."""
     points = torch.randn(examples, 4, generator=torch.Generator().manual_seed(seed))
-    return points, (points @ torch.randn(4, CLASSES, generator=torch.Generator().manual_seed(9))).argmax(1)
+    return points, (points @ torch.randn(4, RINGS, generator=torch.Generator().manual_seed(9))).argmax(1)
 
 
 def judged(evidence: str, seed: int, trial: int, decisions: int, **options: Any) -> list[esper.Decision]:
     """A seed in a host that needs none, until it was kept or pruned."""
     torch.manual_seed(seed)
-    host = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+    host = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, RINGS))
     model = esper.attach(host, {"0": ["mlp"]}, torch.zeros(2, 4))
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=2e-2))
     inputs, labels = separable(1024, 0)
@@ -506,7 +506,7 @@ def test_a_fork_that_learns_nothing_is_an_error() -> None:
 
 def test_a_loss_that_does_not_depend_on_the_model_alone_is_refused() -> None:
     training, grower = on_trial()
-    inputs, labels = data()
+    inputs, labels = make_data()
     kept = list(training.model.host.parameters())
     loss = training.loss(inputs, labels)
     grower.forks._loss = lambda x, y: training.loss(x, y) + sum(one.norm() for one in kept)
@@ -521,7 +521,7 @@ def test_what_is_only_measured_teaches_nothing() -> None:
     training, grower = on_trial()
     before = forked(grower.forks.forks["0"], training.model)
     with torch.no_grad():
-        grower.isolated_backward(training.loss(*data()), *data())
+        grower.isolated_backward(training.loss(*make_data()), *make_data())
     torch.testing.assert_close(forked(grower.forks.forks["0"], training.model), before, rtol=0, atol=0)
 
 

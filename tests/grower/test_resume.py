@@ -29,7 +29,18 @@ from esper.grower.evaluators import Criterion
 from esper.grower.state_dict import KEY, GrowthInStateDict, describe_structure, plant_structure
 from esper.lifecycle.actions import Blend, Op
 from esper.serialization.state_files import from_plain, pack_state, to_plain, unpack_state
-from grower.training_loop import HELD, SLOTS, Loop, data, growing, host, packed, remembered, validate, with_evidence
+from factories import (
+    HELD,
+    SLOTS,
+    Loop,
+    make_data,
+    make_growing,
+    make_host,
+    packed,
+    remembered,
+    validate,
+    with_evidence,
+)
 
 DECISIONS = 8
 SPEC = list_features(promise=False).spec
@@ -56,7 +67,7 @@ def _resumed(saved: dict[str, Any], controller: str | Controller, **options: Any
     torch.save(saved, file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    model = growing(seed=5)
+    model = make_growing(seed=5)
     plant_structure(model, state["grower"]["seeds"])
     model.load_state_dict(state["model"])
     loop = Loop(controller, model, **options)
@@ -68,7 +79,7 @@ def _resumed(saved: dict[str, Any], controller: str | Controller, **options: Any
 
 def _validate_examples(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Loss and correctness of each example."""
-    inputs, labels = data(64, seed=1)
+    inputs, labels = make_data(64, seed=1)
     with torch.no_grad():
         logits = model.eval()(inputs)
     losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
@@ -78,7 +89,7 @@ def _validate_examples(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 EVALUATORS: dict[str, Callable[[], Any]] = {
     "means": lambda: validate,
     "values of examples": lambda: _validate_examples,
-    "validation": lambda: esper.Validation("classification", [data(64, seed=1)]),
+    "validation": lambda: esper.Validation("classification", [make_data(64, seed=1)]),
 }
 
 
@@ -177,7 +188,7 @@ def test_another_controller_or_other_slots_are_refused():
     state = Loop("heuristic").grower.state_dict()
     with pytest.raises(CheckpointError, match="saved with controller 'heuristic', but this grower has 'random'"):
         Loop("random").grower.load_state_dict(state)
-    fewer = esper.attach(host(), {"0": SLOTS["0"]}, torch.zeros(2, 4))
+    fewer = esper.attach(make_host(), {"0": SLOTS["0"]}, torch.zeros(2, 4))
     with pytest.raises(CheckpointError, match="saved with slots"):
         Loop("heuristic", fewer).grower.load_state_dict(state)
 
@@ -220,7 +231,7 @@ UNKNOWN = {"evaluate", "loss", "scaler", "run", "verbose", "callbacks"}
 
 
 def told(**options: Any) -> Grower:
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     evaluate: Any = (lambda _: {"loss": 0.5, "f1": 0.5}) if options.get("metric") == "f1" else validate
     if "objective" in options:
@@ -320,7 +331,7 @@ def test_seeds_that_a_grower_does_not_know_of_are_refused_at_the_next_step():
 
 
 def test_fossils_from_before_are_known():
-    model = growing()
+    model = make_growing()
     model.slots["2"].germinate("lowrank", alpha=1.0)
     model.slots["2"].fossilize()
     loop = Loop("all_at_start", model)
@@ -347,7 +358,7 @@ def test_a_state_dict_carries_growth_into_a_model_that_has_none():
         loop.epoch()
     saved = {name: tensor.clone() for name, tensor in loop.model.state_dict().items()}
 
-    other = Loop("all_at_start", growing(seed=5))
+    other = Loop("all_at_start", make_growing(seed=5))
     late = GrowthInStateDict(other.model)
     other.model.load_state_dict(saved)
     late.add_part("grower", other.grower)
@@ -390,7 +401,7 @@ def test_a_transposed_view_is_no_second_name():
 
 
 def test_what_cannot_be_planted_again_leaves_a_disabled_slot_disabled():
-    model = growing()
+    model = make_growing()
     model.disable("0")
     with pytest.raises(SlotError, match="is not available in slot"):
         plant_structure(model, {"0": {"blueprint": "lowrank", "blend": 0, "fossilized": False}})
@@ -435,7 +446,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("within", ["the grower", "a state dict"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_grower_that_cannot_be_loaded_is_as_before(damage: str, within: str):
-    source, loop = Loop("all_at_start"), Loop("all_at_start", growing(seed=5))
+    source, loop = Loop("all_at_start"), Loop("all_at_start", make_growing(seed=5))
     for each, epochs in ((source, 3), (loop, 2)):
         for _ in range(epochs):
             each.epoch()

@@ -15,9 +15,8 @@ from esper.errors import DivergedError
 from esper.grower import Grower
 from esper.growth.attach import attach
 from esper.growth.blueprints import registry
-from grower.training_loop import Loop
+from factories import CLASSES, RESNET, Loop, loss, mlp, numbers, score
 from growth.broken import Broken
-from growth.hosts import CLASSES, RESNET, loss, mlp, numbers, score
 
 
 def test_a_seed_that_cannot_be_made_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ from esper.runs.events import (
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory, RunState, read_progress
 from esper.runs.store import RunStore
-from grower.training_loop import Loop, growing, host, packed, validate
+from factories import Loop, make_growing, make_host, packed, validate
 
 BLOWN_UP = 6
 """Decision whose loss is not finite."""
@@ -58,7 +58,7 @@ def train(loop: Loop, decisions: int) -> list[Decision]:
 
 
 def resumed(saved: dict[str, Any], controller: str, **options: Any) -> Loop:
-    model = growing(seed=5)
+    model = make_growing(seed=5)
     plant_structure(model, saved["grower"]["seeds"])
     model.load_state_dict(saved["model"])
     loop = Loop(controller, model, **options)
@@ -192,7 +192,7 @@ def a_file(path: Path) -> None:
 
 
 def of_other_slots(path: Path) -> None:
-    model = attach(host(), {"0": ["mlp"]}, torch.zeros(2, 4))
+    model = attach(make_host(), {"0": ["mlp"]}, torch.zeros(2, 4))
     train(Loop("heuristic", model, run=path), 1)
 
 
@@ -234,7 +234,7 @@ def test_a_run_of_the_same_kind_is_refused_unless_its_own_grower_goes_on(tmp_pat
 def test_a_run_that_another_process_writes_is_refused(tmp_path: Path):
     run = tmp_path / "run"
     program = (
-        "import sys; from grower.training_loop import Loop; loop = Loop('none', run=sys.argv[1]); "
+        "import sys; from factories import Loop; loop = Loop('none', run=sys.argv[1]); "
         "print(1, flush=True); sys.stdin.read()"
     )
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), *sys.path]))}

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import esper
 from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError
-from grower.training_loop import CLASSES, HELD, WIDTH, data, validate
+from factories import HELD, RINGS, WIDTH, make_data, validate
 
 SLOTS_OF_HOST = {"0": ["mlp"], "2": ["mlp"]}
 
@@ -29,11 +29,11 @@ class Loop:
 
     def __init__(self, host: str, compute: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
         torch.manual_seed(0)
-        layers = [nn.Linear(4, WIDTH), *HOSTS[host](), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)]
+        layers = [nn.Linear(4, WIDTH), *HOSTS[host](), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, RINGS)]
         self.model = esper.attach(nn.Sequential(*layers), SLOTS_OF_HOST, torch.zeros(2, 4))
         optimizer = torch.optim.SGD(self.model.parameter_groups(lr=0.1))
         self.compute = compute
-        inputs, labels = data()
+        inputs, labels = make_data()
         self.minibatches = [(inputs[:12], labels[:12]), (inputs[12:20], labels[12:20])]
         self.grower = esper.Grower(
             self.model,
@@ -90,7 +90,7 @@ def test_other_labels_are_warned_of() -> None:
     loop = Loop("plain", cross_entropy)
     inputs, labels = loop.minibatches[0]
     with pytest.warns(UserWarning, match="the grower's loss function computes"):
-        loop.learn((inputs, labels), (inputs, (labels + 1) % CLASSES))
+        loop.learn((inputs, labels), (inputs, (labels + 1) % RINGS))
 
 
 @pytest.mark.parametrize("compute", [cross_entropy, with_noise])

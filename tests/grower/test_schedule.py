@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import esper
 from esper.control.rules import Planting, Schedule
 from esper.errors import ConfigError
-from grower.training_loop import HELD, data, growing, validate
+from factories import HELD, make_data, make_growing, validate
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_is_no_share_is_refused(options: dict[str, Any], words: str) -> Non
 
 
 def test_there_is_no_share_without_a_budget() -> None:
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.1))
     grower = esper.Grower(model, optimizer, controller="none", evaluate=validate, classes=3)
     with pytest.raises(ConfigError, match="give training_flops or seconds"):
@@ -61,7 +61,7 @@ def test_there_is_no_share_without_a_budget() -> None:
 
 
 def test_what_grows_follows_it_at_a_rate_of_its_own_and_controllers_see_it() -> None:
-    model, (inputs, labels) = growing(), data()
+    model, (inputs, labels) = make_growing(), make_data()
     host, *slots = model.parameter_groups(lr=0.1)
     optimizer = torch.optim.SGD([host, *({**group, "lr": 0.02} for group in slots)])
     plan = Schedule([Planting(0, 0, 0)], horizon=40, keep_after=1000)

@@ -22,8 +22,8 @@ from esper.grower import Grower
 from esper.grower.backend import FOSSIL_INTERVAL
 from esper.grower.scores import PENALTY, Scores
 from esper.lifecycle.actions import Op
+from factories import Loop, validate
 from grower.divergence import CLASSES, EPOCHS, Training, data
-from grower.training_loop import Loop, validate
 
 
 def growth_about(

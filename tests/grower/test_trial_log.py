@@ -20,7 +20,7 @@ from esper.grower.state_dict import plant_structure
 from esper.lifecycle.actions import Op
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Cause
-from grower.training_loop import Loop, data, growing
+from factories import Loop, make_data, make_growing
 from open_rules import open_rules
 
 CONTROLLERS = ("heuristic", "periodic", "look", "random", "all_at_start")
@@ -37,7 +37,7 @@ def play(loop: Loop, decisions: int = DECISIONS) -> list[Decision]:
 
 
 def resumed(saved: dict[str, Any], controller: str) -> Loop:
-    model = growing(seed=5)
+    model = make_growing(seed=5)
     plant_structure(model, saved["grower"]["seeds"])
     model.load_state_dict(saved["model"])
     loop = Loop(controller, model, rules=open_rules(), horizon=DECISIONS, seed=1)
@@ -110,7 +110,7 @@ def test_a_rule_s_decision_has_the_figures_and_the_threshold_that_it_went_by(con
 @torch.no_grad()
 def measure_examples(model: nn.Module) -> tuple[Tensor, Tensor]:
     """Loss and hit of every validation example."""
-    inputs, labels = data(64, seed=1)
+    inputs, labels = make_data(64, seed=1)
     logits = model.eval()(inputs)
     return functional.cross_entropy(logits, labels, reduction="none"), logits.argmax(1) == labels
 

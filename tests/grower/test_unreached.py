@@ -20,8 +20,7 @@ from esper.grower.gradients import GradientRecorder
 from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.blueprints.registry import for_site, names
 from esper.lifecycle.stages import Stage
-from grower.training_loop import HELD, data, host, validate, with_evidence
-from growth.hosts import HOSTS, Host, every_host, loss
+from factories import HELD, HOSTS, Host, every_host, loss, make_data, make_host, validate, with_evidence
 
 UNREACHED = "no gradient has reached it"
 DECISIONS = 10
@@ -40,7 +39,7 @@ def warned(record: list[warnings.WarningMessage]) -> list[str]:
 
 def compiled_before(host: nn.Module) -> nn.Module:
     handle = torch.compile(host, backend="eager")
-    handle(data()[0])
+    handle(make_data()[0])
     return handle
 
 
@@ -48,8 +47,8 @@ class Loop:
     """Training that reaches seeds or not; two steps per decision."""
 
     def __init__(self, cause: str = "", *, steps: int = 2, **options: Any) -> None:
-        net = host()
-        self.inputs, self.labels = data()
+        net = make_host()
+        self.inputs, self.labels = make_data()
         self.handle = compiled_before(net) if cause == "compiled" else None
         self.model = esper.attach(net, {"0": ["mlp"], "2": ["lowrank"]}, self.inputs[:2])
         self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=1e-2))

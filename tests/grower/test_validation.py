@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.errors import ConfigError
-from grower.training_loop import CLASSES, SLOTS, data, host
+from factories import RINGS, SLOTS, make_data, make_host
 
 CORRECT = torch.tensor([0, 1, 2, 1, 0])
 
@@ -119,9 +119,9 @@ def test_what_cannot_be_measured_is_a_sentence(task: str, batches: Any, words: s
 
 
 def test_a_grower_measures_each_seed() -> None:
-    inputs, labels = data()
+    inputs, labels = make_data()
     validate = esper.Validation("classification", [(inputs[:50], labels[:50]), (inputs[50:], labels[50:])])
-    model = esper.attach(host(), SLOTS, example_input=inputs[:2])
+    model = esper.attach(make_host(), SLOTS, example_input=inputs[:2])
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     grower = esper.Grower(model, optimizer, controller="all_at_start", evaluate=validate, horizon=6)
     for _ in range(5):
@@ -133,7 +133,7 @@ def test_a_grower_measures_each_seed() -> None:
         decision = grower.step(train_loss=loss)
     assert len(decision.contributions) == len(SLOTS)
     assert decision.metric == "accuracy"
-    assert model(inputs).shape[1] == CLASSES
+    assert model(inputs).shape[1] == RINGS
 
 
 @pytest.mark.parametrize(

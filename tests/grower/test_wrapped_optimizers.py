@@ -15,7 +15,7 @@ import esper
 from esper.errors import ConfigError, SlotError
 from esper.grower.governor import ModelSnapshot
 from esper.growth.followers import unwrap_optimizer
-from grower.training_loop import HELD, data, growing, packed, validate, with_evidence
+from factories import HELD, make_data, make_growing, packed, validate, with_evidence
 
 Groups = list[dict[str, Any]]
 DECISIONS = 10
@@ -111,13 +111,13 @@ every_wrapper = pytest.mark.parametrize("name", WRAPPERS)
 
 
 def loss_of(model: esper.GrowingModel) -> Tensor:
-    inputs, labels = data()
+    inputs, labels = make_data()
     return F.cross_entropy(model(inputs), labels)
 
 
 def train(wrap: Callable[[torch.optim.Optimizer], Any], **options: Any) -> tuple[esper.Grower, list[str]]:
     """By the wrapper, from its first step on; the decisions."""
-    model = growing()
+    model = make_growing()
     optimizer = wrap(torch.optim.AdamW(model.parameter_groups(lr=1e-2)))
     settings = {"controller": "all_at_start", "horizon": DECISIONS, "evaluate": validate, **options}
     grower = esper.Grower(model, optimizer, loss=lambda: loss_of(model), **settings)
@@ -154,7 +154,7 @@ def test_growth_by_a_wrapper_is_that_by_the_optimizer_inside(name: str, evidence
 
 @every_wrapper
 def test_seeds_planted_by_hand_learn_by_a_wrapper(name: str) -> None:
-    model = growing()
+    model = make_growing()
     inside = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     optimizer = WRAPPERS[name](inside)
     model.link(optimizer)
@@ -174,7 +174,7 @@ def test_seeds_planted_by_hand_learn_by_a_wrapper(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TRANSPARENT))
 def test_branches_and_snapshots_take_the_optimizer_inside(name: str) -> None:
-    model = growing()
+    model = make_growing()
     optimizer = WRAPPERS[name](torch.optim.AdamW(model.parameter_groups(lr=1e-2)))
     branch = esper.branch(model, optimizer)
     assert type(branch.optimizer) is torch.optim.AdamW
@@ -206,7 +206,7 @@ def process_group(tmp_path: Path) -> Generator[None]:
 def test_what_would_not_train_seeds_is_refused(process_group: None) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 (slow to import)
 
-    model = growing()
+    model = make_growing()
     divided = ZeroRedundancyOptimizer(model.parameter_groups(lr=1e-2), torch.optim.AdamW, lr=1e-2)
     hollow = Hollow(torch.optim.AdamW(model.parameter_groups(lr=1e-2)))
     for optimizer, sentence in (
@@ -223,7 +223,7 @@ def test_what_would_not_train_seeds_is_refused(process_group: None) -> None:
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
-    model = growing()
+    model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
     for other in (torch.optim.lr_scheduler.LambdaLR(optimizer, float), optimizer.step, None):
         with pytest.raises(ConfigError, match=r"^optimizer is .*: give a torch.optim optimizer"):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from esper.growth.blueprints.registry import Blueprint, for_site
 from esper.growth.site import Layout, Site
-from growth.growing import generator
+from factories import generator
 
 SITES = (
     Site(Layout.FEATURES, width=6, extent=(), input_shape=(5,)),

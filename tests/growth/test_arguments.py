@@ -16,7 +16,7 @@ from esper.errors import SlotError
 from esper.growth.hooks import find_attached
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
-from grower.training_loop import SLOTS, growing, host
+from factories import SLOTS, make_growing, make_host
 from strangers import (
     AVERAGE,
     CALLABLE,
@@ -39,12 +39,12 @@ Case = tuple[Callable[..., Any], Callable[[Path], dict[str, Any]], dict[str, Fit
 
 
 def saved(folder: Path) -> Path:
-    esper.save(growing(), folder / "saved")
+    esper.save(make_growing(), folder / "saved")
     return folder / "saved"
 
 
 def planted() -> Slot:
-    slot = growing().slots["0"]
+    slot = make_growing().slots["0"]
     slot.germinate("mlp")
     return slot
 
@@ -52,7 +52,7 @@ def planted() -> Slot:
 CASES: dict[str, Case] = {
     "attach": (
         esper.attach,
-        lambda _: {"model": host(), "slots": SLOTS, "example_input": INPUTS},
+        lambda _: {"model": make_host(), "slots": SLOTS, "example_input": INPUTS},
         {
             "model": (),
             "slots": (),
@@ -63,18 +63,18 @@ CASES: dict[str, Case] = {
     ),
     "save": (
         esper.save,
-        lambda folder: {"model": growing(), "folder": folder},
+        lambda folder: {"model": make_growing(), "folder": folder},
         {"model": (), "folder": (TEXT,)},
     ),
     "load": (
         esper.load,
-        lambda folder: {"folder": saved(folder), "host": host(), "example_input": INPUTS},
+        lambda folder: {"folder": saved(folder), "host": make_host(), "example_input": INPUTS},
         {"folder": (), "host": (), "example_input": (VECTOR,)},
     ),
     "export": (
         esper.export,
         lambda folder: {
-            "model": host(),
+            "model": make_host(),
             "path": folder / "model.pt2",
             "example_input": INPUTS,
         },
@@ -84,14 +84,14 @@ CASES: dict[str, Case] = {
             "example_input": (VECTOR,),
         },
     ),
-    "link": (lambda **given: growing().link(**given), lambda _: {}, {"optimizer": ()}),
+    "link": (lambda **given: make_growing().link(**given), lambda _: {}, {"optimizer": ()}),
     "mirror": (
-        lambda **given: growing().mirror(**given),
+        lambda **given: make_growing().mirror(**given),
         lambda _: {},
         {"average": (AVERAGE, "a module around the model")},
     ),
     "look": (
-        lambda **given: growing().look(**given),
+        lambda **given: make_growing().look(**given),
         lambda _: {"loss": lambda model, batch: model(batch).sum(1), "batches": [INPUTS]},
         {
             "loss": (*CALLABLE, "a scripted module"),
@@ -102,15 +102,15 @@ CASES: dict[str, Case] = {
             "seed": (NUMBER, ZERO),
         },
     ),
-    "finalize": (lambda **given: growing().finalize(**given), lambda _: {}, {"unfinished": ()}),
+    "finalize": (lambda **given: make_growing().finalize(**given), lambda _: {}, {"unfinished": ()}),
     "germinate": (
-        lambda **given: growing().slots["0"].germinate(**given),  # noqa: PLW0108 (made when it is called)
+        lambda **given: make_growing().slots["0"].germinate(**given),  # noqa: PLW0108 (made when it is called)
         lambda _: {"blueprint": "mlp"},
         {"blueprint": (), "generator": (NONE,), "blend": (), "alpha": (NUMBER, ZERO, FRACTION)},
     ),
     "set_alpha": (lambda **given: planted().set_alpha(**given), lambda _: {}, {"alpha": (NUMBER, ZERO, FRACTION)}),
-    "enable": (lambda **given: growing().enable(**given), lambda _: {}, {"slot": ()}),
-    "disable": (lambda **given: growing().disable(**given), lambda _: {}, {"slot": ()}),
+    "enable": (lambda **given: make_growing().enable(**given), lambda _: {}, {"slot": ()}),
+    "disable": (lambda **given: make_growing().disable(**given), lambda _: {}, {"slot": ()}),
 }
 """How each is called rightly, and the strangers that fit its arguments all the same."""
 
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused(
 
 def test_names_may_come_as_they_like() -> None:
     for slots in (iter(["0", "2"]), ("0", "2"), {"0": ("mlp",), "2": "auto"}):
-        model = esper.attach(host(), slots, example_input=[INPUTS])  # type: ignore[arg-type]
+        model = esper.attach(make_host(), slots, example_input=[INPUTS])  # type: ignore[arg-type]
         assert model.slots.keys() == ["0", "2"]
         model.release()
 
@@ -168,8 +168,8 @@ def test_a_scripted_part_takes_no_slot_and_hinders_none() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: esper.attach(host(), SLOTS), "attach: missing a required argument: 'example_input'"),
-        (lambda: esper.attach(host(), SLOTS, INPUTS, slot=1), "attach: got an unexpected keyword argument 'slot'"),
+        (lambda: esper.attach(make_host(), SLOTS), "attach: missing a required argument: 'example_input'"),
+        (lambda: esper.attach(make_host(), SLOTS, INPUTS, slot=1), "attach: got an unexpected keyword argument 'slot'"),
     ],
     ids=["missing", "unknown"],
 )

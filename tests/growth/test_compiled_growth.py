@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import esper
 from esper.errors import SlotError
-from grower.training_loop import Loop, growing, host
+from factories import Loop, make_growing, make_host
 
 WAYS: dict[str, Callable[[nn.Module], object]] = {
     "model": lambda model: model.compile(backend="eager"),
@@ -32,7 +32,7 @@ def _drop_graphs() -> Generator[None]:
 def test_a_compiled_model_grows_and_is_counted_like_any_other(way: str) -> None:
     found: list[tuple[list[esper.Decision], float]] = []
     for compiles in (False, True):
-        loop = Loop("look", growing(), horizon=8)
+        loop = Loop("look", make_growing(), horizon=8)
         if compiles:
             WAYS[way](loop.model)
         decisions = [loop.epoch() for _ in range(8)]
@@ -43,7 +43,7 @@ def test_a_compiled_model_grows_and_is_counted_like_any_other(way: str) -> None:
 
 @pytest.mark.landing
 def test_a_handle_from_compile_trains_what_grows() -> None:
-    model = growing()
+    model = make_growing()
     handle = torch.compile(model, backend="eager")
     inputs = torch.ones(3, 4)
     handle(inputs)
@@ -55,7 +55,7 @@ def test_a_handle_from_compile_trains_what_grows() -> None:
 
 @pytest.mark.parametrize("part", ["model", "layer"])
 def test_a_compiled_model_is_refused(part: str) -> None:
-    net = host()
+    net = make_host()
     if part == "layer":
         net[2] = torch.compile(net[2], backend="eager")
     else:

@@ -18,7 +18,7 @@ from esper.errors import SlotError
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
-from growth.hosts import mlp, numbers, outputs
+from factories import mlp, numbers, outputs
 
 DECAY = 0.75
 

@@ -20,7 +20,7 @@ from esper.growth.blueprints.blocks import find_branch_outputs
 from esper.growth.blueprints.registry import LayerCall
 from esper.growth.depth import deepen, find_configuration
 from esper.growth.model import GrowingModel
-from growth.hosts import TransformerBlock
+from factories import TransformerBlock
 
 WIDTH = 6
 

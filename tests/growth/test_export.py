@@ -19,7 +19,7 @@ from esper.growth.attach import attach
 from esper.growth.example_input import Arguments
 from esper.growth.export import export
 from esper.lifecycle.actions import Blend
-from growth.growing import fossilize, random
+from factories import draw_normal, fossilize
 from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
 
 pytestmark = pytest.mark.landing
@@ -42,7 +42,7 @@ torch.testing.assert_close(returned, expected, atol=1e-5, rtol=1e-5)
 def grown() -> nn.Module:
     """A classifier with two fossils, one of which reads the network's input."""
     seeded()
-    model = attach(classifier(), ["0", "2"], random(4, 5))
+    model = attach(classifier(), ["0", "2"], draw_normal(4, 5))
     fossilize(model, "0", "input_skip", Blend.GATE)
     fossilize(model, "2", "mlp", Blend.MULTIPLY)
     return model.finalize()
@@ -59,9 +59,9 @@ def test_a_file_runs_where_esper_cannot_be_imported(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plain, inputs = grown(), random(9, 5)
-    export(nn.Linear(5, 2), file.name, random(3, 5))  # replaced by the next one
-    export(plain, file.name, random(1, 5))  # one example is enough
+    plain, inputs = grown(), draw_normal(9, 5)
+    export(nn.Linear(5, 2), file.name, draw_normal(3, 5))  # replaced by the next one
+    export(plain, file.name, draw_normal(1, 5))  # one example is enough
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     torch.save((inputs, plain(inputs).detach()), tmp_path / "values.pt")
     words = [sys.executable, "-c", WITHOUT_ESPER, str(file), str(tmp_path / "values.pt")]
@@ -109,13 +109,13 @@ class Both(nn.Module):
 
 
 def images(kind: torch.dtype = torch.float32) -> tuple[nn.Module, Arguments]:
-    model = attach(Convolutional(), ["block"], random(2, 1, 5, 6))
+    model = attach(Convolutional(), ["block"], draw_normal(2, 1, 5, 6))
     fossilize(model, "block", "depthwise", Blend.GATE)
-    return model.finalize().to(kind), random(2, 1, 5, 6).to(kind)
+    return model.finalize().to(kind), draw_normal(2, 1, 5, 6).to(kind)
 
 
 def tokens() -> tuple[nn.Module, Arguments]:
-    arguments = {"scale": torch.tensor([[[2.0]]]), "tokens": random(4, 4, 5)}
+    arguments = {"scale": torch.tensor([[[2.0]]]), "tokens": draw_normal(4, 4, 5)}
     model = attach(Tokenwise(), {"first": ["attention"]}, dict(reversed(arguments.items())))
     fossilize(model, "first", "attention")
     return Both(model.finalize()), dict(reversed(arguments.items()))
@@ -144,10 +144,10 @@ EXPORTED: dict[str, Callable[[], tuple[nn.Module, Arguments]]] = {
     "tokens": tokens,
     "bert": bert,
     "gpt2": gpt2,
-    "dictionary": lambda: (Returning(lambda out: {"logits": out, "loss": None}), random(3, 5)),
-    "tuple": lambda: (Returning(lambda out: (out, [out * 2, 3])), random(3, 5)),
-    "infinite": lambda: (Returning(make_extreme), random(3, 5)),
-    "dataclass": lambda: (Returning(lambda out: Answer(out, "x", (out * 2,))), random(3, 5)),
+    "dictionary": lambda: (Returning(lambda out: {"logits": out, "loss": None}), draw_normal(3, 5)),
+    "tuple": lambda: (Returning(lambda out: (out, [out * 2, 3])), draw_normal(3, 5)),
+    "infinite": lambda: (Returning(make_extreme), draw_normal(3, 5)),
+    "dataclass": lambda: (Returning(lambda out: Answer(out, "x", (out * 2,))), draw_normal(3, 5)),
 }
 
 
@@ -192,7 +192,7 @@ class Deciding(nn.Module):
 )
 def test_what_cannot_be_exported_is_refused_with_the_cause(model: nn.Module, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=sentence):
-        export(model, tmp_path / "net.pt2", random(3, 5))
+        export(model, tmp_path / "net.pt2", draw_normal(3, 5))
     assert not list(tmp_path.iterdir())
 
 
@@ -202,7 +202,7 @@ def test_what_onnx_cannot_express_or_run_is_refused(wrapped: Callable[[Tensor], 
     pytest.importorskip("onnxruntime")
     model = Returning(lambda out: torch.nn.functional.conv1d(wrapped(out)[:, None], wrapped(torch.ones(1, 1, 1))))
     with pytest.raises(ExportError, match="the file does not run as the model does"):
-        export(model, tmp_path / "net.onnx", random(3, 5))
+        export(model, tmp_path / "net.onnx", draw_normal(3, 5))
     assert not list(tmp_path.iterdir())
 
 
@@ -233,25 +233,27 @@ def test_a_file_with_other_outputs_is_not_left_behind(
         def forward(self, inputs: Tensor) -> Tensor:
             return inputs[:, :1] * 0 + self.values
 
-    written = torch.export.export(Constant(returned), (random(3, 5),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    written = torch.export.export(
+        Constant(returned), (draw_normal(3, 5),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
+    )
     monkeypatch.setattr(torch.export, "load", lambda _: written)
     file = tmp_path / "net.pt2"
     file.write_text("what was there before")
     if same:
-        export(Constant(expected), file, random(3, 5))
+        export(Constant(expected), file, draw_normal(3, 5))
         return
     with pytest.raises(ExportError, match="the file does not run as the model does"):
-        export(Constant(expected), file, random(3, 5))
+        export(Constant(expected), file, draw_normal(3, 5))
     assert [path.name for path in tmp_path.iterdir()] == ["net.pt2"]
     assert file.read_text() == "what was there before"
 
 
 def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.export, "export", lambda *_, **__: pytest.fail("the work has begun"))
-    model, inputs, file = classifier(), random(3, 5), tmp_path / "net.pt2"
+    model, inputs, file = classifier(), draw_normal(3, 5), tmp_path / "net.pt2"
     with pytest.raises(ExportError, match=r"'net.safetensors' ends in neither .pt2 nor .onnx: .*save_model"):
         export(model, tmp_path / "net.safetensors", inputs)
-    for wrong in ((inputs, True), (), random(0, 5)):
+    for wrong in ((inputs, True), (), draw_normal(0, 5)):
         with pytest.raises(ExportError, match="must hold tensors only, none of them empty"):
             export(model, file, wrong)
     with pytest.raises(ExportError, match="needs a first tensor"):

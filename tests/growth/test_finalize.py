@@ -26,8 +26,8 @@ from esper.growth.persist import load, save
 from esper.growth.seed import Seed
 from esper.growth.site import Layout, Site
 from esper.lifecycle.actions import Blend
+from factories import draw_normal, fossilize, generator, plant
 from growth.blueprint_cases import CASES
-from growth.growing import fossilize, generator, plant, random
 from growth.plain_hosts import Convolutional, Passing, Tokenwise, classifier, seeded
 
 BLENDED = [
@@ -59,7 +59,7 @@ print(loss.item())
 def grown_classifier() -> GrowingModel:
     """With two fossils, one of which reads the network's input."""
     seeded()
-    model = attach(classifier(), ["0", "2"], random(4, 5))
+    model = attach(classifier(), ["0", "2"], draw_normal(4, 5))
     fossilize(model, "0", "input_skip")
     fossilize(model, "2", "mlp", Blend.MULTIPLY)
     return model
@@ -75,14 +75,14 @@ def test_every_blueprint_becomes_plain_at_every_layout(kind: type[Blueprint], si
     seeded()
     place = nn.Conv1d(site.width, site.width, 1) if site.layout is Layout.SEQUENCE else nn.Identity()
     host = Passing(site.input_shape, site.shape, place)
-    model = attach(host, {"place": [kind.name]}, random(4, *site.input_shape), causal=site.causal)
-    bare = model(random(3, *site.input_shape))
+    model = attach(host, {"place": [kind.name]}, draw_normal(4, *site.input_shape), causal=site.causal)
+    bare = model(draw_normal(3, *site.input_shape))
     fossilize(model, "place", kind.name, blend)
     plain = model.finalize()
-    assert not torch.allclose(plain(random(3, *site.input_shape)), bare, atol=1e-3)
+    assert not torch.allclose(plain(draw_normal(3, *site.input_shape)), bare, atol=1e-3)
     assert b"esper" not in pickle.dumps(plain)
     for size in (1, 7):
-        inputs = random(size, *site.input_shape, seed=size)
+        inputs = draw_normal(size, *site.input_shape, seed=size)
         assert_close(plain(inputs), model(inputs))
 
 
@@ -131,39 +131,39 @@ TUPLES: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("layer", TUPLES)
 def test_what_grew_in_a_tuple_becomes_plain(layer: str, blueprint: str) -> None:
     seeded()
-    model = attach(AfterTuple(TUPLES[layer]()), {"layer": [blueprint]}, random(4, 5, 8))
-    bare = model(random(3, 5, 8))
+    model = attach(AfterTuple(TUPLES[layer]()), {"layer": [blueprint]}, draw_normal(4, 5, 8))
+    bare = model(draw_normal(3, 5, 8))
     fossilize(model, "layer", blueprint)
     plain = model.finalize()
-    assert not torch.allclose(plain(random(3, 5, 8)), bare, atol=1e-3)
+    assert not torch.allclose(plain(draw_normal(3, 5, 8)), bare, atol=1e-3)
     for network in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
         for size in (1, 7):
-            inputs = random(size, 5, 8, seed=size)
+            inputs = draw_normal(size, 5, 8, seed=size)
             assert_close(network(inputs), model(inputs))
 
 
 @pytest.mark.parametrize("blend", Blend)
 @pytest.mark.parametrize("blueprint", ["lowrank", "token_mix"])
 def test_every_blend_becomes_plain(blueprint: str, blend: Blend) -> None:
-    model = attach(Tokenwise(), {"first": [blueprint]}, random(3, 4, 5), causal=False)
+    model = attach(Tokenwise(), {"first": [blueprint]}, draw_normal(3, 4, 5), causal=False)
     fossilize(model, "first", blueprint, blend)
-    inputs = random(6, 4, 5)
+    inputs = draw_normal(6, 4, 5)
     assert_close(model.finalize()(inputs), model(inputs))
 
 
 @pytest.mark.parametrize("blueprint", ["attention", "token_conv", "gate", "input_skip"])
 def test_the_length_may_vary_where_the_blueprint_allows_it(blueprint: str) -> None:
-    model = attach(Tokenwise(), {"first": [blueprint]}, random(3, 4, 5), causal=False)
+    model = attach(Tokenwise(), {"first": [blueprint]}, draw_normal(3, 4, 5), causal=False)
     fossilize(model, "first", blueprint)
     plain = model.finalize()
     for length in (2, 9):
-        assert_close(plain(random(3, length, 5)), model(random(3, length, 5)))
+        assert_close(plain(draw_normal(3, length, 5)), model(draw_normal(3, length, 5)))
 
 
 def test_causal_attention_stays_causal_at_any_length() -> None:
-    model = attach(Tokenwise(), {"first": ["attention"]}, random(3, 4, 5), causal=True)
+    model = attach(Tokenwise(), {"first": ["attention"]}, draw_normal(3, 4, 5), causal=True)
     fossilize(model, "first", "attention")
-    plain, inputs = model.finalize(), random(3, 9, 5)
+    plain, inputs = model.finalize(), draw_normal(3, 9, 5)
     before = plain(inputs)
     assert_close(before, model(inputs))
     inputs[:, -1] += 1
@@ -172,16 +172,16 @@ def test_causal_attention_stays_causal_at_any_length() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 8, 5), (8, 1, 5)])
 def test_another_length_is_refused_where_the_blueprint_does_not_allow_it(shape: tuple[int, ...]) -> None:
-    model = attach(Tokenwise(), {"first": ["token_mix"]}, random(3, 4, 5), causal=False)
+    model = attach(Tokenwise(), {"first": ["token_mix"]}, draw_normal(3, 4, 5), causal=False)
     fossilize(model, "first", "token_mix")
     with pytest.raises(RuntimeError, match="shape"):
-        model.finalize()(random(*shape))
+        model.finalize()(draw_normal(*shape))
 
 
 def test_without_fossils_it_is_a_copy_of_the_host() -> None:
     seeded()
     host = Convolutional()
-    images = random(2, 1, 4, 4)
+    images = draw_normal(2, 1, 4, 4)
     expected = host(images)
     model = attach(host, ["block"], images)
     plant(model, "block", "conv3x3")
@@ -195,7 +195,7 @@ def test_without_fossils_it_is_a_copy_of_the_host() -> None:
 def test_released_hosts_are_themselves_again() -> None:
     seeded()
     host = Convolutional()
-    images = random(2, 1, 4, 4)
+    images = draw_normal(2, 1, 4, 4)
     expected = host(images)
     model = attach(host, ["block"], images)
     plant(model, "block", "conv3x3")
@@ -214,81 +214,81 @@ def test_the_hosts_keys_stay_and_those_of_fossils_come_beside_them() -> None:
 
 def test_it_trains_on_with_batch_normalisation() -> None:
     seeded()
-    model = attach(Convolutional(), ["block"], random(2, 1, 4, 4))
+    model = attach(Convolutional(), ["block"], draw_normal(2, 1, 4, 4))
     fossilize(model, "block", "conv3x3", Blend.GATE)
     plain = model.finalize().train()
     before = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    plain(random(8, 1, 4, 4)).square().mean().backward()
+    plain(draw_normal(8, 1, 4, 4)).square().mean().backward()
     optimizer.step()
     same = {name for name, tensor in plain.state_dict().items() if torch.equal(tensor, before[name])}
     assert same == {"block.fossil_conv3x3.alpha"}
-    model.train()(random(8, 1, 4, 4))
+    model.train()(draw_normal(8, 1, 4, 4))
     assert_close(plain.norm.running_mean, model.host.norm.running_mean)
     plain.eval()
-    assert torch.equal(plain(random(8, 1, 4, 4))[:2], plain(random(8, 1, 4, 4)[:2]))
+    assert torch.equal(plain(draw_normal(8, 1, 4, 4))[:2], plain(draw_normal(8, 1, 4, 4)[:2]))
 
 
 def test_it_owns_its_parameters() -> None:
     model = grown_classifier()
-    expected = model(random(3, 5))
+    expected = model(draw_normal(3, 5))
     with torch.no_grad():
         for parameter in model.finalize().parameters():
             parameter.zero_()
-    assert torch.equal(model(random(3, 5)), expected)
+    assert torch.equal(model(draw_normal(3, 5)), expected)
 
 
 def test_copies_are_independent() -> None:
     plain = grown_classifier().finalize()
-    expected = plain(random(3, 5))
+    expected = plain(draw_normal(3, 5))
     other = copy.deepcopy(plain)
-    assert torch.equal(other(random(3, 5)), expected)
+    assert torch.equal(other(draw_normal(3, 5)), expected)
     with torch.no_grad():
         other[2].fossil_mlp.alpha.zero_()
         other[0].fossil_input_skip.weight.zero_()
-    assert not torch.equal(other(random(3, 5)), expected)
-    assert torch.equal(plain(random(3, 5)), expected)
+    assert not torch.equal(other(draw_normal(3, 5)), expected)
+    assert torch.equal(plain(draw_normal(3, 5)), expected)
 
 
 def test_it_keeps_no_data() -> None:
     plain = grown_classifier().finalize()
     size = len(pickle.dumps(plain))
-    plain(random(1000, 5).requires_grad_() * 2)  # neither a leaf nor small
+    plain(draw_normal(1000, 5).requires_grad_() * 2)  # neither a leaf nor small
     assert len(pickle.dumps(plain)) == size
     with pytest.raises(RuntimeError):
-        plain(random(3, 4))
+        plain(draw_normal(3, 4))
     assert len(pickle.dumps(plain)) == size
 
 
 def test_the_type_of_numbers_may_change() -> None:
     model = grown_classifier()
     plain = model.finalize().double()
-    assert_close(plain(random(3, 5).double()).float(), model(random(3, 5)))
+    assert_close(plain(draw_normal(3, 5).double()).float(), model(draw_normal(3, 5)))
     with torch.autocast("cpu", torch.bfloat16):
-        assert plain.float()(random(3, 5)).dtype == model(random(3, 5)).dtype == torch.bfloat16
+        assert plain.float()(draw_normal(3, 5)).dtype == model(draw_normal(3, 5)).dtype == torch.bfloat16
 
 
 def test_it_compiles_as_one_graph() -> None:
     model = grown_classifier()
     compiled = torch.compile(model.finalize(), backend="eager", fullgraph=True)
-    assert_close(compiled(random(3, 5)), model(random(3, 5)))
+    assert_close(compiled(draw_normal(3, 5)), model(draw_normal(3, 5)))
 
 
 def test_the_input_may_come_by_keyword() -> None:
-    model = attach(Tokenwise(), {"first": ["input_skip"]}, {"tokens": random(3, 4, 5), "scale": torch.tensor(2.0)})
+    model = attach(Tokenwise(), {"first": ["input_skip"]}, {"tokens": draw_normal(3, 4, 5), "scale": torch.tensor(2.0)})
     fossilize(model, "first", "input_skip")
-    arguments = {"tokens": random(6, 4, 5), "scale": torch.tensor(0.5)}
+    arguments = {"tokens": draw_normal(6, 4, 5), "scale": torch.tensor(0.5)}
     assert_close(model.finalize()(**arguments), model(**arguments))
 
 
 def test_what_was_finalized_may_grow_again() -> None:
     once = grown_classifier().finalize()
-    model = attach(once, ["0", "2"], random(4, 5))
+    model = attach(once, ["0", "2"], draw_normal(4, 5))
     fossilize(model, "0", "input_skip", Blend.GATE)
     fossilize(model, "2", "mlp")
     twice = model.finalize()
-    assert_close(twice(random(3, 5)), model(random(3, 5)))
-    assert not torch.allclose(twice(random(3, 5)), grown_classifier()(random(3, 5)), atol=1e-3)
+    assert_close(twice(draw_normal(3, 5)), model(draw_normal(3, 5)))
+    assert not torch.allclose(twice(draw_normal(3, 5)), grown_classifier()(draw_normal(3, 5)), atol=1e-3)
     assert {"2.fossil_mlp.inner", "2.fossil_mlp_.inner"} < twice.state_dict().keys()
 
 
@@ -344,31 +344,31 @@ class Naming(nn.Module):
 @pytest.mark.parametrize("blueprint", ["mlp", "input_skip"])
 def test_whatever_a_fossil_follows_runs_it_once(middle: nn.Module, blueprint: str) -> None:
     host = nn.Sequential(nn.Linear(5, 5), copy.deepcopy(middle), nn.Linear(5, 3))
-    model = attach(host, ["1"], random(4, 5))
+    model = attach(host, ["1"], draw_normal(4, 5))
     fossilize(model, "1", blueprint)
     plain = model.finalize()
     for one in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
-        assert_close(one(random(3, 5)), model(random(3, 5)))
+        assert_close(one(draw_normal(3, 5)), model(draw_normal(3, 5)))
     assert any("fossil_" in name for name, _ in plain.named_parameters())
 
 
 def test_layers_that_are_put_together_anew_keep_what_grew() -> None:
-    model = attach(nn.Sequential(classifier(), nn.ReLU(), nn.Linear(3, 3)), ["0", "0.2", "2"], random(4, 5))
+    model = attach(nn.Sequential(classifier(), nn.ReLU(), nn.Linear(3, 3)), ["0", "0.2", "2"], draw_normal(4, 5))
     for slot in ("0", "0.2", "2"):
         fossilize(model, slot, "mlp")
     plain = model.finalize()
-    expected = model(random(3, 5))
-    assert_close(nn.Sequential(*plain.children())(random(3, 5)), expected)
+    expected = model(draw_normal(3, 5))
+    assert_close(nn.Sequential(*plain.children())(draw_normal(3, 5)), expected)
     parts = [*plain[0].children(), *list(plain.children())[1:]]
-    assert_close(nn.Sequential(*parts)(random(3, 5)), expected)
+    assert_close(nn.Sequential(*parts)(draw_normal(3, 5)), expected)
 
 
 def test_parts_that_read_the_networks_input_are_refused_without_it() -> None:
     plain = grown_classifier().finalize()
     with pytest.raises(KeyError, match="reads the input of the whole network, which has not been called"):
-        nn.Sequential(*plain.children())(random(3, 5))
+        nn.Sequential(*plain.children())(draw_normal(3, 5))
     with pytest.raises(KeyError, match="reads the input of the whole network"):
-        plain[0](random(3, 5))
+        plain[0](draw_normal(3, 5))
 
 
 def test_a_fresh_host_and_the_saved_structure_take_the_state_of_a_plain_model(tmp_path: Path) -> None:
@@ -378,10 +378,10 @@ def test_a_fresh_host_and_the_saved_structure_take_the_state_of_a_plain_model(tm
     with torch.no_grad():
         for parameter in trained.parameters():
             parameter.add_(0.1)
-    again = load(tmp_path, classifier(), random(4, 5)).finalize()
-    assert_close(again(random(3, 5)), model(random(3, 5)))
+    again = load(tmp_path, classifier(), draw_normal(4, 5)).finalize()
+    assert_close(again(draw_normal(3, 5)), model(draw_normal(3, 5)))
     again.load_state_dict(trained.state_dict())
-    assert torch.equal(again(random(3, 5)), trained(random(3, 5)))
+    assert torch.equal(again(draw_normal(3, 5)), trained(draw_normal(3, 5)))
 
 
 class Branching(Blueprint):
@@ -410,7 +410,7 @@ def test_a_blueprint_that_is_no_graph_is_named() -> None:
 @pytest.mark.landing
 def test_it_works_where_esper_cannot_be_imported(tmp_path: Path) -> None:
     model = grown_classifier()
-    plain, inputs = model.finalize(), random(3, 5)
+    plain, inputs = model.finalize(), draw_normal(3, 5)
     file = tmp_path / "model.pickle"
     file.write_bytes(pickle.dumps((plain, inputs, model(inputs).detach())))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -441,10 +441,10 @@ class AskingStochastic(Stochastic):
 def grown_stochastic(block: nn.Module, alpha: float = 0.5) -> GrowingModel:
     """In training mode, with a learned copy of the block."""
     seeded()
-    model = attach(nn.Sequential(nn.Linear(5, 6), block, nn.Linear(6, 3)), {"1": ["block_copy"]}, random(8, 5))
+    model = attach(nn.Sequential(nn.Linear(5, 6), block, nn.Linear(6, 3)), {"1": ["block_copy"]}, draw_normal(8, 5))
     plant(model, "1", "block_copy", alpha=alpha)
     model.slots["1"].fossilize()
-    model.train()(random(8, 5))
+    model.train()(draw_normal(8, 5))
     return model
 
 
@@ -459,10 +459,10 @@ def test_a_model_that_is_in_training_has_a_plain_one_with_both_modes(block: nn.M
     assert plain.training
     model.eval(), plain.eval()
     for one in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
-        assert_close(one(random(7, 5)), model(random(7, 5)))
+        assert_close(one(draw_normal(7, 5)), model(draw_normal(7, 5)))
     assert model.slots["1"].training is False
     compiled = torch.compile(plain, backend="eager", fullgraph=True)
-    assert_close(compiled(random(7, 5)), model(random(7, 5)))
+    assert_close(compiled(draw_normal(7, 5)), model(draw_normal(7, 5)))
 
 
 @pytest.mark.parametrize("block", [Stochastic(), IN_TURN], ids=lambda one: type(one).__name__)
@@ -474,12 +474,12 @@ def test_a_copy_of_a_block_drops_out_and_gathers_statistics_in_the_plain_model(b
     assert {part.training for part in plain.modules()} == {trained}
     plain.train()
     model.train()
-    first, second = ([seeded_call(one, random(8, 5), seed=seed) for one in (model, plain)] for seed in (0, 1))
+    first, second = ([seeded_call(one, draw_normal(8, 5), seed=seed) for one in (model, plain)] for seed in (0, 1))
     assert torch.equal(*first)
     assert torch.equal(*second)
     assert not torch.equal(first[0], second[0])
     model.eval(), plain.eval()
-    assert torch.equal(plain(random(8, 5)), model(random(8, 5)))
+    assert torch.equal(plain(draw_normal(8, 5)), model(draw_normal(8, 5)))
 
 
 def seeded_call(network: nn.Module, *inputs: Tensor, seed: int) -> Tensor:
@@ -504,7 +504,7 @@ class Encoder(nn.Module):
 def test_a_copy_of_torchs_own_block_drops_out_and_takes_masks_in_the_plain_model(masked: bool) -> None:
     seeded()
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    arguments = (random(2, 5, 6), padding)
+    arguments = (draw_normal(2, 5, 6), padding)
     model = attach(Encoder(), {"encoder.layers.0": ["block_copy"]}, arguments if masked else arguments[0])
     plant(model, "encoder.layers.0", "block_copy", alpha=0.5)
     model.slots["encoder.layers.0"].fossilize()
@@ -541,7 +541,7 @@ class Reading(nn.Module):
 
 def updated(host: nn.Module, name: str) -> GrowingModel:
     """With a low-rank update that is not zero."""
-    model = attach(host, {name: ["lora_4"]}, random(4, 5))
+    model = attach(host, {name: ["lora_4"]}, draw_normal(4, 5))
     fossilize(model, name, "lora_4")
     return model
 
@@ -573,7 +573,7 @@ def test_a_forward_that_copies_share_is_found_out() -> None:
 def test_a_weight_that_is_no_parameter_any_more_is_refused(
     put: Callable[[nn.Module], nn.Module], freeze_host: bool
 ) -> None:
-    model = esper.attach(classifier(), {"0": ["lora"]}, random(4, 5), freeze_host=freeze_host)
+    model = esper.attach(classifier(), {"0": ["lora"]}, draw_normal(4, 5), freeze_host=freeze_host)
     fossilize(model, "0", "lora")
     cost = str(model.summary())
     put(model.host[0])
@@ -586,7 +586,7 @@ def test_an_update_of_a_model_without_an_example_is_added_with_a_warning() -> No
     model = pickle.loads(pickle.dumps(updated(classifier(), "0")))
     with pytest.warns(UserWarning, match="whether the layer behind '0' alone reads its weight cannot be found out"):
         plain = model.finalize()
-    assert_close(plain(random(3, 5)), model(random(3, 5)))
+    assert_close(plain(draw_normal(3, 5)), model(draw_normal(3, 5)))
 
 
 class Counting(nn.Module):
@@ -644,7 +644,7 @@ def test_blocks_that_are_not_run_in_turn_are_found_out_whatever_the_outputs(
     end: Callable[[Tensor, Tensor], object],
 ) -> None:
     seeded()
-    model = attach(Jumping(end), {"blocks.1": ["block_copy"]}, random(4, 5))
+    model = attach(Jumping(end), {"blocks.1": ["block_copy"]}, draw_normal(4, 5))
     plant(model, "blocks.1", "block_copy", alpha=1.0)
     model.slots["blocks.1"].fossilize()
     with pytest.raises(ExportError, match="not run as the next one"):
@@ -656,11 +656,11 @@ def test_numbers_that_are_coarse_may_be_rounded(kind: torch.dtype) -> None:
     seeded()
     blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(3)]
     host = nn.Sequential(nn.Sequential(*blocks), nn.Linear(32, 50)).to(kind)
-    model = attach(host, {"0.0": ["block_copy"], "1": ["lora_4"]}, random(20, 32).to(kind))
+    model = attach(host, {"0.0": ["block_copy"], "1": ["lora_4"]}, draw_normal(20, 32).to(kind))
     for name, blueprint in (("0.0", "block_copy"), ("1", "lora_4")):
         plant(model, name, blueprint, alpha=1.0)
         model.slots[name].fossilize()
-    plain, inputs = model.finalize(), random(20, 32, seed=3).to(kind)
+    plain, inputs = model.finalize(), draw_normal(20, 32, seed=3).to(kind)
     assert len(plain[0]) == 4
     difference = (plain(inputs) - model(inputs)).abs().max()
     assert difference <= 8 * torch.finfo(kind).eps * model(inputs).abs().max()
@@ -679,8 +679,8 @@ def test_a_host_of_several_types_gets_its_input_as_it_was() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return self.layer(self.first(inputs).bfloat16()).float()
 
-    assert updated(Mixed(), "layer").finalize()(random(3, 5)).dtype == torch.float32
-    assert updated(classifier(), "0").double().finalize()(random(3, 5).double()).dtype == torch.float64
+    assert updated(Mixed(), "layer").finalize()(draw_normal(3, 5)).dtype == torch.float32
+    assert updated(classifier(), "0").double().finalize()(draw_normal(3, 5).double()).dtype == torch.float64
 
 
 class Scaled(nn.Module):
@@ -712,7 +712,7 @@ class Calling(nn.Module):
 
 def copying(block: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> tuple[GrowingModel, Tensor]:
     """With a copy of the block behind it, which counts by half."""
-    features = random(3, 4)
+    features = draw_normal(3, 4)
     model = esper.attach(Calling(block, call), {"block": ["block_copy"]}, features).eval()
     model.slots["block"].germinate("block_copy", alpha=0.5)
     model.slots["block"].fossilize()

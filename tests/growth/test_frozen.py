@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import esper
 from esper.errors import CheckpointError, SlotError
 from esper.growth.model import GrowingModel
-from growth.hosts import CLASSES, ResNet
+from factories import CLASSES, ResNet
 
 SLOTS = {"stem": ["lora"], "layer1.conv1": ["lora_4"], "layer1": ["conv3x3", "block_copy"], "head": ["lora", "mlp"]}
 PLANTED = {"stem": "lora", "layer1.conv1": "lora_4", "layer1": "block_copy", "head": "mlp"}

@@ -15,10 +15,9 @@ from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint
 from esper.growth.model import GrowingModel
 from esper.growth.site import Site
+from factories import EXAMPLES, RESNET, Host, classes, every_host, generator, outputs
 from gpu import CPU, GPU, full_float32, move, needs_gpu  # noqa: F401 - a fixture
 from growth.blueprint_cases import batch, every_case, grown, newborn
-from growth.growing import generator
-from growth.hosts import EXAMPLES, RESNET, Host, classes, every_host, outputs
 from growth.test_units import CASES as PAIRS
 
 every_pair = pytest.mark.parametrize("pair", PAIRS)

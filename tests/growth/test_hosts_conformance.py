@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from esper.errors import SlotError
 from esper.growth.model import GrowingModel
 from esper.growth.taps import find_features
-from growth.hosts import Host, every_causal_host, every_host, loss, outputs, stir
+from factories import Host, every_causal_host, every_host, loss, outputs, stir
 
 Copy = Callable[[GrowingModel], GrowingModel]
 

@@ -19,7 +19,7 @@ from esper.growth.blueprints.lora import LoRA
 from esper.growth.blueprints.registry import get, names
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
-from growth.hosts import TransformerBlock
+from factories import TransformerBlock
 
 RANKS = [name for name in names() if issubclass(get(name), LoRA)]
 WIDTH = 6

@@ -19,7 +19,7 @@ from esper.growth.look import Look
 from esper.growth.model import GrowingModel
 from esper.growth.promise import compute_held_out_promise, compute_promise
 from esper.numerics.random_streams import module_generator
-from growth.hosts import EXAMPLES, HOSTS, RESNET, Host, classes, every_host, outputs
+from factories import EXAMPLES, HOSTS, RESNET, Host, classes, every_host, outputs
 
 ERROR = 0.03
 """What figures may differ by where the cause is known but the data are a sample."""

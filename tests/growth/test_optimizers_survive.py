@@ -17,8 +17,8 @@ from esper.growth.attach import attach
 from esper.growth.blueprints import registry
 from esper.growth.followers import SLOT_KEY
 from esper.growth.model import GrowingModel
+from factories import mlp, numbers, outputs
 from growth.broken import Broken
-from growth.hosts import mlp, numbers, outputs
 
 Groups = list[dict[str, Any]]
 OPTIMIZERS: dict[str, Callable[[Groups], torch.optim.Optimizer]] = {

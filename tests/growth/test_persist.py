@@ -27,8 +27,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.persist import load, save
 from esper.lifecycle.actions import Blend
 from esper.serialization.state_files import Manifest, StateFormat
-from growth.growing import fossilize, plant, random
-from growth.hosts import Host, every_host
+from factories import Host, draw_normal, every_host, fossilize, plant
 from growth.plain_hosts import Convolutional, Tokenwise, classifier, seeded
 
 TOPOLOGY = "model.json"
@@ -45,7 +44,7 @@ def grown() -> GrowingModel:
 
 
 def images(count: int = 4) -> torch.Tensor:
-    return random(count, 1, 5, 6)
+    return draw_normal(count, 1, 5, 6)
 
 
 def fresh() -> Convolutional:
@@ -126,14 +125,14 @@ def test_it_goes_on_learning_with_the_moments_of_what_grew(tmp_path: Path) -> No
 
 
 def test_input_reading_seeds_and_other_types_of_numbers_come_back(tmp_path: Path) -> None:
-    model = attach(Tokenwise().double(), {"first": ["input_skip"]}, random(3, 4, 5).double())
+    model = attach(Tokenwise().double(), {"first": ["input_skip"]}, draw_normal(3, 4, 5).double())
     fossilize(model, "first", "input_skip")
     save(model, tmp_path)
-    other = load(tmp_path, Tokenwise().double(), random(3, 4, 5).double())
-    inputs = random(7, 4, 5).double()
+    other = load(tmp_path, Tokenwise().double(), draw_normal(3, 4, 5).double())
+    inputs = draw_normal(7, 4, 5).double()
     assert torch.equal(other(inputs), model(inputs))
     with pytest.raises(CheckpointError, match="is torch.float64 .* and torch.float32"):
-        load(tmp_path, Tokenwise(), random(3, 4, 5))
+        load(tmp_path, Tokenwise(), draw_normal(3, 4, 5))
 
 
 def test_what_nobody_learns_in_a_copy_of_a_block_comes_back(tmp_path: Path) -> None:
@@ -144,10 +143,10 @@ def test_what_nobody_learns_in_a_copy_of_a_block_comes_back(tmp_path: Path) -> N
         net.get_parameter("0.0.weight").requires_grad_(not fixed)
         return net
 
-    model = attach(host(fixed=True), {"0": ["block_copy"]}, random(3, 4))
+    model = attach(host(fixed=True), {"0": ["block_copy"]}, draw_normal(3, 4))
     model.slots["0"].germinate("block_copy", alpha=1.0)
     save(model, tmp_path)
-    other = load(tmp_path, host(fixed=False), random(3, 4))
+    other = load(tmp_path, host(fixed=False), draw_normal(3, 4))
     seed = other.slots["0"].seed
     assert seed is not None
     seed.requires_grad_(True)
@@ -366,7 +365,7 @@ def loads(folder: Path) -> bool:
 def test_another_host_is_refused(tmp_path: Path) -> None:
     save(grown(), tmp_path)
     with pytest.raises(CheckpointError, match="no submodule 'stem'"):
-        load(tmp_path, classifier(), random(3, 5))
+        load(tmp_path, classifier(), draw_normal(3, 5))
     wider = fresh()
     wider.head = nn.Linear(4, 5)
     with pytest.raises(CheckpointError, match=r"'host\.head\.weight' is .* \(3, 4\) in the saved model"):

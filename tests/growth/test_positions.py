@@ -20,8 +20,8 @@ from esper.growth.attach import attach
 from esper.growth.blueprints.registry import Blueprint, get, names
 from esper.growth.persist import TOPOLOGY_FILE, load, save
 from esper.growth.site import CHANNELS_LAST, Layout, Site
+from factories import fossilize, plant
 from growth.blueprint_cases import SITES, batch, every_case, grown
-from growth.growing import fossilize, plant
 from growth.padded_hosts import (
     BERT,
     EXAMPLES,

@@ -15,7 +15,7 @@ import tiny_transformers
 from esper.errors import ExportError
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
-from growth.growing import fossilize, random
+from factories import draw_normal, fossilize
 
 transformers = pytest.importorskip("transformers")
 
@@ -94,7 +94,7 @@ def test_what_was_finalized_once_still_refuses_when_it_grows_again(tmp_path: Pat
 
 
 def test_a_host_without_such_methods_gets_none() -> None:
-    model = attach(nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3)), ["0"], random(4, 5))
+    model = attach(nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3)), ["0"], draw_normal(4, 5))
     fossilize(model, "0", "mlp")
     assert "save_pretrained" not in vars(model.host)
     assert "save_pretrained" not in vars(model.finalize())

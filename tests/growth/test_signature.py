@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.growth.model import GrowingModel
-from growth.growing import plant
-from growth.hosts import Host, every_host
+from factories import Host, every_host, plant
 
 
 class Scaled(nn.Module):

@@ -8,7 +8,7 @@ from esper.growth.attach import attach
 from esper.growth.blueprints.registry import get
 from esper.growth.model import GrowingModel
 from esper.growth.summary import SlotState
-from growth.hosts import mlp
+from factories import mlp
 
 
 def model() -> GrowingModel:

@@ -7,7 +7,7 @@ import torch
 
 from esper.growth.attach import attach
 from esper.growth.tried import ModuleJudgement, TriedModule, count_tried
-from growth.hosts import mlp
+from factories import mlp
 
 TRIED = (
     TriedModule("0", "mlp", 1280, 4, 9, False, "look", ModuleJudgement(0.016, 0.0041, 0.0, 0.0, 0.012, 0.02, 0.03)),

@@ -13,13 +13,13 @@ from esper.errors import ConfigError, SlotError
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.lifecycle.actions import Blend
-from growth.growing import plant, random
+from factories import draw_normal, plant
 
 SITES: dict[str, tuple[nn.Module, Tensor]] = {
-    "features": (nn.Linear(4, 4), random(3, 4)),
-    "tokens": (nn.Linear(4, 4), random(3, 5, 4)),
-    "sequence": (nn.Conv1d(4, 4, 3, padding=1), random(3, 4, 6)),
-    "image": (nn.Conv2d(4, 4, 3, padding=1), random(3, 4, 6, 6)),
+    "features": (nn.Linear(4, 4), draw_normal(3, 4)),
+    "tokens": (nn.Linear(4, 4), draw_normal(3, 5, 4)),
+    "sequence": (nn.Conv1d(4, 4, 3, padding=1), draw_normal(3, 4, 6)),
+    "image": (nn.Conv2d(4, 4, 3, padding=1), draw_normal(3, 4, 6, 6)),
 }
 
 

@@ -25,8 +25,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.promise import compute_promise
 from esper.lifecycle.actions import Blend
 from esper.numerics.random_streams import module_generator
-from growth.growing import generator, random
-from growth.hosts import EncoderClassifier
+from factories import EncoderClassifier, draw_normal, generator
 
 
 class Block(nn.Module):
@@ -44,33 +43,37 @@ class Block(nn.Module):
 
 Case = tuple[Callable[[], nn.Module], Any, Tensor]
 CASES: dict[str, Case] = {
-    "linear": (lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3)), ("0", "1", "2"), random(4, 5)),
+    "linear": (lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3)), ("0", "1", "2"), draw_normal(4, 5)),
     "no bias": (
         lambda: nn.Sequential(nn.Linear(5, 9, bias=False), nn.Tanh(), nn.Linear(9, 3, bias=False)),
         ("0", "1", "2"),
-        random(4, 5),
+        draw_normal(4, 5),
     ),
-    "nothing between": (lambda: nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 3)), ("0", "1"), random(4, 5)),
-    "one unit": (lambda: nn.Sequential(nn.Linear(5, 1), nn.GELU(), nn.Linear(1, 3)), ("0", "1", "2"), random(4, 5)),
+    "nothing between": (lambda: nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 3)), ("0", "1"), draw_normal(4, 5)),
+    "one unit": (
+        lambda: nn.Sequential(nn.Linear(5, 1), nn.GELU(), nn.Linear(1, 3)),
+        ("0", "1", "2"),
+        draw_normal(4, 5),
+    ),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(9, 3)),
         ("0", "1", "2", "3"),
-        random(4, 5),
+        draw_normal(4, 5),
     ),
     "a container between": (
         lambda: nn.Sequential(nn.Linear(5, 9), nn.Sequential(nn.SiLU(), nn.Dropout()), nn.Linear(9, 3)),
         ("0", "1", "2"),
-        random(4, 5),
+        draw_normal(4, 5),
     ),
     "tokens": (
         lambda: nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 3)),
         ("0", "1", "2"),
-        random(4, 6, 5),
+        draw_normal(4, 6, 5),
     ),
     "signals": (
         lambda: nn.Sequential(nn.Conv1d(2, 6, 5, stride=2, dilation=2), nn.ReLU(), nn.Conv1d(6, 3, 3, padding="same")),
         ("0", "1", "2"),
-        random(4, 2, 30),
+        draw_normal(4, 2, 30),
     ),
     "images": (
         lambda: nn.Sequential(
@@ -81,18 +84,18 @@ CASES: dict[str, Case] = {
             nn.Conv2d(8, 4, (3, 1), padding=(1, 0)),
         ),
         ("0", "1", "2", "3", "4"),
-        random(4, 3, 12, 12),
+        draw_normal(4, 3, 12, 12),
     ),
     "images to features": (
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
         ("0", "1", "2", "3", "4"),
-        random(4, 3, 8, 8),
+        draw_normal(4, 3, 8, 8),
     ),
-    "block": (Block, ("conv1", "act", "conv2"), random(4, 3, 8, 8)),
+    "block": (Block, ("conv1", "act", "conv2"), draw_normal(4, 3, 8, 8)),
     "encoder layer": (
         lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation=nn.ReLU()),
         ("linear1", "activation", "dropout", "linear2"),
-        random(4, 6, 8),
+        draw_normal(4, 6, 8),
     ),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -193,7 +196,7 @@ def test_a_file_that_names_the_layers_alone_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_contract() -> None:
-    x = random(6, 5)
+    x = draw_normal(6, 5)
     model = esper.attach(nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3)), {("0", "1", "2"): ["units_8"]}, x)
     grow(model, alpha=1.0)
     plain = merged(model)
@@ -204,7 +207,7 @@ def test_the_contract() -> None:
 def test_units_are_an_eighth_of_those_that_there_are() -> None:
     for width, units in ((4, 1), (9, 1), (64, 8)):
         net = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3))
-        model = esper.attach(net, {("0", "1", "2"): ["units"]}, random(2, 5))
+        model = esper.attach(net, {("0", "1", "2"): ["units"]}, draw_normal(2, 5))
         assert Units.count_units(model.slots["2"].site) == units
 
 
@@ -219,7 +222,7 @@ def test_any_number_of_units_has_a_name() -> None:
 def test_units_grow_on_both_sides_of_a_layer() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-    x = random(4, 5).double()
+    x = draw_normal(4, 5).double()
     model = esper.attach(net, {("0", "1", "2"): ["units_4"], ("2", "3", "4"): ["units_3"]}, x)
     for name, slot in model.slots.items():
         units = slot.germinate(slot.blueprints[0], generator(int(name)), alpha=0.6).blueprint
@@ -233,10 +236,10 @@ def test_units_grow_on_both_sides_of_a_layer() -> None:
 
 def test_other_modules_may_grow_in_the_same_slot() -> None:
     net = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))
-    model = esper.attach(net, {("0", "1", "2"): ["units_4", "lora_2", "mlp"]}, random(2, 5))
+    model = esper.attach(net, {("0", "1", "2"): ["units_4", "lora_2", "mlp"]}, draw_normal(2, 5))
     for name in ("mlp", "lora_2", "units_4"):
         model.slots["2"].germinate(name, alpha=1.0)
-        model(random(4, 5))
+        model(draw_normal(4, 5))
         model.slots["2"].prune()
 
 
@@ -245,18 +248,18 @@ def test_other_modules_may_grow_in_the_same_slot() -> None:
 def test_what_cannot_be_merged_with_units_is_refused_where_they_grow(name: str, offer: list[str] | str) -> None:
     net = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))
     with pytest.raises(SlotError, match=rf"units may grow at '{name}', where finalize can merge no more than lora_K"):
-        esper.attach(net, {("0", "1", "2"): ["units_4"], name: offer}, random(4, 5))
+        esper.attach(net, {("0", "1", "2"): ["units_4"], name: offer}, draw_normal(4, 5))
 
 
 def test_an_update_of_the_layer_that_makes_units_is_merged_with_them() -> None:
     net = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))
-    model = esper.attach(net, {("0", "1", "2"): ["units_4"], "0": ["lora_2"]}, random(4, 5)).eval()
+    model = esper.attach(net, {("0", "1", "2"): ["units_4"], "0": ["lora_2"]}, draw_normal(4, 5)).eval()
     for slot in model.slots.values():
         seed = slot.germinate(slot.blueprints[0], generator(1), alpha=0.5)
         for parameter in seed.parameters():
             nn.init.normal_(parameter, std=0.3)
         slot.fossilize()
-    torch.testing.assert_close(model.finalize()(random(3, 5)), model(random(3, 5)))
+    torch.testing.assert_close(model.finalize()(draw_normal(3, 5)), model(draw_normal(3, 5)))
 
 
 def test_a_wider_model_grows_again() -> None:
@@ -323,7 +326,7 @@ def test_code_that_goes_by_the_number_of_units_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.fc2(self.act(self.fc1(x)).view(len(x), 9))
 
-    model = esper.attach(Fixed(), {("fc1", "act", "fc2"): ["units_4"]}, random(4, 5))
+    model = esper.attach(Fixed(), {("fc1", "act", "fc2"): ["units_4"]}, draw_normal(4, 5))
     grow(model)
     with pytest.raises(ExportError, match="depends on the original number of units"):
         merged(model)
@@ -359,12 +362,12 @@ def test_a_part_of_the_host_that_was_called_alone_is_named() -> None:
     model = attached(CASES["linear"])
     grow(model)
     with pytest.raises(SlotError, match="without '0', which makes its hidden units"):
-        model.host[2](random(4, 9).double())
+        model.host[2](draw_normal(4, 9).double())
 
 
 def test_copies_do_not_keep_the_input_of_a_layer_that_was_called_alone() -> None:
     model = attached(CASES["linear"])
-    model.host[0](random(4, 5).double().requires_grad_() * 2)
+    model.host[0](draw_normal(4, 5).double().requires_grad_() * 2)
     source = copy.deepcopy(model).slots["2"].source
     assert source is not None
     assert source.inputs is None
@@ -374,7 +377,7 @@ def test_copies_do_not_keep_the_input_of_a_layer_that_was_called_alone() -> None
 def test_looking_promises_what_planted_units_do(case: str) -> None:
     """Against K by planting them at full weight, and differentiating the loss of each example."""
     model, count = attached(CASES[case]), 12
-    x = random(count, *CASES[case][2].shape[1:]).double()
+    x = draw_normal(count, *CASES[case][2].shape[1:]).double()
     labels = torch.arange(count) % 3
 
     def losses(model: nn.Module, batch: Tensor) -> Tensor:
@@ -406,8 +409,8 @@ def test_checkpointed_layers_are_computed_again() -> None:
             return checkpoint(self.inner, x, use_reentrant=False) if self.checkpointed else self.inner(x)
 
     model, x = (
-        esper.attach(Checkpointed(), {("inner.0", "inner.1", "inner.2"): ["units_4"]}, random(4, 5)),
-        random(4, 5),
+        esper.attach(Checkpointed(), {("inner.0", "inner.1", "inner.2"): ["units_4"]}, draw_normal(4, 5)),
+        draw_normal(4, 5),
     )
     grow(model)
     gradients: list[Mapping[str, Tensor]] = []
@@ -592,7 +595,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
 def test_where_units_cannot_be_added_says_what_to_do(case: tuple[Callable[[], nn.Module], Any, str]) -> None:
     net, place, message = case[0](), case[1], case[2]
-    x = random(4, 5, 6) if isinstance(net, nn.Sequential) and "Conv1d" in repr(net) else random(4, 5)
+    x = draw_normal(4, 5, 6) if isinstance(net, nn.Sequential) and "Conv1d" in repr(net) else draw_normal(4, 5)
     with pytest.raises(SlotError, match=message):
         esper.attach(net, {place: ["units_2"]}, x)
     assert not any(part._forward_pre_hooks for part in net.modules())
@@ -603,7 +606,7 @@ def test_padding_in_the_example_input_is_refused() -> None:
     padding[1, 4:] = True
     place: Any = tuple(f"encoder.layers.0.{name}" for name in ("linear1", "dropout", "linear2"))
     with pytest.raises(SlotError, match="leave padding out of the example input"), torch.no_grad():
-        esper.attach(host, {place: ["units_3"]}, (random(3, 6, 16), padding))
+        esper.attach(host, {place: ["units_3"]}, (draw_normal(3, 6, 16), padding))
 
 
 @pytest.mark.parametrize(
@@ -616,14 +619,14 @@ def test_padding_in_the_example_input_is_refused() -> None:
 )
 def test_places_of_other_blueprints_are_refused(places: Any, message: str) -> None:
     with pytest.raises(SlotError, match=message):
-        esper.attach(CASES["linear"][0](), places, random(4, 5))
+        esper.attach(CASES["linear"][0](), places, draw_normal(4, 5))
 
 
 def test_finding_the_units_leaves_the_host_as_it_was() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(8, 3)).train()
     net[2].eval()
     before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    esper.attach(net, {("0", "1", "2", "3"): ["units"]}, random(4, 5)).release()
+    esper.attach(net, {("0", "1", "2", "3"): ["units"]}, draw_normal(4, 5)).release()
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert [part.training for part in net] == [True, True, False, True]
     assert torch.equal(torch.get_rng_state(), state)
@@ -633,7 +636,7 @@ def test_finding_the_units_leaves_the_host_as_it_was() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_hosts_of_any_precision_are_compared(dtype: torch.dtype) -> None:
     net = nn.Sequential(nn.Linear(5, 64), nn.GELU("tanh"), nn.Hardtanh(-50, 50), nn.Linear(64, 3)).to(dtype)
-    assert esper.attach(net, {("0", "1", "2", "3"): ["units_2"]}, random(4, 5).to(dtype)).slots["3"].site.hidden
+    assert esper.attach(net, {("0", "1", "2", "3"): ["units_2"]}, draw_normal(4, 5).to(dtype)).slots["3"].site.hidden
 
 
 TRANSFORMERS: dict[str, tuple[Callable[..., nn.Module], str, tuple[str, ...]]] = {

@@ -21,7 +21,7 @@ from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import describe_structure
 from esper.lifecycle.stages import Stage
-from grower.training_loop import HELD, SLOTS, data, growing, host, remembered, validate
+from factories import HELD, SLOTS, make_data, make_growing, make_host, remembered, validate
 from ladders.small import WIDTH, Decoder, compute_loss, evaluate, tokens
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -38,7 +38,7 @@ class Classifier(lightning.LightningModule):
 
     def __init__(self, *, slots: bool = True, groups: bool = True, frozen: bool = False, seed: int = 0) -> None:
         super().__init__()
-        self.model = growing(seed, frozen=frozen) if slots else host(seed)
+        self.model = make_growing(seed, frozen=frozen) if slots else make_host(seed)
         self._groups = groups
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
@@ -80,7 +80,7 @@ def fit(
             enable_model_summary=False,
             log_every_n_steps=1,
         )
-        trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=48), ckpt_path=resume)
+        trainer.fit(module, DataLoader(TensorDataset(*make_data()), batch_size=48), ckpt_path=resume)
     return trainer
 
 
@@ -112,7 +112,7 @@ def test_a_frozen_host_stays_as_it_was_and_resumes(tmp_path: Path):
     assert describe_structure(resumed.model) == describe_structure(whole.model) != {}
     for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    points, untouched = data(16, seed=1)[0], host(0)
+    points, untouched = make_data(16, seed=1)[0], make_host(0)
     with whole.model.without_growth():
         assert torch.equal(whole.model.eval()(points), untouched(points))
     assert not torch.equal(whole.model(points), untouched(points))
@@ -295,8 +295,8 @@ def validated(folder: Path, *callbacks: Any, epochs: int = 2 * EPOCHS, module: V
         )
         trainer.fit(
             module,
-            DataLoader(TensorDataset(*data()), batch_size=48),
-            DataLoader(TensorDataset(*data(16, seed=2)), batch_size=16),
+            DataLoader(TensorDataset(*make_data()), batch_size=48),
+            DataLoader(TensorDataset(*make_data(16, seed=2)), batch_size=16),
         )
     return trainer, module
 
@@ -311,7 +311,7 @@ def test_the_best_checkpoint_holds_what_had_grown_by_then(tmp_path: Path):
     growth.setup(None, again, "fit")  # as a Trainer does before it loads
     again.load_state_dict(torch.load(kept.best_model_path, weights_only=True)["state_dict"])
     assert describe_structure(again.model) == planted
-    assert torch.equal(again.eval().model(data(16, seed=2)[0]), outputs)
+    assert torch.equal(again.eval().model(make_data(16, seed=2)[0]), outputs)
 
 
 def test_a_trainer_that_stops_early_leaves_what_has_grown(tmp_path: Path):
@@ -364,7 +364,7 @@ def test_an_average_before_the_grower_is_refused(tmp_path: Path):
     module, growth = Classifier(), callback()
     trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[average(), growth])
     with pytest.raises(ConfigError, match=r"^EMAWeightAveraging comes before GrowerCallback .*: put Growe"):
-        trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=48))
+        trainer.fit(module, DataLoader(TensorDataset(*make_data()), batch_size=48))
 
 
 class CompiledBefore(Classifier):
@@ -373,8 +373,8 @@ class CompiledBefore(Classifier):
     def __init__(self) -> None:
         super().__init__(slots=False)
         self.handle = [torch.compile(self.model, backend="eager")]  # in a list, or it would be a submodule
-        self.handle[0](data()[0][:48])  # as many as in a minibatch, or it would be compiled anew
-        self.model = esper.attach(self.model, SLOTS, data()[0][:2])
+        self.handle[0](make_data()[0][:48])  # as many as in a minibatch, or it would be compiled anew
+        self.model = esper.attach(self.model, SLOTS, make_data()[0][:2])
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         return F.cross_entropy(self.handle[0](batch[0]), batch[1])
@@ -386,7 +386,7 @@ def test_a_seed_that_no_gradient_reaches_is_warned_of_and_not_kept(tmp_path: Pat
         max_epochs=2 * EPOCHS, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[growth]
     )
     with pytest.warns(UserWarning, match="no gradient has reached it"):
-        trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=48))
+        trainer.fit(module, DataLoader(TensorDataset(*make_data()), batch_size=48))
     assert module.model.seeds
     assert not any(seed.fossilized for seed in module.model.seeds.values())
 
@@ -443,7 +443,7 @@ def test_a_fit_with_a_finetuning_callback_resumes_with_live_seeds(finetuning: An
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=48), ckpt_path=resume)
+            trainer.fit(module, DataLoader(TensorDataset(*make_data()), batch_size=48), ckpt_path=resume)
         return growth, trainer
 
     whole = Finetuned()

@@ -20,7 +20,7 @@ from esper.engine.config import EpisodeConfig
 from esper.errors import CheckpointError, ConfigError, DivergedError, SlotError
 from esper.grower.state_dict import describe_structure
 from esper.lifecycle.stages import Stage
-from grower.training_loop import HELD, SLOTS, data, host, remembered
+from factories import HELD, SLOTS, make_data, make_host, remembered
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -36,7 +36,7 @@ class Classifier(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.net = host(seed)
+        self.net = make_host(seed)
 
     def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.net(inputs)
@@ -45,20 +45,20 @@ class Classifier(nn.Module):
 
 def classifier(seed: int = 0, *, frozen: bool = False) -> esper.GrowingModel:
     slots = {f"net.{name}": blueprints for name, blueprints in SLOTS.items()}
-    inputs, labels = data(2)
+    inputs, labels = make_data(2)
     return esper.attach(Classifier(seed), slots, {"inputs": inputs, "labels": labels}, freeze_host=frozen)
 
 
 @torch.no_grad()
 def validate(model: nn.Module) -> tuple[float, float]:
     model.eval()
-    inputs, labels = data(64, seed=1)
+    inputs, labels = make_data(64, seed=1)
     found = model(inputs=inputs, labels=labels)
     return float(found["loss"]), float((found["logits"].argmax(1) == labels).float().mean())
 
 
 def examples() -> list[dict[str, Tensor]]:
-    return [{"inputs": point, "labels": label} for point, label in zip(*data(), strict=True)]
+    return [{"inputs": point, "labels": label} for point, label in zip(*make_data(), strict=True)]
 
 
 def trainer_for(model: nn.Module, folder: Path, optimizer: Any = None, **arguments: Any) -> Any:
@@ -120,7 +120,7 @@ def test_a_frozen_host_stays_as_it_was_and_resumes(tmp_path: Path):
     for mine, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     model, untouched = growth.grower.model, Classifier(0).eval()
-    inputs, labels = data(16, seed=1)
+    inputs, labels = make_data(16, seed=1)
     with model.without_growth():
         assert torch.equal(model.eval()(inputs=inputs, labels=labels)["logits"], untouched(inputs, labels)["logits"])
     assert not torch.equal(model(inputs=inputs, labels=labels)["logits"], untouched(inputs, labels)["logits"])
@@ -349,7 +349,7 @@ class Then(transformers.TrainerCallback):
         self.epochs: dict[int, tuple[Any, Tensor]] = {}
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        inputs, labels = data(16, seed=2)
+        inputs, labels = make_data(16, seed=2)
         logits = model.eval()(inputs=inputs, labels=labels)["logits"]
         self.epochs[round(state.epoch)] = (describe_structure(model), logits.detach().clone())
 
@@ -376,7 +376,7 @@ def test_the_best_model_is_loaded_with_what_had_grown_by_then(tmp_path: Path):
     assert trainer.state.global_step == 4 * EPOCHS
     planted, logits = then.epochs[BEST]
     assert then.epochs[2 * EPOCHS][0] != planted, "growth went on"
-    inputs, labels = data(16, seed=2)
+    inputs, labels = make_data(16, seed=2)
     assert torch.equal(trainer.model.eval()(inputs=inputs, labels=labels)["logits"], logits)
     assert set(describe_structure(trainer.model)) == set(planted)
     assert growth.grower.decisions >= BEST
@@ -388,7 +388,7 @@ def test_a_trainer_that_stops_early_leaves_what_has_grown(tmp_path: Path):
     trainer.add_callback(transformers.EarlyStoppingCallback(early_stopping_patience=2))
     trainer.train()
     assert max(then.epochs) == BEST + 2
-    inputs, labels = data(16, seed=2)
+    inputs, labels = make_data(16, seed=2)
     assert torch.equal(trainer.model.eval()(inputs=inputs, labels=labels)["logits"], then.epochs[BEST][1])
     assert growth.grower.model.seeds
 
@@ -421,7 +421,7 @@ class CompiledBefore(transformers.Trainer):
 def test_a_seed_that_no_gradient_reaches_is_warned_of_and_not_kept(tmp_path: Path):
     network = Classifier(0)
     handle = torch.compile(network, backend="eager")
-    inputs, labels = data()
+    inputs, labels = make_data()
     handle(inputs=inputs[:48], labels=labels[:48])  # as many as in a minibatch, or it would be compiled anew
     slots = {f"net.{name}": blueprints for name, blueprints in SLOTS.items()}
     model = esper.attach(network, slots, {"inputs": inputs[:2], "labels": labels[:2]})

@@ -35,7 +35,7 @@ from esper.rl.diagnostics import Anomaly
 from esper.runs.reader import RunReader
 from esper.runs.store import RunStore
 from esper.train.iteration import record_iteration
-from grower.training_loop import Loop
+from factories import Loop
 from lab import planted
 from lab.figures_cases import grown, trained
 from lab.planted import EXPLODED

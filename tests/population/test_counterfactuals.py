@@ -23,8 +23,8 @@ from esper.population.learning import Batch, compute_accuracies, compute_losses,
 from esper.population.population import Population, Strategy
 from esper.population.slot_ops import append_branches
 from esper.tasks.token_suite import TokenLayer
+from factories import Chain, InputSkip, Residual, make_small_population
 from population.scenes import good_evidence, grown, record_evidence
-from population.small_hosts import Chain, InputSkip, Residual, small
 from reference_population import ReferencePopulation
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -195,7 +195,7 @@ HOSTS = {Chain: True, Residual: False, InputSkip: False}
 
 @pytest.mark.parametrize(("kind", "shares"), HOSTS.items())
 def test_connections_across_slots_are_found_and_measured_exactly(kind: type[Chain], shares: bool) -> None:
-    shared, hosts = small(kind, 3)
+    shared, hosts = make_small_population(kind, 3)
     fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
     assert fast.shares_prefixes is shares
     generator = torch.Generator().manual_seed(1)
@@ -221,7 +221,7 @@ def test_connections_across_slots_are_found_and_measured_exactly(kind: type[Chai
 
 def test_sharing_prefixes_where_a_connection_forbids_it_would_fail() -> None:
     """The negative control: the host above is one on which the fused pass cannot be used."""
-    shared, hosts = small(Residual, 1)
+    shared, hosts = make_small_population(Residual, 1)
     population = Population(shared, hosts)
     population.evidence = good_evidence(population)
     population.decide(make_action(Op.GERMINATE, 1, 0)[None])
@@ -231,7 +231,7 @@ def test_sharing_prefixes_where_a_connection_forbids_it_would_fail() -> None:
 
 
 def test_slots_without_seeds_are_not_a_number() -> None:
-    shared, hosts = small(Chain, 2)
+    shared, hosts = make_small_population(Chain, 2)
     population = Population(replace(shared, blueprints=("mlp",)), hosts)
     population.decide(np.stack([make_action(Op.GERMINATE, 1, 0), make_wait_actions(1)[0]]))
     batch = Batch(torch.zeros(2, 6, 4, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.int64))
@@ -247,7 +247,7 @@ def test_slots_without_seeds_are_not_a_number() -> None:
 @pytest.mark.parametrize("finite", [True, False])
 @pytest.mark.parametrize("due", [True, False])
 def test_newborns_are_probed_whether_they_are_due_or_not(finite: bool, due: bool) -> None:
-    shared, hosts = small(Chain, 2)
+    shared, hosts = make_small_population(Chain, 2)
     population = Population(replace(shared, blueprints=("mlp",)), hosts)
     population.decide(np.stack([make_action(Op.GERMINATE, 1, 0), make_wait_actions(1)[0]]))
     batch = Batch(torch.zeros(2, 6, 4, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.int64))
@@ -263,7 +263,7 @@ def test_newborns_are_probed_whether_they_are_due_or_not(finite: bool, due: bool
 
 def test_slots_that_are_not_passed_in_their_order_share_nothing() -> None:
     """A variant would else be taken for another slot's."""
-    shared, hosts = small(Chain, 2)
+    shared, hosts = make_small_population(Chain, 2)
     backwards = replace(shared, slots=("second", "first"))
     fast, slow = Population(backwards, hosts), ReferencePopulation(backwards, hosts)
     assert not fast.shares_prefixes

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from esper.errors import ConfigError
 from esper.growth.model import GrowingModel
 from esper.population.shapley import attribute_model
-from population.small_hosts import Chain, Layer
+from factories import Chain, Layer
 
 
 def rng() -> np.random.Generator:

@@ -28,9 +28,9 @@ from esper.population.shapley import (
     solve_exactly,
 )
 from esper.tasks.token_suite import TokenLayer
+from factories import Chain, InputSkip, Layer, Residual, make_small_population
 from population.planted_seeds import planted_seeds
 from population.scenes import good_evidence, grown
-from population.small_hosts import Chain, InputSkip, Layer, Residual, small
 from reference_population import ReferencePopulation
 
 pytestmark = pytest.mark.landing
@@ -87,7 +87,7 @@ def test_values_are_those_of_separate_passes(isolation: Isolation, strategy: Str
 @pytest.mark.parametrize("strategy", ["stacked", "looped"])
 @pytest.mark.parametrize("kind", [Chain, Residual, InputSkip])
 def test_values_are_exact_whatever_connections_a_host_has(kind: type[Chain], strategy: Strategy) -> None:
-    shared, hosts = small(kind, 3)
+    shared, hosts = make_small_population(kind, 3)
     shared = replace(shared, strategy=strategy)
     fast, slow = Population(shared, hosts), ReferencePopulation(shared, hosts)
     plantings = [

@@ -23,7 +23,7 @@ from esper.errors import ConfigError, RunError
 from esper.extras import find_install_command
 from esper.runs.loggers import LIBRARIES, open_logger, open_loggers, read_metrics
 from esper.runs.reader import RunReader
-from grower.training_loop import Loop
+from factories import Loop
 from train.runs import TINY, short_suite
 
 pytestmark = pytest.mark.landing

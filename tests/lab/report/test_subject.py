@@ -24,7 +24,7 @@ from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
 from esper.runs.store import RunStore
 from esper.train.results import ArmResults, load_or_compute
-from grower.training_loop import Loop
+from factories import Loop
 from lab.figures_cases import grown, trained
 from lab.planted import EXPLODED
 from train.results_cases import planted

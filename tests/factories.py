@@ -1,7 +1,8 @@
-"""Networks as practitioners have them: none of them knows that it will grow."""
+"""What tests grow: hosts and models by name, data, seeds and fossils, and a training loop."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,102 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import esper
 import tiny_transformers
+from esper import Grower, GrowingModel
+from esper.control.controller import Controller
+from esper.grower.evaluation import Evaluate
 from esper.growth.attach import Places, attach
 from esper.growth.example_input import Arguments, call_host
-from esper.growth.model import GrowingModel
 from esper.growth.positions import find_output_tensor
+from esper.growth.seed import Seed
+from esper.lifecycle.actions import Blend, Op
+from esper.lifecycle.rules import Rules
+from esper.population.population import NetworkSpec, PopulationConfig
+from esper.serialization.state_files import pack_state
+
+# Seeds and fossils that change the output.
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw_normal(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=generator(seed))
+
+
+def plant(model: GrowingModel, slot: str, blueprint: str, blend: Blend = Blend.ADD, alpha: float = 0.7) -> Seed:
+    """A seed as after much training."""
+    seed = model.slots[slot].germinate(blueprint, generator(2), blend=blend, alpha=alpha)
+    with torch.no_grad():
+        for index, parameter in enumerate(seed.parameters()):
+            parameter.add_(draw_normal(*parameter.shape, seed=100 + index) / 3)
+    return seed
+
+
+def fossilize(model: GrowingModel, slot: str, blueprint: str, blend: Blend = Blend.ADD) -> Seed:
+    seed = plant(model, slot, blueprint, blend)
+    model.slots[slot].fossilize()
+    return seed
+
+
+# Small hosts, with and without connections across their slots.
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.tanh(self.linear(features))
+
+
+class Chain(nn.Module):
+    """Nothing bypasses a slot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = Layer(4), Layer(4), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.second(self.first(inputs)))
+
+
+class Residual(Chain):
+    """What the first layer yields bypasses the second, whose slot therefore may not append to the batch."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        return self.head(hidden + self.second(hidden))
+
+
+class InputSkip(Chain):
+    """The input bypasses everything."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.second(self.first(inputs)) * inputs)
+
+
+def make_small_population(kind: type[Chain], count: int) -> tuple[PopulationConfig, list[NetworkSpec]]:
+    torch_seed = torch.Generator().manual_seed(0)
+
+    def host() -> nn.Module:
+        model = kind()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(generator=torch_seed)
+        return model
+
+    shared = PopulationConfig(
+        kind(), ("first", "second"), ("mlp", "gate", "input_skip"), torch.zeros(2, 4), dtype=torch.float64
+    )
+    return shared, [NetworkSpec(host(), (4, 4), 0.05, seed) for seed in range(count)]
+
+
+# Networks as practitioners have them: none of them knows that it will grow.
+
 
 CLASSES = 5
 EXAMPLES = 6
@@ -351,3 +443,93 @@ def _causal(host: Any) -> bool:
 CAUSAL_HOSTS = tuple(host for host in HOSTS if _causal(host))
 every_causal_host = pytest.mark.parametrize("host", CAUSAL_HOSTS, ids=lambda host: host.name)
 """Language models."""
+
+
+# A small model that grows in a plain loop, with all that such a loop owns.
+
+
+RINGS = 3
+WIDTH = 8
+SLOTS = {"0": ["mlp", "norm"], "2": ["mlp", "lowrank"]}
+
+
+def make_data(examples: int = 96, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Points in three interleaved rings."""
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(examples, 4, generator=generator)
+    return points, (points.norm(dim=1) * RINGS / math.pi).long().clamp(max=RINGS - 1)
+
+
+def make_host(seed: int = 0) -> nn.Module:
+    """Two hidden layers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, RINGS))
+
+
+HELD = Rules(operations=(Op.WAIT, Op.GERMINATE))
+"""What germinates is held for good."""
+
+
+def make_growing(seed: int = 0, *, frozen: bool = False) -> GrowingModel:
+    """`make_host` with two slots."""
+    return esper.attach(make_host(seed), SLOTS, torch.zeros(2, 4), freeze_host=frozen)
+
+
+@torch.no_grad()
+def validate(model: nn.Module) -> tuple[float, float]:
+    """Loss and accuracy on points of its own."""
+    model.eval()
+    inputs, labels = make_data(64, seed=1)
+    logits = model(inputs)
+    return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
+
+
+def with_evidence(evidence: str, evaluate: Evaluate = validate) -> Evaluate:
+    """``evaluate`` for a grower that judges seeds on trial by this evidence: ``dependence`` or ``refit``."""
+    return esper.Refit(evaluate) if evidence == "refit" else evaluate
+
+
+def packed(state: dict[str, Any]) -> Tensor:
+    """A grower's state but for what was spent: no two runs take the same seconds."""
+    return pack_state({**state, "memory": {name: part for name, part in state["memory"].items() if name != "spending"}})
+
+
+def remembered(grower: Grower) -> Tensor:
+    """Such a state without that of torch's global generator, which trainers need not restore."""
+    state = grower.state_dict()
+    del state["memory"]["snapshot"]["generators"]
+    return packed(state)
+
+
+class Loop:
+    """Model, optimizer, scheduler and grower."""
+
+    def __init__(self, controller: str | Controller, model: GrowingModel | None = None, **options: Any) -> None:
+        self.model = make_growing() if model is None else model
+        self.optimizer = torch.optim.AdamW(self.model.parameter_groups(lr=1e-2))
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=1e-2, total_steps=1000)
+        told = {"evaluate": validate, "horizon": 20, **options}
+        self.grower = Grower(self.model, self.optimizer, controller=controller, **told)
+        self.inputs, self.labels = make_data()
+
+    def epoch(self, told: Callable[[float], float] = float) -> esper.Decision:
+        """Two minibatches and a decision; the grower hears ``told(loss)``."""
+        self.model.train()
+        total = 0.0
+        for half in (slice(0, 48), slice(48, 96)):
+            loss = F.cross_entropy(self.model(self.inputs[half]), self.labels[half])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            total += loss.item() / 2
+        return self.grower.step(train_loss=told(total))
+
+    def saved(self) -> dict[str, Any]:
+        """All that a checkpoint needs."""
+        return {
+            "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "grower": self.grower.state_dict(),
+        }
