@@ -12,9 +12,10 @@ import pytest
 
 from esper.cli import COMMANDS
 from esper.errors import ConfigError
-from esper.extras import TRAIN
+from esper.extras import EXTRAS
 from esper.grower import controllers
 
+TRAIN = EXTRAS["train"]
 WITHOUT_THE_EXTRA = f"""
 import sys
 

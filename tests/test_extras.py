@@ -6,7 +6,8 @@ import ast
 import importlib
 import json
 import sys
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+import tomllib
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from esper.runs import loggers
 
 SOURCES = sorted(Path(esper.__file__).parent.rglob("*.py"))
 DEVELOPERS = {"dev", "docs", "oracles"}
-EXTRAS = sorted(set(distribution(extras.DISTRIBUTION).metadata.get_all("Provides-Extra") or []) - DEVELOPERS)
+EXTRAS = sorted(extras.EXTRAS)
 ORIGINS: dict[str, tuple[dict[str, Any], str]] = {
     "checkout": ({"url": "file:///a%20b/esper", "dir_info": {"editable": True}}, "-e '/a b/esper[{}]'"),
     "folder": ({"url": "file:///esper", "dir_info": {}}, "'/esper[{}]'"),
@@ -42,6 +43,17 @@ class Installed(Distribution):
 
     def locate_file(self, path: Any) -> Any:
         raise AssertionError(path)
+
+
+def test_each_extra_lists_a_module_for_each_of_its_packages() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    declared: dict[str, list[str]] = pyproject["project"]["optional-dependencies"]
+    counts = {
+        extra: sum(not package.startswith(extras.DISTRIBUTION) for package in packages)
+        for extra, packages in declared.items()
+        if extra not in DEVELOPERS
+    }
+    assert {extra: len(modules) for extra, modules in extras.EXTRAS.items()} == counts
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

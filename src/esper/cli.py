@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from esper import __version__
 from esper.errors import ConfigError, EsperError, did_you_mean
-from esper.extras import TRAIN, require_extra
+from esper.extras import EXTRAS, require_extra
 from esper.signals import raise_terminated
 from esper.tasks.suite_files import allow_files
 
@@ -86,7 +86,7 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
     for command in commands:
         name = command.name.split()
         if arguments[: len(name)] == name:
-            require_extra("train", f"`esper {command.name}`", *TRAIN)
+            require_extra("train", f"`esper {command.name}`", *EXTRAS["train"])
             from esper.commands.options import run_command  # noqa: PLC0415 (needs the extra)
 
             allow_files(arguments)

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from urllib.parse import unquote, urlsplit
 
 from esper.errors import ConfigError, EsperError
 
 DISTRIBUTION = "esper-growth"
-TRAIN = ("gymnasium", "jinja2", "markupsafe", "matplotlib", "packaging", "rich", "scipy", "sklearn", "tyro", "yaml")
-"""The modules that the extra `train` installs, which all commands and `esper.train` need."""
+EXTRAS = {
+    "train": ("gymnasium", "jinja2", "markupsafe", "matplotlib", "rich", "scipy", "sklearn", "tyro", "yaml"),
+    "ui": ("starlette", "uvicorn"),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "ray": ("ray",),
+    "lightning": ("lightning",),
+    "hf": ("accelerate", "datasets", "transformers"),
+    "tensorboard": ("tensorboardX",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
+    "sweep": ("optuna",),
+}
+"""The modules that each extra installs. All commands and `esper.train` need those of `train`."""
 
 
 def require_extra(extra: str, what: str, *modules: str, error: type[EsperError] = ConfigError) -> None:
     """Refuse a feature, the sentence's subject ``what``, where ``modules`` that the extra installs are missing."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := list_missing(modules):
         raise error(describe_missing(extra, what, *missing))
+
+
+def list_missing(modules: Iterable[str]) -> list[str]:
+    """Those of the modules that are not installed."""
+    return [name for name in modules if importlib.util.find_spec(name) is None]
 
 
 def describe_missing(extra: str, what: str, *modules: str | None) -> str:

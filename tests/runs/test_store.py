@@ -34,6 +34,13 @@ TRANSITION = LifecycleTransition(
     cause="germinate",
     reason="passed",
 )
+MOUNTS = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+31 27 0:40 / /home rw - nfs4 server:/home rw
+32 27 0:41 / /mnt/a\040b rw - fuse.sshfs host: rw
+33 27 0:42 / /home/me/local rw - xfs /dev/vdb rw
+34 27 0:43 / /over rw - ext4 /dev/vdc rw
+35 34 0:44 / /over rw - 9p host rw"""
 
 
 @pytest.fixture
@@ -152,6 +159,26 @@ def test_on_a_shared_file_system_there_is_no_write_ahead_log(path: Path, monkeyp
         store.flush()
         with RunReader.open(path) as reader:
             assert len(reader.records()) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "safe"),
+    [
+        ("/home/me/runs", "nfs4", False),
+        ("/home/me/local/runs", "xfs", True),
+        ("/mnt/a b/runs", "fuse.sshfs", False),
+        ("/homestead", "ext4", True),
+        ("/over/runs", "9p", False),
+    ],
+)
+def test_the_file_system_is_that_of_the_nearest_mount(path: str, kind: str, safe: bool):
+    assert database.file_system(Path(path), MOUNTS) == kind
+    assert database.wal_safe(kind) is safe
+
+
+def test_elsewhere_than_on_linux_the_file_system_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(database, "MOUNTS", tmp_path / "nowhere")
+    assert database.wal_safe(database.file_system_of(tmp_path)) is None
 
 
 def test_a_killed_process_loses_only_what_was_not_flushed(path: Path):

@@ -1,5 +1,5 @@
 """Training and evaluating controllers: trainer, rollouts, workers, evaluation."""
 
-from esper.extras import TRAIN, require_extra
+from esper.extras import EXTRAS, require_extra
 
-require_extra("train", "esper.train", *TRAIN)
+require_extra("train", "esper.train", *EXTRAS["train"])
