@@ -107,7 +107,7 @@ def in_a_grower(settings: GovernorSettings, course: Course) -> list[Any]:
     grower = Grower(
         model,
         torch.optim.AdamW(model.parameter_groups(lr=1e-2)),
-        "none",
+        controller="none",
         evaluate=lambda _: (1.0, 0.5),
         classes=CLASSES,
         conduct=EpisodeConfig(governor=settings),

@@ -140,7 +140,9 @@ def test_where_no_free_slot_is_enabled_it_is_not_due_forever() -> None:
     for slot in model.slots.values():
         slot.enabled = False
     optimizer = torch.optim.SGD(model.parameter_groups(lr=0.01))
-    grower = Grower(model, optimizer, LookRule(LookSettings(promise=PROMISE), 20), evaluate=validate, horizon=20)
+    grower = Grower(
+        model, optimizer, controller=LookRule(LookSettings(promise=PROMISE), 20), evaluate=validate, horizon=20
+    )
     for _ in range(PROMISE.first):
         plainly(model, optimizer, inputs, labels)
         grower.step(train_loss=1.0)
@@ -340,7 +342,7 @@ def validate_on(net: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, 
 def test_however_short_a_growth_it_is_looked_at_while_seeds_may_be_planted(horizon: int | None) -> None:
     model = make_growing()
     optimizer = torch.optim.AdamW(model.parameter_groups(lr=1e-2))
-    controller, timing, _ = choose_controller("look", ModelSpec(model, optimizer), horizon, None)
+    controller, timing = choose_controller("look", ModelSpec(model, optimizer), horizon, None)
     assert isinstance(controller, LookRule)
     assert controller.promise is not None
     usual = LookSettings()

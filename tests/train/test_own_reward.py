@@ -67,7 +67,7 @@ def test_one_function_is_all_that_a_reward_needs(tmp_path: Path, monkeypatch: py
             trainer.train(iterations.append)
         steps = get_suite("short").steps
         (iteration,) = iterations
-        assert 0.25 * steps / 2 < iteration.update.return_mean < 0.5 * steps, "mean of what is still to come"
+        assert 0.25 * steps / 2 < iteration.update["return_mean"] < 0.5 * steps, "mean of what is still to come"
         with pytest.raises(ConfigError, match="unknown reward mode 'toyy', did you mean 'toy'.*outcome,.*, toy;"):
             tiny("reward=toyy")
 
