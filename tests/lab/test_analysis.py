@@ -193,9 +193,9 @@ def test_a_verdict_an_interval_and_a_p_never_contradict_each_other(claim: Claim)
         (one,) = judge([paired(seeds, 0.02, 0.02, effect)(rng)], FAMILIES, claim)
         assert one.interval is not None
         assert one.p is not None
-        clear = one.interval.above_zero or one.interval.high < 0
+        clear = one.interval.low > 0 or one.interval.high < 0
         assert clear == (one.p <= SIGNIFICANCE) == (one.verdict is not Verdict.OPEN)
-        assert (one.verdict is Verdict.ABOVE) == one.interval.above_zero
+        assert (one.verdict is Verdict.ABOVE) == (one.interval.low > 0)
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3, 4])

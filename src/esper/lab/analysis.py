@@ -78,11 +78,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def above_zero(self) -> bool:
-        """Whether the whole interval is positive."""
-        return self.low > 0
-
 
 @dataclass(frozen=True)
 class Contrast:

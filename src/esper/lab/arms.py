@@ -170,10 +170,7 @@ def _play_baseline(
 def _list_followers(
     run: RunDirectory, settings: TrainSettings, instances: Sequence[Instance], workers: Workers, environment_steps: int
 ) -> list[_Job]:
-    """The arms that depend on the policy of one training seed, in order.
-
-    ``environment_steps`` is the cost of training that policy.
-    """
+    """The arms that depend on the policy of one training seed, which took ``environment_steps``, in order."""
     suite, config, policy = get_suite(settings.suite), make_evaluation_config(settings), load_policy(run, settings)
 
     def play(controller: Controller) -> EvaluationResult:
@@ -253,11 +250,7 @@ def search_sequence(
     """Random search for a fixed sequence by sequential halving on training instances (Karnin et al. 2013, ICML).
 
     All rounds have the same number of steps. Within a round, all candidates run on the same new instances, and one in
-    `SURVIVORS` survives. All steps count; ``count_steps`` is called with the steps of each round.
-
-    Returns:
-        The winner, and the number of steps taken: the budget minus a remainder too small to compare the finalists
-        fairly.
+    `SURVIVORS` survives. Returns the winner and the steps taken: the budget less what is too little for a fair round.
     """
     suite, rng = get_suite(config.suite), numpy_generator(seed, Stream.SEQUENCE_SEARCH)
     # Doing nothing is always a candidate.

@@ -90,11 +90,7 @@ def load_policy(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
 
 
 def find_controller(name: str, suite: Suite) -> tuple[Controller, EvaluationConfig]:
-    """Find a controller: a baseline by name, a run's policy by directory, or a controller in a ``FILE.py:NAME``.
-
-    Returns:
-        The controller, and the configuration of its episodes on the suite.
-    """
+    """A baseline by name, a run's policy by directory or a controller in a ``FILE.py:NAME``, and its configuration."""
     rules = {rule.name: rule for rule in create_baselines(suite)}
     if name in rules:
         return rules[name], EvaluationConfig(suite.name, Rules())

@@ -367,12 +367,10 @@ def _report_training(run: RunDirectory) -> Report:
         rollbacks = Counter(event.trouble for event in reader.events(RolledBack))
 
     # How it learned.
-    learning, blueprints, interactions = run_queries(run.store, (LEARNING, BLUEPRINTS, PROBE_INTERACTIONS))
-    if any(row["kind"] == "J" for row in learning.rows):
-        sections = [Section("How the policy learned", [learning, blueprints, interactions])]
-    else:
-        sections = [Section("How the policy learned", note="No iteration has finished yet.")]
-    exhibits = [learning, blueprints, interactions]
+    exhibits = run_queries(run.store, (LEARNING, BLUEPRINTS, PROBE_INTERACTIONS))
+    has_learned = any(row["kind"] == "J" for row in exhibits[0].rows)
+    note = "" if has_learned else "No iteration has finished yet."
+    sections = [Section("How the policy learned", [*exhibits] if has_learned else [], note)]
 
     # How it compares with the other controllers.
     for split, compared in exhibit_evaluation(comparisons).items():
@@ -487,9 +485,7 @@ def _report_over_seeds(paths: Sequence[Path], comparisons: Mapping[Split, Compar
     evaluated = exhibit_evaluation(comparisons)
     for split, exhibits in evaluated.items():
         conclusion = judge_learning(comparisons[split], split)
-        notes = (
-            [describe_basis(comparisons[split])] if headlines else [SCORE_MEANING, describe_basis(comparisons[split])]
-        )
+        notes = [*([] if headlines else [SCORE_MEANING]), describe_basis(comparisons[split])]
         headlines.append(Headline(conclusion.short, [conclusion.sentence], notes=notes))
         shown = [exhibits["standings"], exhibits["seeds"]]
         sections.append(Section(f"All controllers on {SPLIT_TITLES[split]}", shown))

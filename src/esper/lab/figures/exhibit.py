@@ -171,11 +171,8 @@ class Table:
     @property
     def shown_columns(self) -> list[Column]:
         """The columns without the optional ones that have no value in any row."""
-
-        def has_values(column: Column) -> bool:
-            return any(row[column.name] is not None for row in self.rows)
-
-        return [column for column in self.columns if not column.optional or has_values(column)]
+        filled = {name for row in self.rows for name, value in row.items() if value is not None}
+        return [column for column in self.columns if not column.optional or column.name in filled]
 
 
 Exhibit = Figure | Table
