@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -43,19 +42,7 @@ FOSSIL_INTERVAL = 4
 class ModelBackend:
     """A model that a user's optimizer trains: an `esper.engine.GrowthBackend`.
 
-    Args:
-        network: The model with its lifecycle table.
-        evaluate: Measures the model.
-        scores: What growth is about.
-        constraints: What else must hold.
-        forks: Has the forks that modules on trial are compared with.
-        gradients: Of the training since the last decision.
-        promises: Records what promises are measured by; None where no controller goes by them.
-        snapshot: The state to return to.
-        learning: Whether the network learns.
-        trained: Whether the given optimizer trains it.
-        processes: Those that the growth is in.
-        scaled: Whether losses are scaled: then a step with infinite gradients was skipped, which is no trouble.
+    With ``scaled`` losses a step with infinite gradients was skipped, which is no trouble.
     """
 
     size = 1
@@ -111,7 +98,10 @@ class ModelBackend:
         """Measure the model at once; a model that is not finite is not evaluated."""
         report = self._processes.broadcast(training.fetch)
         self.metrics_before, self._train_loss = None, float(report.loss[0])
-        due = due & ~self._find_known_fossils()
+        # Modules that are kept for good and were measured a short time ago are left out.
+        table, evidence = self.networks.table, self.networks.evidence
+        known = np.isfinite(evidence.contribution) & (evidence.contribution_age < FOSSIL_INTERVAL - 1)
+        due = due & ~((table.stage == Stage.FOSSILIZED) & known)
 
         # A diverged model cannot be measured: all its figures are unknown.
         unknown = np.full(due.shape, np.nan)
@@ -147,10 +137,6 @@ class ModelBackend:
         broken = bool(self._constraints.find_broken(measurement.baseline))
         return DependenceMeasurement(evaluation, broken, measurement.constant_output)
 
-    def measure_score(self) -> float:
-        """Score of the model as it is now; higher is better, and NaN before any decision."""
-        return self._scores.compute_score(self._run(np.zeros_like(self._suspects), None).baseline)
-
     def measure_constraint_references(self) -> None:
         """Measure the losses that constraints are relative to: those of the model before growth."""
         if self._constraints.limits:
@@ -181,24 +167,10 @@ class ModelBackend:
         baseline: Metrics | None,
         forks: Mapping[str, SeedlessFork | None] = MappingProxyType({}),
     ) -> ModelMeasurement:
-        """Measure in the first process, or in all where they share the model."""
-        measure = partial(
-            measure_model,
-            self.networks.model,
-            self.networks.table,
-            self._evaluate,
-            self._constraints.parse_metrics,
-            baseline,
-            due,
-            forks,
+        network, parse = self.networks, self._constraints.parse_metrics
+        return self._processes.broadcast(
+            lambda: measure_model(network.model, network.table, self._evaluate, parse, baseline, due, forks)
         )
-        return self._processes.broadcast(measure)
-
-    def _find_known_fossils(self) -> Bools:
-        """Slots whose module is kept for good and was measured a short time ago, bool ``[1, S]``."""
-        table, evidence = self.networks.table, self.networks.evidence
-        known = np.isfinite(evidence.contribution) & (evidence.contribution_age < FOSSIL_INTERVAL - 1)
-        return (table.stage == Stage.FOSSILIZED) & known
 
     def find_culprit(self) -> Bools:
         """The module without which constraints are broken by least, bool ``[1, S]``; none if none is broken or none of

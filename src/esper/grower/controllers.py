@@ -48,14 +48,10 @@ _BEFORE_END = 1
 
 @dataclass(frozen=True)
 class Timing:
-    """The planned decisions, and the settings of rules that fit into them.
-
-    Args:
-        planned: Number of decisions; None: not planned.
-        rules: What may happen to modules, and how fast.
-    """
+    """The planned decisions, and the settings of rules that fit into them."""
 
     planned: int | None
+    """Number of decisions; None: not planned."""
     rules: Rules
 
     @property
@@ -131,14 +127,13 @@ def choose_controller(
 
     Without ``rules``, a policy has those that it was trained with, and any other controller the default ones.
     """
+    timing = Timing(horizon, rules or Rules())
     if not isinstance(controller, str | Path):
-        return controller, Timing(horizon, rules or Rules())
+        return controller, timing
     name = str(controller)
     if name in _RULES:
-        timing = Timing(horizon, rules or Rules())
         return _make_rule(name, spec, timing), timing
     if is_in_file(name):
-        timing = Timing(horizon, rules or Rules())
         return load_controller(name, timing.horizon), timing
     # Not a rule: the directory of a run.
     run = open_policy(name, _RULES)

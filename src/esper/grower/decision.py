@@ -122,22 +122,10 @@ def describe_decision(
     before: SeedTable,
     judgements: Mapping[str, ModuleJudgement],
 ) -> Decision:
-    """The `Decision` for the actions ``[1, 8]``, with names instead of indices.
+    """The `Decision` for the actions ``[1, 8]`` that were carried out, with names instead of indices.
 
-    Args:
-        number: Number of the decision, from 1.
-        slots: Names of the slots.
-        blueprints: Names of the blueprints.
-        actions: The actions that were carried out.
-        changes: What they, the passing of time and a rollback changed.
-        evaluation: The model as it was measured before the decision.
-        metric: Name of the metric that growth is about.
-        value: That metric before the decision.
-        rollback: What the governor restored.
-        finished: Whether there was nothing more to decide.
-        broken: Description of broken constraints.
-        before: The slots before the actions.
-        judgements: The figures by which the module in each slot is kept or pruned, by slot.
+    The ``changes`` are those of the actions, the passing of time and a rollback. ``evaluation``, ``value`` and the
+    slots ``before`` are from before the actions.
     """
     op, place = Op(int(actions[0, Head.OP])), int(actions[0, Head.SLOT])
     slot = None if op is Op.WAIT else slots[place]
@@ -164,13 +152,9 @@ def describe_decision(
 def describe_judgements(
     slots: Sequence[str], evaluation: Evaluation, prices: Floats, judgement: Judgement | None
 ) -> dict[str, ModuleJudgement]:
-    """The figures of the module in each slot, by slot: by the controller's own judgement, where it has one.
+    """The figures of the module in each slot, by slot: with its price ``[1, S]`` and the controller's thresholds.
 
-    Args:
-        slots: Names of the slots.
-        evaluation: The model as it was measured before the decision.
-        prices: What each module adds to the rent, ``[1, S]``.
-        judgement: What the controller goes by; None if no threshold decides.
+    ``judgement`` is None if no threshold decides.
     """
     unknown = np.full_like(prices, np.nan)
     thresholds, loss_thresholds = unknown, unknown
@@ -273,18 +257,10 @@ def resolve_unfinished(
 ) -> Ending:
     """End growth: keep the unfinished modules that are worth it by the controller's thresholds, and prune the others.
 
-    Args:
-        network: The model, whose table ``resolve`` changes.
-        rent: Price of growth, as in `esper.GrowerConfig`.
-        measure: Measures the model and the modules in the slots ``bool [1, S]`` that it is called with.
-        resolve: Fossilizes the modules in its first slots and prunes those in its second; returns what changed.
-        slots: Names of the slots.
-        judgement: A judgement of the controller, for what it demands beyond the rent and of the loss; None: a module
-            must only contribute its rent.
-        unreached: Slots whose module has learned nothing, since no gradient reached it, bool ``[1, S]``.
-
-    Returns:
-        What was unfinished, without what was tried before.
+    ``measure`` measures the model and the modules in the slots ``bool [1, S]`` that it is called with. ``resolve``
+    fossilizes the modules in its first slots and prunes those in its second; it returns what changed, and updates the
+    network's table. Without a ``judgement`` a module must only contribute its rent. No gradient has reached the modules
+    in the slots ``unreached``, bool ``[1, S]``. The result does not have what was tried before.
     """
     # Modules that do not count yet, have learned nothing or are being pruned go first: it hardly changes what the model
     # computes.

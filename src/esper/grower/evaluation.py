@@ -68,16 +68,7 @@ def measure_model(
 
     A module that counts is compared with its absence: in the model, or in its fork if ``forks`` has its slot; where
     that is None, it is not measured. A module that does not count yet is put in at full alpha, and compared with the
-    model as it is.
-
-    Args:
-        model: The model.
-        table: Lifecycle table ``[1, S]``.
-        evaluate: Measures a model.
-        parse: Reads and checks what ``evaluate`` returns.
-        baseline: Metrics of the model as it is, if they are known.
-        due: The slots.
-        forks: Forks of modules on trial, by slot.
+    model as it is. ``parse`` reads and checks what ``evaluate`` returns, and ``baseline`` are metrics that are known.
     """
     detector, ablated = ConstantOutputDetector(), dict[str, Metrics]()
     with keep_modes(model):

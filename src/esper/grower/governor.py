@@ -1,4 +1,4 @@
-"""Snapshots of one model that any optimizer trains, and a governor of such a model in a loop of your own."""
+"""Snapshots of one model that any optimizer trains, and its rollbacks."""
 
 from __future__ import annotations
 
@@ -48,24 +48,16 @@ class _Copies(NamedTuple):
 
 
 class ModelSnapshot:
-    """A copy of a model's parameters, buffers and random generators, to return to.
+    """A copy of a model's parameters and buffers and of torch's global random generators, to return to.
 
     The copies are written into the model's own tensors, so parameters keep their identity and the optimizer goes on
     owning them. Its state is cleared: momentum from before would push straight back. On a `GrowingModel` live modules
     are pruned and leave the optimizer; so does a fossil that germinated after the snapshot.
-
-    Args:
-        model: Any module.
-        optimizer: The one that trains it.
-        generators: Sources of randomness to put back; None: torch's global ones, of the CPU and of all CUDA devices in
-            use by the model.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, generators: Sequence[torch.Generator] | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, unwrap_optimizer(optimizer)
-        self._generators = list(global_generators(model) if generators is None else generators)
+        self._generators = list(global_generators(model))
         self._names = {each: f"{place} on {each.device}" for place, each in enumerate(self._generators)}
         self._copies = _Copies([], [], [])
 
@@ -81,7 +73,20 @@ class ModelSnapshot:
     @torch.no_grad()
     def restore(self) -> tuple[str, ...]:
         """Return to the state of `take`; returns the slots that lost their module."""
-        pruned = self._prune() if isinstance(self.model, GrowingModel) else ()
+        pruned: list[str] = []
+        if isinstance(self.model, GrowingModel):
+            # Live modules, and fossils that the snapshot lacks, leave the model and the optimizer.
+            saved = {parameter for parameter, _ in self._copies.parameters}
+            seeds = self.model.seeds
+            pruned = [
+                name for name, seed in seeds.items() if not (seed.fossilized and saved.issuperset(seed.parameters()))
+            ]
+            removed: set[Tensor] = set()
+            for name in pruned:
+                removed.update(seeds[name].parameters())
+                self.model.slots[name].remove()
+            for group in self.optimizer.param_groups:
+                group["params"][:] = [parameter for parameter in group["params"] if parameter not in removed]
         # Into the model's own tensors; what was pruned since has no place any more.
         present = set(self.model.parameters())
         for parameter, saved in self._copies.parameters:
@@ -96,35 +101,15 @@ class ModelSnapshot:
         # Momentum from before would push straight back.
         self.optimizer.zero_grad()
         self.optimizer.state.clear()
-        return pruned
-
-    def _prune(self) -> tuple[str, ...]:
-        """Remove live modules, and fossils that the snapshot lacks, from the model and the optimizer."""
-        assert isinstance(self.model, GrowingModel)
-        saved = {parameter for parameter, _ in self._copies.parameters}
-        pruned = [
-            name
-            for name, seed in self.model.seeds.items()
-            if not (seed.fossilized and saved.issuperset(seed.parameters()))
-        ]
-        removed: set[Tensor] = set()
-        for name in pruned:
-            removed.update(self.model.seeds[name].parameters())
-            self.model.slots[name].remove()
-        for group in self.optimizer.param_groups:
-            group["params"][:] = [parameter for parameter in group["params"] if parameter not in removed]
         return tuple(pruned)
 
     def is_finite(self, *, gradients: bool = True) -> bool:
         """Whether all parameters of the model and moments of the optimizer are finite, and the ``gradients`` too."""
-        return all(bool(tensor.isfinite().all()) for tensor in self._list_tensors(gradients))
-
-    def _list_tensors(self, gradients: bool) -> list[Tensor]:
-        """Parameters, moments of the optimizer and, if requested, gradients."""
         parameters = list(self.model.parameters())
         arrived = [parameter.grad for parameter in parameters if parameter.grad is not None] if gradients else []
         moments = [value for state in self.optimizer.state.values() for value in state.values()]
-        return [*parameters, *arrived, *(value for value in moments if isinstance(value, Tensor))]
+        tensors = [*parameters, *arrived, *(value for value in moments if isinstance(value, Tensor))]
+        return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
     def state_dict(self) -> dict[str, Any]:
         """The copies as plain values: as large as the model."""

@@ -46,12 +46,6 @@ class GradientRecorder:
     The gradients of a step are those that its last backward pass left: accumulated over the passes since they were
     zeroed, before they are clipped or averaged over processes. A gradient that was written by hand is recorded as it is
     after the step.
-
-    Args:
-        model: Its host is recorded; call `watch` with modules as they germinate.
-        optimizer: Each of its steps counts as a minibatch.
-        scaler: Gradient scaler of the loop, if any; norms are recorded without the scale.
-        settings: When a gradient has vanished or exploded.
     """
 
     def __init__(
@@ -118,14 +112,10 @@ class GradientRecorder:
         return bool(self._norms) and not bool(self._norms[-1].any())
 
     def find_unreached(self, learning: Bools, *, stacklevel: int = 2) -> Bools:
-        """Slots, bool ``[1, S]``, whose module learns nothing: the optimizer steps, but no gradient ever reached it.
+        """Slots of those ``learning``, bool ``[1, S]``, whose module no gradient ever reached although training steps.
 
         Call it once per decision. A gradient that is zero is one, as that of a module with weight 0. A module is
         warned of once, as soon as it has missed `MISSED_STEPS`.
-
-        Args:
-            learning: Slots whose module should have learned since the last decision, bool ``[1, S]``.
-            stacklevel: Of the warning, as if it were given by the caller.
         """
         unreached = np.zeros_like(learning)
         for place, slot in enumerate(self._model.slots.values()):

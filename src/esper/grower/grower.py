@@ -23,7 +23,7 @@ from esper.engine.measurements import TrainingReport
 from esper.errors import CheckpointError, ConfigError, DivergedError
 from esper.grower.backend import ModelBackend
 from esper.grower.callbacks import DecisionRecord, GrowerCallback, PrintDecisions
-from esper.grower.config import GrowerConfig, StepInputs, check_step, require_rules, require_same
+from esper.grower.config import GrowerConfig, check_step, require_rules, require_same
 from esper.grower.controllers import (
     choose_controller,
     choose_promise_settings,
@@ -254,11 +254,9 @@ class Grower:
         # Refuse what cannot be decided, before anything changes.
         self._notify(lambda callback: callback.on_step_start(self))
         promises = self._processes.broadcast(lambda: self._read_look(look))
-
-        def read_inputs() -> StepInputs:
-            return check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
-
-        inputs = self._processes.broadcast(read_inputs)
+        inputs = self._processes.broadcast(
+            lambda: check_step(train_loss, train_accuracy, val_loss, accuracy, metrics, self.constraints)
+        )
         require_same_slots(self.model, self.network.table)
         require_savable(self.model)
         self._trained.require_steps()
@@ -464,13 +462,18 @@ class Grower:
             unknown = np.full(1, math.nan)
             vitals = Vitals(unknown, np.full((1, self.backend.skills), math.nan), np.zeros(1, np.bool_))
             self._require_rollbacks_left(self.governor.check(vitals, _EVERYONE))
+        # The controller's thresholds for the modules as they were last measured.
+        controller, judgement = self.controller, None
+        if unfinished and isinstance(controller, Judge):
+            situation = self._describe_situation()
+            judgement = self._processes.broadcast(lambda: controller.judge(self.engine.observe(situation)))
         ending = resolve_unfinished(
             self.network,
             self.config.rent,
             self._measure_dependence,
             self._resolve,
             list(self.model.slots),
-            judgement=self._judge() if unfinished else None,
+            judgement=judgement,
             unreached=self._unreached,
         )
         # What was kept before may not have been measured at the last decision.
@@ -542,13 +545,6 @@ class Grower:
         measurement = self.backend.measure_dependence(slots)
         store_contributions(self.model, measurement.evaluation.accuracy_contribution)
         return measurement
-
-    def _judge(self) -> Judgement | None:
-        """The controller's judgement of the modules as they were last measured; None if no threshold decides."""
-        controller, situation = self.controller, self._describe_situation()
-        if not isinstance(controller, Judge):
-            return None
-        return self._processes.broadcast(lambda: controller.judge(self.engine.observe(situation)))
 
     def _resolve(self, kept: Bools, pruned: Bools) -> Transitions:
         """Fossilize the modules in slots ``kept`` and prune those in ``pruned``, ``[1, S]``; returns what changed."""

@@ -33,13 +33,10 @@ class OptimizerCheck:
         self._warned = False
         optimizer.register_step_post_hook(self._record_step)
 
-    def require_steps(self, stacklevel: int = 2) -> None:
+    def require_steps(self) -> None:
         """Refuse a host that has changed since the last call without a step of the optimizer.
 
         Warns once if the host has not changed at all without such a step.
-
-        Args:
-            stacklevel: Of the warning.
         """
         # Training changes the sums of parameters; keeping a copy of them all is not needed to notice it.
         sums, before = self._sum_parameters(), self._sums
@@ -57,7 +54,7 @@ class OptimizerCheck:
             warnings.warn(
                 "the optimizer made no step since the last decision, so there is nothing new to measure: train between "
                 "calls of Grower.step, and call it once per epoch or every n minibatches",
-                stacklevel=stacklevel + 1,
+                stacklevel=3,
             )
 
     def accept_changes(self) -> None:
@@ -82,11 +79,8 @@ class LearningCheck:
 
     Chance is the loss of guessing, where it is known, and otherwise the loss at the beginning. No module is kept in a
     network that is not better than chance, whose gradients are zero or whose output is the same for all examples. None
-    is kept or pruned as long as the loss is unusual. Without a governor nothing is checked.
-
-    Args:
-        settings: Settings of the governor; None: there is no governor.
-        scores: Computes skills and improvements from metrics.
+    is kept or pruned as long as the loss is unusual. Without a governor, whose ``settings`` are then None, nothing is
+    checked.
     """
 
     def __init__(self, settings: GovernorSettings | None, scores: Scores) -> None:
@@ -119,12 +113,7 @@ class LearningCheck:
     ) -> set[Op]:
         """Operations that are ruled out now; warns once the network has shown no learning for long.
 
-        Args:
-            metrics: Metrics of the model as it is.
-            train_loss: Mean training loss since the last decision.
-            usual: Whether the governor found the loss usual.
-            constant_output: Whether the model's output is the same for all examples.
-            idle: Whether all gradients are zero.
+        The loss is ``usual`` if the governor found it so, and a network is ``idle`` if all gradients are zero.
         """
         if self._settings is None:
             return set()

@@ -77,13 +77,7 @@ class ModelSpec:
 class GrowingNetwork:
     """A growing model with its lifecycle table: the networks of a `GrowthBackend`, with E = 1.
 
-    Args:
-        model: From `esper.attach`.
-        spec: Its blueprints and their costs.
-        budget: Caps on all modules together.
-        rent_on: The currency of rent, and of the costs that controllers see.
-        rules: What may happen to modules.
-        random_seed: Initial values of modules follow from it.
+    The initial values of modules follow from ``random_seed``.
     """
 
     def __init__(
@@ -97,39 +91,31 @@ class GrowingNetwork:
     ) -> None:
         self.model, self.rules = model, rules
         self.specs = spec
-        self.blueprints = [kind.name for kind in self.specs.kinds]
+        self.blueprints = [kind.name for kind in spec.kinds]
         """Names of all blueprints that some slot offers."""
         self.budget = budget
         self.host_parameters: Ints = np.array([model.host_parameters])
-        self.charge = self._choose_charge(rent_on)
+        if rent_on == "parameters":
+            self.charge = Charge(spec.costs.parameters, self.host_parameters)
+        elif model.host_flops is None:
+            raise ConfigError(f"rent_on is 'flops', but torch cannot count {model.uncounted_flops}: say 'parameters'")
+        else:
+            self.charge = Charge(spec.costs.flops, np.array([model.host_flops]))
         """What rent is paid on, and the costs that controllers see."""
-        self.table = self._make_table()
+        # Empty slots, and fossils where the model has some already.
+        shape = (1, len(model.slots))
+        blueprints, blends = np.full(shape, NO_BLUEPRINT, np.int64), np.zeros(shape, np.int64)
+        for place, slot in enumerate(model.slots.values()):
+            if slot.seed is not None and slot.seed.fossilized:
+                blueprints[0, place] = self.blueprints.index(slot.seed.blueprint.name)
+                blends[0, place] = slot.seed.blend
+        everything = np.ones(spec.compatible.shape, np.bool_)
+        self.table = add_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
         self.evidence = Evidence.none(1, len(model.slots))
         self.germinations: Ints = np.zeros(len(model.slots), np.int64)
         """Modules that each slot has had, ``[S]``."""
         self._random_seed = random_seed
         self._layouts = [slot.site.layout for slot in model.slots.values()]
-
-    def _choose_charge(self, rent_on: RentBasis) -> Charge:
-        """Costs in parameters, or in FLOPs of a forward pass for one example."""
-        if rent_on == "parameters":
-            return Charge(self.specs.costs.parameters, self.host_parameters)
-        if self.model.host_flops is None:
-            raise ConfigError(
-                f"rent_on is 'flops', but torch cannot count {self.model.uncounted_flops}: say 'parameters'"
-            )
-        return Charge(self.specs.costs.flops, np.array([self.model.host_flops]))
-
-    def _make_table(self) -> SeedTable:
-        """Empty slots, and fossils where the model has some already."""
-        shape = (1, len(self.model.slots))
-        blueprints, blends = np.full(shape, NO_BLUEPRINT, np.int64), np.zeros(shape, np.int64)
-        for place, slot in enumerate(self.model.slots.values()):
-            if slot.seed is not None and slot.seed.fossilized:
-                blueprints[0, place] = self.blueprints.index(slot.seed.blueprint.name)
-                blends[0, place] = slot.seed.blend
-        everything = np.ones(self.specs.compatible.shape, np.bool_)
-        return add_fossils(SeedTable.dormant(*shape), blueprints, blends, everything)[0]
 
     def affordable(self, table: SeedTable | None = None) -> Bools:
         """Which blueprints the budget allows in which slots, ``[1, S, K]``, beside the modules in ``table``.
@@ -163,13 +149,9 @@ class GrowingNetwork:
     def change_slots(
         self, table: SeedTable, changes: Transitions, blueprint: int = NO_BLUEPRINT, blend: Blend = Blend.ADD
     ) -> None:
-        """Plant, prune and fossilize the modules of the model as ``changes`` require, and update the table.
+        """Plant, prune and fossilize modules as ``changes`` require, which lead to ``table``.
 
-        Args:
-            table: The lifecycle table that the changes lead to.
-            changes: Transitions of this network.
-            blueprint: Index of the blueprint that germinates.
-            blend: Blend of the module that germinates.
+        ``blueprint`` and ``blend`` are those of the module that germinates, if any.
         """
         # Germination comes first: making a module may fail, and then nothing has changed.
         slots = self.model.slots.values()

@@ -67,15 +67,10 @@ class RecordedBatch(NamedTuple):
 
 
 class PromiseRecorder:
-    """Records features and functional gradients at the slots, and measures what blueprints promise there.
+    """Records features and functional gradients at the slots, and measures what the ``kinds`` promise there.
 
-    Args:
-        model: Attached; one recorder at a time.
-        kinds: The K blueprints in the order of the promises.
-        examples: How many of the newest examples to measure by.
-        scaler: Gradient scaler of the loop, if it scales losses.
-        add_flops: Called with the FLOPs that measuring takes.
-        active: Whether to record at all: of several processes the first does.
+    It measures by so many of the newest ``examples``, and calls ``add_flops`` with the FLOPs that this takes. Of
+    several processes only one is ``active``, and records.
     """
 
     def __init__(

@@ -105,12 +105,6 @@ class SeedlessFork:
     The fork has parameters, buffers and an optimizer of its own, copied from those of the model, for all that counts in
     the forward pass of the model. The rest is shared with the model: modules that do not count yet, the alphas of the
     others, and whatever lies outside of the model.
-
-    Args:
-        model: The model, in training.
-        optimizer: The optimizer that trains it.
-        slot: A slot of ``model`` with a module, which is left out.
-        counting: The host and the modules that count, without this one.
     """
 
     def __init__(
@@ -252,15 +246,10 @@ class SeedlessFork:
 
 
 class ForkTrainer:
-    """Trains forks whenever the model trains.
+    """Trains forks whenever the model trains; there are none unless the evidence is ``refit``.
 
-    Args:
-        model: The model with the modules.
-        optimizer: The model's optimizer. After each of its steps forks step.
-        evidence: Forks are made under ``refit`` only.
-        loss: Computes the loss by calling ``model``; None where there are no forks.
-        scaler: The loop's gradient scaler, if any.
-        average: Averages a parameter's gradient over all processes.
+    ``loss`` computes the loss of a minibatch by calling the model, and ``average`` averages a parameter's gradient over
+    all processes.
     """
 
     def __init__(
@@ -308,12 +297,8 @@ class ForkTrainer:
     def update(self, table: SeedTable, evidence: Evidence) -> Evidence:
         """Fork the model for modules that are held from now on, and drop the forks of those that are not any more.
 
-        Args:
-            table: Lifecycle table ``[1, S]`` after the decision.
-            evidence: Evidence ``[1, S]`` of the modules.
-
-        Returns:
-            The evidence without that of modules whose trial begins: it was measured by ``dependence``.
+        The ``table`` is the one after the decision. Returns the evidence without that of modules whose trial begins,
+        since it was measured by ``dependence``.
         """
         self._minibatches, self._check_due = 0, True
         if not self._makes_forks:
@@ -369,10 +354,10 @@ class ForkTrainer:
         Two passes of the model as it is show what the loss of the minibatch is, and whether it draws random numbers.
         """
         tap = self._model.tap
-        inputs, value = tap.get_inputs().detach() if tap.called else None, float(loss.detach())
+        inputs, value = None if tap.inputs is None else tap.inputs.detach(), float(loss.detach())
         with side_pass(self._model, ()), torch.no_grad():
-            first, first_inputs = float(compute()), tap.get_inputs() if tap.called else None
-            second, second_inputs = float(compute()), tap.get_inputs() if tap.called else None
+            first, first_inputs = float(compute()), tap.inputs
+            second, second_inputs = float(compute()), tap.inputs
         if math.isclose(value, first, rel_tol=SAME, abs_tol=SAME):
             return
         if inputs is None or first_inputs is None or second_inputs is None:  # only parts of the host are called

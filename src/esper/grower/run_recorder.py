@@ -52,6 +52,8 @@ _ID = "id"
 """Metadata that identify the run of a saved grower."""
 _SAME = ("slots", "blueprints")
 """Metadata that must be the same in a run and in the grower that continues it."""
+_FIGURES = ("error", "price", "threshold", "loss_gain", "loss_error", "loss_threshold")
+"""The figures of a `ModuleJudgement` that an event of its slot has."""
 _EPISODE, _ENVIRONMENT = 1, 0
 """A run of a grower has one of each."""
 
@@ -85,7 +87,13 @@ class RunRecorder(GrowerCallback):
 
     def on_start(self, grower: Grower) -> None:
         """Start the run, unless the folder has decisions already: then a saved state must be loaded first."""
-        self._config = self._describe_config(grower)
+        # The run's ``config.yaml``, in JSON, which is YAML: the host and the grower's configuration.
+        plain = {
+            name: value.model_dump(mode="json") if isinstance(value, Settings) else value
+            for name, value in grower.describe_config().items()
+        }
+        slots = {slot.name: list(slot.blueprints) for slot in grower.model.slots.values()}
+        self._config: dict[str, Any] = {"host": type(grower.model.host).__name__, "slots": slots, **plain}
         self.id, recorded = self._find_run(grower)
         if not recorded:
             self._open(grower)
@@ -128,10 +136,6 @@ class RunRecorder(GrowerCallback):
         store.record_scalars(number, _list_scalars(grower, record))
         rollback, everyone, recorder = record.decision.rollback, np.ones(1, np.bool_), self._recorder
         slots = list(grower.model.slots)
-
-        def place(_: int) -> NetworkStep:
-            return _place(number)
-
         # In the order in which it happened: rollback, verdicts, transitions, step.
         if rollback is not None:
             store.emit(
@@ -146,7 +150,7 @@ class RunRecorder(GrowerCallback):
                     ended=False,
                 )
             )
-        for event in recorder.record_verdicts(record.verdicts, record.before.stage, everyone, place):
+        for event in recorder.record_verdicts(record.verdicts, record.before.stage, everyone, lambda _: _place(number)):
             store.emit(event)
         decision, table = record.decision, record.after
         contributions = replace_unmeasured(record.contributions[0].tolist())
@@ -237,7 +241,13 @@ class RunRecorder(GrowerCallback):
         new = secrets.token_hex(8), 0
         store = self._directory.store
         if not store.is_file() or not store.stat().st_size:
-            self._require_empty()
+            try:
+                if self.path.exists():
+                    self._directory.require_empty()
+            except OSError as error:
+                raise RunError(f"cannot write a run to {self.path} ({error.strerror}): give a new folder") from error
+            except RunError:
+                raise RunError(f"{self.path} is not empty and is not a run: give a new folder") from None
             return new
         with RunReader.open(store) as reader:
             metadata, decisions = reader.metadata(), reader.last_iteration()
@@ -253,16 +263,6 @@ class RunRecorder(GrowerCallback):
                     "give a new folder"
                 )
         return str(metadata[_ID]), decisions
-
-    def _require_empty(self) -> None:
-        if not self.path.exists():
-            return
-        try:
-            self._directory.require_empty()
-        except OSError as error:
-            raise RunError(f"cannot write a run to {self.path} ({error.strerror}): give a new folder") from error
-        except RunError:
-            raise RunError(f"{self.path} is not empty and is not a run: give a new folder") from None
 
     def _open(self, grower: Grower) -> None:
         """Take the folder from an earlier grower of this process, lock it, and start or continue the run."""
@@ -285,7 +285,7 @@ class RunRecorder(GrowerCallback):
             self._ended = True
         else:
             self._start_run(grower, self._store, grower.decisions)
-        write_atomically(self._directory.config, json.dumps(dict(self._config), indent=2))
+        write_atomically(self._directory.config, json.dumps(self._config, indent=2))
 
     def _start_run(self, grower: Grower, store: RunStore, decisions: int) -> None:
         """Start the run, or continue it after that many decisions; records of later ones are deleted."""
@@ -297,34 +297,21 @@ class RunRecorder(GrowerCallback):
         else:
             store.emit(RunResumed(iteration=decisions, platform=platform))
         store.flush()
-        self._recorder = self._make_recorder(grower, store, decisions)
-        self._started, self._ended = time.perf_counter(), False
-
-    def _make_recorder(self, grower: Grower, store: RunStore, decisions: int) -> LifecycleRecorder:
-        """A recorder with the verdicts of the last decision: the newest of each gate that is still ahead."""
-        recorder = LifecycleRecorder(1, len(grower.model.slots), grower.network.blueprints)
-        # The last decision judged the stages after the one before it.
+        self._recorder = LifecycleRecorder(1, len(grower.model.slots), grower.network.blueprints)
+        # It continues with the verdicts of the last decision, which judged the stages after the one before it: the
+        # newest of each gate that is still ahead.
         last_step = [step.stages for step in store.events(StepTaken) if step.iteration == decisions - 1]
         for event in store.events(GateJudged) if last_step else ():
             stage = Stage[last_step[0][event.slot].upper()]
             if GATES.get(stage) == event.gate:
-                recorder.reasons[0, event.slot] = Reason[event.reason.upper()]
-                recorder.judged_stages[0, event.slot] = stage
-        return recorder
+                self._recorder.reasons[0, event.slot] = Reason[event.reason.upper()]
+                self._recorder.judged_stages[0, event.slot] = stage
+        self._started, self._ended = time.perf_counter(), False
 
     def _end_run(self, store: RunStore, decisions: int) -> None:
         store.emit(RunEnded(iteration=decisions, seconds=time.perf_counter() - self._started))
         store.flush()
         self._ended = True
-
-    def _describe_config(self, grower: Grower) -> dict[str, Any]:
-        """The run's ``config.yaml``, in JSON, which is YAML: the host and the grower's configuration."""
-        values = grower.describe_config().items()
-        plain = {
-            name: value.model_dump(mode="json") if isinstance(value, Settings) else value for name, value in values
-        }
-        slots = {slot.name: list(slot.blueprints) for slot in grower.model.slots.values()}
-        return {"host": type(grower.model.host).__name__, "slots": slots, **plain}
 
     def _describe_run(self, grower: Grower) -> dict[str, Any]:
         """The run's metadata."""
@@ -378,12 +365,7 @@ def _describe_change(
         cause=change.cause.name.lower(),
         reason=change.reason.name.lower(),
         contribution=contribution,
-        error=None if judgement is None else judgement.error,
-        price=None if judgement is None else judgement.price,
-        threshold=None if judgement is None else judgement.threshold,
-        loss_gain=None if judgement is None else judgement.loss_gain,
-        loss_error=None if judgement is None else judgement.loss_error,
-        loss_threshold=None if judgement is None else judgement.loss_threshold,
+        **({} if judgement is None else {name: getattr(judgement, name) for name in _FIGURES}),
     )
 
 

@@ -153,11 +153,9 @@ def _name_metrics(result: object) -> Metrics:
 
 
 class ConstraintSet:
-    """Limits on the losses of other sets of validation data than the one that growth is about.
+    """Limits on the losses of other sets of validation data than the ``objective``, which growth is about.
 
-    Args:
-        objective: The set that growth is about; None: ``evaluate`` measures a single set, without a name.
-        limits: Largest relative increase of the loss on each other set.
+    An objective of None: ``evaluate`` measures a single set, without a name.
 
     Raises:
         ConfigError: there is a limit on the objective.
@@ -240,14 +238,9 @@ def _parse_score(name: str, value: Any) -> Metrics:
 class Scores:
     """Computes the score of one model from its metrics, relative to the first that are measured.
 
-    Args:
-        metric: Name of the metric that growth is about; None: accuracy where there is one, otherwise the loss.
-        higher_is_better: Direction of the metric; may be None for loss and accuracy.
-        classes: Number of classes; None: ``outputs``, if there is an accuracy.
-        outputs: Number of outputs of the model; None if unknown.
-        trained: Whether the model was trained before, so that it may start worse than guessing: the reference of the
-            loss is then at least the first loss.
-        penalty: Computes what is taken off the score.
+    Without a ``metric`` it is accuracy where there is one, and otherwise the loss. Without ``classes`` there are as
+    many as ``outputs``, if there is an accuracy. A model that was ``trained`` before may start worse than guessing: the
+    reference of the loss is then at least the first loss. ``penalty`` computes what is taken off the score.
 
     Raises:
         ConfigError: metric and direction do not fit together.
@@ -263,7 +256,15 @@ class Scores:
         trained: bool = False,
         penalty: Callable[[Metrics], float] = lambda _: 0.0,
     ) -> None:
-        _require_direction(metric, higher_is_better)
+        directions = {LOSS: False, ACCURACY: True}
+        if metric is not None and metric not in directions and higher_is_better is None:
+            raise ConfigError(f"metric={metric!r}: give higher_is_better=True or False")
+        if metric in directions and higher_is_better is (not directions[metric]):
+            raise ConfigError(
+                f"metric={metric!r} with higher_is_better={higher_is_better}, but "
+                f"{'higher' if directions[metric] else 'lower'} is better: omit higher_is_better, or use another name "
+                "for another metric"
+            )
         self._penalty = penalty
         self._trained = trained
         self.metric = metric or ""
@@ -277,9 +278,11 @@ class Scores:
         self._first_train_loss = self._first_loss = self._first_accuracy = UNKNOWN
         self._lowest = UNKNOWN
         """The lowest value of the metric so far, with or without modules."""
-        self.chance_loss = math.log(self.likely_classes)
+        # Before anything is measured the model's outputs count as classes.
+        likely_classes = max(self._classes or self._outputs, 2)
+        self.chance_loss = math.log(likely_classes)
         """The loss of guessing, where the number of classes is known; otherwise the first that was measured."""
-        self.chance_score = 1 / self.likely_classes
+        self.chance_score = 1 / likely_classes
         """The score of guessing, where the number of classes is known; otherwise the first that was measured."""
 
     def set_reference(self, metrics: Metrics, train_loss: float) -> None:
@@ -346,10 +349,7 @@ class Scores:
     def compute_contribution(self, baseline: Metrics, toggled: Metrics, *, counts: bool) -> float:
         """What a module is worth; NaN before the first finite metrics, and where a metric is not known.
 
-        Args:
-            baseline: Metrics of the model as it is.
-            toggled: Those with the module switched off if it ``counts``, and switched on otherwise.
-            counts: Whether the module counts in the model as it is.
+        In ``toggled`` the module is switched off if it ``counts`` in the model as it is, and switched on otherwise.
 
         Raises:
             ConfigError: as `compute_score`.
@@ -403,11 +403,6 @@ class Scores:
         """
         if not math.isnan(accuracy) and self.metric not in ("", ACCURACY):
             raise ConfigError(f"train_accuracy has no use when the metric is {self.metric!r}: omit it")
-
-    @property
-    def likely_classes(self) -> int:
-        """Number of classes, before anything is measured: as configured, or that of the outputs; at least 2."""
-        return max(self._classes or self._outputs, 2)
 
     @property
     def has_chance_level(self) -> bool:
@@ -489,18 +484,3 @@ class Scores:
 
 def _relative_improvement(value: float, reference: float) -> float:
     return (reference - value) / (abs(reference) or 1.0)
-
-
-def _require_direction(metric: str | None, higher_is_better: bool | None) -> None:
-    """Raise ConfigError unless the direction of the metric is known and right."""
-    directions = {LOSS: False, ACCURACY: True}
-    if metric is None:
-        return
-    if metric not in directions and higher_is_better is None:
-        raise ConfigError(f"metric={metric!r}: give higher_is_better=True or False")
-    if metric in directions and higher_is_better is (not directions[metric]):
-        raise ConfigError(
-            f"metric={metric!r} with higher_is_better={higher_is_better}, but "
-            f"{'higher' if directions[metric] else 'lower'} is better: omit higher_is_better, or use another name for "
-            "another metric"
-        )

@@ -60,14 +60,9 @@ class TrialLog:
         rating: CandidateRating | None,
         blueprints: Sequence[str],
     ) -> None:
-        """Add what a decision planted, and settle what it kept or pruned.
+        """Add what a decision ``by`` a controller or constraint planted, and settle what it kept or pruned.
 
-        Args:
-            decision: The decision, carried out.
-            by: What made it.
-            model: The model after it.
-            rating: What candidates promised then, if the controller rates them.
-            blueprints: Names of the blueprints of the rating.
+        The ``model`` is the one after it, and ``blueprints`` are those of the ``rating`` of candidates.
         """
         if rating is not None:
             worth = rating.worth[0]

@@ -324,18 +324,6 @@ class Slot(GrowthHook):
         """Context manager in which the seed takes part with ``alpha``."""
         return self._require_seed().temporary_alpha(alpha)
 
-    @contextmanager
-    def temporary_seed(self, seed: Seed) -> Generator[None]:
-        """Context manager in which ``seed`` is in this free slot, without adding it to the optimizer and to copies."""
-        assert self.occupant is None
-        self.depth.set_block(self.name, self.convert_seed(seed).blueprint.find_block())
-        self._set_module(seed)
-        try:
-            yield
-        finally:
-            self._set_module(None)
-            self.depth.set_block(self.name, None)
-
     def _set_module(self, occupant: SlotModule | None) -> None:
         """Set the module so that graphs that were compiled with the same module are valid again."""
         del self.occupant  # otherwise a removed module and a module that never existed would differ for the compiler

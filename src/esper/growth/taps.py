@@ -116,7 +116,8 @@ class InputTap(nn.Module):
         self.names = names
         self.mask_or_cache = ""
         """Name of a mask or cache among the arguments of the last forward pass; empty if there was none."""
-        self._inputs: Tensor | None = None
+        self.inputs: Tensor | None = None
+        """The input of the last forward pass; None before any."""
         self.pass_counters: list[PassCounter] = []
         """Counters that are called in every forward pass."""
 
@@ -129,24 +130,19 @@ class InputTap(nn.Module):
         batch = 0 if inputs is None or inputs.dim() == 0 else len(inputs)
         self.mask_or_cache = find_mask_or_cache(self.names, arguments, keywords, batch)
         if inputs is not None:
-            self._inputs = inputs
+            self.inputs = inputs
             for counter in self.pass_counters:
                 counter.count_forward(inputs)
 
-    @property
-    def called(self) -> bool:
-        """Whether there was a forward pass."""
-        return self._inputs is not None
-
     def get_inputs(self) -> Tensor:
         """The input of the last forward pass."""
-        if self._inputs is None:
+        if self.inputs is None:
             raise SlotError("a seed needs the network's input, but the host has not been called: call the whole host")
-        return self._inputs
+        return self.inputs
 
     def __getstate__(self) -> dict[str, Any]:
         # An input in an autograd graph can be neither copied nor pickled, and files should not contain data.
-        return {**self.__dict__, "_inputs": None, "mask_or_cache": "", "pass_counters": []}
+        return {**self.__dict__, "inputs": None, "mask_or_cache": "", "pass_counters": []}
 
 
 class SourceTap(GrowthHook):
