@@ -117,11 +117,6 @@ def iter_down(factor: float) -> Callable[[nn.Module], tuple[float, float]]:
     return lambda _: (next(losses), 0.5)
 
 
-def test_the_policy_that_is_gone_is_refused_with_advice():
-    with pytest.raises(ConfigError, match="policy 'esper' was removed in version 0.3: use the default rule 'look', or"):
-        begun("esper", 20)
-
-
 @pytest.mark.parametrize("horizon", [1, 2])
 def test_nothing_grows_at_any_horizon_where_that_is_asked_for(horizon: int):
     grower = begun("none", horizon)

@@ -159,7 +159,7 @@ def test_passes_on_the_side_are_not_heard() -> None:
             return F.cross_entropy(model(some), others)
 
         grower, optimizer = grower_of(model, rules=HELD, loss=loss, rate=0.05, evaluate=esper.Refit(validate))
-        for _ in range(4):
+        for _ in range(8):
             total = loss(inputs, labels)
             grower.isolated_backward(total, inputs, labels)
             optimizer.zero_grad()
@@ -184,7 +184,7 @@ def test_what_learns_apart_is_not_heard() -> None:
     grower, optimizer = grower_of(
         model, rules=HELD, loss=loss, rate=0.05, evaluate=esper.Refit(validate), conduct=often
     )
-    for decision in range(4):
+    for decision in range(8):
         if decision:
             grower.step(train_loss=1.0)
         total = loss(inputs, labels)

@@ -16,12 +16,11 @@ from esper.grower.evaluation import DependenceMeasurement
 from esper.grower.governor import Rollback
 from esper.grower.network import GrowingNetwork
 from esper.growth.tried import ModuleJudgement, TriedModule, count_tried, read_figure
-from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.actions import Op
 from esper.lifecycle.rules import Reason
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.table import SeedTable
 from esper.lifecycle.transitions import Cause, Transitions, concatenate_transitions
-from esper.numerics.arrays import Bools, Floats, Ints
+from esper.numerics.arrays import Bools, Floats
 from esper.runs.metric import LOSS
 
 
@@ -105,48 +104,6 @@ class Decision:
         undone = "" if self.rollback is None else f" after a rollback ({self.rollback.trouble.name.lower()})"
         why = "" if self.judgement is None else f": {self.judgement}"
         return f"{what}{where}{undone}{why}{': finished' if self.finished else ''}"
-
-
-def describe_decision(
-    number: int,
-    slots: Sequence[str],
-    blueprints: Sequence[str],
-    actions: Ints,
-    changes: Transitions,
-    evaluation: Evaluation,
-    metric: str,
-    value: float,
-    rollback: Rollback | None,
-    finished: bool,
-    broken: str,
-    before: SeedTable,
-    judgements: Mapping[str, ModuleJudgement],
-) -> Decision:
-    """The `Decision` for the actions ``[1, 8]`` that were carried out, with names instead of indices.
-
-    The ``changes`` are those of the actions, the passing of time and a rollback. ``evaluation``, ``value`` and the
-    slots ``before`` are from before the actions.
-    """
-    op, place = Op(int(actions[0, Head.OP])), int(actions[0, Head.SLOT])
-    slot = None if op is Op.WAIT else slots[place]
-    blueprint = int(actions[0, Head.BLUEPRINT] if op is Op.GERMINATE else before.blueprint[0, place])
-    contributions = zip(slots, evaluation.accuracy_contribution[0].tolist(), strict=True)
-    return Decision(
-        number=number,
-        op=op,
-        slot=slot,
-        blueprint=None if slot is None else blueprints[blueprint],
-        changes=list_changes(slots, blueprints, changes, judgements),
-        contributions={slot: contribution for slot, contribution in contributions if math.isfinite(contribution)},
-        loss=float(evaluation.loss[0]),
-        metric=metric,
-        value=value,
-        score=float(evaluation.accuracy[0]),
-        rollback=rollback,
-        finished=finished,
-        broken=broken,
-        judgement=judgements[slot] if slot is not None and op in (Op.FOSSILIZE, Op.PRUNE) else None,
-    )
 
 
 def describe_judgements(

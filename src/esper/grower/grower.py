@@ -33,8 +33,8 @@ from esper.grower.decision import (
     Decision,
     Ending,
     compute_prices,
-    describe_decision,
     describe_judgements,
+    list_changes,
     resolve_unfinished,
 )
 from esper.grower.distributed import Processes
@@ -48,7 +48,7 @@ from esper.grower.promise_recorder import PromiseRecorder
 from esper.grower.refit import Counterfactual, ForkTrainer, require_loss
 from esper.grower.run_recorder import RunRecorder
 from esper.grower.scores import ConstraintSet, Scores
-from esper.grower.spending import Spending, limit_progress
+from esper.grower.spending import Spending
 from esper.grower.state_dict import describe_structure, require_same_slots, require_structure
 from esper.grower.trial_log import TrialLog, advise
 from esper.grower.validation import Validation
@@ -56,7 +56,7 @@ from esper.growth.followers import unwrap_optimizer
 from esper.growth.hooks import require_savable
 from esper.growth.look import Look
 from esper.growth.model import MODEL_ADVICE, OPTIMIZER_ADVICE, GrowingModel
-from esper.lifecycle.actions import Op, make_wait_actions
+from esper.lifecycle.actions import Head, Op, make_wait_actions
 from esper.lifecycle.stages import Stage
 from esper.lifecycle.transitions import Transitions, concatenate_transitions, finish_growth
 from esper.numerics.arrays import Bools
@@ -274,7 +274,7 @@ class Grower:
         train_score = np.array([math.nan if inputs.train_accuracy is None else inputs.train_accuracy])
         report = TrainingReport(np.array([inputs.train_loss]), train_score, *self._gradients.report())
         assessment = self.engine.assess(Deferred((), lambda: report), _EVERYONE)
-        intervention = assessment.intervention
+        intervention, evaluation = assessment.intervention, assessment.evaluation
         self._require_rollbacks_left(intervention)
         table = self.network.table
         learning = table.live & (table.stage != Stage.GERMINATED)
@@ -282,7 +282,7 @@ class Grower:
         slots = list(self.model.slots)
         pruned = [slots[place] for place in cast("list[int]", intervention.transitions.slot.tolist())]
         rollback = describe_rollback(intervention, inputs.train_loss, pruned)
-        store_contributions(self.model, assessment.evaluation.accuracy_contribution)
+        store_contributions(self.model, evaluation.accuracy_contribution)
         self.engine.measure_promises(_EVERYONE, supplied=promises)
 
         # Leave out operations for which there are no grounds, or which a broken constraint forbids.
@@ -338,25 +338,31 @@ class Grower:
         self._prepare_training()
 
         # Report it, with the figures by which modules were kept or pruned. What is pruned slowly was judged before.
-        judgements = describe_judgements(slots, assessment.evaluation, prices, judgement) | self.trials.list_pending()
+        judgements = describe_judgements(slots, evaluation, prices, judgement) | self.trials.list_pending()
         changes = concatenate_transitions([intervention.transitions, result.transitions])
-        decision = describe_decision(
-            self.decisions,
-            slots,
-            self.network.blueprints,
-            actions,
-            changes,
-            assessment.evaluation,
+        blueprints, contributions = self.network.blueprints, evaluation.accuracy_contribution
+        op, place = Op(int(actions[0, Head.OP])), int(actions[0, Head.SLOT])
+        slot = None if op is Op.WAIT else slots[place]
+        blueprint = int(actions[0, Head.BLUEPRINT] if op is Op.GERMINATE else before.blueprint[0, place])
+        by_slot = dict(zip(slots, contributions[0].tolist(), strict=True))
+        decision = Decision(
+            number=self.decisions,
+            op=op,
+            slot=slot,
+            blueprint=None if slot is None else blueprints[blueprint],
+            changes=list_changes(slots, blueprints, changes, judgements),
+            contributions={name: value for name, value in by_slot.items() if math.isfinite(value)},
+            loss=float(evaluation.loss[0]),
             metric=self.scores.metric,
             value=self.scores.get_value(current),
+            score=float(evaluation.accuracy[0]),
             rollback=rollback,
             finished=finished,
             broken=self.constraints.describe_broken(broken),
-            before=before,
-            judgements=judgements,
+            judgement=judgements[slot] if slot is not None and op in (Op.FOSSILIZE, Op.PRUNE) else None,
         )
         by = "constraint" if culprit.any() else self.controller.name
-        self.trials.record(decision, by, self.model, rating, self.network.blueprints)
+        self.trials.record(decision, by, self.model, rating, blueprints)
         self.model.tried = tuple(self.trials.modules)
         measured_before = self.backend.metrics_before
         record = DecisionRecord(
@@ -366,7 +372,7 @@ class Grower:
             value_before=math.nan if measured_before is None else self.scores.get_value(measured_before),
             verdicts=result.verdicts,
             changes=changes,
-            contributions=assessment.evaluation.accuracy_contribution,
+            contributions=contributions,
             judgements=judgements,
             gradients=assessment.training.health,
             evidence=evidence,
@@ -517,7 +523,10 @@ class Grower:
     def _describe_situation(self) -> Situation:
         """Time, rent and amount of data, as controllers see them at this decision."""
         progress = self._timing.compute_progress(1 + self.decisions)
-        progress = self._processes.broadcast(lambda: limit_progress(progress, self.spending, self._timing.planned))
+        # The share of decisions or of the budget, whichever is more.
+        if self.spending.limited:
+            share = self._processes.broadcast(self.spending.compute_share)
+            progress = min(share if self._timing.planned is None else max(progress, share), 1.0)
         return Situation(
             np.array([progress]),
             self._timing.horizon,

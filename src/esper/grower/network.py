@@ -191,20 +191,11 @@ class GrowingNetwork:
         """Continue where `state_dict` was called."""
         values = from_plain(self._state(), state, "the network")
         table: SeedTable = values["table"]
+        kinds = {"stage": len(Stage), "blend": len(Blend), "alpha_curve": len(Curve), "blueprint": len(self.blueprints)}
         for name, numbers in cast("dict[str, Floats]", vars(table)).items():
-            # By default weights, ages and numbers of steps.
-            low, high = 0, 1 if numbers.dtype == np.float32 else 2**15 - 1
-            match name:
-                case "stage":
-                    high = len(Stage) - 1
-                case "blend":
-                    high = len(Blend) - 1
-                case "alpha_curve":
-                    high = len(Curve) - 1
-                case "blueprint":
-                    low, high = NO_BLUEPRINT, len(self.blueprints) - 1
-                case _:
-                    pass
+            low = NO_BLUEPRINT if name == "blueprint" else 0
+            # Others are weights, ages and numbers of steps.
+            high = kinds[name] - 1 if name in kinds else 1 if numbers.dtype == np.float32 else 2**15 - 1
             if not np.all((numbers >= low) & (numbers <= high)):
                 raise CheckpointError(
                     f"the grower's state is damaged: {name} is {numbers.tolist()[0]} in its table, where "

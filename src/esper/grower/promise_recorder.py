@@ -19,7 +19,7 @@ from torch import Tensor
 
 from esper.engine.backend import Promises
 from esper.engine.budget import TRAINING_PASSES
-from esper.errors import ConfigError, LookError, SlotError
+from esper.errors import ConfigError, LookError
 from esper.growth.blueprints.registry import Blueprint, Context, LayerCall
 from esper.growth.look import Candidate, Look, measure_promise, raise_precision
 from esper.growth.model import GrowingModel
@@ -59,11 +59,7 @@ class RecordedBatch(NamedTuple):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RecordedBatch:
         """The recorded batch with its tensors changed."""
-        first, inputs, source = (
-            None if tensor is None else change(tensor) for tensor in (self.first, self.inputs, self.source)
-        )
-        gradients = change(self.gradients)
-        return RecordedBatch(change(self.features), inputs, gradients, first, self.single_argument, source)
+        return RecordedBatch._make(change(part) if isinstance(part, Tensor) else part for part in self)
 
 
 class PromiseRecorder:
@@ -111,33 +107,20 @@ class PromiseRecorder:
         if not features.requires_grad:  # nothing before it learns, but a module here would
             leaf = torch.zeros_like(features, requires_grad=True)
             features = features + leaf
-        first = call.first_argument if self._offers(slot, Context.LAYER) else None
-        source = slot.source.inputs if slot.source is not None and self._offers(slot, Context.HIDDEN) else None
-        batch = RecordedBatch(
-            features.detach()[: self._examples].clone(),
-            self._find_inputs(slot, features),
-            features.detach()[:0],
-            None if first is None or len(first) != len(features) else first.detach()[: self._examples].clone(),
-            call.has_single_argument,
-            None if source is None or len(source) != len(features) else source.detach()[: self._examples].clone(),
+        # What blueprints here read, where it is of the same examples: part of the host may be called alone.
+        read = {kind.context for kind in self._kinds if kind.name in slot.blueprints}
+        inputs = slot.tap.inputs if Context.NETWORK in read else None
+        first = call.first_argument if Context.LAYER in read else None
+        source = slot.source.inputs if slot.source is not None and Context.HIDDEN in read else None
+        inputs, first, source = (
+            None if tensor is None or len(tensor) != len(features) else tensor.detach()[: self._examples].clone()
+            for tensor in (inputs, first, source)
         )
         # Without its gradient yet, which the backward pass brings.
+        kept, no_gradients = features.detach()[: self._examples].clone(), features.detach()[:0]
+        batch = RecordedBatch(kept, inputs, no_gradients, first, call.has_single_argument, source)
         leaf.register_hook(partial(self._record_gradient, slot.name, batch))
         return features
-
-    def _offers(self, slot: Slot, context: Context) -> bool:
-        """Whether the slot offers a blueprint that reads this."""
-        return any(kind.context is context for kind in self._kinds if kind.name in slot.blueprints)
-
-    def _find_inputs(self, slot: Slot, features: Tensor) -> Tensor | None:
-        """The network's inputs for the same examples, where a blueprint reads them and they are of this pass."""
-        if not self._offers(slot, Context.NETWORK):
-            return None
-        try:
-            inputs = slot.tap.get_inputs()
-        except SlotError:  # a part of the host was called alone
-            return None
-        return inputs.detach()[: self._examples] if len(inputs) == len(features) else None
 
     @torch.no_grad()
     def _record_gradient(self, name: str, batch: RecordedBatch, gradient: Tensor) -> None:

@@ -158,17 +158,6 @@ class Spending:
         self._flops, self._earlier_seconds, self._started = values["flops"], values["seconds"], time.monotonic()
 
 
-def limit_progress(progress: float, spending: Spending, planned: int | None) -> float:
-    """The progress of growth as controllers see it: the share of decisions or of the budget, whichever is more.
-
-    Without a ``planned`` number of decisions it is the share of the budget.
-    """
-    if not spending.limited:
-        return progress
-    share = spending.compute_share()
-    return min(share if planned is None else max(progress, share), 1.0)
-
-
 @check_arguments(ConfigError)
 def warmup_stable_decay(
     share: NonNegativeFloat, *, warmup: NonNegativeFloat = 0.02, decay: NonNegativeFloat = 0.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -29,7 +30,7 @@ class Tally(NamedTuple):
     """Number of labels or values that count."""
 
 
-def _tally_classes(outputs: Tensor, labels: Tensor, dim: int) -> Tally:
+def _tally_classes(outputs: Tensor, labels: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy and accuracy; classes are dimension ``dim`` of the outputs, and labels have the other ones."""
     scores = outputs.movedim(dim, -1) if outputs.ndim > 1 else outputs
     if scores.shape[:-1] != labels.shape or labels.is_floating_point() or labels.dtype is torch.bool:
@@ -45,27 +46,25 @@ def _tally_classes(outputs: Tensor, labels: Tensor, dim: int) -> Tally:
         raise ConfigError(f"labels exceed the {classes} classes of the model's outputs: give 0 to {classes - 1}")
     losses = F.cross_entropy(_widen(scores.reshape(-1, classes)), labels.reshape(-1), reduction="none")
     hits = (scores.argmax(-1) == labels) & counted
-    return Tally(*(_sum_by_example(values, len(labels)) for values in (losses, hits, counted)))
+    return losses, hits, counted
 
 
-def _tally_labels(outputs: Tensor, labels: Tensor) -> Tally:
+def _tally_labels(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Binary cross-entropy and accuracy of one score per label, which is 0 or 1."""
     if outputs.shape != labels.shape or ((labels != 0) & (labels != 1)).any():
         raise ValueError
     scores = _widen(outputs)
     losses = F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="none")
-    hits = (outputs > 0) == (labels > 0.5)
-    return Tally(*(_sum_by_example(values, len(labels)) for values in (losses, hits, torch.ones_like(losses))))
+    return losses, (outputs > 0) == (labels > 0.5), torch.ones_like(losses)
 
 
-def _tally_values(outputs: Tensor, targets: Tensor) -> Tally:
+def _tally_values(outputs: Tensor, targets: Tensor) -> tuple[Tensor, None, Tensor]:
     """Squared error."""
     if outputs.shape != targets.shape:
         raise ValueError
     values = _widen(outputs)
     losses = F.mse_loss(values, targets.to(values.dtype), reduction="none")
-    count = len(targets)
-    return Tally(_sum_by_example(losses, count), None, _sum_by_example(torch.ones_like(losses), count))
+    return losses, None, torch.ones_like(losses)
 
 
 def _sum_by_example(values: Tensor, count: int) -> Tensor:
@@ -81,13 +80,13 @@ def _widen(values: Tensor) -> Tensor:
 MULTI_LABEL = "multi_label"
 _CLASS_AXES = {"classification": 1, "language_modelling": -1}
 """The axis of the outputs that has the classes, by task."""
-_TALLIES: dict[str, Callable[[Tensor, Tensor], Tally]] = {
-    "classification": lambda outputs, labels: _tally_classes(outputs, labels, _CLASS_AXES["classification"]),
-    "language_modelling": lambda outputs, labels: _tally_classes(outputs, labels, _CLASS_AXES["language_modelling"]),
+_TALLIES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None, Tensor]]] = {
+    **{task: partial(_tally_classes, dim=dim) for task, dim in _CLASS_AXES.items()},
     MULTI_LABEL: _tally_labels,
     "regression": _tally_values,
 }
-"""By task; a function raises ValueError where outputs and labels do not fit each other."""
+"""By task: the loss of each label, whether the prediction is right, and whether the label counts. A function raises
+ValueError where outputs and labels do not fit each other."""
 
 
 _EXPECTED = {
@@ -227,12 +226,14 @@ class Validation:
                     f"{self.task} needs dense real tensors with an axis for examples, not {describe_value(tensor)}"
                 )
         try:
-            return _TALLIES[self.task](outputs, labels)
+            losses, hits, counted = _TALLIES[self.task](outputs, labels)
         except ValueError:
             raise ConfigError(
                 f"outputs {tuple(outputs.shape)} and labels {tuple(labels.shape)} of {labels.dtype} do not match for "
                 f"{self.task}, which takes {_EXPECTED[self.task]}"
             ) from None
+        correct = None if hits is None else _sum_by_example(hits, len(labels))
+        return Tally(_sum_by_example(losses, len(labels)), correct, _sum_by_example(counted, len(labels)))
 
 
 def _move(value: Any, device: torch.device) -> Any:
