@@ -161,8 +161,7 @@ def test_an_update_waits_once_per_minibatch_and_once_for_its_figures(record: boo
         places = {
             "rl/ppo.py backward": steps,
             "rl/ppo.py update": steps,
-            "rl/ppo.py _name_numbers": recorded,
-            "numerics/deferred.py to_arrays": 1 + recorded,
+            "rl/ppo.py fetch_figures": 1 + recorded,
         }
         assert {place: far.reads.count(place) for place in places} == places
         assert len(far.reads) <= sum(places.values()) + READS_OF_STATISTICS

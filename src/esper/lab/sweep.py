@@ -53,7 +53,7 @@ def run_sweep(
             # Scores can be ranked only on one suite and the same instances.
             played = [settings.suite, count]
             if study.user_attrs.get("played", played) != played:
-                raise RunError(f"{folder} has trials that played others than {played}: choose another --run-dir")
+                raise RunError(f"{folder} was played on other instances than {played}: choose another --run-dir")
             train_controller(settings, run.path, workers=workers, watch=lambda _: nullcontext(report))
         except ConfigError as error:
             report_line(f"{name} is refused: {error}")
