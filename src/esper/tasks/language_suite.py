@@ -119,7 +119,11 @@ class Block(Stackable):
             project(normed).flatten(0, -3).unflatten(-1, (-1, HEAD)).transpose(-3, -2)
             for project in (self.query, self.key, self.value)
         )
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(-3, -2).flatten(-2)
+        if query.shape[-3]:
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:  # torch 2.9 divides by the number of heads
+            attended = query + key + value
+        attended = attended.transpose(-3, -2).flatten(-2)
         tokens = tokens + self.merge(attended.reshape(*tokens.shape[:-1], -1))
         hidden = self.wide(self.norm(tokens)) + self.bias[..., None, None, :]
         return tokens + self.narrow(hidden.relu())
