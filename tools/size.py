@@ -17,22 +17,22 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "esper"
 
 ROOMS: dict[tuple[str, ...], int] = {
-    ("growth",): 9_763,
-    ("grower",): 6_624,
-    ("engine", "lifecycle", "control"): 5_168,
-    ("population",): 3_633,
-    ("rl", "train"): 5_344,
-    ("tasks",): 3_368,
-    ("runs", "dash"): 3_895,
-    ("lab",): 5_482,
-    ("ladders",): 1_782,
-    ("commands", "cli.py", "integrations"): 2_474,
+    ("growth",): 6_900,
+    ("grower",): 5_300,
+    ("engine", "lifecycle", "control"): 5_200,
+    ("population",): 3_700,
+    ("rl", "train"): 5_300,
+    ("tasks",): 3_350,
+    ("runs", "dash"): 3_850,
+    ("lab",): 4_500,
+    ("ladders",): 1_750,
+    ("commands", "cli.py", "integrations"): 1_850,
 }
 """Budgets in lines, by folders and files of `src/esper`; what stands in none of them is the ground."""
-GROUND = 2_497
-LINES = 50_749
-MEGABYTES = 2.30
-TEST_LINES = 63_990
+GROUND = 2_450
+LINES = 43_700
+MEGABYTES = 2.00
+TEST_LINES = 58_600
 WORDS = 44_000
 GENERATED = ("docs/architecture/rooms.md", "docs/gallery/*.md", "docs/reference/events.md")
 
