@@ -24,7 +24,7 @@ from esper.config.settings import Settings
 from esper.control.controller import Controller
 from esper.control.rules import Heuristic, HeuristicSettings, Periodic, PeriodicSettings
 from esper.errors import ConfigError, EsperError
-from esper.lab.arms import FIRST_ROUND, SURVIVORS, plan_rounds, score_controllers
+from esper.lab.experiment import FIRST_ROUND, SURVIVORS, plan_rounds, score_controllers
 from esper.lifecycle.rules import Rules
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.tasks.registry import get_suite

@@ -1,7 +1,6 @@
 """The command line: what is run, what is printed, and how it ends."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 import esper
 from esper import __version__
-from esper.cli import COMMANDS, MOVED, Command, main
+from esper.cli import COMMANDS, Command, main
 from esper.commands.options import Overrides
 from esper.errors import RunError
 
@@ -89,17 +88,6 @@ def test_a_defect_is_not_hidden():
 def test_unknown_commands(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert main(words, TABLE) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_a_former_command_names_what_replaces_it(name: str, capsys: pytest.CaptureFixture[str]):
-    assert main([*name.split(), "--suite", "tokens"]) == 2
-    error = capsys.readouterr().err
-    assert error == f"error: `{name}` {MOVED[name]}\n"
-    for command in re.findall(r"`esper (\S+)`", error):
-        assert command in {one.name for one in COMMANDS}
-    for file in re.findall(r"\S+\.(?:py|md)", error):
-        assert (Path(__file__).parents[1] / file.strip("(")).is_file()
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])

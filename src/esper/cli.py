@@ -7,7 +7,7 @@ not wait for torch, and needs no extra.
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from esper import __version__
@@ -49,21 +49,6 @@ COMMANDS = (
     Command("bench suite", "esper.commands.bench:measure_suite", "Measure how much control a suite rewards."),
     Command("bench search", "esper.commands.bench:measure_search", "Compare a controller with a search over networks."),
 )
-_SCRIPT = "is now a script in Esper's repository: python"
-MOVED: Mapping[str, str] = {
-    **{
-        f"bench {name}": f"{_SCRIPT} benchmarks/{name}.py" for name in ("attach", "exploits", "population", "telemetry")
-    },
-    "bench train": f"{_SCRIPT} benchmarks/train_speed.py",
-    **{name: f"{_SCRIPT} examples/{name}.py" for name in ("grow", "look")},
-    "adapt": "was removed: attach with freeze_host=True and use esper.Grower (docs/how-to/frozen.md)",
-    "tune": f"{_SCRIPT} benchmarks/tune_rules.py",
-    "watch": "was removed: use `esper dash`, which also works over ssh (docs/ui.md)",
-    "query": "was removed: read run.db with sqlite3 or pandas (docs/ui.md; views in docs/reference/events.md)",
-    "export-events": "was removed: read the events in run.db with pandas and write any format (docs/ui.md)",
-    "bridge": "was removed: use `esper train --logger tensorboard` (or wandb, mlflow) (docs/ui.md)",
-}
-"""Former commands, and what a user does instead, as the end of a sentence."""
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
@@ -99,32 +84,19 @@ def _dispatch(arguments: list[str], commands: Sequence[Command]) -> int:
     # No command: list those whose names begin with the arguments, which are all where there are none.
     names = [argument for argument in arguments if argument not in ("-h", "--help")]
     matches = [command for command in commands if command.name.split()[: len(names)] == names]
-    if not matches:
-        raise ConfigError(_describe_unknown(names, commands))
-    sys.stdout.write(_format_overview(matches))
-    return EXIT_OK
-
-
-def _describe_unknown(arguments: Sequence[str], commands: Sequence[Command]) -> str:
-    for former, replacement in MOVED.items():
-        if list(arguments[: len(former.split())]) == former.split():
-            return f"`{former}` {replacement}"
-    depth = max(len(command.name.split()) for command in commands)
-    name = " ".join(arguments[:depth])
-    names = [command.name for command in commands]
+    if matches:
+        width = max(len(command.name) for command in matches)
+        lines = "\n".join(f"  {command.name.ljust(width)}  {command.help}" for command in matches)
+        sys.stdout.write(
+            "Esper grows neural networks while they train.\n\n"
+            f"usage: esper COMMAND [OPTIONS]\n\n{lines}\n\n"
+            "Use `esper COMMAND --help` for the options of a command, and `esper --version` for the version.\n"
+        )
+        return EXIT_OK
+    known = [command.name for command in commands]
+    given = " ".join(names[: max(len(name.split()) for name in known)])
     hints = (
-        did_you_mean(text, names, spell=lambda near: f"`{near}`", limit=1, separator=",")
-        for text in (name, arguments[0])
+        did_you_mean(text, known, spell=lambda near: f"`{near}`", limit=1, separator=",") for text in (given, names[0])
     )
     advice = next(filter(None, hints), ", `esper --help` lists all commands")
-    return f"unknown command `{name}`{advice}"
-
-
-def _format_overview(commands: Sequence[Command]) -> str:
-    width = max(len(command.name) for command in commands)
-    lines = "\n".join(f"  {command.name.ljust(width)}  {command.help}" for command in commands)
-    return (
-        "Esper grows neural networks while they train.\n\n"
-        f"usage: esper COMMAND [OPTIONS]\n\n{lines}\n\n"
-        "Use `esper COMMAND --help` for the options of a command, and `esper --version` for the version.\n"
-    )
+    raise ConfigError(f"unknown command `{given}`{advice}")

@@ -12,7 +12,7 @@ from benchmarks.tune_rules import TuningResult, tune
 from esper.control.rules import HeuristicSettings, Periodic, PeriodicSettings
 from esper.errors import ConfigError
 from esper.lab import arms
-from esper.lab.arms import FIRST_ROUND
+from esper.lab.experiment import FIRST_ROUND
 from esper.lifecycle.rules import Rules
 from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite

@@ -11,7 +11,7 @@ import pytest
 from esper.cli import main
 from esper.config.loading import dump_settings
 from esper.lab.analysis import FEWEST_SEEDS
-from esper.lab.behaviour import write_behaviour
+from esper.lab.evaluate import write_behaviour
 from esper.runs.run_directory import RunDirectory
 from esper.train.settings import TrainSettings
 from lab.figures_cases import BEHAVIOUR, ITERATIONS, evaluated, trained

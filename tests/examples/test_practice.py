@@ -21,6 +21,7 @@ import esper
 from esper.cli import main
 from esper.dash.pages import describe_model
 from esper.errors import EsperError
+from esper.lab.figures.exhibit import run_queries
 from esper.lab.figures.grown import grown_exhibits
 from esper.runs.reader import RunReader
 from esper.runs.run_directory import RunDirectory
@@ -62,7 +63,7 @@ def test_a_host_grows_and_leaves_a_run_that_all_views_read(tmp_path: Path, capsy
     assert answer["ending"]["step"] == len(answer["decisions"]) == 3
     after = dict(zip(metadata["slots"], answer["ending"]["stages"], strict=True))
     assert {slot: after[slot] for slot in stages} == stages
-    exhibits = {exhibit.name: exhibit.rows for exhibit in grown_exhibits(store, metadata)}
+    exhibits = {exhibit.name: exhibit.rows for exhibit in run_queries(store, grown_exhibits(metadata))}
     lanes = {row["slot_name"]: row["stage"] for row in exhibits["stages"]}
     assert {slot: lanes[slot] for slot in stages} == stages
     assert all(f"to {stage} (finish)" in exhibits["decisions"][-1]["changes"] for stage in stages.values())

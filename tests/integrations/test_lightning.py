@@ -53,8 +53,8 @@ class Classifier(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def callback(kind: type[GrowerCallback] = GrowerCallback, **options: Any) -> GrowerCallback:
-    return kind(validate, **{"controller": "all_at_start", "horizon": 2 * EPOCHS, **options})
+def callback(kind: type[GrowerCallback] = GrowerCallback, evaluate: Any = validate, **options: Any) -> GrowerCallback:
+    return kind(evaluate, **{"controller": "all_at_start", "horizon": 2 * EPOCHS, **options})
 
 
 def fit(
@@ -233,10 +233,10 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
     options: dict[str, Any] = {"accumulate_grad_batches": accumulated, "gradient_clip_val": None}
     modules: list[Measured] = []
     growths: list[GrowerCallback] = []
-    for evidence in ("dependence", "refit"):
+    for name, measure in (("switched off", validate), ("refit", esper.Refit(validate))):
         modules.append(Measured())
-        growths.append(callback(Endless, evidence=evidence, rules=HELD))
-        fit(tmp_path / evidence, modules[-1], growths[-1], 2 * EPOCHS, **options)
+        growths.append(callback(Endless, measure, rules=HELD))
+        fit(tmp_path / name, modules[-1], growths[-1], 2 * EPOCHS, **options)
     bare, weighed = modules
     assert growths[1].grower is not None
     assert growths[1].grower.forks.forks.keys() == set(weighed.model.slots)
@@ -245,8 +245,8 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
     assert weighed.logged == bare.logged
     assert weighed.seen == bare.seen
 
-    fit(tmp_path / "half", Measured(), callback(Endless, evidence="refit", rules=HELD), 2 * EPOCHS - 2, **options)
-    resumed, late = Measured(), callback(Endless, evidence="refit", rules=HELD)
+    fit(tmp_path / "half", Measured(), callback(Endless, esper.Refit(validate), rules=HELD), 2 * EPOCHS - 2, **options)
+    resumed, late = Measured(), callback(Endless, esper.Refit(validate), rules=HELD)
     fit(tmp_path / "half", resumed, late, 2 * EPOCHS, tmp_path / "half" / "last.ckpt", **options)
     assert late.grower is not None
     assert torch.equal(remembered(late.grower), remembered(growths[1].grower))

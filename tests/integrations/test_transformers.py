@@ -302,7 +302,7 @@ def test_a_trainer_does_with_dormant_slots_what_it_does_with_the_host(tmp_path: 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_path: Path, accumulated: int):
-    def begun(evidence: str, folder: Path, seed: int = 0) -> tuple[Any, GrowerCallback]:
+    def begun(evaluate: Any, folder: Path, seed: int = 0) -> tuple[Any, GrowerCallback]:
         model = classifier(seed)
         trainer = trainer_for(
             model,
@@ -312,18 +312,18 @@ def test_forks_learn_without_a_line_of_the_users_and_nobody_else_notices(tmp_pat
             per_device_train_batch_size=24,
         )
         options: dict[str, Any] = {"controller": "all_at_start", "rules": HELD, "horizon": 2 * EPOCHS, "classes": 3}
-        trainer.add_callback(growth := Endless(trainer, validate, evidence=evidence, **options))
+        trainer.add_callback(growth := Endless(trainer, evaluate, **options))
         return trainer, growth
 
-    bare, _ = begun("dependence", tmp_path / "bare")
+    bare, _ = begun(validate, tmp_path / "bare")
     bare.train()
-    weighed, growth = begun("refit", tmp_path / "weighed")
+    weighed, growth = begun(esper.Refit(validate), tmp_path / "weighed")
     weighed.train()
     assert growth.grower.forks.forks.keys() == set(weighed.model.slots)
     for mine, theirs in zip(weighed.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
-    late, resumed = begun("refit", tmp_path / "late", seed=5)
+    late, resumed = begun(esper.Refit(validate), tmp_path / "late", seed=5)
     steps = weighed.state.global_step // (2 * EPOCHS)
     late.train(resume_from_checkpoint=str(tmp_path / "weighed" / f"checkpoint-{steps * (2 * EPOCHS - 2)}"))
     assert torch.equal(remembered(resumed.grower), remembered(growth.grower))

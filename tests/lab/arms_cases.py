@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from esper.lab.analysis import Claim, Verdict
-from esper.lab.comparison import Comparison
+from esper.lab.analysis import Claim, Comparison, Verdict
 from esper.train.results import ArmRecord, Bounds
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from esper.config.loading import dump_settings
-from esper.lab.behaviour import Behaviour, Usage, write_behaviour
+from esper.lab.evaluate import Behaviour, Usage, write_behaviour
 from esper.runs.events import (
     EpisodeEnded,
     EpisodeStarted,

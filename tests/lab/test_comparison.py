@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.lab.analysis import FEWEST_SEEDS, Claim, Verdict
-from esper.lab.comparison import Comparison, Entry, compare, compare_controllers
+from esper.lab.analysis import FEWEST_SEEDS, Claim, Comparison, Entry, Verdict, compare, compare_controllers
 from esper.train.results import ArmRecord
 from train.results_cases import FAMILIES, planted
 

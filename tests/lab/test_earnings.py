@@ -14,15 +14,15 @@ from torch.nn import functional as F
 
 from esper.control.controller import Controller
 from esper.errors import RunError
-from esper.lab.behaviour import (
+from esper.lab.evaluate import (
     Behaviour,
     Usage,
+    evaluate_run,
     read_behaviour,
     summarise_blueprints,
     summarise_pairs,
     write_behaviour,
 )
-from esper.lab.evaluate import evaluate_run
 from esper.lifecycle.rules import Rules
 from esper.lifecycle.stages import Stage
 from esper.population.evaluation import evaluate_committed

@@ -13,8 +13,14 @@ from scipy.optimize import linear_sum_assignment
 from esper.control.learned import POLICY
 from esper.control.rules import SHUFFLED, LookRule, LookSettings, Replay
 from esper.errors import CheckpointError, ConfigError, RunError
-from esper.lab.behaviour import read_behaviour
-from esper.lab.evaluate import RunEvaluation, evaluate_by_name, evaluate_run, load_policy, sample_for_evaluation
+from esper.lab.evaluate import (
+    RunEvaluation,
+    evaluate_by_name,
+    evaluate_run,
+    load_policy,
+    read_behaviour,
+    sample_for_evaluation,
+)
 from esper.lifecycle.rules import Rules
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints

@@ -105,7 +105,7 @@ def with_rule(claims: Claims, text: str) -> Claims:
 def one_policy(folder: Path, seeds: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Rendered:
     assert seeds == 1
     run = evaluated(folder / "run", of_seed(0))
-    monkeypatch.setattr("esper.commands.evaluate._evaluate", lambda *_: RunEvaluation(of_seed(0), BEHAVIOUR))
+    monkeypatch.setattr("esper.commands.evaluate.evaluate_run", lambda *_: RunEvaluation(of_seed(0), BEHAVIOUR))
     assert main(["evaluate", str(run.path), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     page = run.report.read_text()

@@ -27,7 +27,7 @@ from esper.dash.pages import describe_learning
 from esper.dash.progress import moving_average
 from esper.lab.figures.drawing import STAGE_STYLES, draw_svg
 from esper.lab.figures.exhibit import Figure, Query, run_queries
-from esper.lab.figures.grown import MOMENTS, grown_figures
+from esper.lab.figures.grown import MOMENTS, grown_exhibits
 from esper.lab.figures.policies import LEARNING, health_figure
 from esper.lab.report import report_on
 from esper.lifecycle.stages import Stage
@@ -237,7 +237,11 @@ IN_FILES: dict[str, Callable[[Calls, list[Record]], None]] = {
 REGISTRY = {
     "learning": (LEARNING, "run"),
     "health": (health_figure(0.03), "run"),
-    **{one.name: (one, "own" if one.name == "snapshots" else "alone") for one in grown_figures({})},
+    **{
+        one.name: (one, "own" if one.name == "snapshots" else "alone")
+        for one in grown_exhibits({})
+        if isinstance(one, Figure)
+    },
 }
 
 

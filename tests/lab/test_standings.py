@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from esper.dash.formats import EN_DASH, MINUS, signed_score
-from esper.lab.comparison import Comparison, compare_controllers
+from esper.lab.analysis import Comparison, compare_controllers
 from esper.lab.standings import (
     ARM_MEANINGS,
     HEADING_WIDTH,

@@ -17,7 +17,7 @@ from esper.cli import main
 from esper.config.loading import load_settings
 from esper.errors import CheckpointError, ConfigError, RunError
 from esper.files import UnsuitableFileError, read_bounded, write_atomically
-from esper.lab.behaviour import read_behaviour
+from esper.lab.evaluate import read_behaviour
 from esper.serialization.checkpoints import Checkpoints
 from esper.serialization.state_files import MOST_MANIFEST_BYTES, decode_tensors
 from esper.train.results import read_evaluation, write_results

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -15,15 +14,12 @@ from rich.console import Console
 
 from esper.commands.options import Instances, Overrides, hint_if_stopped
 from esper.config.loading import compare_settings, load_settings
-from esper.control.controller import Controller
 from esper.dash.formats import score
 from esper.dash.output import console_beside, print_differences, print_json, print_line
 from esper.dash.reporter import report_progress
 from esper.errors import ConfigError, plural
-from esper.lab.analysis import FEWEST_SEEDS
-from esper.lab.arms import load_own_controllers, run_arms
-from esper.lab.comparison import Comparison, compare_arms, compare_configurations
-from esper.lab.experiment import Experiment, Trial, run_experiment
+from esper.lab.analysis import FEWEST_SEEDS, compare_arms, compare_configurations
+from esper.lab.experiment import Experiment, Trial, load_own_controllers, run_arms, run_experiment
 from esper.lab.report import report_configurations
 from esper.lab.standings import record_comparison, show_comparison
 from esper.train.iteration import Iteration
@@ -73,7 +69,16 @@ def command(
         raise ConfigError("only one configuration to compare: give two or more, or add --arms")
     if controllers and not arms:
         raise ConfigError("--controller needs --arms")
-    compared = _load_configurations(configs, overrides)
+    for config, count in Counter(config.resolve() for config in configs).items():
+        if count > 1:
+            raise ConfigError(f"{config} is given {plural(count, 'time')}: give each configuration once")
+    # A number is added to the names of files that have the same name.
+    compared: dict[str, TrainSettings] = {}
+    for config in configs:
+        name, number = config.stem, 2
+        while name in compared:
+            name, number = f"{config.stem}-{number}", number + 1
+        compared[name] = load_settings(TrainSettings, config, overrides)
     for name, settings in compared.items():
         print_differences(console, name, compare_settings(settings, TrainSettings()))
 
@@ -83,7 +88,14 @@ def command(
     own = load_own_controllers(experiment, controllers)
     with hint_if_stopped(console, f"to continue, add --run-dir {shlex.quote(str(folder))} to the same command"):
         trained = _train_all(experiment, computing, console)
-        played = _play_arms(experiment, own, computing, console) if arms else None
+        played = None
+        if arms:
+            with report_progress(console, "loading the policies") as progress:
+
+                def show(done: int, total: int, current: str) -> None:
+                    progress.update(done, total, f"{current or 'all arms played'}, in environment steps")
+
+                played = compare_arms(run_arms(experiment, show, computing, own))
 
     # The verdict, first between configurations, then against the other arms.
     configurations = compare_configurations(trained)
@@ -106,32 +118,6 @@ def command(
                 "arms": played and asdict(record_comparison(played)),
             }
         )
-
-
-def _load_configurations(configs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, TrainSettings]:
-    """The settings by configuration. A number is added to the names of files that have the same name."""
-    compared: dict[str, TrainSettings] = {}
-    for config, count in Counter(config.resolve() for config in configs).items():
-        if count > 1:
-            raise ConfigError(f"{config} is given {plural(count, 'time')}: give each configuration once")
-    for config in configs:
-        name, number = config.stem, 2
-        while name in compared:
-            name, number = f"{config.stem}-{number}", number + 1
-        compared[name] = load_settings(TrainSettings, config, overrides)
-    return compared
-
-
-def _play_arms(
-    experiment: Experiment, own: Mapping[str, Controller], computing: Backend, console: Console
-) -> Comparison:
-    """Compare the first configuration's policies with all other arms."""
-    with report_progress(console, "loading the policies") as progress:
-
-        def show(done: int, total: int, current: str) -> None:
-            progress.update(done, total, f"{current or 'all arms played'}, in environment steps")
-
-        return compare_arms(run_arms(experiment, show, computing, own))
 
 
 def _train_all(experiment: Experiment, computing: Backend, console: Console) -> list[Arm]:

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 
 from esper.commands.options import Instances, Seed, hint_if_stopped
 from esper.control.rules import LookRule
 from esper.dash.output import console_beside, print_json, print_line
 from esper.dash.reporter import report_progress
 from esper.errors import ConfigError, plural
-from esper.lab.comparison import compare_splits
-from esper.lab.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, RunEvaluation, evaluate_by_name, evaluate_run
+from esper.lab.analysis import compare_splits
+from esper.lab.evaluate import HELDOUT_INSTANCES, TRANSFER_INSTANCES, evaluate_by_name, evaluate_run
 from esper.lab.report import write_report
 from esper.lab.standings import (
     describe_basis,
@@ -27,7 +26,7 @@ from esper.lab.standings import (
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import COHORT
-from esper.train.workers import LOCAL, Backend, Computing
+from esper.train.workers import LOCAL, Computing
 
 
 def command(
@@ -98,7 +97,18 @@ def command(
     directory = RunDirectory.open_training_run(run)
     with directory.locked("esper evaluate"):
         most_transfer = TRANSFER_INSTANCES if transfer is None else transfer
-        evaluation = _evaluate(directory, instances, most_transfer, computing, console)
+        cohorts = math.ceil(max(instances, most_transfer) / COHORT)
+
+        def show_cached(done: int, total: int) -> None:
+            if done:
+                print_line(console, f"reused from an earlier evaluation: {done} of {plural(total, 'cohort')}")
+
+        with (
+            hint_if_stopped(console, "finished cohorts are kept: run the same command again to continue"),
+            computing.open_workers(cohorts) as workers,
+            report_progress(console, "loading the policy") as progress,
+        ):
+            evaluation = evaluate_run(directory, workers, instances, most_transfer, progress.update, show_cached)
     comparisons = compare_splits(evaluation.results)
     report = write_report(directory)
     for part, comparison in comparisons.items():
@@ -111,15 +121,3 @@ def command(
     if json:
         iteration = evaluation.behaviour.iteration
         print_json({"run": str(directory.path), "iteration": iteration, **record_evaluation(comparisons)})
-
-
-def _evaluate(run: RunDirectory, instances: int, transfer: int, computing: Backend, console: Console) -> RunEvaluation:
-    cohorts = math.ceil(max(instances, transfer) / COHORT)
-    hint = hint_if_stopped(console, "finished cohorts are kept: run the same command again to continue")
-    with hint, computing.open_workers(cohorts) as workers, report_progress(console, "loading the policy") as progress:
-
-        def show_cached(done: int, total: int) -> None:
-            if done:
-                print_line(console, f"reused from an earlier evaluation: {done} of {plural(total, 'cohort')}")
-
-        return evaluate_run(run, workers, instances, transfer, progress.update, show_cached)

@@ -34,13 +34,9 @@ def command(
         bare: For a grown model: run of the same training loop with the controller "none", to compare with.
     """
     # One run or comparison keeps its own report; several need a folder for theirs.
-    match paths:
-        case (path,):
-            folder = out or path
-        case (_, *_) if out is not None:
-            folder = out
-        case _:
-            raise ConfigError("give the directory of one run or comparison, or several runs and --out FOLDER")
+    if not paths or (len(paths) > 1 and out is None):
+        raise ConfigError("give the directory of one run or comparison, or several runs and --out FOLDER")
+    folder = out or next(iter(paths))
     console = Console()
     with ExitStack() as locks:
         # The report is built before its folder, so that a mistake in the paths leaves nothing behind.

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -16,7 +16,7 @@ from esper.commands.options import RUNS
 from esper.dash.formats import measure
 from esper.dash.output import plain_table, print_json, print_line
 from esper.errors import escape_unprintable
-from esper.runs.run_directory import ListedRun, RunDirectory, RunState, list_runs
+from esper.runs.run_directory import RunDirectory, RunState, list_runs
 
 MEGABYTE = 1e6
 _STYLES = {RunState.RUNNING: "green", RunState.FAILED: "red", RunState.DAMAGED: "red", RunState.INTERRUPTED: "yellow"}
@@ -35,7 +35,10 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
     console = Console()
     runs = list_runs(folder)
     if json:
-        print_json([_to_json(run) for run in runs])
+        figures = [{**asdict(run.progress), **run.progress.metric.metadata(), "size": run.size} for run in runs]
+        print_json(
+            [{"run": str(run.path), **each, "trouble": run.failure} for run, each in zip(runs, figures, strict=True)]
+        )
         return
     if not runs:
         quoted = shlex.quote(str(folder))
@@ -65,8 +68,3 @@ def command(folder: Annotated[Path, tyro.conf.Positional] = RUNS, json: bool = F
     for run in runs:
         if run.failure:
             print_line(console, escape_unprintable(run.failure))
-
-
-def _to_json(run: ListedRun) -> dict[str, Any]:
-    record = {**asdict(run.progress), **run.progress.metric.metadata()}
-    return {"run": str(run.path), **record, "size": run.size, "trouble": run.failure}

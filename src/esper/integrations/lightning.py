@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from itertools import chain
@@ -23,7 +23,7 @@ from esper.grower.state_dict import KEY, GrowthInStateDict
 from esper.growth.example_input import Arguments
 from esper.growth.followers import SLOT_KEY, unwrap_optimizer
 from esper.growth.model import GrowingModel
-from esper.integrations.trainer_callback import MeanLoss, finish_grower, step_grower
+from esper.integrations.trainer_callback import MeanLoss, step_grower
 from esper.ladders.plan import make_plan
 from esper.ladders.training import Evaluate as EvaluateRung
 from esper.ladders.training import LadderTraining
@@ -142,7 +142,7 @@ class GrowerCallback(Callback):
         self._carriers[model].add_part("losses", self._losses)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Wrap ``training_step`` for the epoch, so that isolated seeds and forks learn from every minibatch."""
+        """Wrap ``training_step`` for the epoch, so that forks learn from every minibatch."""
         grower, original = self.grower, pl_module.training_step
         if grower is None or not grower.needs_isolated_backward:
             return
@@ -162,7 +162,7 @@ class GrowerCallback(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Judge the unfinished seeds; all checkpoints were written before."""
         if self.grower is not None:
-            finish_grower(self.grower, _log)
+            _log.info("%s", self.grower.finish())
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Restore ``training_step``."""
@@ -364,7 +364,13 @@ def _get_loss(outputs: Tensor | Mapping[str, Any] | None) -> Tensor:
 def mute(module: LightningModule) -> Generator[None]:
     """Context manager in which ``module`` logs nothing and its metrics do not change."""
     # Metrics are replaced by copies, and logging methods by one that does nothing.
-    metrics = list(_find_metrics(module))
+    metrics = [
+        (owner, name, child)
+        for owner in module.modules()
+        if not isinstance(owner, Metric | MetricCollection)
+        for name, child in owner.named_children()
+        if isinstance(child, Metric | MetricCollection)
+    ]
     for owner, name, metric in metrics:
         setattr(owner, name, metric.clone())
     methods = {name: method for name, method in vars(module).items() if name in _LOGGING}
@@ -387,12 +393,3 @@ _ORDER = "esper.ladder.parameters"
 
 def _ignore(*_: Any, **__: Any) -> None:
     pass
-
-
-def _find_metrics(module: nn.Module) -> Iterator[tuple[nn.Module, str, Metric | MetricCollection]]:
-    """The metrics inside ``module``, each with its owner and its name there."""
-    for name, child in module.named_children():
-        if isinstance(child, Metric | MetricCollection):
-            yield module, name, child
-        else:
-            yield from _find_metrics(child)

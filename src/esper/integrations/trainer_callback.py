@@ -8,38 +8,33 @@ from typing import Any
 
 from torch import Tensor
 
-from esper.grower import Decision, Grower
+from esper.grower import Grower
 
 
 def step_grower(
     grower: Grower, losses: MeanLoss, log_metrics: Callable[[dict[str, float]], Any], log: logging.Logger
 ) -> bool:
-    """Take a decision on the mean loss and log it; returns whether training should stop."""
+    """Take a decision on the mean loss and log it; returns whether training should stop.
+
+    Logged are the operation (an `esper.lifecycle.actions.Op`), the measurements, and the model's growth.
+    """
     decision = grower.step(train_loss=losses.pop())
     log.info("%s", decision)
-    log_metrics(growth_metrics(decision, grower))
-    return decision.finished
-
-
-def finish_grower(grower: Grower, log: logging.Logger) -> None:
-    """Judge the unfinished seeds, and log the verdict."""
-    log.info("%s", grower.finish())
-
-
-def growth_metrics(decision: Decision, grower: Grower) -> dict[str, float]:
-    """Metrics for a logger: the operation (an `esper.lifecycle.actions.Op`), the measurements, the model's growth."""
     seeds = grower.model.seeds.values()
     fossils = sum(seed.fossilized for seed in seeds)
-    return {
-        **({f"growth/{decision.metric}": decision.value} if decision.metric else {}),
-        "growth/op": float(decision.op),
-        "growth/loss": decision.loss,
-        "growth/score": decision.score,
-        "growth/live": float(len(seeds) - fossils),
-        "growth/fossils": float(fossils),
-        "growth/added_parameters": float(grower.model.added_parameters),
-        **{f"growth/contribution/{slot}": value for slot, value in decision.contributions.items()},
-    }
+    log_metrics(
+        {
+            **({f"growth/{decision.metric}": decision.value} if decision.metric else {}),
+            "growth/op": float(decision.op),
+            "growth/loss": decision.loss,
+            "growth/score": decision.score,
+            "growth/live": float(len(seeds) - fossils),
+            "growth/fossils": float(fossils),
+            "growth/added_parameters": float(grower.model.added_parameters),
+            **{f"growth/contribution/{slot}": value for slot, value in decision.contributions.items()},
+        }
+    )
+    return decision.finished
 
 
 class MeanLoss:

@@ -24,7 +24,7 @@ from esper.grower.state_dict import GrowthInStateDict
 from esper.growth.example_input import Arguments
 from esper.growth.followers import unwrap_optimizer
 from esper.growth.model import GrowingModel
-from esper.integrations.trainer_callback import MeanLoss, finish_grower, step_grower
+from esper.integrations.trainer_callback import MeanLoss, step_grower
 from esper.ladders.plan import make_plan
 from esper.ladders.training import Evaluate as EvaluateRung
 from esper.ladders.training import LadderTraining
@@ -96,20 +96,16 @@ class GrowerCallback(TrainerCallback):
         carrier.add_part("grower", self.grower)
         carrier.add_part("losses", self._losses)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Set the step from which the loss counts, which is not 0 when training is resumed."""
         self._logged_step = state.global_step
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Take a decision after every ``every_n_steps`` steps."""
         if self._every is not None and state.global_step % self._every == 0:
             self._decide_once_logged(state, control)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Take a decision after every epoch."""
         if self._every is None:
             self._decide_once_logged(state, control)
@@ -120,7 +116,7 @@ class GrowerCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, float] | None = None,
-        **kwargs: Any,
+        **_: Any,
     ) -> None:
         """Add the loss to the mean, and take a decision if one is due."""
         if logs is None or _LOSS not in logs:
@@ -130,11 +126,9 @@ class GrowerCallback(TrainerCallback):
         if self._due:
             self._decide(control)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Judge the unfinished seeds; all checkpoints were written before."""
-        finish_grower(self.grower, _log)
+        _log.info("%s", self.grower.finish())
 
     def _decide_once_logged(self, state: TrainerState, control: TrainerControl) -> None:
         """Take a decision, after the Trainer has logged the loss up to this step."""
@@ -217,9 +211,7 @@ class LadderCallback(TrainerCallback):
         self.training.follow_loading()
         self._counting = ExitStack()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Print the plan; the Trainer has loaded its checkpoint by now."""
         self.training.start()
         self.training.resume_at(state.global_step)
@@ -227,23 +219,21 @@ class LadderCallback(TrainerCallback):
         self._counting.enter_context(self.training.spent.counting())
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Set the learning rates of the step."""
         self.training.begin_step()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Count the step: a rung may branch off, or be finished."""
         self.training.end_step()
         control.should_training_stop |= self.training.finished
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Note what was spent up to a checkpoint."""
         self.training.folder.record_spent(state.global_step, self.training.spent.flops)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Stop counting."""
         self._counting.close()
         if not self.training.finished:

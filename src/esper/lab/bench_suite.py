@@ -145,7 +145,7 @@ def measure_gap(
 
     overall = choose(family_weights(chosen_on))
     by_family = choose_by([instance.family for instance in chosen_on])
-    by_variant = choose_by([_name_variant(instance) for instance in chosen_on])
+    by_variant = choose_by([f"{instance.family}/{instance.variant}" for instance in chosen_on])
     # Only the chosen schedules run on the new instances.
     needed = sorted({overall, NOTHING, *by_family.values(), *by_variant.values()})
     fresh, weights = score_afresh(needed), family_weights(scored_on)
@@ -167,7 +167,9 @@ def measure_gap(
         return choices, gap, variance**0.5
 
     families, gap, error = compare(by_family, [instance.family for instance in scored_on])
-    variants, variant_gap, variant_error = compare(by_variant, [_name_variant(instance) for instance in scored_on])
+    variants, variant_gap, variant_error = compare(
+        by_variant, [f"{instance.family}/{instance.variant}" for instance in scored_on]
+    )
     return SuiteReport(
         context_oracle_gap=gap,
         standard_error=error,
@@ -181,10 +183,6 @@ def measure_gap(
         schedules=len(scores),
         episodes=len(scores) * len(chosen_on) + len(needed) * len(scored_on),
     )
-
-
-def _name_variant(instance: Instance) -> str:
-    return f"{instance.family}/{instance.variant}"
 
 
 def instances_per_variant(suite: Suite, count: int, rng: np.random.Generator) -> list[Instance]:

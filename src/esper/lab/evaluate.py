@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
+
+import numpy as np
+from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
 from esper.config.loading import compare_settings, load_settings
 from esper.control.controller import Controller
@@ -14,11 +19,12 @@ from esper.control.learned import POLICY, LearnedController, open_policy, restor
 from esper.control.own import is_in_file, load_controller
 from esper.control.rules import SHUFFLED, Replay, shuffle_actions
 from esper.errors import ConfigError, RunError, plural
-from esper.files import lock_folder
-from esper.lab.analysis import Claim
-from esper.lab.behaviour import Behaviour, describe_behaviour, read_behaviour, write_behaviour
-from esper.lab.comparison import Comparison, compare_controllers
+from esper.files import lock_folder, write_atomically
+from esper.lab.analysis import Claim, Comparison, compare_controllers, mean_interval
+from esper.lab.figures.exhibit import Row, read_numbers
+from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.rules import Rules
+from esper.lifecycle.stages import Stage
 from esper.numerics.random_streams import Stream, numpy_generator
 from esper.runs.run_directory import RunDirectory
 from esper.serialization.checkpoints import Checkpoints
@@ -26,7 +32,7 @@ from esper.tasks.instance import Instance
 from esper.tasks.registry import get_suite
 from esper.tasks.suite import Split, Suite
 from esper.train.collect import create_greedy_controller
-from esper.train.episode_log import stack_actions
+from esper.train.episode_log import EpisodeLog, StageChange, stack_actions
 from esper.train.evaluation import (
     CohortTask,
     EvaluationConfig,
@@ -40,21 +46,226 @@ from esper.train.evaluation import (
     make_evaluation_config,
     split_into_cohorts,
 )
-from esper.train.results import SPLITS, Result, read_evaluation, select_split, write_results
+from esper.train.results import SPLITS, Result, SeedShapley, read_evaluation, read_json, select_split, write_results
 from esper.train.settings import TrainSettings
 from esper.train.workers import Workers
+
+_STAGES = {stage.name.lower() for stage in Stage}
+_GERMINATED, _KEPT = Stage.GERMINATED.name.lower(), Stage.FOSSILIZED.name.lower()
+FEWEST_EPISODES = 8
+"""Smallest number of episodes for an interval; fewer values do not show how much they vary."""
+
+
+@dataclass(frozen=True)
+class Plant:
+    """How often a blueprint was used in a slot, per episode."""
+
+    slot: int
+    blueprint: str
+    germinated: float
+    kept: float
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The behaviour of a controller on one family."""
+
+    family: str
+    split: Split
+    episodes: int
+    operations: dict[str, float]
+    """Fraction of decisions for each operation."""
+    plants: tuple[Plant, ...]
+    """Combinations of slot and blueprint that were used."""
+
+
+@dataclass(frozen=True)
+class EpisodeTimeline:
+    """The episode of one network: validation accuracy after each decision, and stage changes of its slots."""
+
+    instance: str
+    family: str
+    variant: str
+    split: Split
+    score: float
+    growth: float
+    """Number of committed parameters divided by the host's."""
+    drift_step: int | None
+    accuracy: tuple[float, ...]
+    changes: tuple[StageChange, ...]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """The behaviour of a run's policy in its evaluation."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # older files have more fields
+
+    iteration: int
+    """Number of training iterations of the policy."""
+    sites: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    usage: tuple[Usage, ...]
+    episodes: tuple[EpisodeTimeline, ...]
+    """The first episode of each family."""
+    earnings: tuple[SeedShapley, ...] | None = None
+    """Shapley values of the seeds kept in each episode; None in older files, which lack them."""
+
+
+def describe_behaviour(suite: Suite, iteration: int, played: Mapping[Split, EvaluationResult]) -> Behaviour:
+    """Summarise a policy's episodes on the instances of each split."""
+    usage: list[Usage] = []
+    episodes: list[EpisodeTimeline] = []
+    for split, result in played.items():
+        for family in sorted({record.family for record in result.records}):
+            usage.append(_count_usage(family, split, result.logs))
+            episodes.append(_describe_first_episode(family, split, result))
+    earnings = tuple(values for result in played.values() for values in result.earnings)
+    return Behaviour(iteration, suite.slot_names, suite.blueprints, tuple(usage), tuple(episodes), earnings)
+
+
+def _count_usage(family: str, split: Split, logs: Sequence[EpisodeLog]) -> Usage:
+    operations = np.zeros(len(Op))
+    germinated: Counter[tuple[int, str]] = Counter()
+    kept: Counter[tuple[int, str]] = Counter()
+    episodes = 0
+    for log in logs:
+        rows = {row for row, instance in enumerate(log.instances) if instance.family == family}
+        episodes += len(rows)
+        chosen = log.actions[:, sorted(rows), Head.OP]
+        operations += np.bincount(chosen.ravel(), minlength=len(Op))
+        for change in log.changes:
+            if change.environment in rows and change.blueprint is not None:
+                place = (change.slot, change.blueprint)
+                germinated[place] += change.after == _GERMINATED
+                kept[place] += change.after == _KEPT
+    shares = operations / operations.sum()
+    plants = [Plant(*place, germinated[place] / episodes, kept[place] / episodes) for place in sorted(germinated)]
+    return Usage(family, split, episodes, {op.name.lower(): float(shares[op]) for op in Op}, tuple(plants))
+
+
+def _describe_first_episode(family: str, split: Split, played: EvaluationResult) -> EpisodeTimeline:
+    """The first episode of a family, which must have at least one."""
+    # Records are in the order of the cohorts' logs.
+    places = [(log, row) for log in played.logs for row in range(len(log.instances))]
+    (log, row), record = next(
+        (place, record) for place, record in zip(places, played.records, strict=True) if record.family == family
+    )
+    instance = log.instances[row]
+    accuracies = log.accuracies[np.stack(log.running)[:, row], row]
+    drift = instance.drift_step
+    return EpisodeTimeline(
+        instance=instance.name,
+        family=instance.family,
+        variant=instance.variant,
+        split=split,
+        score=record.score,
+        growth=record.growth,
+        drift_step=drift if drift is not None and drift < len(accuracies) else None,
+        accuracy=tuple(accuracies.tolist()),
+        changes=tuple(change for change in log.changes if change.environment == row),
+    )
+
+
+# On disk --------------------------------------------------------------------------------------------------------------
+
+
+def write_behaviour(path: Path, behaviour: Behaviour) -> None:
+    """Write the behaviour as JSON; raises RunError if that fails."""
+    write_atomically(path, json.dumps(asdict(behaviour), indent=1))
+
+
+def read_behaviour(path: Path) -> Behaviour:
+    """Read a file written by `write_behaviour`."""
+    return read_json(path, _FILE)
+
+
+def _require_coherent(behaviour: Behaviour) -> Behaviour:
+    """Reject files that a report could not show."""
+    slots, usage = range(len(behaviour.sites)), behaviour.usage
+    if not usage or any(entry.operations.keys() != usage[0].operations.keys() for entry in usage):
+        raise ValueError("the use of operations is incomplete")
+    if any(plant.slot not in slots for entry in usage for plant in entry.plants):
+        raise ValueError("a seed lies in a slot that does not exist")
+    for episode in behaviour.episodes:
+        steps = range(len(episode.accuracy))
+        if not steps or not (episode.drift_step is None or episode.drift_step in steps):
+            raise ValueError("an episode's drift lies outside it")
+        if any(
+            change.slot not in slots or change.step not in steps or change.after not in _STAGES
+            for change in episode.changes
+        ):
+            raise ValueError("an episode has an impossible change of stage")
+    for values in behaviour.earnings or ():
+        kept = [seed.slot for seed in values.seeds]
+        if not set(kept) <= set(slots) or len(set(kept)) < len(kept):
+            raise ValueError("an episode kept seeds that there cannot be")
+        if any(pair.first >= pair.second or not {pair.first, pair.second} <= set(kept) for pair in values.pairs):
+            raise ValueError("an episode has an interaction of seeds that it did not keep")
+    return behaviour
+
+
+_FILE = TypeAdapter(Annotated[Behaviour, AfterValidator(_require_coherent)])
+
+
+# What kept seeds earned -----------------------------------------------------------------------------------------------
+
+
+def summarise_blueprints(shapley: Sequence[SeedShapley]) -> list[Row]:
+    """A row per blueprint, the most often kept first: number of kept seeds, fraction of episodes, and value.
+
+    The value is the mean Shapley value of a seed over the episodes that kept one; ``negative`` is the fraction of seeds
+    with a value below 0.
+    """
+    episodes: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
+    for episode in shapley:
+        for blueprint in {seed.blueprint for seed in episode.seeds}:
+            values = [seed.value for seed in episode.seeds if seed.blueprint == blueprint]
+            episodes[blueprint].append((episode.family, values))
+    rows: list[Row] = []
+    for blueprint, families in sorted(episodes.items()):
+        seeds = np.concatenate([values for _, values in families])
+        rows.append(
+            {
+                "blueprint": blueprint,
+                "kept": len(seeds),
+                "episodes": len(families) / len(shapley),
+                # Average within each episode first, because the seeds of one network are not independent.
+                **_average([(family, float(np.mean(values))) for family, values in families]),
+                "negative": float((seeds < 0).mean()),
+            }
+        )
+    return sorted(rows, key=lambda row: -read_numbers([row], "kept")[0])
+
+
+def summarise_pairs(shapley: Sequence[SeedShapley], sites: Sequence[str]) -> list[Row]:
+    """A row per pair of slots, in order: number of episodes that kept seeds in both, and their mean interaction."""
+    interactions: dict[tuple[int, int], list[tuple[str, float]]] = defaultdict(list)
+    for episode in shapley:
+        for pair in episode.pairs:
+            interactions[pair.first, pair.second].append((episode.family, pair.interaction))
+    return [
+        {"slots": f"{sites[first]}, {sites[second]}", "episodes": len(episodes), **_average(episodes)}
+        for (first, second), episodes in sorted(interactions.items())
+    ]
+
+
+def _average(episodes: Sequence[tuple[str, float]]) -> Row:
+    """The mean over episodes, each given with its family, and its interval if there are enough episodes."""
+    families, values = zip(*episodes, strict=True)
+    if len(values) < FEWEST_EPISODES:
+        return {"value": float(np.mean(values)), "value_low": None, "value_high": None}
+    interval = mean_interval(np.array([values]), families)
+    return {"value": interval.estimate, "value_low": interval.low, "value_high": interval.high}
+
+
+# Evaluations ----------------------------------------------------------------------------------------------------------
 
 _STREAMS: dict[Split, Stream] = {"heldout": Stream.HELDOUT_INSTANCES, "transfer": Stream.TRANSFER_INSTANCES}
 HELDOUT_INSTANCES = 256
 TRANSFER_INSTANCES = 64
 FEWEST_INSTANCES = 2
 """Smallest number of instances in an evaluation; a single one has no interval."""
-
-Progress = Callable[[int, int, str], None]
-"""Called with the number of finished cohorts, the number of all cohorts, and the current controller."""
-
-TakenOver = Callable[[int, int], None]
-"""Called once with the number of cohorts that an earlier evaluation has finished, and the number of all cohorts."""
 
 
 class LoadedPolicy(NamedTuple):
@@ -63,15 +274,6 @@ class LoadedPolicy(NamedTuple):
     controller: LearnedController
     iteration: int
     sha256: str
-
-
-class _Game(NamedTuple):
-    """A controller on the instances of a split."""
-
-    split: Split
-    controller: str
-    instances: Sequence[Instance]
-    cohorts: list[CohortTask]
 
 
 @dataclass(frozen=True)
@@ -144,8 +346,8 @@ def evaluate_run(
     workers: Workers,
     heldout: int = HELDOUT_INSTANCES,
     transfer: int = TRANSFER_INSTANCES,
-    progress: Progress = lambda _done, _total, _current: None,
-    taken_over: TakenOver = lambda _cohorts, _total: None,
+    progress: Callable[[int, int, str], None] = lambda _done, _total, _current: None,
+    taken_over: Callable[[int, int], None] = lambda _cohorts, _total: None,
 ) -> RunEvaluation:
     """Evaluate the policy and all baselines on the same instances, and write the results into the run.
 
@@ -153,7 +355,9 @@ def evaluate_run(
     the policy scores higher than this arm, the difference is due to its observations.
 
     ``heldout`` is the number of instances of the families trained on, ``transfer`` that of other families; 0 omits
-    transfer. Results of the same evaluation from before an interruption are reused.
+    transfer. Results of the same evaluation from before an interruption are reused. ``progress`` is called with the
+    numbers of finished and of all cohorts and the current controller, ``taken_over`` once with the number of cohorts
+    that an earlier evaluation has finished and that of all.
     """
     _check_counts(heldout, transfer)
     settings = load_settings(TrainSettings, run.config)
@@ -161,21 +365,25 @@ def evaluate_run(
     policy = load_policy(run, settings)
 
     # Every controller runs on every split. The actions to shuffle are known once the policy has run.
-    games: list[_Game] = []
-    for split, count in zip(SPLITS, (heldout, transfer), strict=True):
-        if count:
-            instances = sample_for_evaluation(suite, split, count, settings.seed)
-            for controller in (policy.controller, *create_baselines(suite), Replay({}, SHUFFLED)):
-                shapley = "orders" if controller.name == POLICY else None
-                cohorts = split_into_cohorts([controller], config, instances, shapley=shapley)
-                games.append(_Game(split, controller.name, instances, cohorts))
-    tasks = [task for game in games for task in game.cohorts]
+    samples: dict[Split, list[Instance]] = {
+        split: sample_for_evaluation(suite, split, count, settings.seed)
+        for split, count in zip(SPLITS, (heldout, transfer), strict=True)
+        if count
+    }
+    controllers = (policy.controller, *create_baselines(suite), Replay({}, SHUFFLED))
+    games: dict[tuple[Split, str], list[CohortTask]] = {
+        (split, one.name): split_into_cohorts([one], config, chosen, shapley="orders" if one.name == POLICY else None)
+        for split, chosen in samples.items()
+        for one in controllers
+    }
+    tasks = [task for cohorts in games.values() for task in cohorts]
     finished = EvaluationProgress(run.evaluation_progress, describe_evaluation_inputs(settings, policy.sha256), tasks)
     taken_over(finished.cached_count, len(tasks))
     done = finished.cached_count
+    played: dict[tuple[Split, str], EvaluationResult] = {}
 
-    def play(name: str, played_games: Sequence[_Game]) -> list[EvaluationResult]:
-        """The result of each game; all cohorts form one list, so that no worker waits for the end of a game."""
+    def play(name: str, chosen: Sequence[tuple[Split, str]]) -> None:
+        """Play some games; all their cohorts form one list, so that no worker waits for the end of a game."""
         before = done
 
         def report(computed: int, _: int) -> None:
@@ -184,31 +392,20 @@ def evaluate_run(
             progress(done, len(tasks), f"{name}, in cohorts")
 
         with workers.report_to(report):
-            cohorts = iter(finished.evaluate_cohorts(workers, [task for game in played_games for task in game.cohorts]))
-        return [join_cohorts(1, list(islice(cohorts, len(game.cohorts))))[0] for game in played_games]
+            cohorts = iter(finished.evaluate_cohorts(workers, [task for game in chosen for task in games[game]]))
+        for game in chosen:
+            played[game] = join_cohorts(1, list(islice(cohorts, len(games[game]))))[0]
 
-    first_games = [game for game in games if game.controller != SHUFFLED]
-    played = {
-        (game.split, game.controller): result
-        for game, result in zip(first_games, play("policy and baselines", first_games), strict=True)
-    }
-    shuffled_games: list[_Game] = []
-    for game in games:
-        if game.controller == SHUFFLED:
-            rng = numpy_generator(settings.seed, _STREAMS[game.split], Stream.SHUFFLED_EVALUATION)
-            seeds = [instance.seed for instance in game.instances]
-            replay = shuffle_actions(stack_actions(played[game.split, POLICY].logs), seeds, rng)
-            shuffled_games.append(game._replace(cohorts=split_into_cohorts([replay], config, game.instances)))
-    for game, result in zip(shuffled_games, play("shuffled", shuffled_games), strict=True):
-        played[game.split, SHUFFLED] = result
+    play("policy and baselines", [game for game in games if game[1] != SHUFFLED])
+    for split, instances in samples.items():
+        rng = numpy_generator(settings.seed, _STREAMS[split], Stream.SHUFFLED_EVALUATION)
+        seeds = [instance.seed for instance in instances]
+        replay = shuffle_actions(stack_actions(played[split, POLICY].logs), seeds, rng)
+        games[split, SHUFFLED] = split_into_cohorts([replay], config, instances)
+    play("shuffled", [(split, SHUFFLED) for split in samples])
 
-    results = [
-        replace(record, split=game.split) for game in games for record in played[game.split, game.controller].records
-    ]
-    policy_results: dict[Split, EvaluationResult] = {
-        game.split: played[game.split, POLICY] for game in games if game.controller == POLICY
-    }
-    behaviour = describe_behaviour(suite, policy.iteration, policy_results)
+    results = [replace(record, split=split) for split, name in games for record in played[split, name].records]
+    behaviour = describe_behaviour(suite, policy.iteration, {split: played[split, POLICY] for split in samples})
     with lock_folder(run.path):
         run.verdicts.unlink(missing_ok=True)  # from an earlier evaluation; the report writes new ones
         write_results(run.evaluation, results)

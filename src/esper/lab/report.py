@@ -21,10 +21,9 @@ from esper.config.loading import MOST_BYTES, format_settings, load_settings
 from esper.dash.formats import difference, duration, join_words, measure, percent, score
 from esper.errors import ConfigError, RunError, plural
 from esper.files import lock_folder, read_bounded, write_atomically
-from esper.lab.behaviour import Behaviour, read_behaviour
-from esper.lab.comparison import Comparison, compare_splits
-from esper.lab.evaluate import read_over_seeds
-from esper.lab.experiment import is_experiment, read_experiment
+from esper.lab.analysis import Comparison, compare_splits
+from esper.lab.evaluate import Behaviour, read_behaviour, read_over_seeds
+from esper.lab.experiment import read_experiment
 from esper.lab.figures.drawing import draw_svg
 from esper.lab.figures.exhibit import Exhibit, Figure, Row, Table, group_rows, read_numbers, run_queries
 from esper.lab.figures.grown import ADDED, compare_with_bare, grown_exhibits
@@ -32,11 +31,10 @@ from esper.lab.figures.policies import (
     BLUEPRINTS,
     LEARNING,
     PROBE_INTERACTIONS,
-    exhibit_arms,
     exhibit_behaviour,
-    exhibit_configurations,
     exhibit_evaluation,
     exhibit_health,
+    exhibit_trials,
 )
 from esper.lab.standings import (
     ARM_MEANINGS,
@@ -143,11 +141,6 @@ class Report:
     verdicts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The comparisons as JSON values."""
 
-    @property
-    def contents(self) -> Sequence[Section | Reproduction]:
-        """All titled parts in order, as the table of contents lists them."""
-        return [*self.sections, *([] if self.reproduction is None else [self.reproduction])]
-
     def render(self) -> str:
         """The page as HTML."""
 
@@ -183,7 +176,7 @@ def report_grown(run: RunDirectory, bare: RunDirectory | None = None) -> Report:
         settings = read_bounded(run.config, MOST_BYTES).decode(errors="replace")
     except OSError as error:
         raise RunError(f"cannot read the configuration {run.config}: {error.strerror}") from error
-    exhibits = grown_exhibits(run.store, metadata)
+    exhibits = run_queries(run.store, grown_exhibits(metadata))
     by_name = {exhibit.name: exhibit for exhibit in exhibits}
     headlines: list[Headline] = []
     sections: list[Section] = []
@@ -337,7 +330,7 @@ def report_on(paths: Sequence[Path], bare: Path | None = None) -> Report:
     run = RunDirectory(path)
     if run.store.is_file() and run.config.is_file():
         return report_grown(run) if _is_grown(run) else _report_training(run)
-    if path.is_dir() and is_experiment(path):
+    if path.is_dir() and any(path.glob("*/seed-*/config.yaml")):
         return report_configurations(path, *read_experiment(path))
     if (path / STUDY).is_file():
         raise RunError(f"{path} is a sweep, whose study is in {path / STUDY}: give the directory of one of its trials")
@@ -451,11 +444,11 @@ def report_configurations(folder: Path, configurations: Comparison, arms: Compar
     """A comparison of configurations, and all arms if they have played."""
     # The first configuration is the reference of both comparisons.
     first, names = configurations.reference.name, [arm.name for arm in configurations.standings]
-    compared = exhibit_configurations(configurations)
+    compared = exhibit_trials(configurations)
     comparisons, exhibits = {"configurations": configurations}, [*compared.values()]
     sections = [Section("Configurations", [compared["scores"], compared["costs"], compared["standings"]])]
     if arms is not None:
-        compared, comparisons["arms"] = exhibit_arms(arms, first), arms
+        compared, comparisons["arms"] = exhibit_trials(arms, first), arms
         exhibits += compared.values()
         sections += [
             Section("All arms", [compared["scores"], compared["costs"], compared["standings"]]),

@@ -54,15 +54,6 @@ class Pool:
     flops: Floats
     """FLOPs of the training after each decision, which are the same for all decisions, ``[N, K]``."""
 
-    @property
-    def decisions(self) -> int:
-        """The number of decisions T."""
-        return self.validation.shape[2]
-
-
-Search = Callable[[Pool, Floats], Floats]
-"""Maps a pool and FLOPs ``[N]`` to the test scores ``[N]`` of the networks that are kept."""
-
 
 @dataclass(frozen=True)
 class SearchReport:
@@ -106,7 +97,7 @@ def draw_fossils(suite: Suite, prices: Prices, budget: Budget, instance: Instanc
     # Slots are filled starting from the input; a slot stays empty if its blueprint would exceed the caps.
     fossils: list[SeedKind] = []
     kinds = [get(name) for name in suite.blueprints]
-    for slot, site in enumerate(prices.sites(instance)):
+    for slot, site in enumerate(prices.count(instance)[0]):
         choices = [None, *(index for index, kind in enumerate(kinds) if kind.supports(site))]
         choice = choices[int(rng.integers(len(choices)))]
         if choice is None:
@@ -168,14 +159,14 @@ def _train_pool_part(task: _PoolTask) -> tuple[Floats, Floats]:
 def random_search(pool: Pool, flops: Floats) -> Floats:
     """Random search: train one network after the other, as many as the FLOPs allow, but at least one."""
     # Networks in the order in which they were drawn, each trained to the end.
-    spent = np.cumsum(pool.flops * pool.decisions, axis=1)
+    spent = np.cumsum(pool.flops * pool.validation.shape[2], axis=1)
     tried = np.maximum((spent <= flops[:, None]).sum(1), 1)
     return _keep_best(pool, np.arange(POOL) < tried[:, None])
 
 
 def successive_halving(pool: Pool, flops: Floats) -> Floats:
     """Successive halving: brackets of four networks, as many as the FLOPs allow, but at least one network."""
-    decisions = pool.decisions
+    decisions = pool.validation.shape[2]
     quarter, half = max(decisions // 4, 1), max(decisions // 2, 1)
     rows = np.arange(len(flops))[:, None]
 
@@ -208,7 +199,11 @@ def _keep_best(pool: Pool, tried: Bools) -> Floats:
     return pool.test[np.arange(len(best)), best]
 
 
-SEARCHES: dict[str, Search] = {"random_search": random_search, "successive_halving": successive_halving}
+SEARCHES: dict[str, Callable[[Pool, Floats], Floats]] = {
+    "random_search": random_search,
+    "successive_halving": successive_halving,
+}
+"""Each maps a pool and FLOPs ``[N]`` to the test scores ``[N]`` of the networks that are kept."""
 
 
 # The comparison -------------------------------------------------------------------------------------------------------

@@ -45,33 +45,22 @@ class Prices:
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
         self._sites = Execution(suite.template(), suite.sites, torch.zeros(2, *suite.input_shape)).sites
-        self._by_widths: dict[tuple[int, ...], tuple[int, Cost]] = {}
+        self._counts: dict[tuple[int, ...], tuple[list[Site], int, Cost]] = {}
         """Cache by widths: hosts of equal widths cost the same, and counting takes milliseconds."""
-        self._sites_by_widths: dict[tuple[int, ...], list[Site]] = {}
 
-    def sites(self, instance: Instance) -> list[Site]:
-        """Sites of the seeds in the instance's host."""
+    def count(self, instance: Instance) -> tuple[list[Site], int, Cost]:
+        """Sites of the seeds in the instance's host, the host's FLOPs, and those that seeds add there, with E = 1."""
         widths = instance.widths
-        if widths not in self._sites_by_widths:
-            host = self._suite.host(instance)
-            self._sites_by_widths[widths] = [
-                site.fit(host, width) for site, width in zip(self._sites, widths, strict=True)
-            ]
-        return self._sites_by_widths[widths]
-
-    def count(self, instance: Instance) -> tuple[int, Cost]:
-        """FLOPs of the instance's host, and the FLOPs that seeds add in its slots, with E = 1."""
-        widths = instance.widths
-        if widths not in self._by_widths:
-            sites = self.sites(instance)
-            kinds = [get(name) for name in self._suite.blueprints]
+        if widths not in self._counts:
+            host, kinds = self._suite.host(instance), [get(name) for name in self._suite.blueprints]
+            sites = [site.fit(host, width) for site, width in zip(self._sites, widths, strict=True)]
             seeds = [[kind.flops_at(site) if kind.supports(site) else 0 for kind in kinds] for site in sites]
-            self._by_widths[widths] = self._suite.flops(instance), Cost.of_blueprints(np.array([seeds]))
-        return self._by_widths[widths]
+            self._counts[widths] = sites, self._suite.flops(instance), Cost.of_blueprints(np.array([seeds]))
+        return self._counts[widths]
 
     def network(self, instance: Instance, fossils: Fossils) -> int:
         """FLOPs of the host with fossils."""
-        host, seeds = self.count(instance)
+        _, host, seeds = self.count(instance)
         return host + int(
             sum(
                 seeds.blueprints[0, fossil.slot, fossil.blueprint] + seeds.blends[0, fossil.slot, fossil.blend]
@@ -138,8 +127,8 @@ def training_flops(
     require a second pass through the whole network with them in it.
     """
     counts = [prices.count(instance) for instance in instances]
-    host = np.array([flops for flops, _ in counts])
-    cost = merge_arrays(np.concatenate, [seeds for _, seeds in counts]).of(slots.blueprint, slots.blend)
+    host = np.array([flops for _, flops, _ in counts])
+    cost = merge_arrays(np.concatenate, [seeds for _, _, seeds in counts]).of(slots.blueprint, slots.blend)
     forward = host + (cost * _BLENDED[slots.stage]).sum(-1)
     # Isolated seeds train beside the network and need another pass through it.
     isolated = slots.stage == Stage.TRAINING
@@ -218,7 +207,8 @@ def train_cohort(task: StaticTask) -> list[Result]:
     Beyond the suite's horizon, training continues with further shuffled epochs.
     """
     ends = np.array([network.decisions for network in task.networks])
-    suite = lengthen_episodes(get_suite(task.config.suite), int(ends.max()))
+    suite = copy.copy(get_suite(task.config.suite))
+    suite.steps = int(ends.max())  # the order of data starts in the same way, whatever the length
     instances = [network.instance for network in task.networks]
     fossils = [network.fossils for network in task.networks]
     # A plateau would end an episode early, but every network must be trained to its own end.
@@ -237,10 +227,3 @@ def train_cohort(task: StaticTask) -> list[Result]:
         make_result(task.arm, instance, finals[end], row, int(hosts[row]), int(flops[end - 1, row]))
         for row, (instance, end) in enumerate(zip(instances, ends.tolist(), strict=True))
     ]
-
-
-def lengthen_episodes(suite: Suite, steps: int) -> Suite:
-    """The suite with episodes of another length; the order of data starts in the same way."""
-    changed = copy.copy(suite)
-    changed.steps = steps
-    return changed

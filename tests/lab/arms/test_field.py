@@ -12,9 +12,8 @@ import pytest
 
 from esper.control.controller import Controller
 from esper.control.learned import LearnedController
-from esper.lab.arms import run_arms
 from esper.lab.evaluate import LoadedPolicy
-from esper.lab.experiment import Experiment, run_experiment
+from esper.lab.experiment import Experiment, run_arms, run_experiment
 from esper.runs.run_directory import RunDirectory
 from esper.tasks.registry import get_suite
 from esper.train.evaluation import EvaluationResult, evaluate_controllers
@@ -38,8 +37,7 @@ def _planting_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(run: RunDirectory, settings: TrainSettings) -> LoadedPolicy:
         return LoadedPolicy(planter(), 1, f"checkpoint {settings.seed}")  # type: ignore[arg-type]
 
-    for module in ("arms", "experiment"):
-        monkeypatch.setattr(f"esper.lab.{module}.load_policy", load)
+    monkeypatch.setattr("esper.lab.experiment.load_policy", load)
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +110,7 @@ def test_what_is_done_is_not_done_again_and_what_is_damaged_is(trained: Path, mo
         assert not any(isinstance(one, LearnedController) for one in controllers), "a policy played again"
         return evaluate_controllers(workers, controllers, *given)
 
-    for module in ("arms", "experiment"):
-        monkeypatch.setattr(f"esper.lab.{module}.evaluate_controllers", refuse)
+    monkeypatch.setattr("esper.lab.experiment.evaluate_controllers", refuse)
     again = run_arms(experiment(trained), lambda done, total, what: labels.append(what))
     assert {arm.name: arm for arm in again} == arms
     assert {path: path.read_bytes() for path in trained.rglob("arms/*.json")} == files

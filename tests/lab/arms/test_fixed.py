@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict
 
 import numpy as np
@@ -17,7 +18,6 @@ from esper.lab.static_networks import (
     SlotHistory,
     StaticNetwork,
     examples_per_decision,
-    lengthen_episodes,
     measure_arm,
     track_slots,
     train_static,
@@ -66,7 +66,9 @@ def test_longer_training_is_more_of_the_same() -> None:
     """As long as the horizon or longer, the first epochs are the same minibatches."""
     suite, chosen = get_suite("short"), instances(2)
     usual = Episodes(suite, chosen, TERMS.rules)
-    longer = Episodes(lengthen_episodes(suite, 3 * suite.steps), chosen, TERMS.rules)
+    lengthened = copy.copy(suite)
+    lengthened.steps = 3 * suite.steps
+    longer = Episodes(lengthened, chosen, TERMS.rules)
     first = np.zeros(2, np.int64)
     for one, other in zip(usual._stream.draw_batches(first, 8), longer._stream.draw_batches(first, 8), strict=True):
         assert one.inputs.equal(other.inputs)

@@ -11,8 +11,8 @@ from esper.engine.config import EpisodeConfig
 from esper.errors import ConfigError, TaskError
 from esper.growth.blueprints.registry import get
 from esper.lab.analysis import mean_interval
-from esper.lab.arms import FINALISTS, search_sequence
 from esper.lab.evaluate import count_trainings
+from esper.lab.experiment import FINALISTS, search_sequence
 from esper.lab.search import (
     BRACKET,
     BUDGETS,
@@ -158,7 +158,7 @@ def drawn(seed: int, instance: Instance, count: int) -> list[Fossils]:
 
 def count_parameters(network: Fossils, suite: Suite, instance: Instance) -> int:
     """Parameters of the fossils."""
-    sites, kinds = Prices(suite).sites(instance), [get(name) for name in suite.blueprints]
+    sites, kinds = Prices(suite).count(instance)[0], [get(name) for name in suite.blueprints]
     return sum(kinds[one.blueprint].parameters_at(sites[one.slot]) for one in network)
 
 
@@ -233,7 +233,7 @@ def test_what_controllers_cost() -> None:
 
 @pytest.fixture(autouse=True)
 def _short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.lab.arms.FIRST_ROUND", 3)
+    monkeypatch.setattr("esper.lab.experiment.FIRST_ROUND", 3)
 
 
 def searched(environment_steps: int, seed: int = 0) -> tuple[Schedule, int, list[int]]:

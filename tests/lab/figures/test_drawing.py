@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from esper.lab.figures.drawing import _open_canvas, draw_svg, spread_apart
 from esper.lab.figures.exhibit import Row
-from esper.lab.figures.grown import grown_figures
+from esper.lab.figures.grown import grown_exhibits
 from esper.lab.figures.policies import LEARNING, health_figure
 
-STAGES = next(figure for figure in grown_figures({}) if figure.name == "stages")
+STAGES = next(figure for figure in grown_exhibits({}) if figure.name == "stages")
 HOSTILE = [
     "</text><script>",
     "a\"b'c&d",

@@ -59,7 +59,7 @@ def test_the_query_beside_a_file_gives_its_numbers_again(
 @pytest.mark.landing
 def test_so_it_does_of_a_grown_model(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
-    done = export_exhibits(tmp_path / "out", grown_exhibits(run.store, {}))
+    done = export_exhibits(tmp_path / "out", run_queries(run.store, grown_exhibits({})))
     assert [isinstance(exhibit, Figure) for exhibit in done] == [True] * 4 + [False] * 2
     assert_queries_give_the_numbers(tmp_path / "out", run.store, 5)
 
@@ -89,7 +89,7 @@ def test_figures_are_the_same_bytes_every_time(
 
 def test_what_has_nothing_to_show_is_left_out_with_its_reason(tmp_path: Path) -> None:
     run = grown(tmp_path / "run")
-    rollbacks = [exhibit for exhibit in grown_exhibits(run.store, {}) if exhibit.name == "rollbacks"]
+    rollbacks = [exhibit for exhibit in run_queries(run.store, grown_exhibits({})) if exhibit.name == "rollbacks"]
     assert not export_exhibits(tmp_path / "out", rollbacks)
     assert [exhibit.absent for exhibit in rollbacks] == ["training never diverged"]
     assert not (tmp_path / "out").exists()
@@ -115,7 +115,7 @@ def test_tables_of_a_grown_model_say_why_a_seed_was_pruned(tmp_path: Path) -> No
         known: dict[str, Any] = {"loss": 0.5, "metric": 0.5, "objective": 0.5, "added": 0.1, "contributions": (0.016,)}
         known |= {"stages": ("pruned",), "blueprints": (None,), "alphas": (0.0,), "slot": 0, "blueprint": "mlp"}
         store.emit(StepTaken(iteration=1, episode=1, environment=0, step=0, op="prune", **known))
-    rows = {exhibit.name: exhibit.rows for exhibit in grown_exhibits(tmp_path / "run.db", {})}
+    rows = {exhibit.name: exhibit.rows for exhibit in run_queries(tmp_path / "run.db", grown_exhibits({}))}
     (seed,), (decision,) = rows["seeds"], rows["decisions"]
     assert {name: seed[name] for name in figures} == figures
     assert "u2 holding to pruned: contribution +0.016, minimum +0.021" in str(decision["changes"])
@@ -133,7 +133,7 @@ def test_interactions_are_the_mean_over_networks_that_kept_both_modules(run: Run
 def test_names_with_signs_of_mathematics_are_drawn(tmp_path: Path) -> None:
     run = grown(tmp_path / "run", name=r"a_$x^{\bad")
     named = {"curves", "stages", "contributions", "snapshots"}
-    exhibits = [exhibit for exhibit in grown_exhibits(run.store, {}) if exhibit.name in named]
+    exhibits = [exhibit for exhibit in run_queries(run.store, grown_exhibits({})) if exhibit.name in named]
     assert len(export_exhibits(tmp_path / "out", exhibits)) == len(named)
 
 

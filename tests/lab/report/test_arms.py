@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.lab.analysis import Verdict
-from esper.lab.comparison import Comparison
+from esper.lab.analysis import Comparison, Verdict
 from esper.lab.figures.drawing import COLOURS, INK
 from esper.lab.report import report_configurations
 from esper.lab.standings import ARM_MEANINGS

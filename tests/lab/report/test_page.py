@@ -12,7 +12,7 @@ import pytest
 from esper.config.loading import dump_settings
 from esper.dash.formats import MINUS
 from esper.errors import RunError
-from esper.lab.behaviour import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
+from esper.lab.evaluate import Behaviour, EpisodeTimeline, Plant, Usage, write_behaviour
 from esper.lab.figures.exhibit import Column, Figure, Files, Table
 from esper.lab.report import Report, Section, report_on, write_report
 from esper.runs.events import PPOUpdated, RolledBack, RunStarted

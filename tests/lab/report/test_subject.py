@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from esper.dash.formats import measure
 from esper.errors import ConfigError, RunError
-from esper.lab.figures.exhibit import group_rows, read_texts
+from esper.lab.figures.exhibit import group_rows
 from esper.lab.report import report_on
 from esper.runs.events import LifecycleTransition, RunStarted
 from esper.runs.reader import RunReader
@@ -210,7 +210,7 @@ def test_a_comparison_shows_arms_that_have_played_with_all_seeds(comparison: Pat
     report = report_on([comparison])
     assert "All arms" in report.render()
     names = {exhibit.name: exhibit.rows for exhibit in report.exhibits}
-    assert read_texts(names["arms"], "name") == ["policy", "none"]
+    assert [row["name"] for row in names["arms"]] == ["policy", "none"]
 
 
 def test_a_comparison_of_policies_that_played_other_instances_is_refused(comparison: Path) -> None:

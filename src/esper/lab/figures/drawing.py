@@ -5,6 +5,7 @@ Tables are written as CSV beside the figures, each with its source.
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import warnings
@@ -24,7 +25,7 @@ from matplotlib.figure import Figure as Canvas
 from esper.dash.formats import score
 from esper.errors import RunError
 from esper.files import write_atomically
-from esper.lab.figures.exhibit import Exhibit, Figure, Row, Value, group_rows, read_numbers, write_csv
+from esper.lab.figures.exhibit import Exhibit, Figure, Row, Value, group_rows, read_numbers
 from esper.lifecycle.stages import COOLDOWN, Stage
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
@@ -95,7 +96,6 @@ _VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line", PAPER: "--paper"}
 _NAMESPACE = re.compile(r"\{[^}]*\}")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """Characters that XML cannot hold."""
-_LARGEST = 1e300
 _LABEL_GAP = 0.075
 """Between labels of levels, as a share of the height."""
 
@@ -123,7 +123,10 @@ def export_exhibits(
                     drawing = io.BytesIO()
                     canvas.savefig(drawing, format=suffix.removeprefix("."), metadata=metadata)
                     files[suffix] = drawing.getvalue()
-        files |= {".csv": write_csv(exhibit.rows), exhibit.source.suffix: exhibit.source.text}
+        # Numbers in full, nothing for what is missing.
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows([exhibit.rows[0], *(row.values() for row in exhibit.rows)])
+        files |= {".csv": table.getvalue(), exhibit.source.suffix: exhibit.source.text}
         for suffix, content in files.items():
             write_atomically(inside / f"{exhibit.name}{suffix}", content)
     return shown
@@ -178,7 +181,7 @@ def _make_drawable(value: Value) -> Value:
     """A value that every font and format takes, and whose differences are finite; None for numbers beyond that."""
     if isinstance(value, str):
         return _make_printable(value)
-    return None if isinstance(value, float) and abs(value) > _LARGEST else value
+    return None if isinstance(value, float) and abs(value) > 1e300 else value
 
 
 def _make_printable(text: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,26 +28,12 @@ def read_numbers(rows: Sequence[Row], name: str) -> list[float]:
     return [value if isinstance(value, int | float) and math.isfinite(value) else math.nan for value in values]
 
 
-def read_texts(rows: Sequence[Row], name: str) -> list[str]:
-    """A column of texts."""
-    return [str(row[name]) for row in rows]
-
-
 def group_rows(rows: Sequence[Row], name: str) -> dict[str, list[Row]]:
     """The rows of each value of a column, in the order in which these values first come."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(str(row[name]), []).append(row)
     return groups
-
-
-def write_csv(rows: Sequence[Row]) -> str:
-    """CSV with a header; numbers in full, nothing for what is missing."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(rows[0])
-    writer.writerows(row.values() for row in rows)
-    return text.getvalue()
 
 
 @dataclass(frozen=True)
@@ -62,14 +46,11 @@ class Files:
     text: str
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(Files):
     """A source in SQL: the query that gives the numbers on the store of the run."""
 
     suffix: ClassVar[str] = ".sql"
     title: ClassVar[str] = "The query behind it, for sqlite3"
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -81,7 +62,7 @@ class Figure:
     name: str
     """The stem of its files' names."""
     caption: str
-    source: Files | Query
+    source: Files
     draw: Callable[[Canvas, Sequence[Row]], None]
     absent: str
     """Why there may be nothing to draw."""
@@ -159,7 +140,7 @@ class Table:
     name: str
     """The stem of its files' names."""
     caption: str
-    source: Files | Query
+    source: Files
     columns: tuple[Column, ...]
     absent: str
     """Why there may be no rows."""

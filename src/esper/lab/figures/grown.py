@@ -43,7 +43,6 @@ from esper.lab.figures.exhibit import (
     Table,
     group_rows,
     read_numbers,
-    run_queries,
 )
 from esper.lifecycle.stages import OWNING, Stage
 from esper.runs.metric import LOSS, METRIC_NAME, Metric, describe_contributions
@@ -77,17 +76,13 @@ _MARGIN, _ROW = 0.75, 0.42
 """Inches: of all that is no slot, and of a slot."""
 
 
-def grown_exhibits(store: Path, metadata: Mapping[str, Any]) -> list[Exhibit]:
-    """All figures and tables of a run of a `Grower`."""
-    return run_queries(store, [*grown_figures(metadata), *grown_tables(metadata)])
-
-
-def grown_figures(metadata: Mapping[str, Any]) -> list[Figure]:
-    """The figures, named after the run's own metric."""
+def grown_exhibits(metadata: Mapping[str, Any]) -> list[Exhibit]:
+    """All figures and tables of a run of a `Grower`, with the run's own metric; their sources are queries."""
+    metric = Metric.from_metadata(metadata)
     return [
         Figure(
             "curves",
-            f"Learning curves: {_name_measures(Metric.from_metadata(metadata))} on training and validation data, and "
+            f"Learning curves: {_name_measures(metric)} on training and validation data, and "
             "the parameters that seeds add. Vertical lines are rollbacks.",
             Query(f"""\
 SELECT about.metric AS measure, substr(name, 1, instr(name, '_') - 1) AS data, iteration AS decision, value
@@ -166,13 +161,6 @@ FROM shown ORDER BY step, slot
             _NO_DECISION,
             columns=2,
         ),
-    ]
-
-
-def grown_tables(metadata: Mapping[str, Any]) -> list[Table]:
-    """The tables, with the run's own metric."""
-    metric = Metric.from_metadata(metadata)
-    return [
         Table(
             "seeds",
             "The decisions at which each seed entered its stages, and why it was kept or pruned: its contribution with "

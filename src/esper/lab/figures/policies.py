@@ -18,8 +18,8 @@ from esper.control.learned import POLICY
 from esper.dash.formats import MEGA, count, percent, score, signed_score
 from esper.dash.progress import SMOOTHING
 from esper.errors import plural
-from esper.lab.behaviour import Behaviour, EpisodeTimeline, summarise_blueprints, summarise_pairs
-from esper.lab.comparison import Comparison
+from esper.lab.analysis import Comparison
+from esper.lab.evaluate import Behaviour, EpisodeTimeline, summarise_blueprints, summarise_pairs
 from esper.lab.experiment import ARMS
 from esper.lab.figures.drawing import (
     BLUE,
@@ -48,7 +48,6 @@ from esper.lab.figures.exhibit import (
     Value,
     group_rows,
     read_numbers,
-    read_texts,
     run_queries,
 )
 from esper.lab.standings import describe_basis, name_instances, standings_columns, standings_rows
@@ -83,7 +82,7 @@ def _draw_learning(canvas: Canvas, rows: Sequence[Row]) -> None:
             axes.plot(read_numbers(curve, "iteration"), read_numbers(curve, "value"), label=label, **style)
     if levels := kinds.get("baseline"):
         # The axes have to hold the levels, too.
-        baselines = dict(zip(read_texts(levels, "name"), read_numbers(levels, "value"), strict=True))
+        baselines = dict(zip(group_rows(levels, "name"), read_numbers(levels, "value"), strict=True))
         axes.update_datalim([(0, value) for value in baselines.values()], updatex=False)
         axes.autoscale_view()
         draw_levels(axes, baselines)
@@ -290,20 +289,14 @@ def exhibit_evaluation(comparisons: Mapping[Split, Comparison]) -> dict[Split, d
     return exhibits
 
 
-def exhibit_configurations(comparison: Comparison) -> dict[str, Exhibit]:
-    """The first configuration against the others."""
+def exhibit_trials(comparison: Comparison, configuration: str | None = None) -> dict[str, Exhibit]:
+    """The first configuration against the others, or the policies of a configuration among all arms."""
     seeds, instances = plural(comparison.seeds, "training seed"), name_instances(comparison.instances)
-    players = f"all configurations, {seeds} each, on the same {instances}"
-    return _exhibit_comparison("configurations", players, _TRIALS, comparison)
-
-
-def exhibit_arms(comparison: Comparison, configuration: str) -> dict[str, Exhibit]:
-    """Policies of a configuration among all arms."""
-    players = (
-        f"the policies of {configuration} ({plural(comparison.seeds, 'training seed')}) and all other arms on the same "
-        f"{name_instances(comparison.instances)}"
-    )
-    return _exhibit_comparison("arms", players, _TRIALS, comparison)
+    if configuration is None:
+        name, who = "configurations", f"all configurations, {seeds} each,"
+    else:
+        name, who = "arms", f"the policies of {configuration} ({seeds}) and all other arms"
+    return _exhibit_comparison(name, f"{who} on the same {instances}", _TRIALS, comparison)
 
 
 def _exhibit_comparison(name: str, players: str, source: Files, comparison: Comparison) -> dict[str, Exhibit]:
@@ -394,7 +387,7 @@ def _draw_scores(canvas: Canvas, rows: Sequence[Row]) -> None:
     lows, highs = read_numbers(rows, "score_low"), read_numbers(rows, "score_high")
     axes.hlines(places, lows, highs, color=shades, linewidth=1.6)
     axes.scatter(values, places, color=shades, s=14, zorder=3)
-    name_rows(axes, read_texts(rows, "name"))
+    name_rows(axes, [str(row["name"]) for row in rows])
     for place, value in enumerate(values):
         axes.annotate(score(value), (1.02, place), xycoords=axes.get_yaxis_transform(), va="center", fontsize=6.5)
     axes.set_xlabel("score")
