@@ -23,7 +23,7 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
     "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
-    "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.01),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01),
 }
 
 
