@@ -722,7 +722,7 @@ SMALLER = (
 @scenario
 def train(quick: bool, folder: Path) -> Tree:
     """Three iterations on the default suite, with what is promised and with twins that only wait."""
-    overrides = ["seed=3", "shards=2", "ppo.twin=true", "checkpoint_every=1", "probe_every=2"]
+    overrides = ["seed=3", "shards=2", "ppo.no_growth_baseline=true", "checkpoint_every=1", "probe_every=2"]
     if quick:
         return run_training(folder / "train", *overrides, "iterations=1", *SMALLER)
     return run_training(folder / "train", *overrides, "iterations=3", "environments=16", "probe_instances=8")

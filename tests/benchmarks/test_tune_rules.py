@@ -11,7 +11,7 @@ import pytest
 from benchmarks.tune_rules import TuningResult, tune
 from esper.control.rules import HeuristicSettings, Periodic, PeriodicSettings
 from esper.errors import ConfigError
-from esper.lab import arms
+from esper.lab import experiment
 from esper.lab.experiment import FIRST_ROUND
 from esper.lifecycle.rules import Rules
 from esper.tasks.instance import Instance
@@ -83,7 +83,7 @@ def test_the_best_of_all_candidates_wins_where_luck_plays_no_part(monkeypatch: p
         seen.extend(quality(each._settings) for each in controllers)
         return play(workers, controllers, *more)
 
-    monkeypatch.setattr(arms, "evaluate_controllers", watched)
+    monkeypatch.setattr(experiment, "evaluate_controllers", watched)
     tuned = search("periodic", 100)
     assert isinstance(tuned.settings, PeriodicSettings)
     assert len(set(seen)) > 10
@@ -93,7 +93,7 @@ def test_the_best_of_all_candidates_wins_where_luck_plays_no_part(monkeypatch: p
 
 def test_more_search_finds_better_settings_through_luck(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what settings are worth, not by the score that they were chosen for, which rises with any search."""
-    monkeypatch.setattr(arms, "evaluate_controllers", planted(1.0))
+    monkeypatch.setattr(experiment, "evaluate_controllers", planted(1.0))
     worth = [
         np.mean([quality(search("periodic", candidates, seed).settings) for seed in range(20)])
         for candidates in (1, 10, 100)
