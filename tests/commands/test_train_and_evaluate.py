@@ -313,10 +313,6 @@ def test_a_controller_plays_the_families_and_instances_that_are_asked_for(capsys
         (["RUN", "--seed", "0"], "--seed cannot be combined with a run"),
         (["--controller", "look", "--suite", "short", "--transfer", "3"], "--transfer needs a run"),
         (["--controller", "lok", "--suite", "short"], "no controller 'lok'; did you mean 'look'?"),
-        (
-            ["--controller", "esper", "--suite", "short"],
-            "policy 'esper' was removed in version 0.3: use the default rule 'look'",
-        ),
         (["--controller", "look", "--suite", "shor"], "no suite is called 'shor'; did you mean 'short'?"),
         (["--controller", "look", "--suite", "short", "--instances", "1"], "give at least 2"),
         (["--controller", "look", "--suite", "short", "--seed", "-1"], "seed"),

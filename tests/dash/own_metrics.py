@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import esper
 from esper import Decision
 from factories import RINGS, Loop, make_data, validate
 
@@ -52,7 +53,7 @@ KINDS = {
     "loss": Kind("loss", {"evaluate": loss_alone}, lambda decision: decision.loss),
     "mae": Kind(
         "mae",
-        {"evaluate": with_mae, "metric": "mae", "higher_is_better": False},
+        {"evaluate": esper.Metric(with_mae, "mae", higher_is_better=False)},
         lambda decision: decision.value,
     ),
 }
