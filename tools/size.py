@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "esper"
 
 ROOMS: dict[tuple[str, ...], int] = {
     ("growth",): 6_900,
-    ("grower",): 5_300,
+    ("grower",): 5_280,
     ("engine", "lifecycle", "control"): 5_200,
     ("population",): 3_700,
     ("rl", "train"): 5_300,
@@ -26,13 +26,13 @@ ROOMS: dict[tuple[str, ...], int] = {
     ("runs", "dash"): 3_850,
     ("lab",): 4_500,
     ("ladders",): 1_750,
-    ("commands", "cli.py", "integrations"): 1_850,
+    ("commands", "cli.py", "integrations"): 1_800,
 }
 """Budgets in lines, by folders and files of `src/esper`; what stands in none of them is the ground."""
 GROUND = 2_450
 LINES = 43_700
-MEGABYTES = 2.00
-TEST_LINES = 58_600
+MEGABYTES = 1.99
+TEST_LINES = 58_550
 WORDS = 44_000
 GENERATED = ("docs/architecture/rooms.md", "docs/gallery/*.md", "docs/reference/events.md")
 
