@@ -167,8 +167,8 @@ def test_a_growing_model_is_not_traced(trace: Callable[[nn.Module, Path], object
     model = growing()
     model.slots["0"].germinate("mlp", alpha=1.0)
     model(INPUTS)
-    # The strict tracer makes an error of its own of it.
-    with pytest.raises(Exception, match="cannot be exported or traced"):
+    # The strict tracer makes an error of its own of it, or of the hooks that run uncompiled.
+    with pytest.raises(Exception, match=r"cannot be exported or traced|torch\.compiler\.disable"):
         trace(model if part == "model" else model.host, tmp_path)
     trace(model.finalize(), tmp_path)
 
