@@ -126,7 +126,7 @@ def test_a_start_that_is_none_leaves_no_run_behind(
     origin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", "esper"]) == 2
-    assert "policy 'esper' was removed in version 0.3: use the default rule 'look'" in capsys.readouterr().err
+    assert "no policy 'esper': give the directory of a run of `esper train`" in capsys.readouterr().err
     assert main(["train", "--run-dir", str(tmp_path / "run"), "--from", str(origin)]) == 2
     assert "has other settings" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
