@@ -50,7 +50,7 @@ class Fate(Probe):
 @pytest.mark.parametrize(("shown", "expected"), [(True, 1.0), (False, 0.0)])
 def test_value_explains_returns_that_are_announced_and_no_others(shown: bool, expected: float) -> None:
     *_, last = train(learner(QUICK), Fate(shown), 20)
-    assert last.explained_variance == pytest.approx(expected, abs=0.1)
+    assert last["explained_variance"] == pytest.approx(expected, abs=0.1)
 
 
 class Match(Probe):
