@@ -143,7 +143,8 @@ def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "wandb.json").write_text("{'step'")
     with pytest.raises(RunError, match=r"wandb\.json cannot be read: remove it"):
         open_logger("wandb", tmp_path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find_spec(name))
     assert main(["train", "--run-dir", str(tmp_path / "run"), "--logger", "wandb"]) == 2
     assert capsys.readouterr().err == f"error: the logger wandb needs wandb: {find_install_command('wandb')}\n"
     assert not (tmp_path / "run").exists()
