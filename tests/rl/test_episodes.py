@@ -30,7 +30,9 @@ MLP, ATTENTION = SUITE.blueprints.index("mlp"), SUITE.blueprints.index("attentio
 def committed(running: Episodes, row: int) -> GrowingModel:
     """The network that remains, rebuilt from its own narrow host and seeds."""
     population, instance = running.population, running.instances[row]
-    model = GrowingModel(SUITE.host(instance), SUITE.sites, torch.zeros(2, *SUITE.input_shape))
+    model = GrowingModel(
+        SUITE.host(instance), dict.fromkeys(SUITE.sites, SUITE.blueprints), torch.zeros(2, *SUITE.input_shape)
+    )
     _fill(model.host, population.host.layout, population.host.values.detach()[row])
     for (slot, blueprint, blend), bank in population.banks.items():
         for place in (bank.block.owners == row).nonzero().flatten().tolist():
