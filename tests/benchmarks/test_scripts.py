@@ -44,6 +44,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py"))
 
 
+@pytest.mark.landing  # it imports what the scripts use, optional libraries too
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_what_a_script_imports_is_there(path: Path) -> None:
     imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]

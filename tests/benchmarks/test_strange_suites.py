@@ -96,6 +96,7 @@ def test_what_a_suite_does_not_have_is_refused(suite: Suite, instances: list[Ins
         suite.data(foreign, "train")
 
 
+@pytest.mark.landing
 def test_every_module_of_the_menu_grows(
     suite: Suite, instances: list[Instance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +196,7 @@ def score_linear(features: Floats, labels: Ints) -> float:
     return float((inputs[half:] @ weights).argmax(1).__eq__(labels[half:]).mean())
 
 
+@pytest.mark.landing
 def test_a_linear_map_is_enough_where_nothing_is_to_be_gained_and_not_elsewhere(strange: ModuleType) -> None:
     rng = np.random.default_rng(0)
     relations = {name: sample(4000, rng) for name, sample in strange.RelationsSuite.samplers.items()}

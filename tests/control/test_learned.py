@@ -135,6 +135,7 @@ def test_a_policy_of_other_settings_is_refused(loss: str, saved: tuple[Policy, d
         restore_policy(tensors, settings, None, OPEN)
 
 
+@pytest.mark.landing
 def test_weights_and_counters_out_of_their_range_are_refused_by_name(
     saved: tuple[Policy, dict[str, torch.Tensor]],
 ) -> None:
