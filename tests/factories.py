@@ -1,7 +1,5 @@
 """What tests grow: hosts and models by name, data, seeds and fossils, and a training loop."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

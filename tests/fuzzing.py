@@ -1,7 +1,5 @@
 """Mutations of valid files, and a watch over what reading them does."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import random

@@ -1,7 +1,5 @@
 """What the tests marked `gpu` share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

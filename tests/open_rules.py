@@ -1,7 +1,5 @@
 """The lifecycle with every choice open, which most tests of it want, and benchmarks of what has to work anyway."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from esper.lifecycle.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS, Curve, Op

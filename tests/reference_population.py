@@ -4,8 +4,6 @@ Tests hold the fast population to this one, and benchmarks measure it beside the
 decisions and nothing else: hosts have their true widths, seeds are modules in slots, attribution is separate passes.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack

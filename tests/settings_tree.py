@@ -1,7 +1,5 @@
 """All settings of the package as a tree: its classes, its leaves, and for every leaf another value that it may have."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

@@ -1,7 +1,5 @@
 """What users give by mistake, and whether a function refuses it with a sentence."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math

@@ -1,7 +1,5 @@
 """What defects of an earlier system were made of is nowhere in the code."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

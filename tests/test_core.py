@@ -1,7 +1,5 @@
 """Growing a model of one's own needs the core alone; whatever needs an extra says in one sentence which."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the pages name exists: commands, their options, settings, files, and the tests that show something."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

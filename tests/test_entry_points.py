@@ -1,7 +1,5 @@
 """A value means the same wherever it is taken and is refused with a sentence elsewhere, as docs/settings.md says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Whoever lacks an optional part is told in one sentence how to install it, from where this Esper came."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Digits for hosts of a hundred narrow layers, with a slot behind each, half of which hold a fossil from the start."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Every defect that `tools/mutations.py` puts back can still be put back; the tool itself runs the tests."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 from pathlib import Path

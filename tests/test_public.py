@@ -1,7 +1,5 @@
 """What is public can be imported and teaches itself, and its types are in the wheel."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

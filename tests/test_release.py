@@ -1,7 +1,5 @@
 """A release is of a new version, dates the changelog, and is no release if its wheel lacks anything."""
 
-from __future__ import annotations
-
 import datetime as dt
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Versions that compute the same are equal; where one bit differs, it is named."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

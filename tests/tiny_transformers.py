@@ -1,7 +1,5 @@
 """Hugging Face's models, tiny, from their configurations; tests that ask for them are skipped without the library."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The experiments on language models that grow deeper, made small: minutes, and the direction alone."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The benchmark of foreign models: every model can be grown, the halves are apart, and results are compared rightly."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The experiments on ladders: the page has the tables that the stored results give."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Benchmarks and examples, which take too long to be run by tests, at least find in Esper what they import."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The suites for reporting alone: what their classes mean, what is linear in them, and what grows there."""
 
-from __future__ import annotations
-
 import importlib
 from collections import deque
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The benchmark of training counts decisions, and shares out the time that it saw."""
 
-from __future__ import annotations
-
 import cProfile
 import json
 import sys

@@ -1,7 +1,5 @@
 """Tuning stays in its budget, is reproducible, and prefers what earns more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

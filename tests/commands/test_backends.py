@@ -1,7 +1,5 @@
 """`esper train --backend ray` leaves the run that `--backend local` leaves, and mistakes are one sentence."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The doctor finds what is wrong, says what to do about it, and is content with a sound machine."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

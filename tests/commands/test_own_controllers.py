@@ -1,7 +1,5 @@
 """A controller in a file plays wherever controllers are named: it is benchmarked like those that come with Esper."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every command that takes long reports how much of its work is done, of how much."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

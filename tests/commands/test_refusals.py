@@ -1,7 +1,5 @@
 """What commands say of arguments that cannot be what was meant, before anything is computed."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`esper report` writes a page, and with --out what a paper needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

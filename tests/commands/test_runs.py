@@ -1,7 +1,5 @@
 """`esper runs` from the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`esper train`, `esper evaluate` and `esper report` from the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Whatever a configuration holds, loading it gives settings or a ConfigError."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections import Counter

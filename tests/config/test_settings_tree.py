@@ -1,7 +1,5 @@
 """There is one set of defaults, and whatever changes a setting changes that one alone."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Sequence

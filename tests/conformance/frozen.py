@@ -1,7 +1,5 @@
 """Hosts that stay as they are while something grows on them, and blueprints that are made for their layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from conformance import pretrained, sequences, vision

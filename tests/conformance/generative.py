@@ -1,7 +1,5 @@
 """Networks whose owner has but a loss: regressions, autoencoders, diffusion, flows, contrasts."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A kind of model as users have them: a network, where it may grow, minibatches, and what it is to learn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

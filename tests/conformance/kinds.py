@@ -1,7 +1,5 @@
 """All kinds of models, and what is known not to work with them."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 

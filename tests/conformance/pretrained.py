@@ -1,7 +1,5 @@
 """Hugging Face's models, made from their configurations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

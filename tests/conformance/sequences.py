@@ -1,7 +1,5 @@
 """Networks of sequences, sets and graphs."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 

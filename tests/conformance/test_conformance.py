@@ -1,7 +1,5 @@
 """Whatever users attach: every kind of model in every check is either right, or refused with a sentence."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator, Mapping

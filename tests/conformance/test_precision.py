@@ -1,7 +1,5 @@
 """Loops in bfloat16, and loops that accumulate gradients: growth decides, measures and plants as in a plain one."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Every kind of model in other people's trainers: each step and decision is that of a plain loop."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path

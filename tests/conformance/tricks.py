@@ -1,7 +1,5 @@
 """Networks and loops that do something unusual, as many do."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 

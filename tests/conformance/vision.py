@@ -1,7 +1,5 @@
 """Networks of images and of fixed vectors."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

@@ -1,7 +1,5 @@
 """Networks in situations of a test's choosing, and what controllers see and may do there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace

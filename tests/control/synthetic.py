@@ -1,7 +1,5 @@
 """Random observations and legality for tests of policies."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

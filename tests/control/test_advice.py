@@ -1,7 +1,5 @@
 """What a rule advises is seen, is what an untrained policy does, and is heeded as much as was learned."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A policy as controller: greedy or sampled, what it decides for a network does not depend on the others."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

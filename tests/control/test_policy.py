@@ -1,7 +1,5 @@
 """The recurrent policy: acting and evaluating agree, and nothing depends on what it should not."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Hand-written controllers: always legal, as shrewd as they claim; recorded actions come back as far as legal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs of a model in its owner's loop, one for each kind of thing that growth may be about."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run store with believable events of many networks, written at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the dashboard's server answers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Whatever a request says in any header or parameter is answered, refused or not found: nothing breaks the server."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

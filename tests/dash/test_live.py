@@ -1,7 +1,5 @@
 """Watching a run: what the panel and the lines say, at 80 and 120 columns."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import sqlite3

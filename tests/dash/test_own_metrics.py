@@ -1,7 +1,5 @@
 """Whatever a run of one's own model is about, every view of it names that and shows its own numbers."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

@@ -1,7 +1,5 @@
 """No command is silent for more than 20 seconds where there is no terminal, and says how much is left."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Finding runs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who may ask, and what every answer says to browsers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The site's pages link to what is there, its reference leaves nothing out, and faults of a built site are found."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath

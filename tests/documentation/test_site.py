@@ -1,7 +1,5 @@
 """The built site in a real browser: pages of a length that can be read, code that is not cut off, and search."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import subprocess

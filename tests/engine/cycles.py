@@ -1,7 +1,5 @@
 """Growth engines over both backends, each with the training in between: what is tested of one holds for both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

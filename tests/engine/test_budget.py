@@ -1,7 +1,5 @@
 """Caps on growth: what they count, and that masks never let anybody exceed them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The growth engine: the same calls do the same over both backends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Detectors of trouble: each fires when it must, and only then."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

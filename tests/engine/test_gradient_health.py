@@ -1,7 +1,5 @@
 """Gate G2: seeds whose gradients vanish or explode beside the host's do not pass it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

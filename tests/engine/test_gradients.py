@@ -1,7 +1,5 @@
 """Health of seeds' gradients: what vanishes and explodes, beside what already counts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 

@@ -1,7 +1,5 @@
 """The record of an episode: what is remembered, for how long, and what a restart forgets."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

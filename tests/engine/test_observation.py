@@ -1,7 +1,5 @@
 """Features are what they say, within their ranges; masks as tensors say what the lifecycle's masks say."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The record of what is promised: when it is taken, how old it is, and what of it controllers see."""
 
-from __future__ import annotations
-
 import json
 from typing import Literal
 

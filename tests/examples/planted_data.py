@@ -1,7 +1,5 @@
 """Small data sets in the true formats of the large ones."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import struct

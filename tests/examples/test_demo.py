@@ -1,7 +1,5 @@
 """`make demo`: what it runs exists, and it ends in time, with a picture and two reports."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

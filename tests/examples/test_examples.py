@@ -1,7 +1,5 @@
 """The examples run, grow something, and end with both scores."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """Every block of code of the pages runs, one after the other, as a reader would type them, given what they speak of."""
 
-from __future__ import annotations
-
 import re
 from itertools import zip_longest
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The notebooks run from top to bottom, and are shown with what they printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

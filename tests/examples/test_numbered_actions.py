@@ -1,7 +1,5 @@
 """One number instead of eight choices is complete and exact, and stable_baselines3 learns with it."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The code of the start page and of every how-to page runs as it stands, from top to bottom."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The picture of a growing network: redrawn on a terminal, printed with each change elsewhere."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

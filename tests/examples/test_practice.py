@@ -1,7 +1,5 @@
 """`examples/grow.py` and `look.py`: what they print, and what they leave."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Hosts and data of the examples: hosts read their tasks, data are whole and split for good, or a sentence helps."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import threading

@@ -1,7 +1,5 @@
 """Many ways for training to go wrong, and what a grower makes of them."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

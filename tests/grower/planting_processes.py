@@ -1,7 +1,5 @@
 """Two processes with one model under DistributedDataParallel: run by `test_planting_in_processes`, one per rank."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Two processes that train one model: run by `test_distributed` as a program of its own, once per rank."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Whatever a grower is given that it cannot use is refused in a sentence: every argument of every public method."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A grower counts what blends cost, and a new alpha leaves a seed as it was blended."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

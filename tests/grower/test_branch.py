@@ -1,7 +1,5 @@
 """A branch trains as the model would have, touches nothing of it, and its FLOPs are counted with the others."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

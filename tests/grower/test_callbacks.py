@@ -1,7 +1,5 @@
 """Callbacks of a user's own see every turn of a grower's life, and get their state back."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

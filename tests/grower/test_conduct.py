@@ -1,7 +1,5 @@
 """Every setting of the conduct acts where one model grows as it does in a population, or is refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Growth on a frozen host: one set of data is to be learned, another must not be forgotten."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules that go by a horizon grow something within it, however short it is, and leave nothing unfinished."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

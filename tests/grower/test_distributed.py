@@ -1,7 +1,5 @@
 """Several processes that train one model keep it one model."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whatever way training goes wrong, it is told of or undone, and no seed is kept on a dead network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Means that keep their examples: what they are made of, and the errors of differences between them."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

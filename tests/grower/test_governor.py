@@ -1,7 +1,5 @@
 """The snapshot of one model, and the governor that restores it."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A grower decides on a GPU what it decides on the CPU, and goes on after it was saved on the other one."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

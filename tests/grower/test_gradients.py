@@ -1,7 +1,5 @@
 """What a grower sees of gradients is what backward passes left, whatever a loop does to them before it steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 

@@ -1,7 +1,5 @@
 """Hidden units grow under a grower as other modules do."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A grower on every kind of network, under hand-written, random and learned control."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A grower notices when the model is trained or changed behind its back; averages go through all that it does."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Seeds that a grower plants under DistributedDataParallel learn as in one process; planting by hand is refused."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a grower hears of training is what looking at the model finds, and nothing else is heard."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

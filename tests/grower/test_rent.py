@@ -1,7 +1,5 @@
 """What growth costs, and in which currency: a seed may be dear in parameters and cheap in FLOPs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any, Literal

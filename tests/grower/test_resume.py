@@ -1,7 +1,5 @@
 """A grower goes on where it was saved, bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import io
 import math

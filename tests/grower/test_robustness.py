@@ -1,7 +1,5 @@
 """What a grower does when a seed cannot be made, and what it must not do to a device."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """A grower's own run: what it keeps equals what `step` returned, through every way to stop and go on."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math

@@ -1,7 +1,5 @@
 """One model with a grower fares as the same network in a population does: same sights, same decisions, same weights."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

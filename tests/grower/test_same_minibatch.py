@@ -1,7 +1,5 @@
 """Forks learn from the minibatch that the loss is of, or there is an error or a warning."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

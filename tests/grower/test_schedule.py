@@ -1,7 +1,5 @@
 """Learning rates by the share of a budget: their shape, and that they reach what grows."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

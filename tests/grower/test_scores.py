@@ -1,7 +1,5 @@
 """What `evaluate` may return, what is refused with a sentence, and what growth is about."""
 
-from __future__ import annotations
-
 import math
 import re
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """What training and measuring take, counted by hand; and growth that ends when its budget is spent."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import time

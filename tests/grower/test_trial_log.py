@@ -1,7 +1,5 @@
 """A grower lists all that it tried: what, when, by which figures it was judged, and what to try if nothing was kept."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

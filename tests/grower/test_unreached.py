@@ -1,7 +1,5 @@
 """A seed that no gradient reaches although the optimizer steps is warned of and not kept; no other seed is."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import warnings

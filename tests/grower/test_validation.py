@@ -1,7 +1,5 @@
 """Validation gives the figures that one would compute by hand, whatever the batches, and leaves the model as it was."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import SimpleNamespace

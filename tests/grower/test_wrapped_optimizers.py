@@ -1,7 +1,5 @@
 """Wrappers of optimizers grow as the optimizer inside does, or are refused with a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast

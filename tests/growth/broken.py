@@ -1,7 +1,5 @@
 """A blueprint that fails."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """Hosts that mask padding or cache the past, each called with whole examples or with the same ones padded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

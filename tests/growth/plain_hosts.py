@@ -1,7 +1,5 @@
 """Hosts that know torch alone, so that a process without Esper can unpickle them."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Whatever functions around growing models cannot use is refused in a sentence: every argument of each."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Errors of `esper.attach`, with advice."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import pytest

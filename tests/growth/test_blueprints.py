@@ -1,7 +1,5 @@
 """The promises that every blueprint keeps, on every layout it serves."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Language models: nothing that grows at a causal site lets a token learn of later ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A growing model may be compiled, in whole or in part: slots run uncompiled, and growth is the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 
 import pytest

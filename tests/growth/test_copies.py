@@ -1,7 +1,5 @@
 """Averages of a growing model's weights: whatever grows grows in them too, and they stay averages."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import warnings

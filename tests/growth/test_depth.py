@@ -1,7 +1,5 @@
 """Growing deeper updates configurations and caches, by their names, of models of any kind."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`export`: files that need no Esper compute what the model does, or are not there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

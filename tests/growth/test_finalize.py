@@ -1,7 +1,5 @@
 """What `finalize` returns: an ordinary module that computes what the growing model does with its fossils."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A frozen host stays what it was, to the bit, whatever grows on it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that grow on a GPU compute there what they compute on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Slots on a host: it stays itself, grows only where a seed lives, and survives copying and pickling."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

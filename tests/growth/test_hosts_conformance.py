@@ -1,7 +1,5 @@
 """What holds for every network that grows: it stays itself, learns, and survives what people do to networks."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

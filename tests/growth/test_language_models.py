@@ -1,7 +1,5 @@
 """Language models of Hugging Face's that grow deeper: caches, configurations, what their library saves and loads."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Blueprints that are made for a layer: low-rank updates of its weight, and copies of a block."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Where a model would grow, and by what: against seeds that are really planted, and where the answer is known."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

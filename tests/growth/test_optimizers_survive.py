@@ -1,7 +1,5 @@
 """Optimizers and schedulers go on as if nothing had happened when a model grows and shrinks under them."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

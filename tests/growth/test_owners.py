@@ -1,7 +1,5 @@
 """Whatever would let seeds grow in vain is refused in a sentence: foreign optimizers, lost hooks, shards, traces."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import shutil

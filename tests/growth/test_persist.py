@@ -1,7 +1,5 @@
 """`save` and `load`: what grew comes back as it was, and files that lie are refused."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

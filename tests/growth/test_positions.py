@@ -1,7 +1,5 @@
 """What grows on tokens treats each position separately unless named; with masks and caches it is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from contextlib import nullcontext

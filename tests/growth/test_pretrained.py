@@ -1,7 +1,5 @@
 """`save_pretrained` never loses what grew in silence."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A probe forward finds every site's layout, and refuses what cannot carry a slot."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a module that does not exist yet could help: against plain autograd, and where the answer is known."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Every blend of every blueprint, on every layout: its formula, its birth, its stacks and its costs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A growing model shows how its host is called, and what else the host has to offer; so do its copies."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

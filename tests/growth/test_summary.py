@@ -1,7 +1,5 @@
 """The tables of what has grown and of what could."""
 
-from __future__ import annotations
-
 import torch
 
 from esper.growth.attach import attach

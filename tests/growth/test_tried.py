@@ -1,7 +1,5 @@
 """What was tried and why reads as a sentence, and as a table."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

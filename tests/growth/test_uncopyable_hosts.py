@@ -1,7 +1,5 @@
 """Hosts that torch's deepcopy refuses: what can be copied all the same is, and the rest is one sentence."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

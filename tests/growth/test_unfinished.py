@@ -1,7 +1,5 @@
 """What `finalize` does with seeds that are neither fossilized nor pruned, in all ways in which they may live."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

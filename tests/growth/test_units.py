@@ -1,7 +1,5 @@
 """New hidden units between two layers of a host: a parallel path that becomes part of the layers."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

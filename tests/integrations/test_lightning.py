@@ -1,7 +1,5 @@
 """Growth under Lightning's Trainer."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

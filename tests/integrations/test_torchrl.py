@@ -1,7 +1,5 @@
 """TorchRL wraps growth as it is, with eight choices or with one, and learns on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Growth under Hugging Face's Trainer."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -1,7 +1,5 @@
 """Comparisons of a policy and other arms, as tests need them."""
 
-from __future__ import annotations
-
 from esper.lab.analysis import Claim, Comparison, Verdict
 from esper.train.results import ArmRecord, Bounds
 

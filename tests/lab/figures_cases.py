@@ -1,7 +1,5 @@
 """Run stores with planted events, as figures and reports need them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

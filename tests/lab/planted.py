@@ -1,7 +1,5 @@
 """Iterations and results with planted figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from esper.lifecycle.actions import Head

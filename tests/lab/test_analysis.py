@@ -4,8 +4,6 @@ docs/experiments.md states the rates that these simulations give;
 `pytest -n 0 -m "slow or not slow" -rP -k rate tests/lab/test_analysis.py` prints them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

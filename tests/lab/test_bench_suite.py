@@ -1,7 +1,5 @@
 """The context-oracle gap, on planted scores, and the fixed schedules that compete for it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

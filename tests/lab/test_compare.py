@@ -1,7 +1,5 @@
 """Comparisons of ways to train: trials share instances, take turns, and are resumable; all outputs agree."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A comparison claims a difference where one was planted, and none where none was."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What kept seeds earned: measured on the committed networks, stored with the behaviour, and summed up."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An evaluation plays everyone on the same new instances, and its file has the measurements."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

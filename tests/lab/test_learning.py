@@ -1,7 +1,5 @@
 """Training by the default settings makes a controller better than it was when it began."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The comparison is of one policy, several runs together, or ways of training; a c
 difference that is not shown are planted in each. The dashboard shows single runs; several runs together have no JSON.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -4,8 +4,6 @@ The SQL is taken from where readers find it, run by SQLite alone, and compared w
 was given, exactly.
 """
 
-from __future__ import annotations
-
 import html
 import math
 import re

@@ -1,7 +1,5 @@
 """Arms in words that claim no more than the figures do, in a table that fits a terminal, and as records."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A sweep is an Optuna study whose trials are runs, ranked on the same instances, and it continues from its file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

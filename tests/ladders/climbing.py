@@ -1,7 +1,5 @@
 """A ladder that kills its own process: ``python climbing.py FOLDER STEP``; at a step below 0 it goes on to its end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A small decoder, its tokens, and a step of its training, for ladders."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

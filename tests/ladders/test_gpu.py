@@ -1,7 +1,5 @@
 """A ladder on a GPU has the rungs of one on the CPU, and goes on there once it was killed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Models of several sizes from one training: what they are, what they cost, and that a ladder goes on once killed."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """What a ladder will do and cost, known before it trains."""
 
-from __future__ import annotations
-
 import threading
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Which blocks of a model may be copied, and how it grows deeper in place."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

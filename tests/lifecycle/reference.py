@@ -3,8 +3,6 @@
 Written from the rules, slow and obvious. The vectorised lifecycle must agree with it in everything.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

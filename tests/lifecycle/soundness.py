@@ -1,7 +1,5 @@
 """What is true of every table and of every step, whatever the actions were."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rule sets, random evidence and random legal actions for the lifecycle's tests."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from itertools import product
 

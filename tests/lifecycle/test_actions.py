@@ -1,7 +1,5 @@
 """The factored action and its builder; a number per head, given together or one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pydantic import ValidationError

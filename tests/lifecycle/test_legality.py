@@ -1,7 +1,5 @@
 """Illegal actions are refused with a reason, or made legal; masks never let one be sampled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 Slots influence each other only by sharing one action per step, so one slot's states are all there is to see.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from functools import cache
 

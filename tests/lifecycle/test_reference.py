@@ -1,7 +1,5 @@
 """The vectorised lifecycle against the plain one in `reference`."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The lifecycle's settings."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Alpha's way in closed form."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

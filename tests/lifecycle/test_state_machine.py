@@ -1,7 +1,5 @@
 """Hypothesis plays long legal games on a small population, and keeps its own record of what must hold."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st

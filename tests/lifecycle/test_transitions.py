@@ -1,7 +1,5 @@
 """The life of seeds, step by step."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import numpy as np

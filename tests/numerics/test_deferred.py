@@ -1,7 +1,5 @@
 """Results that are fetched together cost one wait, and each means what it means alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

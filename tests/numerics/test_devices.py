@@ -1,7 +1,5 @@
 """A process that computes on a GPU sets it up once: as its current device, and for the same bits every time."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

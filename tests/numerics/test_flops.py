@@ -1,7 +1,5 @@
 """FLOPs against counts by hand."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Keys of random streams: equal ones give equal draws, and every stream is told apart from all others but one."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The slow, obvious health of gradients: from the ``grad`` of single modules, to which `HealthTable` is held."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

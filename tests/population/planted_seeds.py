@@ -1,7 +1,5 @@
 """Trained networks that have a useful, a useless and a harmful seed each."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

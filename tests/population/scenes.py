@@ -1,7 +1,5 @@
 """Small populations on the token suite, in float64, that tests share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 

@@ -1,7 +1,5 @@
 """Forward passes in bfloat16, with parameters, optimizers, losses and promises in float32."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Blends are real in populations: they compute, learn and cost what they do in single models, and differ."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
 

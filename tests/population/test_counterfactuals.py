@@ -1,7 +1,5 @@
 """Leave-one-out measurements: the fused pass equals separate passes, whatever the host."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

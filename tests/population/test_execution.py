@@ -1,7 +1,5 @@
 """Four ways to run networks: each does what torch does with one network after the other."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace

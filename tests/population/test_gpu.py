@@ -1,7 +1,5 @@
 """Populations compute on a GPU what they compute on the CPU."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

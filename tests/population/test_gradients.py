@@ -1,7 +1,5 @@
 """Health of seeds' gradients in populations, held to the gradients of separate modules."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hidden units in populations: between two layers of many hosts they grow as in each host alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What happens to a network follows from its own seed and actions: not from E, and not from its neighbours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

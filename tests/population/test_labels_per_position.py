@@ -1,7 +1,5 @@
 """Networks that have a label at every position, as language models: what a loop over single ones does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

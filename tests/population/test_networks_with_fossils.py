@@ -1,7 +1,5 @@
 """A network that starts with fossils is trained as a plain network of that shape would be, from scratch."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

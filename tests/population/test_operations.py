@@ -4,8 +4,6 @@ The counts do not depend on how many networks there are, only on which kinds of 
 the suite in all slots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import cast
 

@@ -1,7 +1,5 @@
 """Row-wise optimizers equal their torch.optim namesakes on every row, whenever the row began to learn."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Rows: values, buffers and optimizer state are born, kept and die together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A minibatch too large for the memory there is, computed in parts whose gradients are added up."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Parameters, optimizer state and the lifecycle's table are one thing: after every call, successful or failed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

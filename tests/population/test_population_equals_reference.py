@@ -1,7 +1,5 @@
 """The stacked population does what a plain loop over separate modules with torch.optim does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Promise in populations: what `model.look` says of each network alone, and nothing that a neighbour could change."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Isolation `select_isolated`: a seed in TRAINING learns, and nobody else notices."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

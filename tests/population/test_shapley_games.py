@@ -1,7 +1,5 @@
 """Shapley values and interactions of games with known answers, and their axioms on random ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import chain, combinations, permutations
 from math import factorial

@@ -1,7 +1,5 @@
 """What the seeds of one attached model earn, by its user's own measure."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What seeds earn in a population: equal to networks with seeds switched off by hand, and right about planted ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

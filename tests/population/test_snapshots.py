@@ -1,7 +1,5 @@
 """A rollback of a row: what it restores, what it prunes, and that nobody else notices."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Choosing between the stacked program and the loop."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

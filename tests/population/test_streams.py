@@ -1,7 +1,5 @@
 """Training streams: each network sees its own data in its own order, in whole epochs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A call that fails halfway, wherever that is, leaves every tensor and table as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields

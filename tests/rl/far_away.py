@@ -8,8 +8,6 @@ It is built on what torch documents for extending it (`__torch_function__`, `__t
 `TorchDispatchMode` and `_make_wrapper_subclass` have no other than their private names.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext

@@ -1,7 +1,5 @@
 """Gymnasium environments on short episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

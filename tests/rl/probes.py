@@ -1,7 +1,5 @@
 """Tiny environments, each solvable only by a learner that has one particular ability."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Episodes on the token suite that are over soon."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

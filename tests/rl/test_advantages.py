@@ -1,7 +1,5 @@
 """Advantages by hand and against TorchRL; what does not depend on actions is taken off without a bias."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

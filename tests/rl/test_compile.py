@@ -1,7 +1,5 @@
 """A compiled update does what an eager one does, and what can be compiled of a policy is all that is."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Networks may live on any device: all of a step happens there, and the CPU waits for it at few, known places."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

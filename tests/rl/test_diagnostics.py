@@ -1,7 +1,5 @@
 """Trends over the updates that are remembered."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

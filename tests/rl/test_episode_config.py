@@ -1,7 +1,5 @@
 """Episodes with accidents, caps and early ends, and counterfactuals in turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

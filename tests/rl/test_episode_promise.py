@@ -1,7 +1,5 @@
 """What episodes show of promise: measured when it is due, on the newest training examples, and without any effect."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

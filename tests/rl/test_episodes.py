@@ -1,7 +1,5 @@
 """Episodes: rewards add up to J, J is what the committed network is worth, and restarts disturb nobody."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

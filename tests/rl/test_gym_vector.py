@@ -1,7 +1,5 @@
 """`esper/Growth-v0` as a vector environment: spaces, masks, seeds, resets."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

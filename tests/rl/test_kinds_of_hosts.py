@@ -1,7 +1,5 @@
 """Suites of one's own whose hosts drop out or normalise: episodes do not depend on how many run side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

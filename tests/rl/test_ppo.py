@@ -1,7 +1,5 @@
 """The update: exact where it must be exact, bounded where it must be bounded."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

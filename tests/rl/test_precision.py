@@ -1,7 +1,5 @@
 """An update in bfloat16 differs from one in float32 by rounding, and where it must not differ it does not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

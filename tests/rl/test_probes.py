@@ -1,7 +1,5 @@
 """Whether the learner can learn at all: one ability per probe, each with a control that lacks it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Reward modes are what their formulas say, no trick pays, and what they are made of can be worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

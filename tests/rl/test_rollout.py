@@ -1,7 +1,5 @@
 """The rollout buffer stores what happened and refuses what does not fit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What is set per head or per operation, is set one by one or all at once, by override and by file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Run stores that somebody has broken on purpose, made from a good one."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import struct

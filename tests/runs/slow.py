@@ -1,7 +1,5 @@
 """A run store that takes its time."""
 
-from __future__ import annotations
-
 from threading import Event
 
 import pytest

@@ -1,7 +1,5 @@
 """What TensorBoard, W&B and MLflow read is the run: nothing missing, nothing twice; and no tool stops training."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

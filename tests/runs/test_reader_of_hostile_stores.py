@@ -1,7 +1,5 @@
 """Stores that somebody has broken on purpose: reading one ends in rows or in one sentence, and soon."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from collections.abc import Generator

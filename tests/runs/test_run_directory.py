@@ -1,7 +1,5 @@
 """A run directory is made once and recognised later."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Generated suites: hardly anything is the same in two of them, and every feature that a policy sees varies."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

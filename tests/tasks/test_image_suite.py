@@ -1,7 +1,5 @@
 """The suite of images: its hosts have three to five stages, and its problems are what they are said to be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The suite of language models: what its languages are, and that no host reads what is still to come."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A narrow host padded with zeros to the template's shapes is the same host, and stays so while it learns."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Suites are found by name: Esper's own, and those that files register."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

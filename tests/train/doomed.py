@@ -4,8 +4,6 @@
 a process for each request, a line of JSON on stdin, answering with its exit status; so a kill costs no import of torch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

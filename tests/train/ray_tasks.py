@@ -1,7 +1,5 @@
 """Tasks for Ray's workers; its processes have to find them by import."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

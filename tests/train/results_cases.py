@@ -1,7 +1,5 @@
 """Results with planted scores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

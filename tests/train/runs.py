@@ -1,7 +1,5 @@
 """Training runs so small that a test can afford them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What an evaluation has played is found again, exactly, and nothing else is taken for it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The events of a rollout are what happened in it: nothing more, nothing less, and the same however it is split."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a user sees when the machine fails, and that a run goes on from there as if it had not."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

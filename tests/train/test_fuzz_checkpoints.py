@@ -1,7 +1,5 @@
 """Whatever lies in a checkpoint's files, loading it gives a checkpoint or a CheckpointError."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

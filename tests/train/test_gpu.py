@@ -1,7 +1,5 @@
 """Runs on a GPU: they repeat themselves, and go on on the CPU."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from functools import partial

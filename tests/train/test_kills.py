@@ -1,7 +1,5 @@
 """A process that is killed at any moment loses nothing: the next one ends exactly where it would have ended."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Training on several suites at once, and from a policy that others trained."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

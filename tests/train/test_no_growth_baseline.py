@@ -1,7 +1,5 @@
 """Twins wait beside the networks of their groups and disturb nobody."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rewards of a run: one that a user's file registers is known to whatever reads the run, and mixes are told apart."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

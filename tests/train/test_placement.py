@@ -1,7 +1,5 @@
 """A run sets where its networks are computed, and workers check whether that is possible."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

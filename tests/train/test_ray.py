@@ -1,7 +1,5 @@
 """Ray's workers give what local ones do, whoever dies on the way."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Networks that blow up while a controller is learned: training goes on, and the run records them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A run directory may come from a stranger: reading it runs nothing, follows no link out of it and fills no memory."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

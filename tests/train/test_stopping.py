@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM end a run at once, with a checkpoint of its last whole iteration, and nothing changes by them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

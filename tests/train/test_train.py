@@ -1,7 +1,5 @@
 """A run goes on exactly where it stopped, however it stopped."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal

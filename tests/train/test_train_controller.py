@@ -1,7 +1,5 @@
 """`esper.train_controller` trains in a directory, goes on there with the same settings, and with no others."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path

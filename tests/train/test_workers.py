@@ -1,7 +1,5 @@
 """Workers return the tasks' results in order, leave Ctrl-C to the process they serve, and end with it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

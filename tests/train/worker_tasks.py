@@ -1,7 +1,5 @@
 """Tasks for workers; a process that is spawned has to find them by import."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Policies that plant, for tests of what follows from a policy: a short training learns to do nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """All arms play the experiment's instances; what follows from a policy uses its shapes, its actions and its budget."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

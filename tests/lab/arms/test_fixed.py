@@ -1,7 +1,5 @@
 """Networks of fixed shape: the bare one is the arm that never grows, and longer training goes on in the same order."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import asdict
 

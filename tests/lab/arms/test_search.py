@@ -1,7 +1,5 @@
 """What a search over static networks needs to equal a controller."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Drawings for pages: whatever the text and the numbers, they are drawn, and text comes back as text."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser

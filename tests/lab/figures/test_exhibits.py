@@ -1,7 +1,5 @@
 """Every figure and table shows what its query gives, or the reason why there is nothing to show."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

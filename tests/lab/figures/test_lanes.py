@@ -1,7 +1,5 @@
 """Lanes: a slot's stages as spans, and what they look like."""
 
-from __future__ import annotations
-
 import matplotlib as mpl
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,7 +1,5 @@
 """The page of a comparison stands alone and shows every arm in figures and in both plots."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html import unescape

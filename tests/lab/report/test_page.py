@@ -1,7 +1,5 @@
 """The page stands alone, shows what the files hold, and lets no text become markup."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html.parser import HTMLParser

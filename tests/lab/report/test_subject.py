@@ -1,7 +1,5 @@
 """A report is about a training run, a grown model or a comparison, and about nothing else."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil
